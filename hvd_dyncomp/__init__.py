@@ -1,0 +1,47 @@
+"""Dynamic gradient compression for stock Horovod.
+
+    optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
+
+See `DynamicQuantizer` (the compressor), `Controller` (which level, on all workers at once) and the policies
+`StepFunction`, `Static` and `Schedule`.
+"""
+
+import warnings
+
+from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
+from hvd_dyncomp.levels import LEVELS
+from hvd_dyncomp.meter import Meter, Traffic
+from hvd_dyncomp.policies import Decision, Policy, Record, Schedule, Static, StepFunction
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LEVELS",
+    "Controller",
+    "ControllerError",
+    "Decision",
+    "DynamicQuantizer",
+    "LockstepError",
+    "Meter",
+    "Policy",
+    "Record",
+    "Schedule",
+    "Static",
+    "StepFunction",
+    "Traffic",
+]
+
+# Policies, codec and kernels are of use without Horovod (analysis, tests); the two classes that exchange are not.
+_horovod_missing = ""
+try:
+    from hvd_dyncomp.controller import Controller
+    from hvd_dyncomp.quantizer import DynamicQuantizer
+except HorovodMissing as _error:
+    _horovod_missing = str(_error)
+    warnings.warn(_horovod_missing, stacklevel=2)
+
+
+def __getattr__(name: str):
+    if _horovod_missing and name in ("Controller", "DynamicQuantizer"):
+        raise ImportError(_horovod_missing)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,128 @@
+"""Buckets: which parameter's gradient travels where. Built once, the same on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from hvd_dyncomp.codec import checksum, shard_bounds
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter's place: values `start` to `start + numel` of bucket `bucket`."""
+
+    name: str
+    shape: tuple[int, ...]
+    bucket: int
+    start: int
+    numel: int
+
+    @property
+    def range(self) -> slice:
+        return slice(self.start, self.start + self.numel)
+
+
+class Residuals(NamedTuple):
+    """What the two quantizations of a bucket have yet to deliver.
+
+    Attributes:
+        own: (blocks * block_size,) float32, of this rank's gradient.
+        shard: (values of this rank's shard,) float32, of the sum over ranks.
+    """
+
+    own: torch.Tensor
+    shard: torch.Tensor
+
+
+class Bucket:
+    """Parameters that travel in one exchange, with what error feedback carries from step to step.
+
+    Attributes:
+        name: unique among the buckets of all optimizers of a process; part of the collectives' names.
+        slots: its parameters, in order.
+        blocks: number of blocks; the last is padded with zeros.
+        bounds: first block of each rank's shard, and the end.
+        plan: checksum over everything that the ranks must agree about.
+        residuals: what error feedback carries; None without it.
+        carries: whether the residuals may be non-zero.
+    """
+
+    def __init__(
+        self,
+        slots: list[Slot],
+        *,
+        block_size: int,
+        rank: int,
+        world_size: int,
+        error_feedback: bool,
+        device: torch.device,
+    ) -> None:
+        self.name = slots[0].name
+        self.slots = slots
+        self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
+        values = slots[-1].start + slots[-1].numel
+        self.values = values
+        self.blocks = -(-values // block_size)
+        self.bounds = shard_bounds(self.blocks, world_size)
+        content = [(slot.name, slot.shape) for slot in slots]
+        self.plan = checksum(f"{content} block_size={block_size} world_size={world_size}")
+        self.residuals: Residuals | None = None
+        self.carries = False
+        if error_feedback:
+            own_values = self.own_range.stop - self.own_range.start
+            self.residuals = Residuals(
+                torch.zeros(self.blocks * block_size, device=device), torch.zeros(own_values, device=device)
+            )
+
+    @property
+    def own_range(self) -> slice:
+        """The values of this rank's shard."""
+        return slice(self.bounds[self.rank] * self.block_size, self.bounds[self.rank + 1] * self.block_size)
+
+    def release_residuals(self) -> None:
+        """Gathers all that is undelivered in `residuals.own`, from where `take_residual` hands it out."""
+        if self.residuals is not None:
+            # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
+            self.residuals.own[self.own_range] += self.residuals.shard
+            self.residuals.shard.zero_()
+
+    def take_residual(self, slot: Slot) -> torch.Tensor | None:
+        """The residual of one parameter, of its shape, which is then zero here; None if there is none."""
+        if self.residuals is None or not self.carries:
+            return None
+        taken = self.residuals.own[slot.range].clone().view(slot.shape)
+        self.residuals.own[slot.range] = 0
+        return taken
+
+
+def make_buckets(
+    parameters: list[tuple[str, torch.Tensor]], *, min_numel: int, bucket_bytes: int, **common
+) -> tuple[list[Bucket], dict[str, Slot]]:
+    """Fills buckets with parameters, last parameter first: backward produces gradients roughly in that order.
+
+    Parameters of fewer than `min_numel` values, and complex ones, stay out. A bucket ends when another parameter would
+    take it over `bucket_bytes` bytes of float32, or when the device changes; a parameter is never divided.
+
+    Args:
+        parameters: (unique name, parameter), in the same order on every rank.
+        common: passed to every `Bucket`.
+
+    Returns:
+        The buckets, and the slots by name.
+    """
+    groups: list[tuple[torch.device, list[Slot]]] = []
+    for name, parameter in reversed(parameters):
+        numel = parameter.numel()
+        if numel < min_numel or not parameter.is_floating_point():
+            continue
+        device, slots = groups[-1] if groups else (None, [])
+        start = slots[-1].start + slots[-1].numel if slots else 0
+        if device != parameter.device or (start + numel) * 4 > bucket_bytes:
+            slots, start = [], 0
+            groups.append((parameter.device, slots))
+        slots.append(Slot(name, tuple(parameter.shape), len(groups) - 1, start, numel))
+    buckets = [Bucket(slots, device=device, **common) for device, slots in groups]
+    return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

@@ -1,0 +1,129 @@
+"""The wire format: what a message is made of, and how a bucket is cut into shards. docs/wire_format.md mirrors this.
+
+A message is a header of 16 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
+rank s sends to every rank r one message with its version of shard r; in the gather phase rank r sends to everyone one
+message with the reduced shard r.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+
+from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.kernels import Noise, block_bytes
+
+WIRE_VERSION = 1
+
+# version, phase, bits, reserved (0), plan, step, blocks; little-endian
+_HEADER = struct.Struct("<BBBBIII")
+HEADER_BYTES = _HEADER.size
+
+
+class Phase(IntEnum):
+    """What a message is for: one half of an exchange, or the handshake of a step (a header without blocks)."""
+
+    SCATTER = 0
+    GATHER = 1
+    HANDSHAKE = 2
+
+
+class Header(NamedTuple):
+    """What sender and receiver must agree about.
+
+    Attributes:
+        version: of the wire format.
+        phase: see `Phase`.
+        bits: level of the blocks.
+        plan: checksum of the bucket's composition (names, shapes, block size, world size).
+        step: the exchange's number, modulo 2^32.
+        blocks: blocks that follow.
+    """
+
+    version: int
+    phase: int
+    bits: int
+    plan: int
+    step: int
+    blocks: int
+
+    def to_bytes(self) -> bytes:
+        return _HEADER.pack(self.version, self.phase, self.bits, 0, self.plan, self.step, self.blocks)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Header:
+        version, phase, bits, _, plan, step, blocks = _HEADER.unpack(data)
+        return cls(version, phase, bits, plan, step, blocks)
+
+
+def message_bytes(blocks: int, bits: int, block_size: int) -> int:
+    """Length of a message of `blocks` blocks."""
+    return HEADER_BYTES + blocks * block_bytes(bits, block_size)
+
+
+def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
+    """(16,) uint8."""
+    return torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8).to(device)
+
+
+def check_header(message: torch.Tensor, expected: Header, rank: int, where: str) -> None:
+    """Compares the header that begins `message` with the one expected of `rank`.
+
+    Raises:
+        LockstepError: they differ; the text names `where`, the rank and what differs.
+    """
+    if message.numel() < HEADER_BYTES:
+        raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, which is less than a header")
+    theirs = Header.from_bytes(message[:HEADER_BYTES].cpu().numpy().tobytes())
+    for field, mine, other in zip(Header._fields, expected, theirs, strict=True):
+        if mine != other:
+            raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")
+
+
+def split_messages(received: torch.Tensor, expected: list[Header], block_size: int, where: str) -> list[torch.Tensor]:
+    """Cuts what a collective delivered into one message per rank and checks every header.
+
+    Args:
+        received: (bytes,) uint8, the ranks' messages one after the other.
+        expected: what this rank expects of each rank.
+        where: for the error message.
+
+    Returns:
+        Per rank, (blocks, block_bytes(bits, block_size)) uint8 views into `received`.
+
+    Raises:
+        LockstepError: a message is not what this rank expects; the text names the rank and what differs.
+    """
+    bodies, start = [], 0
+    for rank, header in enumerate(expected):
+        length = message_bytes(header.blocks, header.bits, block_size)
+        message = received[start : start + length]
+        check_header(message, header, rank, where)
+        if message.numel() < length:
+            raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, expected {length}")
+        bodies.append(message[HEADER_BYTES:].view(header.blocks, block_bytes(header.bits, block_size)))
+        start += length
+    if start != received.numel():
+        raise LockstepError(f"{where}: {received.numel()} bytes arrived, expected {start}")
+    return bodies
+
+
+def shard_bounds(blocks: int, world_size: int) -> list[int]:
+    """First block of every rank's shard, and the end: `world_size + 1` numbers; shards differ by at most one block."""
+    return [blocks * rank // world_size for rank in range(world_size + 1)]
+
+
+def checksum(text: str) -> int:
+    """32 bits that tell two texts apart (CRC-32)."""
+    return zlib.crc32(text.encode())
+
+
+def noise_for(seed: int, rank: int, step: int, message: str, first: int = 0) -> Noise:
+    """Randomness of one message: depends on the arguments alone and touches no global generator."""
+    words = random.Random(f"{seed}/{rank}/{step}/{message}")  # strings are hashed with SHA-512: stable everywhere
+    return Noise((words.getrandbits(32), words.getrandbits(32)), first)

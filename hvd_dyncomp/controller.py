@@ -1,0 +1,207 @@
+"""`Controller`: the level that all workers share, and the one collective per epoch that moves it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from hvd_dyncomp import comm
+from hvd_dyncomp.checks import whole
+from hvd_dyncomp.errors import ControllerError, LockstepError
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
+from hvd_dyncomp.policies import Policy, Record, StepFunction
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Holds the level; `step` moves it, on every worker in the same call.
+
+    Call order in a training loop: train an epoch, validate, `controller.step(...)`, then the learning-rate schedule.
+    (A plateau that a too-high learning rate causes looks like one that compression causes: let the controller see the
+    metrics before the learning rate reacts to them.)
+
+    Args:
+        policy: decides the levels; default `StepFunction()`. Must be configured the same on all ranks.
+        on_error: when the policy fails on rank 0, "raise" the same `ControllerError` on every rank, or "hold" the
+            level with a warning.
+        nan_patience: non-finite metrics hold the level; after this many epochs of them in a row compression is
+            released to 32 bits, until they are finite again.
+
+    Attributes:
+        history: one `Record` per finished epoch, oldest first; `record.bits` is what was decided after that epoch.
+
+    Raises:
+        ValueError: an argument is out of range.
+        TypeError: `policy` is not a `Policy`.
+    """
+
+    def __init__(self, policy: Policy | None = None, *, on_error: str = "raise", nan_patience: int = 2) -> None:
+        self.policy = StepFunction() if policy is None else policy
+        if not isinstance(self.policy, Policy):
+            raise TypeError(f"policy must be a Policy such as StepFunction(), got {policy!r}")
+        if on_error not in ("raise", "hold"):
+            raise ValueError(f"on_error must be 'raise' or 'hold', got {on_error!r}")
+        self.on_error = on_error
+        self.nan_patience = whole("nan_patience", nan_patience, 1)
+        self.history: list[Record] = []
+        self._bits = self.policy.decide([]).bits
+
+    @property
+    def bits(self) -> int:
+        """The level in force, bits per value; 32 means uncompressed."""
+        return self._bits
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch in progress: one more than the last that `step` has seen."""
+        return self.history[-1].epoch + 1 if self.history else 0
+
+    def step(self, metrics: Mapping[str, float], *, epoch: int | None = None, num_samples: float = 1) -> int:
+        """Averages the metrics of an epoch over all workers and moves the level. Collective: every rank calls it.
+
+        No gradient may be in flight. An epoch that the history has already is a no-op with a warning, so that a
+        resumed run may repeat the call.
+
+        Args:
+            metrics: this worker's values, the same names on every rank.
+            epoch: number of the finished epoch; by default they are counted from 0.
+            num_samples: weight of this worker's metrics, for instance the images it validated on.
+
+        Returns:
+            The level of the next epoch, the same on every rank.
+
+        Raises:
+            ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed metrics that cannot
+                be used; the message has the cause and the rank.
+            LockstepError: the ranks called with different metrics or epochs, or disagree about level or configuration.
+        """
+        reports = comm.gather_json(self._report(metrics, epoch, num_samples), "hvd_dyncomp.controller.metrics")
+        self._check_reports(reports)
+        finished = reports[0]["epoch"]
+        if finished < self.epoch:
+            logger.warning("Controller.step: epoch %d was stepped before; nothing changes", finished)
+            return self._bits
+        answer = self._decide(finished, _weighted_means(reports)) if comm.rank_and_size()[0] == 0 else None
+        answer = comm.gather_json(answer, "hvd_dyncomp.controller.decision")[0]
+        if "error" in answer:
+            raise ControllerError(answer["error"])
+        record = Record(**answer)
+        self.history.append(record)
+        self._bits = record.bits
+        self._check_lockstep()
+        return self._bits
+
+    def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
+        """What this rank tells the others. Never raises: a rank that raised here would leave them waiting."""
+        try:
+            finished = self.epoch if epoch is None else whole("epoch", epoch, 0)
+            weight = float(num_samples)
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"num_samples must be a finite number of at least 0, got {num_samples!r}")
+            if not isinstance(metrics, Mapping) or not all(isinstance(key, str) for key in metrics):
+                raise ValueError(f"metrics must be a mapping from names to numbers, got {metrics!r}")
+            values = {key: float(metrics[key]) for key in sorted(metrics)}
+        except Exception as error:  # noqa: BLE001  # user objects may raise anything when they are converted
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {"epoch": finished, "weight": weight, "metrics": values}
+
+    def _check_reports(self, reports: list[dict[str, Any]]) -> None:
+        for rank, report in enumerate(reports):
+            if "error" in report:
+                raise ControllerError(f"rank {rank} called Controller.step with {report['error']}")
+        for what in ("epoch", "metrics"):
+            seen = [sorted(r["metrics"]) if what == "metrics" else r[what] for r in reports]
+            for rank, value in enumerate(seen):
+                if value != seen[0]:
+                    raise LockstepError(f"Controller.step: rank 0 passed {what} {seen[0]}, rank {rank} passed {value}")
+        if sum(report["weight"] for report in reports) <= 0:
+            raise ControllerError("Controller.step: num_samples is 0 on every rank")
+
+    def _decide(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
+        """Rank 0: the new record, or the error, as plain data. Never raises: the other ranks wait for the answer."""
+        try:
+            bits, reason = self._choose(epoch, metrics)
+            check_level("the policy's decision", bits)
+        except Exception as error:  # a policy is the user's code
+            cause = f"{type(error).__name__}: {error}"
+            if self.on_error == "raise":
+                logger.exception("the policy failed after epoch %d", epoch)
+                return {"error": f"the policy failed on rank 0 after epoch {epoch}: {cause}"}
+            bits, reason = self._bits, f"held: the policy failed with {cause}"
+            logger.warning("after epoch %d: %s", epoch, reason)
+        logger.info("after epoch %d: %d bits (%s); %s", epoch, bits, reason, metrics)
+        return asdict(Record(epoch, metrics, bits, str(reason)))
+
+    def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[int, str]:
+        bad = sorted(key for key, value in metrics.items() if not math.isfinite(value))
+        if not bad:
+            usable = [record for record in self.history if _is_finite(record)]
+            return self.policy.decide([*usable, Record(epoch, metrics)])
+        in_a_row = 1
+        for record in reversed(self.history):
+            if _is_finite(record):
+                break
+            in_a_row += 1
+        logger.warning("after epoch %d: non-finite metrics %s", epoch, bad)
+        if in_a_row >= self.nan_patience:
+            return UNCOMPRESSED, f"released: {', '.join(bad)} not finite for {in_a_row} epochs"
+        return self._bits, f"held: {', '.join(bad)} not finite"
+
+    def _check_lockstep(self) -> None:
+        state = json.dumps(self.state_dict(), sort_keys=True).encode()
+        mine = {"epoch": self.epoch - 1, "bits": self._bits, "state": zlib.crc32(state)}
+        everyone = comm.gather_json(mine, "hvd_dyncomp.controller.lockstep")
+        for rank, theirs in enumerate(everyone):
+            for what, value in everyone[0].items():
+                if theirs[what] != value:
+                    hint = " (history or configuration differ)" if what == "state" else ""
+                    raise LockstepError(
+                        f"after Controller.step rank 0 has {what} {value}, rank {rank} has {theirs[what]}{hint}"
+                    )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data: the history and, to compare when it is loaded, the configuration."""
+        config = {"on_error": self.on_error, "nan_patience": self.nan_patience, **self.policy.config()}
+        return {"bits": self._bits, "history": [asdict(record) for record in self.history], "config": config}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the history and the level. The configuration stays this object's; a difference is warned about.
+
+        Raises:
+            ValueError: `state` is not the state of a controller.
+        """
+        try:
+            history = [Record(**record) for record in state["history"]]
+            bits, config = int(state["bits"]), dict(state["config"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"state must come from Controller.state_dict(), got {state!r}") from error
+        mine = self.state_dict()["config"]
+        for key in sorted({*mine, *config}):
+            if mine.get(key) != config.get(key):
+                logger.warning(
+                    "Controller: the loaded state was made with %s=%r; %r stays in force",
+                    key,
+                    config.get(key),
+                    mine.get(key),
+                )
+        self.history, self._bits = history, bits
+
+
+def _is_finite(record: Record) -> bool:
+    return all(math.isfinite(value) for value in record.metrics.values())
+
+
+def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
+    """Sample-weighted means over the ranks, names in sorted order."""
+    total = sum(report["weight"] for report in reports)
+    # A rank without samples may well have NaN for its metrics; 0 * NaN must not spoil the others'.
+    used = [report for report in reports if report["weight"] > 0]
+    return {
+        key: sum(report["metrics"][key] * report["weight"] for report in used) / total for key in reports[0]["metrics"]
+    }

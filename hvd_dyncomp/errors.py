@@ -1,0 +1,19 @@
+"""The package's own exceptions."""
+
+
+class ControllerError(RuntimeError):
+    """`Controller.step` could not decide: a policy failed on rank 0, or some rank's metrics cannot be used.
+
+    Raised on every rank in the same call.
+    """
+
+
+class LockstepError(RuntimeError):
+    """The ranks disagree about something that must be the same on all of them; the message says what.
+
+    Raised on every rank in the same call.
+    """
+
+
+class HorovodMissing(ImportError):
+    """Horovod is not installed, or was built without torch."""

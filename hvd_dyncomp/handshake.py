@@ -1,0 +1,38 @@
+"""Makes sure, once a step, that all ranks are doing the same thing."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_dyncomp import comm
+from hvd_dyncomp.binding import Binding
+from hvd_dyncomp.buckets import Bucket
+from hvd_dyncomp.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, check_header, checksum, header_tensor
+
+
+class Handshake:
+    """An allgather of 16 bytes: level, step and a checksum of all buckets.
+
+    It goes out with the first gradient, so that its answer is there long before it is asked for. It is the same
+    collective whatever the ranks disagree about; without it, a rank at 4 bits would wait for ever for the scatter of
+    one at 32.
+    """
+
+    def __init__(self, buckets: list[Bucket], *, bits: int, step: int, binding: Binding, name: str) -> None:
+        plan = checksum(" ".join(f"{bucket.plan:08x}" for bucket in buckets))
+        blocks = sum(bucket.blocks for bucket in buckets)
+        self._mine = Header(WIRE_VERSION, Phase.HANDSHAKE, bits, plan, step & 0xFFFFFFFF, blocks & 0xFFFFFFFF)
+        self._world_size, self._name = binding.world_size, name
+        message = header_tensor(self._mine, torch.device("cpu"))
+        self._handle = comm.start_allgather(message, f"{name}.handshake", binding.process_set)
+
+    def check(self) -> int:
+        """Waits for all ranks' messages and compares them. Returns the bytes this rank has sent.
+
+        Raises:
+            LockstepError: a rank differs; the text names the rank and what differs.
+        """
+        received = comm.wait(self._handle)
+        for rank in range(self._world_size):
+            check_header(received[rank * HEADER_BYTES : (rank + 1) * HEADER_BYTES], self._mine, rank, self._name)
+        return HEADER_BYTES * (self._world_size - 1)

@@ -1,0 +1,246 @@
+"""The arithmetic in plain torch operators: the specification that every other kernel equals bit for bit.
+
+All operations are IEEE float32 or float64 with the default rounding, without fused multiply-add, in the order written
+here. Sums run over a fixed tree (`_tree_sum`), because an addition in another order gives other bits. Equation numbers
+are those of docs/math.md. Tensors may be on any device; all are contiguous.
+
+A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
+scale ("step") as little-endian float32, then the codes, packed as `pack` says.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+SCALE_BYTES = 4
+
+# Below this step a block counts as zero: that keeps 1 / step and every product finite. The residual keeps the values.
+SMALLEST_STEP = 2.0**-100
+
+
+class Placement(NamedTuple):
+    """Where the codes of a level sit, as multiples of the step (equations 2 and 3).
+
+    Attributes:
+        half: mid-rise codes sit at k + 1/2 for -half <= k < half; mid-tread codes at k for -half <= k <= half.
+        mid_rise: 2^b codes and none at zero; otherwise 2^b - 1 codes with one at zero.
+        rms: with nearest rounding the step is rms * (root mean square) + maximum * (maximum) of the block.
+        maximum: see `rms`.
+    """
+
+    half: int
+    mid_rise: bool
+    rms: float
+    maximum: float
+
+
+# Few codes: clip, with a step near the one of least squared error for Gauss, Laplace and Student-t values alike; the
+# share of the maximum widens the step for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
+# From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own.
+PLACEMENTS = {
+    1: Placement(1, True, 0.0, 0.0),
+    2: Placement(2, True, 0.85, 0.05),
+    3: Placement(3, False, 0.58, 0.02),
+    4: Placement(7, False, 0.335, 0.02),
+    **{bits: Placement(2 ** (bits - 1) - 1, False, 0.0, 1 / (2 ** (bits - 1) - 1)) for bits in (5, 6, 7, 8, 16)},
+}
+
+
+class Noise(NamedTuple):
+    """Randomness for stochastic rounding: a counter-based generator, so that no state is kept anywhere.
+
+    Attributes:
+        key: two 32-bit words, drawn from (seed, rank, step, message) by the caller.
+        first: index of the first value; value i of the call uses counter `first + i` modulo 2^32.
+    """
+
+    key: tuple[int, int]
+    first: int = 0
+
+
+def block_bytes(bits: int, block_size: int) -> int:
+    """Bytes of one block on the wire."""
+    return SCALE_BYTES + block_size * bits // 8
+
+
+def encode(
+    gradient: torch.Tensor,
+    residual: torch.Tensor | None,
+    *,
+    bits: int,
+    block_size: int,
+    noise: Noise | None = None,
+) -> torch.Tensor:
+    """Quantizes gradient + residual; what is lost becomes the new residual (equation 1).
+
+    Blocks with a NaN or an infinity decode to NaN everywhere and leave their residual as it was.
+
+    Args:
+        gradient: (n,) float32, n a multiple of `block_size`.
+        residual: (n,) float32, updated in place; None for no error feedback.
+        bits: a level below 32.
+        block_size: values per block, a power of two of at least 8.
+        noise: stochastic rounding with this randomness; None rounds to nearest.
+
+    Returns:
+        (n / block_size, block_bytes(bits, block_size)) uint8.
+    """
+    placement = PLACEMENTS[bits]
+    x = (gradient if residual is None else gradient + residual).view(-1, block_size)
+    step = _step(x, bits, noise is not None)
+    live = step >= SMALLEST_STEP  # False for NaN
+    k = _round(x, torch.where(live, 1 / step, 0.0), placement, noise)
+    k = torch.where(live, k, 0.0)
+
+    # A NaN step stays on the wire and makes the whole block NaN when it is decoded; infinities become NaN as well.
+    finite = torch.isfinite(step)
+    step = torch.where(finite, torch.where(live, step, 0.0), torch.nan)
+    if residual is not None:
+        lost = x - _values(k, step, placement)
+        torch.where(finite, lost, residual.view_as(x), out=residual.view_as(x))
+
+    payload = torch.empty(x.shape[0], block_bytes(bits, block_size), dtype=torch.uint8, device=x.device)
+    payload[:, :SCALE_BYTES] = step.contiguous().view(torch.uint8)
+    payload[:, SCALE_BYTES:] = pack((k + placement.half).to(torch.int32), bits)
+    return payload
+
+
+def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
+    """The values that `payload` stands for, times `factor`, which is multiplied into the steps (equation 4).
+
+    Args:
+        payload: (blocks, block_bytes(bits, block_size)) uint8.
+
+    Returns:
+        (blocks * block_size,) float32.
+    """
+    step = payload[:, :SCALE_BYTES].contiguous().view(torch.float32)
+    placement = PLACEMENTS[bits]
+    k = unpack(payload[:, SCALE_BYTES:], bits, block_size).to(torch.float32) - placement.half
+    return _values(k, step * factor, placement).view(-1)
+
+
+def decode_sum(payloads: torch.Tensor, *, bits: int, block_size: int) -> torch.Tensor:
+    """The sum of several versions of the same blocks, added in the order given (equation 5).
+
+    Args:
+        payloads: (versions, blocks, block_bytes(bits, block_size)) uint8.
+
+    Returns:
+        (blocks * block_size,) float32.
+    """
+    total = decode(payloads[0], bits=bits, block_size=block_size)
+    for payload in payloads[1:]:
+        total += decode(payload, bits=bits, block_size=block_size)
+    return total
+
+
+def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Packs codes of `bits` bits; planar, so that it vectorizes.
+
+    16-bit codes are little-endian words. Below that, the bits of a code, from the lowest, are divided into fields of 8,
+    4, 2 and 1 bits as the binary digits of `bits` say (7 = 4 + 2 + 1), and every field is a section of its own, in that
+    order. A section of fields of w bits has m = n * w / 8 bytes; byte j holds the fields of codes j, j + m, j + 2m ...
+    from its lowest bits up.
+
+    Args:
+        codes: (blocks, n) int32 in [0, 2^bits).
+
+    Returns:
+        (blocks, n * bits / 8) uint8.
+    """
+    if bits == 16:
+        return torch.stack([codes & 255, codes >> 8], dim=2).to(torch.uint8).flatten(1)
+    sections = []
+    for width, shift in _fields(bits):
+        fields = ((codes >> shift) & ((1 << width) - 1)).view(codes.shape[0], 8 // width, -1)
+        section = fields[:, 0]
+        for i in range(1, 8 // width):
+            section = section | (fields[:, i] << (width * i))
+        sections.append(section.to(torch.uint8))
+    return torch.cat(sections, dim=1)
+
+
+def unpack(packed: torch.Tensor, bits: int, block_size: int) -> torch.Tensor:
+    """The inverse of `pack`: (blocks, block_size) int32."""
+    packed = packed.to(torch.int32)
+    if bits == 16:
+        return packed[:, 0::2] | (packed[:, 1::2] << 8)
+    codes = torch.zeros(packed.shape[0], block_size, dtype=torch.int32, device=packed.device)
+    start = 0
+    for width, shift in _fields(bits):
+        end = start + block_size * width // 8
+        section = packed[:, start:end]
+        fields = torch.cat([(section >> (width * i)) & ((1 << width) - 1) for i in range(8 // width)], dim=1)
+        codes |= fields << shift
+        start = end
+    return codes
+
+
+def _fields(bits: int) -> list[tuple[int, int]]:
+    """(width, shift) of the sections that a code of `bits` < 16 bits is divided into."""
+    fields, shift = [], 0
+    for width in (8, 4, 2, 1):
+        if bits & width:
+            fields.append((width, shift))
+            shift += width
+    return fields
+
+
+def _step(x: torch.Tensor, bits: int, stochastic: bool) -> torch.Tensor:
+    """Step of every block of `x`, (blocks, 1) float32 (equation 3); float64 inside, for the squares' range."""
+    placement = PLACEMENTS[bits]
+    maximum = x.abs().amax(dim=1, keepdim=True).to(torch.float64)  # NaN if there is one
+    if stochastic:
+        # Unbiased means that nothing may be clipped: the outermost codes sit on the maximum.
+        step = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
+    elif bits == 1:
+        step = _tree_sum(x.abs().to(torch.float64)) * (2.0 / x.shape[1])
+    elif placement.rms:
+        rms = (_tree_sum(x.to(torch.float64).square()) / x.shape[1]).sqrt()
+        step = rms * placement.rms + maximum * placement.maximum
+    else:
+        step = maximum / placement.half
+    return step.to(torch.float32)
+
+
+def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: Noise | None) -> torch.Tensor:
+    """Integers k as float32, clipped to the placement's range (equation 2)."""
+    q = x * inverse
+    if noise is not None:
+        q = q + uniform(noise, x.numel(), x.device).view_as(x)
+        k = (q - 0.5).floor() if placement.mid_rise else q.floor()
+    else:
+        k = q.floor() if placement.mid_rise else q.round()  # to even
+    return k.clamp(-placement.half, placement.half - placement.mid_rise)
+
+
+def _values(k: torch.Tensor, step: torch.Tensor, placement: Placement) -> torch.Tensor:
+    return (k + 0.5) * step if placement.mid_rise else k * step
+
+
+def _tree_sum(x: torch.Tensor) -> torch.Tensor:
+    """Sums each row of a power-of-two length by adding its halves until one value is left: (rows, 1)."""
+    while x.shape[1] > 1:
+        half = x.shape[1] // 2
+        x = x[:, :half] + x[:, half:]
+    return x
+
+
+def uniform(noise: Noise, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """`count` float32 in [0, 1), multiples of 2^-24, from a keyed integer hash of the counter (equation 6).
+
+    The mixing steps and multipliers are those of the "lowbias32" hash (C. Wellons, 2018, public domain), with one key
+    word mixed in before each multiplication.
+    """
+    counter = torch.arange(noise.first, noise.first + count, dtype=torch.int64, device=device)
+    x = (counter & 0xFFFFFFFF) ^ noise.key[0]
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & 0xFFFFFFFF
+    x = (x + noise.key[1]) & 0xFFFFFFFF
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & 0xFFFFFFFF
+    x = x ^ (x >> 16)
+    return (x >> 8).to(torch.float32) * 2.0**-24

@@ -1,0 +1,108 @@
+"""Counts what a worker sends, by epoch and level, against what float32 would have sent.
+
+Bytes are those of the messages themselves, with scales, headers and padding, and without what the transport adds
+(TCP/IP headers, Horovod's own negotiation). For collectives in which a rank's share depends on the algorithm the
+count is the mean over ranks, which all bandwidth-optimal algorithms share: 2(N-1)/N of the buffer for an allreduce,
+N-1 times its own piece for an allgather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+def allreduce_bytes(nbytes: float, world_size: int) -> float:
+    """Bytes that one of `world_size` workers sends in a bandwidth-optimal allreduce of `nbytes` bytes."""
+    return 2 * (world_size - 1) / world_size * nbytes
+
+
+@dataclass
+class Traffic:
+    """What one worker sent; all byte counts are per worker.
+
+    Attributes:
+        compressed_bytes: scatter and gather messages, scales and headers included.
+        uncompressed_bytes: what travelled as it was: small tensors, released epochs, tickets.
+        float32_bytes: what the same values would have cost as float32.
+        compressed_values: gradient values that travelled compressed.
+        steps: exchanges.
+        seconds: time spent inside `compress` and `decompress`, waiting included.
+    """
+
+    compressed_bytes: float = 0.0
+    uncompressed_bytes: float = 0.0
+    float32_bytes: float = 0.0
+    compressed_values: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    @property
+    def sent_bytes(self) -> float:
+        """Everything this worker sent."""
+        return self.compressed_bytes + self.uncompressed_bytes
+
+    @property
+    def saved_fraction(self) -> float:
+        """1 - sent / float32; 0 where nothing was exchanged."""
+        return 1 - self.sent_bytes / self.float32_bytes if self.float32_bytes else 0.0
+
+    def __iadd__(self, other: Traffic) -> Traffic:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        return self
+
+
+class Meter:
+    """Traffic of one worker, keyed by (epoch, level).
+
+    `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch which ran at `bits` bits. Epochs are the
+    controller's: an epoch ends when `Controller.step` is called.
+
+    Example:
+        >>> meter = Meter()
+        >>> meter.at(0, 4).compressed_bytes += 100
+        >>> meter.at(1, 8).compressed_bytes += 200
+        >>> meter.total().sent_bytes
+        300.0
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[tuple[int, int], Traffic] = {}
+
+    def at(self, epoch: int, bits: int) -> Traffic:
+        """The record of (epoch, bits), created when it is first asked for."""
+        return self.records.setdefault((epoch, bits), Traffic())
+
+    def epoch(self, epoch: int) -> Traffic:
+        """The sum over the levels of one epoch."""
+        return self._sum(lambda key: key[0] == epoch)
+
+    def level(self, bits: int) -> Traffic:
+        """The sum over the epochs of one level."""
+        return self._sum(lambda key: key[1] == bits)
+
+    def total(self) -> Traffic:
+        """The sum over everything."""
+        return self._sum(lambda key: True)
+
+    def _sum(self, wanted: Callable[[tuple[int, int]], bool]) -> Traffic:
+        total = Traffic()
+        for key, record in self.records.items():
+            if wanted(key):
+                total += record
+        return total
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Plain data, one dict per record."""
+        return [{"epoch": epoch, "bits": bits, **asdict(record)} for (epoch, bits), record in self.records.items()]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Replaces all records with those of `state_dict()`."""
+        self.records = {
+            (int(row["epoch"]), int(row["bits"])): Traffic(
+                **{k: v for k, v in row.items() if k not in ("epoch", "bits")}
+            )
+            for row in state
+        }

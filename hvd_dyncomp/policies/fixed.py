@@ -1,0 +1,57 @@
+"""Policies that look at no metric: a constant level, and levels by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hvd_dyncomp.levels import check_level
+from hvd_dyncomp.policies.base import Decision, Policy, Record
+
+
+class Static(Policy):
+    """The same level for ever.
+
+    Example:
+        >>> Static(8).decide([])
+        Decision(bits=8, reason='static')
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.bits = check_level("bits", bits)
+
+    def decide(self, history: Sequence[Record]) -> Decision:
+        return Decision(self.bits, "static")
+
+    def config(self) -> dict[str, Any]:
+        return {"policy": "Static", "bits": self.bits}
+
+
+class Schedule(Policy):
+    """Levels by epoch, each in force from its epoch until the next one named.
+
+    Example:
+        >>> warm_up = Schedule({0: 32, 2: 4})
+        >>> warm_up.decide([Record(epoch=0)]).bits, warm_up.decide([Record(epoch=1)]).bits
+        (32, 4)
+    """
+
+    def __init__(self, levels: Mapping[int, int]) -> None:
+        if not isinstance(levels, Mapping) or not levels:
+            raise ValueError(f"levels must be a mapping from epochs to levels, got {levels!r}")
+        for epoch, bits in levels.items():
+            if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+                raise ValueError(f"levels must have epochs, counted from 0, as its keys, got {epoch!r}")
+            check_level(f"levels[{epoch}]", bits)
+        if 0 not in levels:
+            raise ValueError(f"levels must say the level of epoch 0, got {dict(levels)!r}")
+        self.levels = dict(sorted(levels.items()))
+
+    def decide(self, history: Sequence[Record]) -> Decision:
+        epoch = history[-1].epoch + 1 if history else 0
+        since = max(start for start in self.levels if start <= epoch)
+        return Decision(self.levels[since], f"scheduled from epoch {since}")
+
+    def config(self) -> dict[str, Any]:
+        # Lists of pairs, because JSON has no integer keys and the configuration is compared after a round trip.
+        return {"policy": "Schedule", "levels": [list(item) for item in self.levels.items()]}

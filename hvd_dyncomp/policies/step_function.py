@@ -1,0 +1,211 @@
+"""The paper's policy: levels climb with accuracy, or when the loss stalls, and are released when training is stuck."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hvd_dyncomp.checks import finite, whole
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
+from hvd_dyncomp.policies.base import Decision, Policy, Record
+
+
+@dataclass
+class _Trace:
+    """Where `StepFunction` stands after the epochs it has replayed."""
+
+    step: int = 0
+    previous_loss: float | None = None
+    slow_epochs: int = 0  # in a row, whose loss improved by less than min_improvement
+    stuck_epochs: int = 0  # since the step was reached, or since the monitor improved
+    best: float = -math.inf
+    release_left: int = 0
+    cooldown_left: int = 0
+
+
+class StepFunction(Policy):
+    """The paper's rule: a ladder of levels that training climbs, with releases to 32 bits when it is stuck.
+
+    With levels l_0 < l_1 < ... and thresholds tau_1 < tau_2 < ..., after every epoch:
+
+    1. Accuracy: the step is at least the number of thresholds that `monitor` has reached.
+    2. Loss: when `loss` fell by less than the fraction `min_improvement` in each of `loss_patience` epochs in a row,
+       the step rises by one.
+    3. The step never falls (a ratchet) and ends at the top of the ladder.
+    4. Stagnation: after more than `stagnation_patience` epochs at the same step (`stagnation="time"`), or without a
+       new best of `monitor` (`"plateau"`), compression is released to 32 bits for `release_epochs` epochs; it then
+       returns to its step, and for `cooldown` epochs nothing counts towards the next release.
+
+    Epochs of a release count towards neither rule 2 nor rule 4; rule 1 goes on, and what it raises holds afterwards.
+
+    Args:
+        levels: ascending levels below 32.
+        thresholds: ascending values of `monitor`, one fewer than levels. They must be reachable at the level they
+            leave: as a rule, what an uncompressed run passes at 15 % and 40 % of its epochs.
+        monitor: name of the metric for the thresholds and for "plateau"; greater is better.
+        loss: name of the loss for rule 2; None switches the rule off.
+        min_improvement: relative fall of the loss under which an epoch counts as slow.
+        loss_patience: slow epochs in a row that raise the step.
+        stagnation: "time", "plateau" or None (never release).
+        stagnation_patience: epochs that must be exceeded before a release.
+        release_epochs: length of a release, epochs.
+        cooldown: epochs after a release in which nothing counts towards the next.
+        release_at_top: whether the top step is released, too.
+        total_epochs: length of the run if known; a release that could not finish in it is not begun.
+
+    Raises:
+        ValueError: an argument is out of range; the message names it and its value.
+
+    Example:
+        >>> policy = StepFunction(levels=(4, 8, 16), thresholds=(0.5, 0.8))
+        >>> policy.decide([Record(0, {"val_accuracy": 0.6, "train_loss": 1.0})])
+        Decision(bits=8, reason='val_accuracy 0.6 reached 0.5')
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[int] = (4, 8, 16),
+        thresholds: Sequence[float] = (0.80, 0.88),
+        *,
+        monitor: str = "val_accuracy",
+        loss: str | None = "train_loss",
+        min_improvement: float = 0.01,
+        loss_patience: int = 3,
+        stagnation: str | None = "time",
+        stagnation_patience: int = 5,
+        release_epochs: int = 2,
+        cooldown: int = 3,
+        release_at_top: bool = False,
+        total_epochs: int | None = None,
+    ) -> None:
+        self.levels = _ascending_levels(levels)
+        self.thresholds = _ascending_thresholds(thresholds, len(self.levels) - 1)
+        self.monitor = _name("monitor", monitor)
+        self.loss = None if loss is None else _name("loss", loss)
+        self.min_improvement = finite("min_improvement", min_improvement)
+        self.loss_patience = whole("loss_patience", loss_patience, 1)
+        if stagnation not in ("time", "plateau", None):
+            raise ValueError(f"stagnation must be 'time', 'plateau' or None, got {stagnation!r}")
+        self.stagnation = stagnation
+        self.stagnation_patience = whole("stagnation_patience", stagnation_patience, 0)
+        self.release_epochs = whole("release_epochs", release_epochs, 1)
+        self.cooldown = whole("cooldown", cooldown, 0)
+        if not isinstance(release_at_top, bool):
+            raise ValueError(f"release_at_top must be True or False, got {release_at_top!r}")
+        self.release_at_top = release_at_top
+        self.total_epochs = None if total_epochs is None else whole("total_epochs", total_epochs, 1)
+
+    def config(self) -> dict[str, Any]:
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+        return {"policy": "StepFunction", **plain}
+
+    def decide(self, history: Sequence[Record]) -> Decision:
+        # Replaying the whole history keeps the policy free of state of its own; a thousand epochs take milliseconds.
+        trace = _Trace()
+        decision = Decision(self.levels[0], "start")
+        for record in history:
+            decision = self._advance(trace, record)
+        return decision
+
+    def _advance(self, trace: _Trace, record: Record) -> Decision:
+        """One epoch: moves `trace` and says what follows."""
+        value = self._metric(record, self.monitor)
+        was_released = trace.release_left > 0
+        improved = value > trace.best
+        trace.best = max(trace.best, value)
+        slow = self._count_slow(trace, record, was_released)
+
+        raised = self._raise_step(trace, value, slow)
+        if was_released:
+            trace.release_left -= 1
+            if trace.release_left > 0:
+                return Decision(UNCOMPRESSED, f"released, {trace.release_left} more")
+            trace.cooldown_left, trace.stuck_epochs = self.cooldown, 0
+            return Decision(self.levels[trace.step], "release ended")
+        if raised:
+            trace.stuck_epochs = 0
+            self._cool(trace)
+            return Decision(self.levels[trace.step], raised)
+        if self._is_stuck(trace, improved) and self._may_release(trace, record.epoch):
+            trace.release_left, trace.slow_epochs = self.release_epochs, 0
+            return Decision(
+                UNCOMPRESSED,
+                f"released: {trace.stuck_epochs} epochs at {self.levels[trace.step]} bits"
+                + (" without a better " + self.monitor if self.stagnation == "plateau" else ""),
+            )
+        return Decision(self.levels[trace.step], "hold")
+
+    def _metric(self, record: Record, name: str) -> float:
+        if name not in record.metrics:
+            raise ValueError(f"metrics must contain {name!r}, which StepFunction watches; got {sorted(record.metrics)}")
+        return record.metrics[name]
+
+    def _count_slow(self, trace: _Trace, record: Record, was_released: bool) -> bool:
+        """Keeps the count of slow epochs; True when there are enough of them."""
+        if self.loss is None:
+            return False
+        loss, before = self._metric(record, self.loss), trace.previous_loss
+        trace.previous_loss = loss
+        if was_released or before is None:
+            trace.slow_epochs = 0
+            return False
+        improvement = (before - loss) / max(abs(before), 1e-12)
+        trace.slow_epochs = trace.slow_epochs + 1 if improvement < self.min_improvement else 0
+        return trace.slow_epochs >= self.loss_patience
+
+    def _raise_step(self, trace: _Trace, value: float, slow: bool) -> str:
+        """Rules 1 to 3; returns the reason if the step rose, otherwise ""."""
+        before, top = trace.step, len(self.levels) - 1
+        reached = sum(value >= threshold for threshold in self.thresholds)
+        trace.step = max(before, reached, min(before + slow, top))
+        if slow:
+            trace.slow_epochs = 0
+        if trace.step == before:
+            return ""
+        if trace.step == reached:
+            return f"{self.monitor} {value:.4g} reached {self.thresholds[trace.step - 1]:.4g}"
+        return f"{self.loss} improved by less than {self.min_improvement:.3g} for {self.loss_patience} epochs"
+
+    def _cool(self, trace: _Trace) -> bool:
+        """Spends an epoch of the cooldown, if there is one left."""
+        cooling = trace.cooldown_left > 0
+        trace.cooldown_left -= cooling
+        return cooling
+
+    def _is_stuck(self, trace: _Trace, improved: bool) -> bool:
+        if self._cool(trace):
+            return False
+        trace.stuck_epochs = 0 if self.stagnation == "plateau" and improved else trace.stuck_epochs + 1
+        return self.stagnation is not None and trace.stuck_epochs > self.stagnation_patience
+
+    def _may_release(self, trace: _Trace, epoch: int) -> bool:
+        if trace.step == len(self.levels) - 1 and not self.release_at_top:
+            return False
+        return self.total_epochs is None or epoch + self.release_epochs < self.total_epochs
+
+
+def _ascending_levels(levels: Sequence[int]) -> tuple[int, ...]:
+    levels = tuple(levels)
+    for bits in levels:
+        if check_level("levels", bits) == UNCOMPRESSED:
+            raise ValueError(f"levels must be below 32, which is what a release is for, got {levels!r}")
+    if not levels or any(a >= b for a, b in zip(levels, levels[1:], strict=False)):
+        raise ValueError(f"levels must be one or more ascending levels, got {levels!r}")
+    return levels
+
+
+def _ascending_thresholds(thresholds: Sequence[float], expected: int) -> tuple[float, ...]:
+    thresholds = tuple(finite("thresholds", value) for value in thresholds)
+    if len(thresholds) != expected:
+        raise ValueError(f"thresholds must be one fewer than levels ({expected}), got {thresholds!r}")
+    if any(a >= b for a, b in zip(thresholds, thresholds[1:], strict=False)):
+        raise ValueError(f"thresholds must ascend, got {thresholds!r}")
+    return thresholds
+
+
+def _name(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be the name of a metric, got {value!r}")
+    return value

@@ -1,0 +1,252 @@
+"""`DynamicQuantizer`: the `horovod.torch.Compressor` that users hand to `hvd.DistributedOptimizer`."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from hvd_dyncomp import residuals
+from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
+from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
+from hvd_dyncomp.checks import whole
+from hvd_dyncomp.comm import Compressor
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.step import Step
+
+logger = logging.getLogger(__name__)
+
+# Numbers the quantizers of a process. Ranks create theirs in the same order, as they do everything with Horovod.
+_count = itertools.count()
+
+
+class _Context(NamedTuple):
+    """All that `decompress` needs for one tensor."""
+
+    gradient: torch.Tensor
+    step: Step | None = None
+    slot: Slot | None = None
+
+
+class DynamicQuantizer(Compressor):
+    """Compresses gradients to the number of bits that a controller says, with error feedback.
+
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
+                                             compression=DynamicQuantizer(controller))
+
+    One quantizer serves one optimizer, which it finds by itself; several quantizers may share a controller. Handed to
+    anything else (`hvd.allreduce(t, compression=...)`), it lets the tensor pass uncompressed and says so once.
+
+    How gradients travel is told in `hvd_dyncomp.exchange`. Gradients may be float16, bfloat16, float32 or float64, of
+    any shape and strides; quantization and sums are done in float32.
+
+    Args:
+        controller: says at how many bits; default `Controller()`.
+        named_parameters: (name, parameter) pairs, if the names in `state_dict` are to be others than the optimizer's.
+        error_feedback: carry what quantization loses into the next step, for both quantizations of a value.
+        rounding: "nearest", or "stochastic": unbiased, reproducible from (seed, rank, step, element).
+        block_size: values that share a scale, a power of two from 64 to 65536; the scale costs 32 / block_size bits a
+            value.
+        min_numel: tensors of fewer values (biases, batch norm) travel uncompressed.
+        bucket_bytes: float32 bytes of gradients that are exchanged together.
+        seed: for stochastic rounding.
+
+    Attributes:
+        controller: see above.
+        meter: the `Meter` of what this rank has sent.
+
+    Raises:
+        ValueError: an argument is out of range; at the first gradient: the optimizer's op is not Average or Sum, or a
+            second optimizer uses the same quantizer.
+        LockstepError: from the optimizer's step, on every rank: the ranks disagree about level, step or parameters.
+    """
+
+    def __init__(
+        self,
+        controller: Controller | None = None,
+        *,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+        error_feedback: bool = True,
+        rounding: str = "nearest",
+        block_size: int = 512,
+        min_numel: int = 1024,
+        bucket_bytes: int = 16 * 2**20,
+        seed: int = 0,
+    ) -> None:
+        self.controller = Controller() if controller is None else controller
+        if not isinstance(self.controller, Controller):
+            raise TypeError(f"controller must be a Controller, got {controller!r}")
+        if not isinstance(error_feedback, bool):
+            raise ValueError(f"error_feedback must be True or False, got {error_feedback!r}")
+        if rounding not in ("nearest", "stochastic"):
+            raise ValueError(f"rounding must be 'nearest' or 'stochastic', got {rounding!r}")
+        if whole("block_size", block_size, 64) & (block_size - 1) or block_size > 65536:
+            raise ValueError(f"block_size must be a power of two from 64 to 65536, got {block_size!r}")
+        self._error_feedback, self._block_size = error_feedback, block_size
+        self._min_numel = whole("min_numel", min_numel, 1)
+        self._bucket_bytes = whole("bucket_bytes", bucket_bytes, 1)
+        self._seed = whole("seed", seed, 0) if rounding == "stochastic" else None
+        self._names = None if named_parameters is None else names_by_parameter(named_parameters)
+        self._name = f"hvd_dyncomp.{next(_count)}"
+        self.meter = Meter()
+        self._steps = 0
+        self._binding: Binding | None = None
+        self._buckets: list[Bucket] = []
+        self._slots: dict[str, Slot] = {}
+        self._step: Step | None = None
+        self._loaded: Mapping[str, Any] | None = None
+        self._warned = False
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, _Context]:
+        """Called by Horovod for every gradient; returns what Horovod is to reduce, and the context for `decompress`.
+
+        A compressed gradient travels by this package's own asynchronous collectives. Horovod is left a ticket of one
+        float32 to reduce, so that its bookkeeping goes on.
+        """
+        began = time.perf_counter()
+        name = self._name_of(tensor)
+        if name is None or self._binding is None:
+            self._warn_uncompressed(tensor)
+            return tensor, _Context(tensor)
+        # A gradient that comes a second time belongs to a new step: the old one was given up after an error.
+        if self._step is None or name in self._step.submitted:
+            self._step = self._begin_step(self._binding)
+        step, slot = self._step, self._slots.get(name)
+        step.submitted.add(name)
+        if slot is None or step.bits == UNCOMPRESSED:
+            wire, context = step.pass_uncompressed(tensor, slot), _Context(tensor, step)
+        else:
+            wire, context = step.add(tensor, slot), _Context(tensor, step, slot)
+        step.traffic.seconds += time.perf_counter() - began
+        return wire, context
+
+    def decompress(self, tensor: torch.Tensor, ctx: _Context) -> torch.Tensor:
+        """Called by Horovod with what it reduced; returns the reduced gradient, in the original's memory and dtype.
+
+        Horovod has handed in all gradients of a step before it asks for the first one back.
+        """
+        gradient, step, slot = ctx
+        if step is None:
+            return tensor
+        began = time.perf_counter()
+        if self._step is step:
+            self._step = None
+        step.collect()
+        if slot is not None:
+            gradient.copy_(step.result(slot))
+        elif tensor is not gradient:
+            gradient.copy_(tensor)
+        step.traffic.seconds += time.perf_counter() - began
+        return gradient
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
+
+        Contains tensors, numbers, strings, lists and dicts only.
+        """
+        if self._loaded is not None:
+            return dict(self._loaded)
+        rank, world_size = (self._binding.rank, self._binding.world_size) if self._binding else (0, 1)
+        return {
+            "steps": self._steps,
+            "rank": rank,
+            "world_size": world_size,
+            "meter": self.meter.state_dict(),
+            **residuals.export(self._buckets),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the state of the same rank of a run with the same parameters.
+
+        May be called before the first gradient; what concerns parameters is then checked at the first gradient.
+
+        Raises:
+            ValueError: the state is not a quantizer's, or is another rank's, or of other parameters.
+        """
+        missing = sorted({"steps", "rank", "world_size", "meter", *residuals.KEYS} - set(state))
+        if missing:
+            raise ValueError(f"state must come from DynamicQuantizer.state_dict(); it lacks {missing}")
+        if self._binding is not None:
+            residuals.restore(self._buckets, state, self._binding.rank, self._binding.world_size)
+        else:
+            self._loaded = state
+        self._steps = int(state["steps"])
+        self.meter.load_state_dict(state["meter"])
+
+    def _name_of(self, tensor: torch.Tensor) -> str | None:
+        """Name of the parameter whose gradient this is. Binds to the calling optimizer when it is first needed."""
+        if self._binding is not None:
+            name = self._binding.name_of_gradient(tensor)
+            if name is not None:
+                return name
+        optimizer, parameter = calling_optimizer(self)
+        if optimizer is None:
+            return None
+        binding = self._binding
+        if binding is None or not binding.alive:
+            binding = self._bind(optimizer)
+        elif not binding.works_for(optimizer):
+            raise ValueError(
+                "a DynamicQuantizer works for one optimizer, and this one has another already; "
+                "make one DynamicQuantizer per optimizer (they may share a controller)"
+            )
+        # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
+        name = binding.name_of_gradient(tensor)
+        return name if name is not None or parameter is None else binding.name_of(parameter)
+
+    def _bind(self, optimizer: torch.optim.Optimizer) -> Binding:
+        binding = Binding(optimizer, self._names)
+        if self._binding is not None:
+            self._loaded = self.state_dict()  # the optimizer was made anew; its residuals live on
+        self._binding, self._step = binding, None
+        self._buckets, self._slots = make_buckets(
+            binding.named,
+            min_numel=self._min_numel,
+            bucket_bytes=self._bucket_bytes,
+            block_size=self._block_size,
+            rank=binding.rank,
+            world_size=binding.world_size,
+            error_feedback=self._error_feedback,
+        )
+        if self._loaded is not None:
+            residuals.restore(self._buckets, self._loaded, binding.rank, binding.world_size)
+            self._loaded = None
+        logger.info(
+            "bound to %s: %d of %d parameters compressed, in %d buckets",
+            type(optimizer).__name__,
+            len(self._slots),
+            len(binding.named),
+            len(self._buckets),
+        )
+        return binding
+
+    def _begin_step(self, binding: Binding) -> Step:
+        """Fixes the level for all gradients until they have been collected."""
+        # A process set of one worker has nobody to send to.
+        bits = self.controller.bits if binding.world_size > 1 else UNCOMPRESSED
+        step = Step(
+            binding,
+            self._buckets,
+            bits=bits,
+            number=self._steps,
+            seed=self._seed,
+            traffic=self.meter.at(self.controller.epoch, bits),
+            name=self._name,
+        )
+        self._steps += 1
+        return step
+
+    def _warn_uncompressed(self, tensor: torch.Tensor) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "DynamicQuantizer compresses the gradients of an optimizer only; a tensor of shape %s that "
+                "was passed outside one travels uncompressed",
+                tuple(tensor.shape),
+            )

@@ -1,0 +1,109 @@
+"""All that one training step has in flight."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_dyncomp.binding import Binding
+from hvd_dyncomp.buckets import Bucket, Slot
+from hvd_dyncomp.exchange import Exchange
+from hvd_dyncomp.handshake import Handshake
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.meter import Traffic, allreduce_bytes
+
+# What Horovod's allreduce takes on CPUs.
+_HOROVOD_FLOATS = (torch.float16, torch.float32, torch.float64)
+
+
+class Step:
+    """The gradients of one step, from the first `compress` to the last `decompress`.
+
+    Args:
+        binding: the optimizer.
+        buckets: its buckets.
+        bits: the level of the step; what the controller does meanwhile concerns the next one.
+        number: of the step, the same on all ranks.
+        seed: for stochastic rounding, or None.
+        traffic: where its bytes are counted.
+        name: of the quantizer, the same on all ranks.
+
+    Attributes:
+        submitted: names of the parameters whose gradients have come.
+    """
+
+    def __init__(
+        self,
+        binding: Binding,
+        buckets: list[Bucket],
+        *,
+        bits: int,
+        number: int,
+        seed: int | None,
+        traffic: Traffic,
+        name: str,
+    ) -> None:
+        self._world_size, self._buckets = binding.world_size, buckets
+        self.bits, self.traffic = bits, traffic
+        self.submitted: set[str] = set()
+        self._collected = False
+        self._handshake = Handshake(buckets, bits=bits, step=number, binding=binding, name=name)
+        self._exchanges: list[Exchange] = []
+        traffic.steps += 1
+        if bits == UNCOMPRESSED:
+            for bucket in buckets:
+                if bucket.carries:
+                    bucket.release_residuals()
+            return
+        for bucket in buckets:
+            self._exchanges.append(
+                Exchange(
+                    bucket, bits=bits, step=number, factor=binding.factor, seed=seed, process_set=binding.process_set
+                )
+            )
+            traffic.float32_bytes += allreduce_bytes(4 * bucket.values, self._world_size)
+            traffic.compressed_values += bucket.values
+
+    def add(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor:
+        """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place."""
+        self._exchanges[slot.bucket].add(slot, gradient)
+        for exchange in self._exchanges:
+            exchange.advance()
+        self.traffic.uncompressed_bytes += allreduce_bytes(4, self._world_size)
+        return torch.zeros(1, device=gradient.device)
+
+    def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
+        """What Horovod reduces for a small tensor, or at 32 bits; with what its residual has left to deliver."""
+        residual = self._buckets[slot.bucket].take_residual(slot) if slot else None
+        wire = gradient if residual is None else gradient + residual
+        if wire.is_floating_point() and wire.dtype not in _HOROVOD_FLOATS:
+            wire = wire.float()
+        wire = wire.contiguous()  # Horovod refuses other strides
+        self.traffic.uncompressed_bytes += allreduce_bytes(wire.numel() * wire.element_size(), self._world_size)
+        self.traffic.float32_bytes += allreduce_bytes(wire.numel() * 4, self._world_size)
+        return wire
+
+    def collect(self) -> None:
+        """Brings all exchanges under way. Called when every gradient of the step is in, so that each wait has an end.
+
+        Raises:
+            LockstepError: the ranks disagree about level, step or parameters.
+        """
+        if self._collected:
+            return
+        self._collected = True
+        # First of all: ranks that disagree wait for exchanges that never come.
+        sent = self._handshake.check()
+        for exchange in self._exchanges:
+            exchange.start()
+        for exchange in self._exchanges:
+            exchange.advance(block=True)
+        if self.bits == UNCOMPRESSED:
+            self.traffic.uncompressed_bytes += sent
+            for bucket in self._buckets:
+                bucket.carries = False
+        else:
+            self.traffic.compressed_bytes += sent + sum(exchange.sent_bytes for exchange in self._exchanges)
+
+    def result(self, slot: Slot) -> torch.Tensor:
+        """The reduced gradient of a parameter that travelled compressed: float32, of its shape."""
+        return self._exchanges[slot.bucket].result(slot)
