@@ -43,6 +43,7 @@ class Bucket:
     Attributes:
         name: unique among the buckets of all optimizers of a process; part of the collectives' names.
         slots: its parameters, in order.
+        values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
         bounds: first block of each rank's shard, and the end.
         plan: checksum over everything that the ranks must agree about.
@@ -63,9 +64,8 @@ class Bucket:
         self.name = slots[0].name
         self.slots = slots
         self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
-        values = slots[-1].start + slots[-1].numel
-        self.values = values
-        self.blocks = -(-values // block_size)
+        self.values = slots[-1].start + slots[-1].numel
+        self.blocks = -(-self.values // block_size)
         self.bounds = shard_bounds(self.blocks, world_size)
         content = [(slot.name, slot.shape) for slot in slots]
         self.plan = checksum(f"{content} block_size={block_size} world_size={world_size}")
@@ -82,12 +82,20 @@ class Bucket:
         """The values of this rank's shard."""
         return slice(self.bounds[self.rank] * self.block_size, self.bounds[self.rank + 1] * self.block_size)
 
+    def keep_residuals(self) -> None:
+        """To be called when a quantization has written `residuals.own`."""
+        if self.residuals is not None:
+            self.carries = True
+            # The padding of the last block owes nothing; and it must not, since only parameters' residuals are saved.
+            self.residuals.own[self.values :] = 0
+
     def release_residuals(self) -> None:
         """Gathers all that is undelivered in `residuals.own`, from where `take_residual` hands it out."""
         if self.residuals is not None:
             # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
             self.residuals.own[self.own_range] += self.residuals.shard
             self.residuals.shard.zero_()
+            self.keep_residuals()
 
     def take_residual(self, slot: Slot) -> torch.Tensor | None:
         """The residual of one parameter, of its shape, which is then zero here; None if there is none."""

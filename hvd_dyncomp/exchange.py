@@ -67,7 +67,7 @@ class Exchange:
             return
         bucket = self._bucket
         payload = self._encode(self._gradient, bucket.residuals and bucket.residuals.own, Phase.SCATTER, 0)
-        bucket.carries = bucket.residuals is not None
+        bucket.keep_residuals()
         messages, splits = [], []
         for first, last in zip(bucket.bounds, bucket.bounds[1:], strict=False):
             header = header_tensor(self._header(Phase.SCATTER, last - first), bucket.device)

@@ -42,8 +42,8 @@ class Placement(NamedTuple):
 PLACEMENTS = {
     1: Placement(1, True, 0.0, 0.0),
     2: Placement(2, True, 0.85, 0.05),
-    3: Placement(3, False, 0.58, 0.02),
-    4: Placement(7, False, 0.335, 0.02),
+    3: Placement(3, False, 0.50, 0.05),
+    4: Placement(7, False, 0.30, 0.04),
     **{bits: Placement(2 ** (bits - 1) - 1, False, 0.0, 1 / (2 ** (bits - 1) - 1)) for bits in (5, 6, 7, 8, 16)},
 }
 

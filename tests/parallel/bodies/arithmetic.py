@@ -1,0 +1,129 @@
+"""What arrives is the mean of what was sent, but for what the residuals hold."""
+
+import horovod.torch as hvd
+import numpy as np
+import pytest
+import torch
+from conftest import Problem, float64_sum, same_on_all_ranks
+
+from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
+
+# Relative error of one exchange of Gaussian values, two quantizations, no residual yet. From the codec's own error on
+# Gaussian values (tests/test_kernels.py) times sqrt(2), with a margin of 15 %.
+BOUND = {1: 0.98, 2: 0.57, 3: 0.36, 4: 0.20, 5: 0.11, 6: 0.053, 7: 0.026, 8: 0.013, 16: 5e-5, 32: 1e-6}
+
+
+def quantizer(bits, **arguments):
+    return DynamicQuantizer(Controller(Static(bits)), **arguments)
+
+
+def undelivered(q, name, shape):
+    """Sum over ranks of what both residuals hold for a parameter; shards are put together from their owners."""
+    state = q.state_dict()
+    total = float64_sum(state["residuals"][name].numpy(), f"residual.{name}")
+    for bucket in q._buckets:
+        for slot in bucket.slots:
+            if slot.name == name:
+                values = state["shard_residuals"][bucket.name]["values"]
+                whole = hvd.allgather(values, name=f"shard.{name}")
+                total += whole[slot.range].view(shape).double().numpy()
+    return total
+
+
+@pytest.mark.parametrize("bits", LEVELS)
+def test_mean_is_within_the_bound(bits, size):
+    problem = Problem(compression=quantizer(bits, bucket_bytes=30_000))
+    wanted = problem.draw(seed=bits)
+    reduced = problem.reduce(wanted)
+    for name, gradient in wanted.items():
+        exact = float64_sum(gradient.numpy(), f"exact.{name}") / size
+        error = np.linalg.norm(reduced[name].double().numpy() - exact) / np.linalg.norm(exact)
+        small = gradient.numel() < 1024
+        assert error < (1e-6 if small else BOUND[bits]), name
+    assert same_on_all_ranks(reduced.values(), "reduced")
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("bits", [b for b in LEVELS if b < 32])
+def test_what_did_not_arrive_is_in_the_residuals(bits, rounding, size):
+    """Over several steps: delivered + residuals == everything that was put in."""
+    q = quantizer(bits, rounding=rounding, bucket_bytes=30_000)
+    problem = Problem(compression=q)
+    put_in = {name: 0.0 for name in problem.parameters}
+    delivered = {name: 0.0 for name in problem.parameters}
+    for step in range(4):
+        wanted = problem.draw(seed=100 + step)
+        reduced = problem.reduce(wanted)
+        for name, gradient in wanted.items():
+            put_in[name] += float64_sum(gradient.numpy(), f"in.{name}")
+            delivered[name] += size * reduced[name].double().numpy()
+    for name in ("conv", "odd", "matrix", "long"):
+        left = undelivered(q, name, problem.parameters[name].shape)
+        scale = np.abs(put_in[name]).max() + np.abs(left).max()
+        np.testing.assert_allclose(delivered[name] + left, put_in[name], atol=5e-6 * scale)
+
+
+@pytest.mark.parametrize("bits", [1, 3, 4, 16])
+def test_release_delivers_the_residuals(bits, size):
+    """After the first uncompressed step nothing is owed any more."""
+    q = quantizer(bits, bucket_bytes=30_000)
+    problem = Problem(compression=q)
+    first, second = problem.draw(seed=1), problem.draw(seed=2)
+    delivered = problem.reduce(first)
+    q.controller.policy = Static(32)
+    q.controller.step({})
+    last = problem.reduce(second)
+    for name in first:
+        exact = float64_sum((first[name].double() + second[name].double()).numpy(), f"all.{name}") / size
+        np.testing.assert_allclose((delivered[name].double() + last[name].double()).numpy(), exact,
+                                   atol=1e-5 * np.abs(exact).max())
+    assert all(not r.any() for r in q.state_dict()["residuals"].values())
+    third = problem.draw(seed=3)
+    for name, value in problem.reduce(third).items():
+        np.testing.assert_allclose(value.numpy(), float64_sum(third[name].numpy(), f"3.{name}") / size,
+                                   rtol=1e-5, atol=1e-6 * np.abs(third[name].numpy()).max())
+
+
+def test_sum_and_predivide_differ_by_the_factor_only(size):
+    wanted = Problem(compression=quantizer(4)).draw(seed=5)
+    mean = Problem(compression=quantizer(4)).reduce(wanted)
+    total = Problem(compression=quantizer(4), op=hvd.Sum).reduce(wanted)
+    divided = Problem(compression=quantizer(4), gradient_predivide_factor=2.0).reduce(wanted)
+    for name in wanted:
+        torch.testing.assert_close(total[name], mean[name] * size)
+        torch.testing.assert_close(divided[name], mean[name])
+
+
+def test_without_error_feedback_nothing_is_kept():
+    q = quantizer(2, error_feedback=False)
+    problem = Problem(compression=q)
+    wanted = problem.draw(seed=1)
+    first, second = problem.reduce(wanted), problem.reduce(wanted)
+    assert all(torch.equal(first[name], second[name]) for name in wanted)
+    assert q.state_dict()["residuals"] == {}
+
+
+def test_zeros_stay_zero():
+    problem = Problem(compression=quantizer(1))
+    zeros = {name: torch.zeros_like(p) for name, p in problem.parameters.items()}
+    assert not any(g.any() for g in problem.reduce(zeros).values())
+
+
+def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
+    q = quantizer(4)
+    problem = Problem(compression=q, names=["long"])
+    problem.reduce(problem.draw(seed=1))
+    before = q.state_dict()["residuals"]["long"]
+    wanted = problem.draw(seed=2)
+    if rank == size - 1:
+        wanted["long"][700] = float("nan")
+        wanted["long"][3000] = float("inf")
+    reduced = problem.reduce(wanted)["long"]
+    bad = torch.zeros(5000, dtype=torch.bool)
+    bad[512:1024] = bad[2560:3072] = True
+    assert torch.equal(reduced.isnan(), bad)
+    after = q.state_dict()["residuals"]["long"]
+    assert after.isfinite().all()
+    if rank == size - 1:
+        assert torch.equal(after[bad], before[bad])
+    assert problem.reduce(problem.draw(seed=3))["long"].isfinite().all()

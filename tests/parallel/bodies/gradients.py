@@ -1,0 +1,128 @@
+"""Every kind of gradient that Horovod's optimizer can hand over."""
+
+import logging
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import Problem, same_on_all_ranks
+
+from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static
+
+PRECISE = 16  # at this level an error in the plumbing cannot hide behind quantization
+
+
+def quantizer(bits=PRECISE, **arguments):
+    return DynamicQuantizer(Controller(Static(bits)), **arguments)
+
+
+def exact_mean(gradient, name):
+    return hvd.allreduce(gradient.double(), name=name, op=hvd.Average)
+
+
+@pytest.mark.parametrize("bits", [4, PRECISE, 32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes(dtype, bits):
+    problem = Problem(dtype=dtype, compression=quantizer(bits))
+    wanted = problem.draw(seed=1)
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-4) if bits != 4 else 0.25
+    for name, got in problem.reduce(wanted).items():
+        assert got.dtype == dtype
+        mean = exact_mean(wanted[name], f"mean.{name}")
+        assert (got.double() - mean).norm() <= tolerance * mean.norm(), name
+
+
+@pytest.mark.parametrize("bits", [PRECISE, 32])
+def test_strides(bits):
+    """channels_last gradients, which uncompressed Horovod refuses, and transposed ones."""
+    torch.manual_seed(0)  # broadcast_parameters refuses such strides, too
+    conv = torch.nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(conv.parameters(), lr=1.0), compression=quantizer(bits))
+    torch.manual_seed(hvd.rank())
+    images = torch.randn(4, 16, 8, 8).to(memory_format=torch.channels_last)
+    own = torch.autograd.grad(conv(images).square().sum(), conv.weight)[0]
+    conv(images).square().sum().backward()
+    optimizer.synchronize()
+    torch.testing.assert_close(conv.weight.grad.double(), exact_mean(own.contiguous(), "mean"), rtol=1e-3, atol=1e-2)
+
+
+def test_unused_parameters_in_another_order_on_every_rank(rank, size):
+    problem = Problem(compression=quantizer())
+    names = list(problem.parameters)
+    for step in range(3):
+        wanted = problem.draw(seed=step)
+        order = names[rank:] + names[:rank]
+        unused = "matrix" if rank == 0 else "odd"
+        order.remove(unused)
+        reduced = problem.reduce(wanted, order)
+        wanted[unused] = torch.zeros_like(wanted[unused])
+        for name in names:
+            mean = exact_mean(wanted[name], f"mean.{name}")
+            assert (reduced[name].double() - mean).norm() <= 1e-4 * mean.norm() + 1e-12, name
+        assert same_on_all_ranks(reduced.values(), "reduced")
+
+
+def test_no_parameter_used_on_one_rank(rank):
+    problem = Problem(compression=quantizer())
+    wanted = problem.draw(seed=1)
+    if rank == 0:
+        problem.optimizer.zero_grad()
+        problem.optimizer.synchronize()
+        reduced = {name: p.grad for name, p in problem.parameters.items()}
+        wanted = {name: torch.zeros_like(g) for name, g in wanted.items()}
+    else:
+        reduced = problem.reduce(wanted)
+    for name in wanted:
+        mean = exact_mean(wanted[name], f"mean.{name}")
+        assert (reduced[name].double() - mean).norm() <= 1e-4 * mean.norm(), name
+
+
+def test_groups_and_local_accumulation():
+    for arguments in ({"groups": 2}, {"backward_passes_per_step": 2}):
+        problem = Problem(compression=quantizer(), **arguments)
+        passes = arguments.get("backward_passes_per_step", 1)
+        wanted = problem.draw(seed=1)
+        problem.optimizer.zero_grad()
+        for _ in range(passes):
+            torch.stack([(p * wanted[n]).sum() for n, p in problem.parameters.items()]).sum().backward()
+        problem.optimizer.synchronize()
+        for name, p in problem.parameters.items():
+            mean = exact_mean(wanted[name] * passes, f"mean.{name}")
+            assert (p.grad.double() - mean).norm() <= 1e-4 * mean.norm(), name
+
+
+def test_sparse_as_dense(rank):
+    table = torch.nn.Embedding(400, 8, sparse=True)
+    hvd.broadcast_parameters(table.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=1.0), compression=quantizer(), sparse_as_dense=True
+    )
+    table(torch.arange(rank, 50 + rank)).sum().backward()
+    optimizer.synchronize()
+    own = torch.zeros(400, 8)
+    own[rank : 50 + rank] = 1
+    mean = exact_mean(own, "mean")
+    torch.testing.assert_close(table.weight.grad.to_dense().double(), mean, rtol=1e-3, atol=1e-4)
+
+
+def test_outside_an_optimizer_a_tensor_is_not_compressed_and_one_warning_says_so(caplog, size):
+    q = quantizer(1)
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        for i in range(2):
+            got = hvd.allreduce(torch.arange(5000.0) * (hvd.rank() + 1), name=f"loose{i}", compression=q)
+            torch.testing.assert_close(got, torch.arange(5000.0) * (size + 1) / 2)
+    assert [record.message for record in caplog.records if "outside" in record.message].__len__() == 1
+
+
+def test_the_level_is_fixed_while_gradients_are_in_flight():
+    """Decoding depends on what was sent, not on what the controller says by then."""
+    q = DynamicQuantizer(Controller(Schedule({0: 8, 1: 2})))
+    problem = Problem(compression=q)
+    wanted = problem.draw(seed=1)
+    torch.stack([(p * wanted[n]).sum() for n, p in problem.parameters.items()]).sum().backward()
+    assert q.controller.step({}) == 2
+    problem.optimizer.synchronize()
+    for name, p in problem.parameters.items():
+        mean = exact_mean(wanted[name], f"mean.{name}")
+        assert (p.grad.double() - mean).norm() <= 0.02 * mean.norm(), name
+    assert set(q.meter.records) == {(0, 8)}

@@ -1,0 +1,114 @@
+"""Whatever one rank does wrong, every rank gets the same error, soon."""
+
+import math
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import Problem
+
+from hvd_dyncomp import Controller, ControllerError, Decision, DynamicQuantizer, LockstepError, Policy, Static
+from hvd_dyncomp import StepFunction
+
+
+class Failing(Policy):
+    """Fails after the second epoch; only rank 0 ever asks."""
+
+    def decide(self, history):
+        assert not history or hvd.rank() == 0, "a policy was asked on another rank"
+        if len(history) == 2:
+            raise KeyError("no such metric")
+        return Decision(4, "fine")
+
+    def config(self):
+        return {"policy": "Failing"}
+
+
+def test_every_rank_decides_alike_from_the_weighted_mean(rank, size):
+    controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)))
+    # Alone, rank 0 would stay below the threshold.
+    metrics = {"val_accuracy": 0.0 if rank == 0 else 1.0, "train_loss": 1.0}
+    assert controller.step(metrics, num_samples=1 if rank == 0 else 9) == 4
+    assert controller.history[0].metrics["val_accuracy"] == pytest.approx(9 * (size - 1) / (1 + 9 * (size - 1)))
+
+
+def test_an_exception_in_the_policy_reaches_every_rank():
+    controller = Controller(Failing())
+    controller.step({})
+    with pytest.raises(ControllerError, match="rank 0 after epoch 1: KeyError.*no such metric"):
+        controller.step({})
+    assert controller.bits == 4 and len(controller.history) == 1
+
+
+def test_on_error_hold_goes_on():
+    controller = Controller(Failing(), on_error="hold")
+    controller.step({})
+    assert controller.step({}) == 4
+    assert controller.history[-1].reason.startswith("held: the policy failed")
+
+
+def test_nan_holds_and_then_releases_everywhere(rank):
+    controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)))
+    good = {"val_accuracy": 0.6, "train_loss": 1.0}
+    bad = {"val_accuracy": 0.6, "train_loss": math.nan if rank == 0 else 1.0}
+    assert [controller.step(m) for m in (good, bad, bad, good)] == [4, 4, 32, 4]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "arguments", "error", "text"),
+    [
+        ({"other": 1.0}, {}, LockstepError, "rank 1 passed metrics"),
+        ({"a": 1.0}, {"epoch": 7}, LockstepError, "rank 1 passed epoch 7"),
+        ({"a": "high"}, {}, ControllerError, "rank 1 called .* ValueError.*high"),
+        ({"a": 1.0}, {"num_samples": -1}, ControllerError, "rank 1 called .*num_samples.*-1"),
+        (None, {}, ControllerError, "rank 1 called .*metrics.*None"),
+    ],
+)
+def test_bad_input_on_one_rank_is_an_error_on_all(rank, metrics, arguments, error, text):
+    controller = Controller(Static(4))
+    with pytest.raises(error, match=text):
+        if rank == 1:
+            controller.step(metrics, **arguments)
+        else:
+            controller.step({"a": 1.0})
+    assert controller.history == []
+    assert controller.step({"a": 1.0}) == 4  # and nothing is left over from it
+
+
+def test_another_configuration_on_one_rank(rank):
+    controller = Controller(Static(8 if rank == 1 else 4))
+    with pytest.raises(LockstepError, match="rank 1 has"):
+        controller.step({})
+
+
+def disagreeing(request, **arguments):
+    # Names of its own: what the failed step has left in flight may still be on its way in the next test.
+    problem = Problem(names=["bias", "long", "odd"], prefix=request.node.name, **arguments)
+    with pytest.raises(LockstepError) as caught:
+        problem.reduce(problem.draw(seed=1))
+    return str(caught.value)
+
+
+def test_another_level_on_one_rank(rank, request):
+    text = disagreeing(request, compression=DynamicQuantizer(Controller(Static(8 if rank == 1 else 4))))
+    assert "has bits" in text
+
+
+def test_another_block_size_on_one_rank(rank, request):
+    text = disagreeing(request, compression=DynamicQuantizer(Controller(Static(4)), block_size=256 if rank == 1 else 512))
+    assert "has plan" in text
+
+
+def test_another_step_on_one_rank(rank, request):
+    q = DynamicQuantizer(Controller(Static(4)))
+    q._steps = 5 if rank == 1 else 0
+    assert "has step" in disagreeing(request, compression=q)
+
+
+def test_one_rank_is_uncompressed(rank):
+    """Horovod itself refuses the mixture, on every rank; what matters is that nobody waits for ever."""
+    q = DynamicQuantizer(Controller(Static(32 if rank == 1 else 4)))
+    problem = Problem(names=["long", "odd"], prefix="mixture.", compression=q)
+    with pytest.raises((LockstepError, hvd.mpi_ops.HorovodInternalError)):
+        problem.reduce(problem.draw(seed=1))
+    assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))

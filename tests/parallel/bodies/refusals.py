@@ -1,0 +1,44 @@
+"""What cannot work is refused, in a sentence, on every rank, before anything is sent."""
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import Problem
+
+from hvd_dyncomp import Controller, DynamicQuantizer, Static
+
+
+def test_adasum():
+    model = torch.nn.Linear(50, 50)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), compression=DynamicQuantizer(), op=hvd.Adasum
+    )
+    with pytest.raises(ValueError, match="Adasum"):
+        model(torch.ones(1, 50)).sum().backward()
+        optimizer.step()
+
+
+def test_a_second_optimizer():
+    q = DynamicQuantizer(Controller(Static(4)))
+    first = Problem(compression=q)
+    second = Problem(compression=q)
+    first.reduce(first.draw(seed=1))
+    with pytest.raises(ValueError, match="one DynamicQuantizer per optimizer"):
+        second.reduce(second.draw(seed=1))
+
+
+def test_two_quantizers_may_share_a_controller():
+    controller = Controller(Static(16))
+    problems = [Problem(compression=DynamicQuantizer(controller)) for _ in range(2)]
+    for problem in problems:
+        wanted = problem.draw(seed=1)
+        for name, got in problem.reduce(wanted).items():
+            mean = hvd.allreduce(wanted[name], name=f"mean.{name}")
+            assert (got - mean).norm() <= 1e-4 * mean.norm() + 1e-12
+
+
+def test_a_parameter_without_a_name():
+    named = torch.nn.Parameter(torch.zeros(2000))
+    problem = Problem(compression=DynamicQuantizer(named_parameters=[("other", named)]))
+    with pytest.raises(ValueError, match="named_parameters"):
+        problem.reduce(problem.draw(seed=1))

@@ -1,0 +1,81 @@
+"""A run that was interrupted and resumed is the run that was not."""
+
+import io
+import json
+
+import horovod.torch as hvd
+import pytest
+import torch
+from conftest import Problem
+
+from hvd_dyncomp import Controller, DynamicQuantizer, StepFunction
+
+
+class Run:
+    """Ten epochs of three steps, which pass through 2 bits, a release of two epochs and 4 bits."""
+
+    def __init__(self, rounding="nearest"):
+        policy = StepFunction(
+            levels=(2, 4), thresholds=(0.9,), loss=None, stagnation_patience=2, release_epochs=2, cooldown=0
+        )
+        self.controller = Controller(policy)
+        self.quantizer = DynamicQuantizer(self.controller, rounding=rounding, bucket_bytes=30_000)
+        self.problem = Problem(compression=self.quantizer)
+
+    def epochs(self, first, last):
+        for epoch in range(first, last):
+            for step in range(3):
+                self.problem.reduce(self.problem.draw(seed=10 * epoch + step))
+                self.problem.step()
+            self.controller.step({"val_accuracy": 0.1 * epoch}, epoch=epoch)
+
+    def save(self):
+        """Through bytes, and only of what may be loaded without unpickling code."""
+        blob = io.BytesIO()
+        weights = {name: p.detach() for name, p in self.problem.parameters.items()}
+        torch.save({"weights": weights, "quantizer": self.quantizer.state_dict()}, blob)
+        return blob.getvalue(), json.dumps(self.controller.state_dict())
+
+    def load(self, saved):
+        blob = torch.load(io.BytesIO(saved[0]), weights_only=True)
+        for name, p in self.problem.parameters.items():
+            p.data.copy_(blob["weights"][name])
+        self.quantizer.load_state_dict(blob["quantizer"])
+        self.controller.load_state_dict(json.loads(saved[1]))
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_resume_equals_no_interruption(rounding):
+    whole = Run(rounding)
+    whole.epochs(0, 10)
+    trace = [record.bits for record in whole.controller.history]
+    released = [epoch for epoch, bits in enumerate(trace) if bits == 32]
+    assert {2, 4, 32} == set(trace)
+    # Interrupted at a compressed level, and between the two epochs of a release.
+    for interruption in (2, released[0] + 2):
+        before = Run(rounding)
+        before.epochs(0, interruption)
+        saved = before.save()
+        after = Run(rounding)
+        after.load(saved)
+        assert after.quantizer.state_dict().keys() == before.quantizer.state_dict().keys()
+        after.epochs(interruption, 10)
+        assert [record.bits for record in after.controller.history] == trace
+        for name, p in after.problem.parameters.items():
+            assert torch.equal(p, whole.problem.parameters[name]), name
+        totals = [run.quantizer.meter.total() for run in (whole, after)]
+        assert totals[0].sent_bytes == totals[1].sent_bytes and totals[0].steps == totals[1].steps
+
+
+def test_state_of_another_rank_is_refused(rank, size):
+    run = Run()
+    run.epochs(0, 1)
+    state = run.quantizer.state_dict()
+    state["rank"] = (rank + 1) % size
+    with pytest.raises(ValueError, match="rank"):
+        run.quantizer.load_state_dict(state)
+    fresh = Run()
+    fresh.quantizer.load_state_dict(state)  # parameters are not known yet
+    with pytest.raises(ValueError, match="rank"):
+        fresh.epochs(0, 1)
+    hvd.barrier()

@@ -1,0 +1,135 @@
+"""The controller on one worker. What concerns several is in parallel/bodies/lockstep.py."""
+
+import json
+import logging
+import math
+
+import horovod.torch as hvd
+import pytest
+
+from hvd_dyncomp import Controller, ControllerError, Decision, Policy, Schedule, Static, StepFunction
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
+
+
+def ladder(**arguments):
+    return Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)), **arguments)
+
+
+def metrics(accuracy, loss=1.0):
+    return {"val_accuracy": accuracy, "train_loss": loss}
+
+
+def test_step_moves_the_level_and_keeps_the_history():
+    controller = ladder()
+    assert (controller.bits, controller.epoch) == (2, 0)
+    assert controller.step(metrics(0.1)) == 2
+    assert controller.step(metrics(0.6)) == 4
+    assert (controller.bits, controller.epoch) == (4, 2)
+    assert [(r.epoch, r.bits) for r in controller.history] == [(0, 2), (1, 4)]
+    assert controller.history[1].metrics == metrics(0.6) and "reached" in controller.history[1].reason
+
+
+def test_the_default_is_the_papers_rule():
+    assert Controller().bits == 4
+    assert Controller().policy.config() == StepFunction().config()
+
+
+def test_an_epoch_seen_before_changes_nothing(caplog):
+    controller = ladder()
+    controller.step(metrics(0.1), epoch=4)
+    with caplog.at_level(logging.WARNING):
+        assert controller.step(metrics(0.9), epoch=4) == 2
+    assert "epoch 4" in caplog.text and len(controller.history) == 1
+    assert controller.step(metrics(0.9)) == 4 and controller.history[-1].epoch == 5
+
+
+def test_nan_holds_then_releases_until_metrics_are_finite():
+    controller = ladder(nan_patience=3)
+    values = [0.1, math.nan, math.inf, math.nan, math.nan, 0.1, math.nan, 0.6]
+    assert [controller.step(metrics(v)) for v in values] == [2, 2, 2, 32, 32, 2, 2, 4]
+
+
+class Broken(Policy):
+    def __init__(self, answer):
+        self.answer = answer
+
+    def decide(self, history):
+        if history and isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if history else Decision(4, "start")
+
+    def config(self):
+        return {"policy": "Broken"}
+
+
+@pytest.mark.parametrize("answer", [RuntimeError("boom"), Decision(9, "no such level"), None, (4,)])
+def test_a_broken_policy(answer):
+    with pytest.raises(ControllerError, match="after epoch 0"):
+        Controller(Broken(answer)).step({})
+    held = Controller(Broken(answer), on_error="hold")
+    assert held.step({}) == 4 and held.history[0].reason.startswith("held")
+
+
+def test_state_survives_json_and_a_resumed_controller_goes_on_alike():
+    values = [0.1, math.nan, 0.2, 0.3, 0.4, 0.45, 0.46, 0.47, 0.48, 0.6]
+    whole, first = ladder(), ladder()
+    expected = [whole.step(metrics(v)) for v in values]
+    for v in values[:5]:
+        first.step(metrics(v))
+    second = ladder()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.bits == first.bits and second.epoch == 5
+    assert [second.step(metrics(v)) for v in values[5:]] == expected[5:]
+
+
+def test_loading_warns_about_another_configuration_and_keeps_its_own(caplog):
+    saved = ladder().state_dict()
+    other = Controller(Schedule({0: 8}))
+    with caplog.at_level(logging.WARNING):
+        other.load_state_dict(saved)
+    assert "policy='StepFunction'" in caplog.text
+    assert other.policy.config()["policy"] == "Schedule"
+
+
+@pytest.mark.parametrize("state", [{}, {"bits": 4}, {"bits": 4, "history": [{"x": 1}], "config": {}}])
+def test_loading_something_else_is_refused(state):
+    with pytest.raises(ValueError, match="state must come from"):
+        ladder().load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [({"on_error": "ignore"}, "on_error.*'ignore'"), ({"nan_patience": 0}, "nan_patience.*0")]
+)
+def test_bad_arguments(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        Controller(**arguments)
+    with pytest.raises(TypeError, match="policy"):
+        Controller(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (({"a": "x"},), "could not convert"),
+        ((None,), "metrics must be"),
+        (({1: 2.0},), "metrics must be"),
+    ],
+)
+def test_bad_metrics(arguments, text):
+    with pytest.raises(ControllerError, match=text):
+        Controller(Static(4)).step(*arguments)
+
+
+@pytest.mark.parametrize("keywords", [{"epoch": -1}, {"epoch": 1.5}, {"num_samples": -1}, {"num_samples": math.nan}])
+def test_bad_keywords(keywords):
+    with pytest.raises(ControllerError, match=next(iter(keywords))):
+        Controller(Static(4)).step({}, **keywords)
+
+
+def test_zero_samples_everywhere():
+    with pytest.raises(ControllerError, match="num_samples"):
+        Controller(Static(4)).step({"a": 1.0}, num_samples=0)

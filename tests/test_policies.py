@@ -1,0 +1,155 @@
+"""Policies are pure Python: every rule, on histories made by hand."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_dyncomp import LEVELS, Record, Schedule, Static, StepFunction
+
+
+def trace(policy, accuracies, losses=None):
+    """The level of every epoch, and of the one after the last."""
+    losses = losses or [0.5**epoch for epoch in range(len(accuracies))]
+    history, levels = [], [policy.decide([]).bits]
+    for epoch, (accuracy, loss) in enumerate(zip(accuracies, losses, strict=True)):
+        record = Record(epoch, {"val_accuracy": accuracy, "train_loss": loss})
+        decision = policy.decide([*history, record])
+        history.append(Record(epoch, record.metrics, *decision))
+        levels.append(decision.bits)
+    return levels
+
+
+def ladder(**arguments):
+    return StepFunction(levels=(4, 8, 16), thresholds=(0.5, 0.8), **arguments)
+
+
+def test_levels_climb_with_accuracy_and_never_fall():
+    assert trace(ladder(), [0.1, 0.5, 0.2, 0.79, 0.8, 0.1]) == [4, 4, 8, 8, 8, 16, 16]
+
+
+def test_a_step_can_be_skipped():
+    assert trace(ladder(), [0.9]) == [4, 16]
+
+
+def test_a_stalled_loss_raises_the_step_after_loss_patience_epochs_in_a_row():
+    losses = [1.0, 0.999, 0.998, 0.997, 0.996, 0.995, 0.994]
+    assert trace(ladder(), [0.1] * 7, losses) == [4, 4, 4, 4, 8, 8, 8, 16]
+    # An epoch of progress in between starts the count anew.
+    assert trace(ladder(), [0.1] * 5, [1.0, 0.999, 0.998, 0.5, 0.499]) == [4] * 6
+    assert trace(ladder(loss=None, stagnation=None), [0.1] * 7, losses) == [4] * 8
+
+
+def test_stagnation_in_time_releases_and_returns():
+    policy = ladder(stagnation_patience=2, release_epochs=2, cooldown=1)
+    # Three epochs at the step exceed patience; two at 32; cooldown, and three more.
+    assert trace(policy, [0.1] * 12) == [4, 4, 4, 32, 32, 4, 4, 4, 4, 32, 32, 4, 4]
+
+
+def test_a_plateau_is_counted_from_the_best_value():
+    policy = ladder(stagnation="plateau", stagnation_patience=2, release_epochs=1, cooldown=0)
+    assert trace(policy, [0.1, 0.2, 0.3, 0.3, 0.25, 0.3, 0.31]) == [4, 4, 4, 4, 4, 4, 32, 4]
+
+
+def test_no_release_at_the_top_unless_asked():
+    assert 32 not in trace(ladder(), [0.9] * 30)
+    assert 32 in trace(ladder(release_at_top=True), [0.9] * 30)
+    assert 32 not in trace(ladder(stagnation=None), [0.1] * 30)
+
+
+def test_no_release_that_could_not_finish():
+    arguments = {"stagnation_patience": 2, "release_epochs": 2}
+    assert trace(ladder(total_epochs=5, **arguments), [0.1] * 5)[3:5] == [32, 32]
+    assert 32 not in trace(ladder(total_epochs=4, **arguments), [0.1] * 4)
+
+
+def test_a_threshold_reached_in_a_release_counts_when_it_ends():
+    policy = ladder(stagnation_patience=2, release_epochs=2)
+    assert trace(policy, [0.1, 0.1, 0.1, 0.6, 0.1]) == [4, 4, 4, 32, 32, 8]
+
+
+@given(
+    accuracies=st.lists(st.floats(0, 1), max_size=40),
+    patience=st.integers(0, 4),
+    release=st.integers(1, 3),
+    cooldown=st.integers(0, 3),
+    stagnation=st.sampled_from(["time", "plateau", None]),
+)
+def test_invariants(accuracies, patience, release, cooldown, stagnation):
+    policy = StepFunction(
+        levels=(1, 2, 4), thresholds=(0.4, 0.7), stagnation=stagnation, stagnation_patience=patience,
+        release_epochs=release, cooldown=cooldown,
+    )
+    levels = trace(policy, accuracies)
+    assert set(levels) <= {1, 2, 4, 32}
+    compressed = [bits for bits in levels if bits != 32]
+    assert compressed == sorted(compressed), "the ratchet fell"
+    text = "".join("r" if bits == 32 else "c" for bits in levels)
+    runs = [run for run in text.split("c") if run]
+    assert all(len(run) == release for run in runs[:-1]) and all(len(run) <= release for run in runs)
+    # Deterministic, and dependent on the metrics alone: a resumed run continues as if it had not stopped.
+    assert levels == trace(policy, accuracies)
+
+
+def test_schedule():
+    assert trace(Schedule({2: 4, 0: 32, 4: 8}), [0.0] * 5) == [32, 32, 4, 4, 8, 8]
+
+
+def test_static():
+    assert trace(Static(3), [0.9] * 3) == [3] * 4
+
+
+def test_a_missing_metric_is_named():
+    with pytest.raises(ValueError, match="'val_accuracy'.*'accuracy'"):
+        ladder().decide([Record(0, {"accuracy": 1.0, "train_loss": 1.0})])
+    with pytest.raises(ValueError, match="'train_loss'"):
+        ladder().decide([Record(0, {"val_accuracy": 1.0})])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"levels": (8, 4, 16)}, "levels must be .*ascending.*8, 4, 16"),
+        ({"levels": (4, 4, 8)}, "levels must be .*ascending"),
+        ({"levels": ()}, "levels"),
+        ({"levels": (4, 9, 16)}, "levels must be one of.*9"),
+        ({"levels": (4, 8, 32)}, "levels must be below 32"),
+        ({"levels": (4, 8.0, 16)}, "8.0"),
+        ({"thresholds": (0.5,)}, r"thresholds must be one fewer than levels \(2\)"),
+        ({"thresholds": (0.8, 0.5)}, "thresholds must ascend"),
+        ({"thresholds": (0.5, math.nan)}, "thresholds must be a finite number, got nan"),
+        ({"monitor": ""}, "monitor"),
+        ({"loss": 3}, "loss"),
+        ({"min_improvement": math.inf}, "min_improvement"),
+        ({"loss_patience": 0}, "loss_patience must be .* at least 1, got 0"),
+        ({"stagnation": "sometimes"}, "stagnation.*'sometimes'"),
+        ({"stagnation_patience": -1}, "stagnation_patience"),
+        ({"release_epochs": 0}, "release_epochs"),
+        ({"cooldown": 1.5}, "cooldown.*1.5"),
+        ({"release_at_top": 1}, "release_at_top"),
+        ({"total_epochs": 0}, "total_epochs"),
+    ],
+)
+def test_bad_arguments_of_step_function(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        StepFunction(**{"levels": (4, 8, 16), "thresholds": (0.5, 0.8), **arguments})
+
+
+@pytest.mark.parametrize("bits", [0, 9, 33, -4, 4.0, "4", True, None])
+def test_bad_levels(bits):
+    with pytest.raises(ValueError, match="bits must be one of the levels"):
+        Static(bits)
+    with pytest.raises(ValueError, match="levels"):
+        Schedule({0: bits})
+
+
+@pytest.mark.parametrize("levels", [{}, {1: 4}, {-1: 4, 0: 8}, {"0": 4}, {0.0: 4}, [4]])
+def test_bad_schedules(levels):
+    with pytest.raises(ValueError, match="levels"):
+        Schedule(levels)
+
+
+@pytest.mark.parametrize("bits", LEVELS)
+def test_every_level_can_be_asked_for(bits):
+    assert Static(bits).decide([]).bits == bits
