@@ -1,0 +1,78 @@
+"""Files of a checkpoint: whole or refused. What loading one means to a run is in test_train_runs.py."""
+
+from pathlib import Path
+
+import checkpoint
+import pytest
+import torch
+from course import RunError
+
+STATE = {"format": checkpoint.FORMAT, "config": {"seed": 1}, "model": {"weight": torch.arange(1000.0)}}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "epoch-0003.pt"
+    checkpoint._write(STATE, path)
+    return path
+
+
+def test_what_is_written_is_read(written: Path) -> None:
+    state = checkpoint.read(written)
+    assert state["config"] == {"seed": 1}
+    assert torch.equal(state["model"]["weight"], torch.arange(1000.0))
+    assert [path.name for path in written.parent.iterdir()] == ["epoch-0003.pt"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 2000, -1])
+def test_truncated_files_are_refused(written: Path, kept: int) -> None:
+    written.write_bytes(written.read_bytes()[:kept])
+    with pytest.raises(RunError, match=r"checkpoint .*epoch-0003\.pt is damaged"):
+        checkpoint.read(written)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    torch.save([1, 2, 3], tmp_path / "list.pt")
+    torch.save({"format": 99}, tmp_path / "later.pt")
+    for name in ("list.pt", "later.pt"):
+        with pytest.raises(RunError, match=name):
+            checkpoint.read(tmp_path / name)
+    with pytest.raises(RunError, match=r"gone\.pt is missing"):
+        checkpoint.read(tmp_path / "gone.pt")
+
+
+class _Callable:
+    def __reduce__(self) -> tuple:
+        return (print, ("run by a checkpoint",))
+
+
+def test_code_in_a_file_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"format": checkpoint.FORMAT, "model": _Callable()}, tmp_path / "bad.pt")
+    with pytest.raises(RunError, match=r"bad\.pt"):
+        checkpoint.read(tmp_path / "bad.pt")
+    assert "run by a checkpoint" not in capsys.readouterr().out
+
+
+def test_another_run_is_named_in_full(tmp_path: Path) -> None:
+    checkpoint.compare({"seed": 1, "levels": [4, 8]}, {"seed": 1, "levels": [4, 8]}, tmp_path)
+    with pytest.raises(RunError, match=r"model resnet8 \(now resnet20\), world_size 2 \(now 4\)"):
+        checkpoint.compare({"model": "resnet8", "world_size": 2}, {"model": "resnet20", "world_size": 4}, tmp_path)
+
+
+def test_newest_counts_complete_checkpoints_only(tmp_path: Path) -> None:
+    assert checkpoint.newest(tmp_path) is None
+    for name in ("epoch-0002.pt", "epoch-0010.pt", "epoch-0011.rank0.pt", "epoch-0012.tmp"):
+        (tmp_path / name).touch()
+    assert checkpoint.newest(tmp_path) == 10
+
+
+def test_older_files_go_away(tmp_path: Path) -> None:
+    for finished in (1, 2, 3):
+        for name in (f"epoch-{finished:04d}.pt", f"epoch-{finished:04d}.rank0.pt", f"epoch-{finished:04d}.rank1.pt"):
+            (tmp_path / name).touch()
+    checkpoint._remove_older(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "epoch-0003.pt",
+        "epoch-0003.rank0.pt",
+        "epoch-0003.rank1.pt",
+    ]

@@ -1,0 +1,46 @@
+"""Learning rates, scores, metrics files: what needs no other rank."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from course import RunError
+from engine import LearningRate, Score
+from report import Metrics, read_lines
+
+
+def test_warm_up_goes_from_one_worker_to_all() -> None:
+    rate = LearningRate(0.05, 4, steps_per_epoch=10, epochs=4, warmup_epochs=1, shape="cosine")
+    rates = [rate.at(step) for step in range(40)]
+    assert rates[0] == 0.05
+    assert rates[10] == pytest.approx(0.2)
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert 0 < rates[-1] < 0.001
+
+
+def test_steps_are_tenths() -> None:
+    rate = LearningRate(0.1, 1, steps_per_epoch=1, epochs=8, warmup_epochs=0, shape="step")
+    assert [rate.at(step) for step in range(8)] == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
+
+
+def test_scores_are_weighted_by_samples() -> None:
+    score = Score()
+    score.add(torch.eye(3), torch.tensor([0, 1, 1]), 0.5)
+    score.add(torch.eye(3)[:1], torch.tensor([0]), 1.5)
+    assert score.accuracy == pytest.approx(3 / 4)
+    assert score.mean_loss == pytest.approx((3 * 0.5 + 1.5) / 4)
+    assert Score().accuracy == 0
+
+
+def test_metrics_of_epochs_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    for epoch in range(3):
+        metrics.add({"epoch": epoch, "train_loss": float("nan") if epoch == 1 else 1.0})
+    with open(metrics.path, "a") as file:
+        file.write('{"epoch": 3, "tr')
+    again = Metrics(tmp_path)
+    again.keep(2)
+    assert read_lines(metrics.path) == [{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": None}]
+    with pytest.raises(RunError, match="2 of the 3"):
+        again.keep(3)

@@ -1,0 +1,69 @@
+"""Shapes, sizes and reproducibility of the networks."""
+
+import pytest
+import torch
+from models import CifarResNet, build_model
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("size", [32, 28, 8])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("shortcut", ["A", "B"])
+def test_any_small_image_gives_logits(size: int, channels: int, shortcut: str) -> None:
+    model = CifarResNet(8, in_channels=channels, num_classes=7, shortcut=shortcut)
+    logits = model(torch.randn(2, channels, size, size))
+    assert logits.shape == (2, 7)
+    assert logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (56, 0.85), (110, 1.7)])
+def test_sizes_are_those_of_the_resnet_paper(depth: int, millions: float) -> None:
+    # Table 6 of He et al.; its numbers have two digits.
+    assert parameters(CifarResNet(depth)) / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+def test_option_b_adds_projections_only() -> None:
+    projections = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
+    assert parameters(CifarResNet(8, shortcut="B")) - parameters(CifarResNet(8, shortcut="A")) == projections
+
+
+def test_depth_counts_weighted_layers() -> None:
+    model = CifarResNet(20)
+    weighted = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    assert len(weighted) == 20
+
+
+@pytest.mark.parametrize("depth", [2, 7, 9, 18])
+def test_other_depths_are_refused(depth: int) -> None:
+    with pytest.raises(ValueError, match=f"6n \\+ 2.*{depth}"):
+        CifarResNet(depth)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="vgg16"):
+        build_model("vgg16", in_channels=3, num_classes=10)
+
+
+def test_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = build_model("resnet8", in_channels=1, num_classes=10, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    again = build_model("resnet8", in_channels=1, num_classes=10, seed=3)
+    other = build_model("resnet8", in_channels=1, num_classes=10, seed=4)
+    assert torch.equal(first.fc.weight, again.fc.weight)
+    assert not torch.equal(first.fc.weight, other.fc.weight)
+
+
+def test_resnet18_keeps_small_images_large() -> None:
+    model = build_model("resnet18", in_channels=1, num_classes=10)
+    seen = []
+    model.layer1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
+    assert model(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+    assert seen == [(2, 64, 28, 28)]
+    # torchvision's 11.69 million for 1000 classes, less the classes, less a 7x7 stem's weights.
+    assert parameters(model) == 11_689_512 - 513 * 1000 + 513 * 10 - 64 * 3 * 49 + 64 * 9

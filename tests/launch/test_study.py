@@ -1,0 +1,135 @@
+"""The study's table and figures, made from small files that look like finished runs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import options
+import plots
+import pytest
+import study
+import table
+from course import RunError, course
+from matplotlib.image import imread
+from report import METRICS, write_summary
+from scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
+
+EPOCHS = 6
+LEVELS = {"none": [32] * 6, "static8": [8] * 6, "static4": [4] * 6}
+LEVELS |= {"dynamic4-8-16": [4, 8, 32, 32, 16, 16], "dynamic1-2-4": [1, 2, 2, 4, 4, 4]}
+THRESHOLDS = "0.4,0.6"
+
+
+def line(scenario: Scenario, epoch: int, seed: int) -> dict:
+    level = LEVELS[scenario.name][epoch]
+    accuracy = 0.3 + 0.1 * epoch + 0.01 * seed
+    bytes_sent = 1e6 * level / 32
+    return {
+        "epoch": epoch, "level": level, "next_level": level, "reason": "made up",
+        "train_loss": 2.0 - 0.3 * epoch, "val_loss": 2.0, "test_loss": 2.0,
+        "train_accuracy": accuracy, "val_accuracy": accuracy, "test_accuracy": accuracy - 0.02,
+        "bytes_sent": bytes_sent, "bytes_compressed": bytes_sent, "bytes_uncompressed": 0.0, "bytes_float32": 1e6,
+        "saved_fraction": 1 - level / 32, "seconds": 30.0, "seconds_compute": 20.0, "seconds_exchange": 5.0, "lr": 0.1,
+    }  # fmt: skip
+
+
+def pretend(folder: Study, scenario: Scenario, seed: int) -> None:
+    """Leave the files of a finished run."""
+    place = folder.folder(scenario, seed)
+    place.mkdir(parents=True)
+    lines = [line(scenario, epoch, seed) for epoch in range(EPOCHS)]
+    (place / METRICS).write_text("".join(json.dumps(item) + "\n" for item in lines))
+    write_summary(place, course(options.parse(folder.arguments(scenario, seed, THRESHOLDS)), "digits", 2), lines)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Study]:
+    args = study.parse(["--dataset", "digits", "--epochs", str(EPOCHS)])
+    yield Study(tmp_path / "runs", 2, study.shared_flags(args), "digits", 60.0)
+
+
+def finished(runs: Study, seeds: tuple[int, ...]) -> list[Result]:
+    results = []
+    for scenario in SCENARIOS:
+        for seed in seeds:
+            pretend(runs, scenario, seed)
+            result = runs.result(scenario, seed, THRESHOLDS)
+            assert result is not None
+            results.append(result)
+    return results
+
+
+def test_table_only_study_end_to_end(runs: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    finished(runs, (0, 1))
+    flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--thresholds", THRESHOLDS, "--tables-only"]
+    study.main([*flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert " ".join(flags) in text
+    main_table = text.split("\n\n")[0].splitlines()
+    rows = {row.split("|")[1].strip(): row for row in main_table[2:]}
+    assert list(rows) == [scenario.title for scenario in SCENARIOS]
+    # Ours: 0.3 + 0.5 - 0.02, and a point more with the second seed; then the paper's.
+    assert "| 78.50 ± 0.71 | 92.96 | 3.0 ± 0.0 | 65.12 | 6 ± 0 | 2.31 | 100.0 ± 0.0 | 100 |" in rows["uncompressed"]
+    assert "| 85.97 |" in rows["static 8"] and "| 25.0 ± 0.0 | 79 |" in rows["static 8"]
+    assert "| 91.40 |" in rows["dynamic 4-8-16"]
+    assert "—" in rows["static 4"]
+    assert "4 8 R R 16 16" in text
+    numbers = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(numbers["runs"]) == 10 and len(numbers["runs"][0]["epochs"]) == EPOCHS
+    for name in plots.FIGURES:
+        height, width = imread(tmp_path / "out" / name).shape[:2]
+        assert height > 300 and width > 600
+    assert "wrote" in capsys.readouterr().out
+
+
+def test_released_epochs_are_reported_with_and_without(runs: Study) -> None:
+    results = finished(runs, (0,))
+    detail = table._detail_table(results)
+    row = next(row for row in detail.splitlines() if "4-8-16" in row)
+    # Sent: 4 + 8 + 32 + 32 + 16 + 16 of 6 * 32; without the two released epochs 44 of 4 * 32.
+    assert "| +0.00 | 56.2 | 34.4 | 2 | 120 | 30.0 |" in row
+
+
+def test_curves_of_one_seed_have_no_spread(runs: Study) -> None:
+    assert "±" not in table._main_table(finished(runs, (0,)))
+
+
+def test_unfinished_runs_are_left_out(runs: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend(runs, SCENARIOS[0], 0)
+    flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--tables-only", "--seeds", "0"]
+    study.main([*flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
+    assert "static 8, seed 0: not finished" in capsys.readouterr().out
+    assert "| static 8" not in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_no_run_at_all_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        study.main(["--tables-only", "--runs-dir", str(tmp_path / "none"), "--output-dir", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_runs_of_other_arguments_are_not_taken(runs: Study) -> None:
+    pretend(runs, SCENARIOS[0], 0)
+    longer = Study(runs.runs_dir, 2, (*runs.flags, "--epochs", "7"), "digits", 60.0)
+    with pytest.raises(RunError, match=r"epochs 6 \(now 7\)"):
+        longer.result(SCENARIOS[0], 0, None)
+
+
+def test_thresholds_are_what_an_uncompressed_run_passes() -> None:
+    epochs = [{"val_accuracy": accuracy} for accuracy in (0.5, 0.7, 0.6, 0.8, 0.9, 0.9, 0.92, 0.93, 0.94, 0.95)]
+    assert passed_at(epochs, 0.1) == 0.5
+    assert passed_at(epochs, 0.15) == pytest.approx(0.6)
+    # A worse epoch does not take back what was reached.
+    assert passed_at(epochs, 0.3) == 0.7
+    assert passed_at(epochs, 1.0) == 0.95
+    assert measured_thresholds(Result(SCENARIOS[0], 0, {}, epochs)) == "0.6,0.800"
+
+
+@pytest.mark.parametrize("flags", ["--thresholds 0.8", "--thresholds 0.9,0.8", "--seeds x", "--scenarios other"])
+def test_bad_flags_are_one_line(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        study.parse(flags.split())
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and flags.split()[0] in said

@@ -1,0 +1,41 @@
+"""The network interface judges what is sent: its counter, the meter and the level must agree."""
+
+import json
+import sys
+
+import namespaces
+import pytest
+from hvd_dyncomp import LEVELS
+from launchers import BODIES, run_limited
+
+VALUES, STEPS = 4_000_000, 5
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    reason = namespaces.why_not()
+    if reason:
+        pytest.skip(reason)
+    # Horovod's ranks compare notes every millisecond by default, which the interface counts as well. A longer cycle
+    # keeps that small beside a few megabytes of gradients.
+    with namespaces.two_hosts(tmp_path_factory.mktemp("hosts")) as mpirun:
+        body = [sys.executable, str(BODIES / "wire_bytes.py"), str(VALUES), str(STEPS)]
+        done = run_limited([*mpirun, "-x", "HOROVOD_CYCLE_TIME=20", "-x", "PATH", *body], 240)
+    assert done.returncode == 0, done.stdout
+    lines = [line.removeprefix("REPORTS ") for line in done.stdout.splitlines() if line.startswith("REPORTS ")]
+    found = [report for line in lines for report in json.loads(line)]
+    assert len(found) == 2 * len(LEVELS), done.stdout
+    return found
+
+
+def test_the_meter_equals_the_interface_counter_within_3_percent(reports):
+    for report in reports:
+        print(report, report["sent"] * 8 / VALUES)
+        assert report["counted"] == pytest.approx(report["sent"], rel=0.03), report
+
+
+def test_no_more_bits_than_the_level_says(reports):
+    """At most (b + 0.15) * 2(N-1)/N a value; that factor is 1 for two workers."""
+    for report in reports:
+        if report["bits"] < 32:
+            assert report["counted"] * 8 / VALUES <= report["bits"] + 0.15, report
