@@ -119,7 +119,9 @@ class Controller:
             seen = [sorted(r["metrics"]) if what == "metrics" else r[what] for r in reports]
             for rank, value in enumerate(seen):
                 if value != seen[0]:
-                    raise LockstepError(f"Controller.step: rank 0 passed {what} {seen[0]}, rank {rank} passed {what} {value}")
+                    raise LockstepError(
+                        f"Controller.step: rank 0 passed {what} {seen[0]}, rank {rank} passed {what} {value}"
+                    )
         if sum(report["weight"] for report in reports) <= 0:
             raise ControllerError("Controller.step: num_samples is 0 on every rank")
 

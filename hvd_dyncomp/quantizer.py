@@ -91,7 +91,8 @@ class DynamicQuantizer(Compressor):
         self._error_feedback, self._block_size = error_feedback, block_size
         self._min_numel = whole("min_numel", min_numel, 1)
         self._bucket_bytes = whole("bucket_bytes", bucket_bytes, 1)
-        self._seed = whole("seed", seed, 0) if rounding == "stochastic" else None
+        seed = whole("seed", seed, 0)
+        self._seed = seed if rounding == "stochastic" else None
         self._names = None if named_parameters is None else names_by_parameter(named_parameters)
         self._name = f"hvd_dyncomp.{next(_count)}"
         self.meter = Meter()

@@ -78,8 +78,12 @@ def test_a_threshold_reached_in_a_release_counts_when_it_ends():
 )
 def test_invariants(accuracies, patience, release, cooldown, stagnation):
     policy = StepFunction(
-        levels=(1, 2, 4), thresholds=(0.4, 0.7), stagnation=stagnation, stagnation_patience=patience,
-        release_epochs=release, cooldown=cooldown,
+        levels=(1, 2, 4),
+        thresholds=(0.4, 0.7),
+        stagnation=stagnation,
+        stagnation_patience=patience,
+        release_epochs=release,
+        cooldown=cooldown,
     )
     levels = trace(policy, accuracies)
     assert set(levels) <= {1, 2, 4, 32}

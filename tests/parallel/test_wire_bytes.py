@@ -5,8 +5,9 @@ import sys
 
 import namespaces
 import pytest
-from hvd_dyncomp import LEVELS
 from launchers import BODIES, run_limited
+
+from hvd_dyncomp import LEVELS
 
 VALUES, STEPS = 4_000_000, 5
 

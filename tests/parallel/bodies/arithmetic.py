@@ -75,13 +75,18 @@ def test_release_delivers_the_residuals(bits, size):
     last = problem.reduce(second)
     for name in first:
         exact = float64_sum((first[name].double() + second[name].double()).numpy(), f"all.{name}") / size
-        np.testing.assert_allclose((delivered[name].double() + last[name].double()).numpy(), exact,
-                                   atol=1e-5 * np.abs(exact).max())
+        np.testing.assert_allclose(
+            (delivered[name].double() + last[name].double()).numpy(), exact, atol=1e-5 * np.abs(exact).max()
+        )
     assert all(not r.any() for r in q.state_dict()["residuals"].values())
     third = problem.draw(seed=3)
     for name, value in problem.reduce(third).items():
-        np.testing.assert_allclose(value.numpy(), float64_sum(third[name].numpy(), f"3.{name}") / size,
-                                   rtol=1e-5, atol=1e-6 * np.abs(third[name].numpy()).max())
+        np.testing.assert_allclose(
+            value.numpy(),
+            float64_sum(third[name].numpy(), f"3.{name}") / size,
+            rtol=1e-5,
+            atol=1e-6 * np.abs(third[name].numpy()).max(),
+        )
 
 
 def test_sum_and_predivide_differ_by_the_factor_only(size):

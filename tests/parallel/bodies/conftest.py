@@ -31,9 +31,7 @@ class Problem:
 
     def __init__(self, *, dtype=torch.float32, names=None, prefix="", **optimizer_arguments) -> None:
         names = list(names or self.SHAPES)
-        self.parameters = {
-            name: torch.nn.Parameter(torch.zeros(self.SHAPES[name], dtype=dtype)) for name in names
-        }
+        self.parameters = {name: torch.nn.Parameter(torch.zeros(self.SHAPES[name], dtype=dtype)) for name in names}
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self.parameters.values(), lr=1.0),
             named_parameters=[(prefix + name, p) for name, p in self.parameters.items()],
@@ -43,9 +41,7 @@ class Problem:
     def draw(self, seed: int) -> dict[str, torch.Tensor]:
         """Gaussian gradients, other ones on every rank."""
         generator = torch.Generator().manual_seed(1000 * seed + hvd.rank())
-        return {
-            name: torch.randn(p.shape, generator=generator).to(p.dtype) for name, p in self.parameters.items()
-        }
+        return {name: torch.randn(p.shape, generator=generator).to(p.dtype) for name, p in self.parameters.items()}
 
     def reduce(self, wanted: dict[str, torch.Tensor], order=None) -> dict[str, torch.Tensor]:
         """One backward pass and exchange; returns the reduced gradients. Parameters that are not in `order` are unused."""

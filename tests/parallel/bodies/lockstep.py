@@ -7,8 +7,16 @@ import pytest
 import torch
 from conftest import Problem
 
-from hvd_dyncomp import Controller, ControllerError, Decision, DynamicQuantizer, LockstepError, Policy, Static
-from hvd_dyncomp import StepFunction
+from hvd_dyncomp import (
+    Controller,
+    ControllerError,
+    Decision,
+    DynamicQuantizer,
+    LockstepError,
+    Policy,
+    Static,
+    StepFunction,
+)
 
 
 class Failing(Policy):
@@ -95,7 +103,9 @@ def test_another_level_on_one_rank(rank, request):
 
 
 def test_another_block_size_on_one_rank(rank, request):
-    text = disagreeing(request, compression=DynamicQuantizer(Controller(Static(4)), block_size=256 if rank == 1 else 512))
+    text = disagreeing(
+        request, compression=DynamicQuantizer(Controller(Static(4)), block_size=256 if rank == 1 else 512)
+    )
     assert "has plan" in text
 
 

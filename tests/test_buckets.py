@@ -1,0 +1,61 @@
+"""Which parameter travels where."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_dyncomp.buckets import make_buckets
+
+COMMON = {"block_size": 64, "rank": 0, "world_size": 2, "error_feedback": True}
+
+
+def plan(sizes, *, min_numel=10, bucket_bytes=4000, **changes):
+    parameters = [(f"p{i}", torch.zeros(size)) for i, size in enumerate(sizes)]
+    return make_buckets(parameters, min_numel=min_numel, bucket_bytes=bucket_bytes, **{**COMMON, **changes})
+
+
+@given(st.lists(st.integers(0, 3000), max_size=30))
+def test_every_large_parameter_has_a_place_of_its_own(sizes):
+    buckets, slots = plan(sizes)
+    assert {name: slot.numel for name, slot in slots.items()} == {
+        f"p{i}": size for i, size in enumerate(sizes) if size >= 10
+    }
+    for index, bucket in enumerate(buckets):
+        assert [slot.start for slot in bucket.slots] == [
+            sum(slot.numel for slot in bucket.slots[:i]) for i in range(len(bucket.slots))
+        ]
+        assert all(slot.bucket == index for slot in bucket.slots)
+        assert bucket.values * 4 <= 4000 or len(bucket.slots) == 1
+        assert 0 <= bucket.blocks * 64 - bucket.values < 64
+    order = [slot.name for bucket in buckets for slot in bucket.slots]
+    assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] >= 10]
+
+
+def test_the_plan_knows_what_the_ranks_must_agree_about():
+    def plans(sizes=(100, 200), **changes):
+        return [bucket.plan for bucket in plan(sizes, **changes)[0]]
+
+    assert plans() == plans() == plans(rank=1)
+    for other in (plans((200, 100)), plans((100,)), plans(block_size=128), plans(world_size=3), plans(min_numel=150)):
+        assert other != plans()
+
+
+def test_shards_and_residuals():
+    sizes = [700]
+    own = [plan(sizes, rank=rank, world_size=3)[0][0] for rank in range(3)]
+    covered = [i for bucket in own for i in range(bucket.own_range.start, bucket.own_range.stop)]
+    assert covered == list(range(704))
+    assert [bucket.residuals.shard.numel() for bucket in own] == [192, 256, 256]
+
+
+def test_released_residuals_are_handed_out_once():
+    bucket, slots = (x := plan([100, 200]))[0][0], x[1]
+    bucket.residuals.own[:] = torch.arange(320.0)
+    bucket.residuals.shard[:] = 1000
+    bucket.keep_residuals()
+    assert not bucket.residuals.own[300:].any(), "the padding owes nothing"
+    bucket.release_residuals()
+    taken = bucket.take_residual(slots["p0"])  # values 200 to 299; rank 0's shard is values 0 to 127
+    assert torch.equal(taken, torch.arange(200.0, 300))
+    assert torch.equal(bucket.take_residual(slots["p1"])[:128], torch.arange(128.0) + 1000)
+    assert not bucket.take_residual(slots["p0"]).any() and not bucket.residuals.shard.any()

@@ -1,0 +1,43 @@
+"""Counting by epoch and level."""
+
+import json
+
+import pytest
+
+from hvd_dyncomp import Meter, Traffic
+from hvd_dyncomp.meter import allreduce_bytes
+
+
+def filled() -> Meter:
+    meter = Meter()
+    meter.at(0, 4).compressed_bytes += 100
+    meter.at(0, 4).uncompressed_bytes += 20
+    meter.at(0, 4).float32_bytes += 1000
+    meter.at(1, 4).compressed_bytes += 50
+    meter.at(1, 32).uncompressed_bytes += 1000
+    meter.at(1, 32).float32_bytes += 1000
+    return meter
+
+
+def test_sums_by_epoch_by_level_and_in_all():
+    meter = filled()
+    assert meter.epoch(0).sent_bytes == 120 and meter.epoch(1).sent_bytes == 1050
+    assert meter.level(4).sent_bytes == 170 and meter.level(32).sent_bytes == 1000
+    assert meter.total() == Traffic(150, 1020, 2000)
+    assert meter.epoch(7) == Traffic()
+
+
+def test_what_is_saved_counts_what_travelled_uncompressed():
+    assert filled().epoch(0).saved_fraction == pytest.approx(0.88)
+    assert Traffic().saved_fraction == 0
+
+
+def test_state_survives_json():
+    meter, other = filled(), Meter()
+    other.at(9, 9).steps = 5
+    other.load_state_dict(json.loads(json.dumps(meter.state_dict())))
+    assert other.records == meter.records
+
+
+def test_a_ring_allreduce_sends_almost_twice():
+    assert [allreduce_bytes(100, n) for n in (1, 2, 4)] == [0, 100, 150]
