@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import LAUNCH
 from launcher import horovodrun, run
+from scenarios import TRAINER
 
-PROGRAM = str(LAUNCH / "train_resnet.py")
+PROGRAM = str(TRAINER)
 DIGITS = ("--dataset", "digits", "--model", "resnet8", "--limit-train", "512")
 TIMEOUT = 100.0  # seconds; on an idle machine a run takes less than 10
 

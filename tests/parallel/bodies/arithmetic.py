@@ -4,7 +4,7 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from conftest import Problem, float64_sum, same_on_all_ranks
+from problem import Problem, float64_sum, same_on_all_ranks
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
 

@@ -5,7 +5,7 @@ import logging
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import Problem, same_on_all_ranks
+from problem import Problem, same_on_all_ranks
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static
 

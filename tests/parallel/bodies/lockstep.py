@@ -5,7 +5,7 @@ import math
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import Problem
+from problem import Problem
 
 from hvd_dyncomp import (
     Controller,

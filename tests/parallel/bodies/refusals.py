@@ -3,7 +3,7 @@
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import Problem
+from problem import Problem
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 

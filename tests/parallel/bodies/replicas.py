@@ -4,7 +4,7 @@ import random
 
 import horovod.torch as hvd
 import torch
-from conftest import same_on_all_ranks
+from problem import same_on_all_ranks
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
 

@@ -6,7 +6,7 @@ import json
 import horovod.torch as hvd
 import pytest
 import torch
-from conftest import Problem
+from problem import Problem
 
 from hvd_dyncomp import Controller, DynamicQuantizer, StepFunction
 

@@ -1,6 +1,6 @@
-"""Prints, for every level, the bytes of a step by the meter and by the network interface. Run on two hosts, not by pytest.
+"""Prints, for every level, the bytes of a step by the meter and by the network interface.
 
-Usage: wire_bytes.py VALUES STEPS
+Run on two hosts, not by pytest. Usage: wire_bytes.py VALUES STEPS
 """
 
 import itertools

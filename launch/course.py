@@ -1,0 +1,36 @@
+"""What decides the course of a run, as plain data: written down with it, compared before anything goes on from it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+# Flags that a run may be resumed without; everything else must be the same.
+_FREE = ("output_dir", "data_dir", "resume", "stop_after", "progress", "dataset")
+
+
+class RunError(Exception):
+    """A mistake in the request or its surroundings that one line of text explains; the program ends with status 2."""
+
+
+def course(args: argparse.Namespace, dataset: str, world_size: int) -> dict[str, Any]:
+    """The flags that matter, the data set that ``--dataset auto`` led to and the world size, as JSON would return it.
+
+    Args:
+        args: what ``options.parse`` returned.
+        dataset: the data set's own name.
+        world_size: number of ranks.
+    """
+    chosen: dict[str, Any] = {key: value for key, value in vars(args).items() if key not in _FREE}
+    if args.schedule is not None:
+        chosen["schedule"] = sorted(args.schedule.items())
+    return json.loads(json.dumps({**chosen, "dataset": dataset, "world_size": world_size}))
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """Everything in which two courses differ, with both values; an empty string where they are the same."""
+    keys = sorted(theirs.keys() | ours.keys())
+    return ", ".join(
+        f"{key} {theirs.get(key)} (now {ours.get(key)})" for key in keys if theirs.get(key) != ours.get(key)
+    )

@@ -1,0 +1,124 @@
+"""How flags are read: argparse types, whose errors name what was typed, and a parser that says so in one line."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentParser, ArgumentTypeError
+from typing import NoReturn
+
+from hvd_dyncomp import LEVELS
+
+
+class Parser(ArgumentParser):
+    """An argparse parser that ends with status 2 after one line, without the usage before it.
+
+    Every rank of a program reads the same command line, and a launcher shows what all of them say.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def _integer(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not an integer") from None
+    if value < least:
+        raise ArgumentTypeError(f"{value} is less than {least}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise ArgumentTypeError(f"{text!r} is not finite")
+    return value
+
+
+def count(text: str) -> int:
+    """An integer of at least 1."""
+    return _integer(text, 1)
+
+
+def natural(text: str) -> int:
+    """An integer of at least 0."""
+    return _integer(text, 0)
+
+
+def at_least_zero(text: str) -> float:
+    """A number of at least 0."""
+    value = _number(text)
+    if value < 0:
+        raise ArgumentTypeError(f"{text} is less than 0")
+    return value
+
+
+def learning_rate(text: str) -> float:
+    """A number greater than 0."""
+    value = _number(text)
+    if value <= 0:
+        raise ArgumentTypeError(f"{text} is not greater than 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number of at least 0 and less than 1."""
+    value = _number(text)
+    if not 0 <= value < 1:
+        raise ArgumentTypeError(f"{text} is not in [0, 1)")
+    return value
+
+
+def level(text: str) -> int:
+    """One of the library's bit-widths; 32 is uncompressed."""
+    if not text.strip().isdigit() or int(text) not in LEVELS:
+        raise ArgumentTypeError(f"{text!r} is not one of the levels {', '.join(map(str, LEVELS))}")
+    return int(text)
+
+
+def bit_levels(text: str) -> tuple[int, ...]:
+    """Levels in ascending order, separated by commas; 32 is where a release goes, and no step of a ladder."""
+    levels = tuple(level(part) for part in text.split(","))
+    if 32 in levels:
+        raise ArgumentTypeError(f"{text!r} contains 32, which is uncompressed")
+    if list(levels) != sorted(set(levels)):
+        raise ArgumentTypeError(f"{text!r} does not ascend")
+    return levels
+
+
+def accuracies(text: str) -> tuple[float, ...]:
+    """Ascending numbers between 0 and 1, separated by commas; nothing at all for a single level."""
+    values = tuple(_number(part) for part in text.split(",")) if text.strip() else ()
+    if any(not 0 < value < 1 for value in values):
+        raise ArgumentTypeError(f"{text!r}: an accuracy lies between 0 and 1")
+    if list(values) != sorted(set(values)):
+        raise ArgumentTypeError(f"{text!r} does not ascend")
+    return values
+
+
+def bit_schedule(text: str) -> dict[int, int]:
+    """``epoch:bits`` pairs separated by commas, the first epoch being 0: ``0:32,2:4``."""
+    schedule: dict[int, int] = {}
+    for part in text.split(","):
+        epoch, colon, bits = part.partition(":")
+        if not colon or not epoch.strip().isdigit():
+            raise ArgumentTypeError(f"{part!r} is not epoch:bits")
+        if int(epoch) in schedule:
+            raise ArgumentTypeError(f"{text!r} names epoch {int(epoch)} twice")
+        schedule[int(epoch)] = level(bits)
+    if 0 not in schedule:
+        raise ArgumentTypeError(f"{text!r} does not say how epoch 0 travels")
+    return schedule
+
+
+def model_name(text: str) -> str:
+    """``resnet18``, or ``resnet<depth>`` with a depth of 6n + 2."""
+    depth = text.removeprefix("resnet")
+    family = text.startswith("resnet") and depth.isdigit() and int(depth) >= 8 and (int(depth) - 2) % 6 == 0
+    if not family and text != "resnet18":
+        raise ArgumentTypeError(f"{text!r} is neither resnet18 nor resnet<6n+2> (resnet8, resnet14, resnet20, ...)")
+    return text
