@@ -7,7 +7,6 @@ Horovod calls `compress(tensor)` with no name. But it does so from a method of i
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
@@ -36,6 +35,7 @@ class Binding:
     """What there is to know about the optimizer that a compressor works for.
 
     Attributes:
+        optimizer: the optimizer itself.
         process_set: Horovod process set the gradients are reduced over.
         rank, world_size: within the process set.
         factor: what the sum over ranks is multiplied by.
@@ -46,7 +46,7 @@ class Binding:
     """
 
     def __init__(self, optimizer: Any, names: dict[torch.Tensor, str] | None) -> None:
-        self._optimizer = weakref.ref(optimizer)
+        self.optimizer = optimizer
         self.process_set = getattr(optimizer, "process_set", None)
         self.rank, self.world_size = rank_and_size(self.process_set)
         self.factor = averaging_factor(_reduction(optimizer), self.world_size)
@@ -60,13 +60,6 @@ class Binding:
         self.named = [(names[p], p) for p in parameters]
         self._order = list(range(len(self.named)))
         self._cursor = 0
-
-    @property
-    def alive(self) -> bool:
-        return self._optimizer() is not None
-
-    def works_for(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self._optimizer() is optimizer
 
     def name_of(self, parameter: torch.Tensor) -> str | None:
         return next((name for name, known in self.named if known is parameter), None)

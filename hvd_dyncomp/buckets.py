@@ -74,7 +74,8 @@ class Bucket:
         if error_feedback:
             own_values = self.own_range.stop - self.own_range.start
             self.residuals = Residuals(
-                torch.zeros(self.blocks * block_size, device=device), torch.zeros(own_values, device=device)
+                torch.zeros(self.blocks * block_size, dtype=torch.float32, device=device),
+                torch.zeros(own_values, dtype=torch.float32, device=device),
             )
 
     @property

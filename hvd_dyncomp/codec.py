@@ -26,11 +26,16 @@ HEADER_BYTES = _HEADER.size
 
 
 class Phase(IntEnum):
-    """What a message is for: one half of an exchange, or the handshake of a step (a header without blocks)."""
+    """What a message is for.
+
+    SCATTER and GATHER are the halves of an exchange. A HANDSHAKE begins a step, an ABORT stands in for the gather
+    message of a rank that could not reduce its shard; both are headers without blocks.
+    """
 
     SCATTER = 0
     GATHER = 1
     HANDSHAKE = 2
+    ABORT = 3
 
 
 class Header(NamedTuple):
@@ -80,6 +85,8 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
     if message.numel() < HEADER_BYTES:
         raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, which is less than a header")
     theirs = Header.from_bytes(message[:HEADER_BYTES].cpu().numpy().tobytes())
+    if theirs.phase == Phase.ABORT:
+        raise LockstepError(f"{where}: rank {rank} gave up the exchange; its own error says why")
     for field, mine, other in zip(Header._fields, expected, theirs, strict=True):
         if mine != other:
             raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")

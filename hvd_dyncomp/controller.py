@@ -50,7 +50,7 @@ class Controller:
         self.on_error = on_error
         self.nan_patience = whole("nan_patience", nan_patience, 1)
         self.history: list[Record] = []
-        self._bits = self.policy.decide([]).bits
+        self._bits = check_level("the policy's first decision", self.policy.decide([]).bits)
 
     @property
     def bits(self) -> int:
@@ -109,51 +109,52 @@ class Controller:
             values = {key: float(metrics[key]) for key in sorted(metrics)}
         except Exception as error:  # noqa: BLE001  # user objects may raise anything when they are converted
             return {"error": f"{type(error).__name__}: {error}"}
-        return {"epoch": finished, "weight": weight, "metrics": values}
+        return {"epoch": finished, "history": self.epoch, "weight": weight, "metrics": values}
 
     def _check_reports(self, reports: list[dict[str, Any]]) -> None:
         for rank, report in enumerate(reports):
             if "error" in report:
                 raise ControllerError(f"rank {rank} called Controller.step with {report['error']}")
-        for what in ("epoch", "metrics"):
+        # "history" too: where only some ranks have seen an epoch before, only they would return early.
+        for what in ("epoch", "history", "metrics"):
             seen = [sorted(r["metrics"]) if what == "metrics" else r[what] for r in reports]
             for rank, value in enumerate(seen):
                 if value != seen[0]:
-                    raise LockstepError(
-                        f"Controller.step: rank 0 passed {what} {seen[0]}, rank {rank} passed {what} {value}"
-                    )
+                    raise LockstepError(f"Controller.step: rank 0 has {what} {seen[0]}, rank {rank} has {what} {value}")
         if sum(report["weight"] for report in reports) <= 0:
             raise ControllerError("Controller.step: num_samples is 0 on every rank")
 
     def _decide(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
         """Rank 0: the new record, or the error, as plain data. Never raises: the other ranks wait for the answer."""
         try:
-            bits, reason = self._choose(epoch, metrics)
+            bits, reason, usable = self._choose(epoch, metrics)
             check_level("the policy's decision", bits)
         except Exception as error:  # a policy is the user's code
             cause = f"{type(error).__name__}: {error}"
             if self.on_error == "raise":
                 logger.exception("the policy failed after epoch %d", epoch)
                 return {"error": f"the policy failed on rank 0 after epoch {epoch}: {cause}"}
-            bits, reason = self._bits, f"held: the policy failed with {cause}"
+            bits, reason, usable = self._bits, f"held: the policy failed with {cause}", False
             logger.warning("after epoch %d: %s", epoch, reason)
         logger.info("after epoch %d: %d bits (%s); %s", epoch, bits, reason, metrics)
-        return asdict(Record(epoch, metrics, bits, str(reason)))
+        return asdict(Record(epoch, metrics, bits, str(reason), usable))
 
-    def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[int, str]:
-        bad = sorted(key for key, value in metrics.items() if not math.isfinite(value))
+    def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[int, str, bool]:
+        """Level, reason, and whether policies are to see this epoch later."""
+        bad = _not_finite(metrics)
         if not bad:
-            usable = [record for record in self.history if _is_finite(record)]
-            return self.policy.decide([*usable, Record(epoch, metrics)])
+            usable = [record for record in self.history if record.usable]
+            bits, reason = self.policy.decide([*usable, Record(epoch, metrics)])
+            return bits, reason, True
         in_a_row = 1
         for record in reversed(self.history):
-            if _is_finite(record):
+            if not _not_finite(record.metrics):
                 break
             in_a_row += 1
         logger.warning("after epoch %d: non-finite metrics %s", epoch, bad)
         if in_a_row >= self.nan_patience:
-            return UNCOMPRESSED, f"released: {', '.join(bad)} not finite for {in_a_row} epochs"
-        return self._bits, f"held: {', '.join(bad)} not finite"
+            return UNCOMPRESSED, f"released: {', '.join(bad)} not finite for {in_a_row} epochs", False
+        return self._bits, f"held: {', '.join(bad)} not finite", False
 
     def _check_lockstep(self) -> None:
         state = json.dumps(self.state_dict(), sort_keys=True).encode()
@@ -180,7 +181,7 @@ class Controller:
         """
         try:
             history = [Record(**record) for record in state["history"]]
-            bits, config = int(state["bits"]), dict(state["config"])
+            bits, config = check_level("bits", state["bits"]), dict(state["config"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"state must come from Controller.state_dict(), got {state!r}") from error
         mine = self.state_dict()["config"]
@@ -195,8 +196,8 @@ class Controller:
         self.history, self._bits = history, bits
 
 
-def _is_finite(record: Record) -> bool:
-    return all(math.isfinite(value) for value in record.metrics.values())
+def _not_finite(metrics: Mapping[str, float]) -> list[str]:
+    return sorted(key for key, value in metrics.items() if not math.isfinite(value))
 
 
 def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:

@@ -44,7 +44,7 @@ class Exchange:
     def __init__(self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, process_set) -> None:
         self._bucket, self._bits, self._step, self._factor = bucket, bits, step, factor
         self._seed, self._process_set = seed, process_set
-        self._gradient = torch.zeros(bucket.blocks * bucket.block_size, device=bucket.device)
+        self._gradient = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float32, device=bucket.device)
         self._missing = {slot.name for slot in bucket.slots}
         self._scatter: int | None = None
         self._gather: int | None = None
@@ -80,25 +80,31 @@ class Exchange:
         """Starts the gather once the scatter has arrived; with `block`, waits for that.
 
         An error is kept for `result`: raised here, in a backward hook, it would reach the ranks at different points.
+        The others, who wait for this rank's shard, are told.
         """
-        if self._scatter is None or self._gather is not None or self._error is not None:
+        if self._scatter is None or self._gather is not None:
             return
         if not (block or comm.poll(self._scatter)):
             return
-        bucket = self._bucket
-        own = bucket.bounds[bucket.rank + 1] - bucket.bounds[bucket.rank]
         received = comm.wait(self._scatter)
         try:
-            expected = [self._header(Phase.SCATTER, own)] * bucket.world_size
-            versions = torch.stack(split_messages(received, expected, bucket.block_size, self._where))
+            message = self._reduce(received)
         except Exception as error:  # noqa: BLE001  # raised again by result()
             self._error = error
-            return
-        total = kernels.decode_sum(versions, bits=self._bits, block_size=bucket.block_size)
-        payload = self._encode(total, bucket.residuals and bucket.residuals.shard, Phase.GATHER, bucket.own_range.start)
-        message = torch.cat([header_tensor(self._header(Phase.GATHER, own), bucket.device), payload.view(-1)])
-        self.sent_bytes += message.numel() * (bucket.world_size - 1)
+            message = header_tensor(self._header(Phase.ABORT, 0), self._bucket.device)
+        self.sent_bytes += message.numel() * (self._bucket.world_size - 1)
         self._gather = comm.start_allgather(message, self._name("gather"), self._process_set)
+
+    def _reduce(self, received: torch.Tensor) -> torch.Tensor:
+        """From all versions of this rank's shard to the message with their sum."""
+        bucket = self._bucket
+        own = bucket.bounds[bucket.rank + 1] - bucket.bounds[bucket.rank]
+        expected = [self._header(Phase.SCATTER, own)] * bucket.world_size
+        versions = torch.stack(split_messages(received, expected, bucket.block_size, self._where))
+        total = kernels.decode_sum(versions, bits=self._bits, block_size=bucket.block_size)
+        residual = bucket.residuals and bucket.residuals.shard
+        payload = self._encode(total, residual, Phase.GATHER, bucket.own_range.start)
+        return torch.cat([header_tensor(self._header(Phase.GATHER, own), bucket.device), payload.view(-1)])
 
     def result(self, slot: Slot) -> torch.Tensor:
         """The reduced gradient of one parameter, float32, valid until the exchange is gone. Blocks until it is here.
@@ -106,18 +112,28 @@ class Exchange:
         Raises:
             LockstepError: the ranks disagree about level, step or bucket.
         """
-        if self._mean is None:
-            self.start()
-            self.advance(block=True)
-            if self._error is not None:
-                raise self._error
-            bucket = self._bucket
-            counts = [last - first for first, last in zip(bucket.bounds, bucket.bounds[1:], strict=False)]
-            expected = [self._header(Phase.GATHER, count) for count in counts]
-            received = comm.wait(self._gather)  # type: ignore[arg-type]  # advance() has set it
-            shards = torch.cat(split_messages(received, expected, bucket.block_size, self._where))
-            self._mean = kernels.decode(shards, bits=self._bits, block_size=bucket.block_size, factor=self._factor)
-        return self._mean[slot.range].view(slot.shape)
+        return self.finish()[slot.range].view(slot.shape)
+
+    def finish(self) -> torch.Tensor:
+        """Waits for the end of the exchange; returns the whole bucket's mean. Raises as `result` does."""
+        if self._mean is not None:
+            return self._mean
+        self.start()
+        self.advance(block=True)
+        if self._error is not None:
+            raise self._error
+        bucket = self._bucket
+        counts = [last - first for first, last in zip(bucket.bounds, bucket.bounds[1:], strict=False)]
+        expected = [self._header(Phase.GATHER, count) for count in counts]
+        received = comm.wait(self._gather)  # type: ignore[arg-type]  # advance() has set it
+        shards = torch.cat(split_messages(received, expected, bucket.block_size, self._where))
+        self._mean = kernels.decode(shards, bits=self._bits, block_size=bucket.block_size, factor=self._factor)
+        return self._mean
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no gradient has come: all its parameters have sparse gradients, which Horovod exchanges itself."""
+        return len(self._missing) == len(self._bucket.slots)
 
     def _encode(self, values: torch.Tensor, residual, phase: Phase, first: int) -> torch.Tensor:
         noise = None

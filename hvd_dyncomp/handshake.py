@@ -18,13 +18,14 @@ class Handshake:
     one at 32.
     """
 
-    def __init__(self, buckets: list[Bucket], *, bits: int, step: int, binding: Binding, name: str) -> None:
+    def __init__(self, buckets: list[Bucket], *, bits: int, step: int, binding: Binding) -> None:
         plan = checksum(" ".join(f"{bucket.plan:08x}" for bucket in buckets))
         blocks = sum(bucket.blocks for bucket in buckets)
         self._mine = Header(WIRE_VERSION, Phase.HANDSHAKE, bits, plan, step & 0xFFFFFFFF, blocks & 0xFFFFFFFF)
-        self._world_size, self._name = binding.world_size, name
+        # Named like the gradients themselves: the same on all ranks, and no other optimizer's.
+        self._world_size, self._name = binding.world_size, f"hvd_dyncomp.{binding.named[0][0]}.handshake"
         message = header_tensor(self._mine, torch.device("cpu"))
-        self._handle = comm.start_allgather(message, f"{name}.handshake", binding.process_set)
+        self._handle = comm.start_allgather(message, self._name, binding.process_set)
 
     def check(self) -> int:
         """Waits for all ranks' messages and compares them. Returns the bytes this rank has sent.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -14,16 +15,13 @@ from hvd_dyncomp import residuals
 from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
 from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
 from hvd_dyncomp.checks import whole
-from hvd_dyncomp.comm import Compressor
+from hvd_dyncomp.comm import Compressor, rank_and_size
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.meter import Meter, allreduce_bytes
 from hvd_dyncomp.step import Step
 
 logger = logging.getLogger(__name__)
-
-# Numbers the quantizers of a process. Ranks create theirs in the same order, as they do everything with Horovod.
-_count = itertools.count()
 
 
 class _Context(NamedTuple):
@@ -65,6 +63,7 @@ class DynamicQuantizer(Compressor):
         ValueError: an argument is out of range; at the first gradient: the optimizer's op is not Average or Sum, or a
             second optimizer uses the same quantizer.
         LockstepError: from the optimizer's step, on every rank: the ranks disagree about level, step or parameters.
+            (Where a rank at 32 bits meets one that compresses, Horovod's own error may come first.)
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class DynamicQuantizer(Compressor):
         seed = whole("seed", seed, 0)
         self._seed = seed if rounding == "stochastic" else None
         self._names = None if named_parameters is None else names_by_parameter(named_parameters)
-        self._name = f"hvd_dyncomp.{next(_count)}"
         self.meter = Meter()
         self._steps = 0
         self._binding: Binding | None = None
@@ -102,6 +100,7 @@ class DynamicQuantizer(Compressor):
         self._slots: dict[str, Slot] = {}
         self._step: Step | None = None
         self._loaded: Mapping[str, Any] | None = None
+        self._callers: set[CodeType] = set()
         self._warned = False
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, _Context]:
@@ -113,7 +112,7 @@ class DynamicQuantizer(Compressor):
         began = time.perf_counter()
         name = self._name_of(tensor)
         if name is None or self._binding is None:
-            self._warn_uncompressed(tensor)
+            self._note_uncompressed(tensor)
             return tensor, _Context(tensor)
         # A gradient that comes a second time belongs to a new step: the old one was given up after an error.
         if self._step is None or name in self._step.submitted:
@@ -127,12 +126,12 @@ class DynamicQuantizer(Compressor):
         step.traffic.seconds += time.perf_counter() - began
         return wire, context
 
-    def decompress(self, tensor: torch.Tensor, ctx: _Context) -> torch.Tensor:
+    def decompress(self, tensor: torch.Tensor, ctx: _Context | None) -> torch.Tensor:
         """Called by Horovod with what it reduced; returns the reduced gradient, in the original's memory and dtype.
 
         Horovod has handed in all gradients of a step before it asks for the first one back.
         """
-        gradient, step, slot = ctx
+        gradient, step, slot = ctx or _Context(tensor)  # compress never sees a gradient that stays sparse
         if step is None:
             return tensor
         began = time.perf_counter()
@@ -177,36 +176,37 @@ class DynamicQuantizer(Compressor):
             residuals.restore(self._buckets, state, self._binding.rank, self._binding.world_size)
         else:
             self._loaded = state
+        self._step = None
         self._steps = int(state["steps"])
         self.meter.load_state_dict(state["meter"])
 
     def _name_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the parameter whose gradient this is. Binds to the calling optimizer when it is first needed."""
-        if self._binding is not None:
+        caller = sys._getframe(2).f_code
+        if self._binding is not None and caller in self._callers:
             name = self._binding.name_of_gradient(tensor)
             if name is not None:
                 return name
+        # The first gradient, one that Horovod has made dense, or a tensor that came from elsewhere.
         optimizer, parameter = calling_optimizer(self)
         if optimizer is None:
             return None
         binding = self._binding
-        if binding is None or not binding.alive:
+        if binding is None:
             binding = self._bind(optimizer)
-        elif not binding.works_for(optimizer):
+        elif binding.optimizer is not optimizer:
             raise ValueError(
                 "a DynamicQuantizer works for one optimizer, and this one has another already; "
                 "make one DynamicQuantizer per optimizer (they may share a controller)"
             )
+        self._callers.add(caller)
         # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
         name = binding.name_of_gradient(tensor)
         return name if name is not None or parameter is None else binding.name_of(parameter)
 
     def _bind(self, optimizer: torch.optim.Optimizer) -> Binding:
         binding = Binding(optimizer, self._names)
-        if self._binding is not None:
-            self._loaded = self.state_dict()  # the optimizer was made anew; its residuals live on
-        self._binding, self._step = binding, None
-        self._buckets, self._slots = make_buckets(
+        buckets, self._slots = make_buckets(
             binding.named,
             min_numel=self._min_numel,
             bucket_bytes=self._bucket_bytes,
@@ -216,14 +216,15 @@ class DynamicQuantizer(Compressor):
             error_feedback=self._error_feedback,
         )
         if self._loaded is not None:
-            residuals.restore(self._buckets, self._loaded, binding.rank, binding.world_size)
+            residuals.restore(buckets, self._loaded, binding.rank, binding.world_size)
             self._loaded = None
+        self._buckets, self._binding = buckets, binding
         logger.info(
             "bound to %s: %d of %d parameters compressed, in %d buckets",
             type(optimizer).__name__,
             len(self._slots),
             len(binding.named),
-            len(self._buckets),
+            len(buckets),
         )
         return binding
 
@@ -238,12 +239,15 @@ class DynamicQuantizer(Compressor):
             number=self._steps,
             seed=self._seed,
             traffic=self.meter.at(self.controller.epoch, bits),
-            name=self._name,
         )
         self._steps += 1
         return step
 
-    def _warn_uncompressed(self, tensor: torch.Tensor) -> None:
+    def _note_uncompressed(self, tensor: torch.Tensor) -> None:
+        world_size = rank_and_size()[1]
+        traffic = self.meter.at(self.controller.epoch, UNCOMPRESSED)
+        traffic.uncompressed_bytes += allreduce_bytes(tensor.numel() * tensor.element_size(), world_size)
+        traffic.float32_bytes += allreduce_bytes(tensor.numel() * 4, world_size)
         if not self._warned:
             self._warned = True
             logger.warning(

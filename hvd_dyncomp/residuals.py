@@ -20,7 +20,7 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
 
     Returns:
         "residuals": {parameter name: float32 tensor of its shape};
-        "shard_residuals": {bucket name: {"plan": checksum, "values": (own shard,) float32}}.
+        "shard_residuals": {bucket name: {"plan": checksum, "carries": bool, "values": (own shard,) float32}}.
     """
     own, shards = {}, {}
     for bucket in buckets:
@@ -28,7 +28,8 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
             continue
         for slot in bucket.slots:
             own[slot.name] = bucket.residuals.own[slot.range].view(slot.shape).to("cpu", copy=True)
-        shards[bucket.name] = {"plan": bucket.plan, "values": bucket.residuals.shard.to("cpu", copy=True)}
+        values = bucket.residuals.shard.to("cpu", copy=True)
+        shards[bucket.name] = {"plan": bucket.plan, "carries": bucket.carries, "values": values}
     return {"residuals": own, "shard_residuals": shards}
 
 
@@ -47,8 +48,14 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
             "so save and load one state_dict per rank"
         )
     carrying = [(bucket, bucket.residuals) for bucket in buckets if bucket.residuals is not None]
+    if not carrying:
+        return
     saved: Mapping[str, torch.Tensor] = state["residuals"]
-    if not saved or not carrying:
+    if not saved:  # saved before the first step, or without error feedback
+        for bucket, (own, own_shard) in carrying:
+            own.zero_()
+            own_shard.zero_()
+            bucket.carries = False
         return
     shapes = {slot.name: slot.shape for bucket, _ in carrying for slot in bucket.slots}
     theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
@@ -64,8 +71,11 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
         shard = state["shard_residuals"].get(bucket.name)
         if shard is not None and shard["plan"] == bucket.plan:
             own_shard.copy_(shard["values"])
+            # Not "is anything non-zero": whether a step adds residuals must be the same on all ranks.
+            bucket.carries = shard["carries"]
         else:
+            own_shard.zero_()
+            bucket.carries = True
             logger.warning(
                 "bucket %s: buckets or number of workers changed; its shard residual is dropped", bucket.name
             )
-        bucket.carries = True

@@ -25,7 +25,6 @@ class Step:
         number: of the step, the same on all ranks.
         seed: for stochastic rounding, or None.
         traffic: where its bytes are counted.
-        name: of the quantizer, the same on all ranks.
 
     Attributes:
         submitted: names of the parameters whose gradients have come.
@@ -40,13 +39,12 @@ class Step:
         number: int,
         seed: int | None,
         traffic: Traffic,
-        name: str,
     ) -> None:
         self._world_size, self._buckets = binding.world_size, buckets
         self.bits, self.traffic = bits, traffic
         self.submitted: set[str] = set()
         self._collected = False
-        self._handshake = Handshake(buckets, bits=bits, step=number, binding=binding, name=name)
+        self._handshake = Handshake(buckets, bits=bits, step=number, binding=binding)
         self._exchanges: list[Exchange] = []
         traffic.steps += 1
         if bits == UNCOMPRESSED:
@@ -69,7 +67,7 @@ class Step:
         for exchange in self._exchanges:
             exchange.advance()
         self.traffic.uncompressed_bytes += allreduce_bytes(4, self._world_size)
-        return torch.zeros(1, device=gradient.device)
+        return torch.zeros(1, dtype=torch.float32, device=gradient.device)
 
     def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
         """What Horovod reduces for a small tensor, or at 32 bits; with what its residual has left to deliver."""
@@ -97,6 +95,9 @@ class Step:
             exchange.start()
         for exchange in self._exchanges:
             exchange.advance(block=True)
+        for exchange in self._exchanges:
+            if exchange.untouched:  # nobody will ask for its result
+                exchange.finish()
         if self.bits == UNCOMPRESSED:
             self.traffic.uncompressed_bytes += sent
             for bucket in self._buckets:

@@ -57,6 +57,12 @@ class Broken(Policy):
     def __init__(self, answer):
         self.answer = answer
 
+    @classmethod
+    def always(cls, answer):
+        policy = cls(answer)
+        policy.decide = lambda history: answer
+        return policy
+
     def decide(self, history):
         if history and isinstance(self.answer, Exception):
             raise self.answer
@@ -72,6 +78,17 @@ def test_a_broken_policy(answer):
         Controller(Broken(answer)).step({})
     held = Controller(Broken(answer), on_error="hold")
     assert held.step({}) == 4 and held.history[0].reason.startswith("held")
+
+
+def test_a_held_epoch_does_not_hold_the_level_for_ever():
+    controller = ladder(on_error="hold")
+    assert controller.step({"train_loss": 1.0}) == 2  # no val_accuracy
+    assert controller.step(metrics(0.6)) == 4
+
+
+def test_a_first_decision_that_is_no_level():
+    with pytest.raises(ValueError, match="first decision.*9"):
+        Controller(Broken.always(Decision(9, "")))
 
 
 def test_state_survives_json_and_a_resumed_controller_goes_on_alike():
@@ -95,7 +112,10 @@ def test_loading_warns_about_another_configuration_and_keeps_its_own(caplog):
     assert other.policy.config()["policy"] == "Schedule"
 
 
-@pytest.mark.parametrize("state", [{}, {"bits": 4}, {"bits": 4, "history": [{"x": 1}], "config": {}}])
+@pytest.mark.parametrize(
+    "state",
+    [{}, {"bits": 4}, {"bits": 4, "history": [{"x": 1}], "config": {}}, {"bits": 9, "history": [], "config": {}}],
+)
 def test_loading_something_else_is_refused(state):
     with pytest.raises(ValueError, match="state must come from"):
         ladder().load_state_dict(state)

@@ -87,6 +87,8 @@ def encode(
     Returns:
         (n / block_size, block_bytes(bits, block_size)) uint8.
     """
+    if gradient.numel() == 0:  # a shard of a bucket with fewer blocks than workers
+        return torch.empty(0, block_bytes(bits, block_size), dtype=torch.uint8, device=gradient.device)
     placement = PLACEMENTS[bits]
     x = (gradient if residual is None else gradient + residual).view(-1, block_size)
     step = _step(x, bits, noise is not None)
@@ -116,6 +118,8 @@ def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float =
     Returns:
         (blocks * block_size,) float32.
     """
+    if payload.numel() == 0:
+        return torch.empty(0, dtype=torch.float32, device=payload.device)
     step = payload[:, :SCALE_BYTES].contiguous().view(torch.float32)
     placement = PLACEMENTS[bits]
     k = unpack(payload[:, SCALE_BYTES:], bits, block_size).to(torch.float32) - placement.half

@@ -6,7 +6,8 @@ The contract of a policy:
   runs. An empty history asks for the level of the first epoch. 32 bits means uncompressed.
 - It is deterministic and depends on nothing but its configuration and the history. A resumed run that has the history
   therefore traces the same levels as one that was never interrupted, with no further state to save.
-- It is called on rank 0 only; `Controller` broadcasts the decision.
+- After an epoch it is called on rank 0 only; `Controller` broadcasts the decision. (Every rank asks once, with an empty
+  history, for the level to begin with.)
 - `config()` is plain data that tells two configurations apart.
 
 A new policy is a file with one class that has these two methods; nothing needs to be registered.
@@ -31,12 +32,16 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One finished epoch: its number, its metrics averaged over the workers, and what was decided after it."""
+    """One finished epoch: its number, its metrics averaged over the workers, and what was decided after it.
+
+    `usable` is False where metrics were not finite or the policy failed: policies never see that epoch.
+    """
 
     epoch: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     bits: int = UNCOMPRESSED
     reason: str = ""
+    usable: bool = True
 
 
 class Policy(ABC):

@@ -22,24 +22,26 @@ LAUNCHERS = {
 }
 
 
-def run_limited(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+def run_limited(command: list[str], seconds: float, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs `command`; a deadlock is a failure when the time is over, and leaves no process behind."""
     # Four ranks on two cores: without yielding, ranks that wait take the time of those they wait for.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", **environment}
     try:
         return run(command, timeout=seconds, env=env)
     except subprocess.TimeoutExpired as expired:
         raise AssertionError(f"no end after {seconds} s: {' '.join(command)}\n{expired.output}") from None
 
 
-def run_body(body: str, launcher: str, ranks: int, *, seconds: float = 240) -> str:
+def run_body(body: str, launcher: str, ranks: int, *, seconds: float = 240, **environment: str) -> str:
     """Runs the checks in bodies/`body`.py, with pytest, on every rank; returns the output.
 
     Raises:
         AssertionError: a check failed on a rank, or the time was over.
     """
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-W", "ignore"]
-    done = run_limited([*LAUNCHERS[launcher], "-np", str(ranks), *pytest, str(BODIES / f"{body}.py")], seconds)
+    done = run_limited(
+        [*LAUNCHERS[launcher], "-np", str(ranks), *pytest, str(BODIES / f"{body}.py")], seconds, **environment
+    )
     assert done.returncode == 0, done.stdout
     # Every rank must have run the checks; a launcher that started too few would pass otherwise.
     assert done.stdout.count(" passed") == ranks, done.stdout

@@ -11,4 +11,7 @@ BODIES = ["arithmetic", "gradients", "replicas", "lockstep", "resume", "refusals
     ("launcher", "ranks"), [("horovodrun", 2), ("mpirun", 2), ("gloo", 2), ("mpirun", 3), ("mpirun", 4)]
 )
 def test_checks_hold_on_every_rank(body, launcher, ranks):
-    run_body(body, launcher, ranks)
+    # From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are
+    # comparable bit by bit only without fusion.
+    environment = {"HOROVOD_FUSION_THRESHOLD": "0"} if body in ("resume", "replicas") else {}
+    run_body(body, launcher, ranks, **environment)

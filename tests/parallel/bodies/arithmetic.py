@@ -99,6 +99,26 @@ def test_sum_and_predivide_differ_by_the_factor_only(size):
         torch.testing.assert_close(divided[name], mean[name])
 
 
+@pytest.mark.parametrize("bits", [1, 4, 16])
+def test_a_bucket_with_fewer_blocks_than_workers(bits, size):
+    problem = Problem(names=["odd"], compression=quantizer(bits, block_size=2048))
+    wanted = problem.draw(seed=1)
+    reduced = problem.reduce(wanted)
+    exact = float64_sum(wanted["odd"].numpy(), "exact") / size
+    assert np.linalg.norm(reduced["odd"].double().numpy() - exact) < BOUND[bits] * np.linalg.norm(exact)
+    assert same_on_all_ranks(reduced.values(), "reduced")
+
+
+@pytest.mark.parametrize("bits", [b for b in LEVELS if b < 32])
+def test_no_more_bits_than_the_level_says(bits, size):
+    """At most (b + 0.15) * 2(N-1)/N a value, on average over the ranks, for a bucket of 50,000 values."""
+    q = quantizer(bits)
+    problem = Problem(names=["large"], compression=q)
+    problem.reduce(problem.draw(seed=1))
+    sent = hvd.allreduce(torch.tensor(q.meter.total().sent_bytes), name="sent").item()
+    assert sent * 8 / 50_000 <= (bits + 0.15) * 2 * (size - 1) / size
+
+
 def test_without_error_feedback_nothing_is_kept():
     q = quantizer(2, error_feedback=False)
     problem = Problem(compression=q)

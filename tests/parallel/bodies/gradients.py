@@ -105,13 +105,51 @@ def test_sparse_as_dense(rank):
     torch.testing.assert_close(table.weight.grad.to_dense().double(), mean, rtol=1e-3, atol=1e-4)
 
 
+def test_sparse_gradients_are_left_to_horovod(rank):
+    table = torch.nn.Embedding(400, 8, sparse=True)
+    other = torch.nn.Parameter(torch.zeros(3000))
+    hvd.broadcast_parameters(table.state_dict(), root_rank=0)
+    q = quantizer(bucket_bytes=1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([table.weight, other], lr=1.0), compression=q)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (table(torch.arange(rank, 50 + rank)).sum() + (other * (rank + 1)).sum()).backward()
+        optimizer.synchronize()
+    own = torch.zeros(400, 8)
+    own[rank : 50 + rank] = 1
+    torch.testing.assert_close(table.weight.grad.to_dense().double(), exact_mean(own, "mean"), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(other.grad, torch.full((3000,), (hvd.size() + 1) / 2), rtol=1e-3, atol=0)
+
+
+def test_another_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        problem = Problem(dtype=torch.float32, compression=quantizer())
+        wanted = problem.draw(seed=1)
+        for name, got in problem.reduce(wanted).items():
+            mean = exact_mean(wanted[name], f"mean.{name}")
+            assert (got.double() - mean).norm() <= 1e-2 * mean.norm(), name
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_outside_an_optimizer_a_tensor_is_not_compressed_and_one_warning_says_so(caplog, size):
     q = quantizer(1)
     with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
         for i in range(2):
             got = hvd.allreduce(torch.arange(5000.0) * (hvd.rank() + 1), name=f"loose{i}", compression=q)
             torch.testing.assert_close(got, torch.arange(5000.0) * (size + 1) / 2)
+    assert q.meter.total().uncompressed_bytes == pytest.approx(2 * 20_000 * 2 * (size - 1) / size)
     assert [record.message for record in caplog.records if "outside" in record.message].__len__() == 1
+
+
+def test_a_gradient_outside_the_optimizer_is_not_compressed_either(size):
+    q = quantizer(1)
+    problem = Problem(names=["long"], compression=q)
+    problem.reduce(problem.draw(seed=1))
+    gradient = problem.parameters["long"].grad
+    before = gradient.clone()
+    torch.testing.assert_close(hvd.allreduce(gradient, name="by hand", compression=q), before)
 
 
 def test_the_level_is_fixed_while_gradients_are_in_flight():

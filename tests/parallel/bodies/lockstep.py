@@ -1,6 +1,7 @@
 """Whatever one rank does wrong, every rank gets the same error, soon."""
 
 import math
+import time
 
 import horovod.torch as hvd
 import pytest
@@ -16,6 +17,7 @@ from hvd_dyncomp import (
     Policy,
     Static,
     StepFunction,
+    kernels,
 )
 
 
@@ -65,8 +67,8 @@ def test_nan_holds_and_then_releases_everywhere(rank):
 @pytest.mark.parametrize(
     ("metrics", "arguments", "error", "text"),
     [
-        ({"other": 1.0}, {}, LockstepError, "rank 1 passed metrics"),
-        ({"a": 1.0}, {"epoch": 7}, LockstepError, "rank 1 passed epoch 7"),
+        ({"other": 1.0}, {}, LockstepError, "rank 1 has metrics"),
+        ({"a": 1.0}, {"epoch": 7}, LockstepError, "rank 1 has epoch 7"),
         ({"a": "high"}, {}, ControllerError, "rank 1 called .* ValueError.*high"),
         ({"a": 1.0}, {"num_samples": -1}, ControllerError, "rank 1 called .*num_samples.*-1"),
         (None, {}, ControllerError, "rank 1 called .*metrics.*None"),
@@ -81,6 +83,13 @@ def test_bad_input_on_one_rank_is_an_error_on_all(rank, metrics, arguments, erro
             controller.step({"a": 1.0})
     assert controller.history == []
     assert controller.step({"a": 1.0}) == 4  # and nothing is left over from it
+
+
+def test_an_epoch_that_only_one_rank_has_seen(rank):
+    controller, fresh = Controller(Static(4)), Controller(Static(4))
+    controller.step({}, epoch=4)
+    with pytest.raises(LockstepError, match="rank 1 has history 0"):
+        (fresh if rank == 1 else controller).step({}, epoch=3)
 
 
 def test_another_configuration_on_one_rank(rank):
@@ -113,6 +122,31 @@ def test_another_step_on_one_rank(rank, request):
     q = DynamicQuantizer(Controller(Static(4)))
     q._steps = 5 if rank == 1 else 0
     assert "has step" in disagreeing(request, compression=q)
+
+
+def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(rank, request, monkeypatch):
+    def out_of_memory(*arguments, **keywords):
+        raise MemoryError("no room")
+
+    if rank == 1:
+        monkeypatch.setattr(kernels, "decode_sum", out_of_memory)
+    problem = Problem(names=["long"], prefix=request.node.name, compression=DynamicQuantizer(Controller(Static(4))))
+    with pytest.raises(MemoryError if rank == 1 else LockstepError, match="no room|rank 1 gave up"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_a_slow_rank_does_not_block_the_backward_pass_of_the_others(rank):
+    problem = Problem(names=["long", "matrix"], compression=DynamicQuantizer(Controller(Static(4)), bucket_bytes=1))
+    wanted = problem.draw(seed=1)
+    problem.reduce(wanted)
+    problem.optimizer.zero_grad()
+    hvd.barrier()
+    if rank == 0:
+        time.sleep(3)
+    began = time.perf_counter()
+    torch.stack([(p * wanted[n]).sum() for n, p in problem.parameters.items()]).sum().backward()
+    assert time.perf_counter() - began < 2, "backward waited for rank 0"
+    problem.optimizer.synchronize()
 
 
 def test_one_rank_is_uncompressed(rank):

@@ -24,10 +24,13 @@ class Problem:
     """Parameters whose gradients are exactly what a check wants them to be: the loss is sum(parameter * wanted)."""
 
     SHAPES = {"conv": (16, 12, 3, 3), "odd": (1031,), "matrix": (129, 65), "bias": (10,), "scalar": (), "long": (5000,)}
+    LARGE = {"large": (50_000,)}
 
     def __init__(self, *, dtype=torch.float32, names=None, prefix="", **optimizer_arguments) -> None:
         names = list(names or self.SHAPES)
-        self.parameters = {name: torch.nn.Parameter(torch.zeros(self.SHAPES[name], dtype=dtype)) for name in names}
+        self.parameters = {
+            name: torch.nn.Parameter(torch.zeros({**self.SHAPES, **self.LARGE}[name], dtype=dtype)) for name in names
+        }
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self.parameters.values(), lr=1.0),
             named_parameters=[(prefix + name, p) for name, p in self.parameters.items()],

@@ -58,7 +58,6 @@ def test_resume_equals_no_interruption(rounding):
         saved = before.save()
         after = Run(rounding)
         after.load(saved)
-        assert after.quantizer.state_dict().keys() == before.quantizer.state_dict().keys()
         after.epochs(interruption, 10)
         assert [record.bits for record in after.controller.history] == trace
         for name, p in after.problem.parameters.items():
