@@ -43,7 +43,7 @@ class Progress:
         """One step is done; ``saved`` is the fraction of float32's bytes that the epoch has not sent so far."""
         if self._bar is not None:
             self._bar.set_postfix_str(
-                f"loss {score.mean_loss:.3f}, accuracy {score.accuracy:.1%}, {level} bits, {saved:.0%} saved",
+                f"loss {score.mean_loss:.3f}, accuracy {score.accuracy:.1%}, {level} bits, {_percent(saved)} saved",
                 refresh=False,
             )
             self._bar.update()
@@ -61,9 +61,14 @@ def _sentence(line: dict[str, Any], epochs: int) -> str:
         f"epoch {line['epoch'] + 1:>2}/{epochs}  {line['level']:>2} bits  loss {_text(line['train_loss'], '.3f')}  "
         f"accuracy train {_text(line['train_accuracy'], '.1%')} val {_text(line['val_accuracy'], '.1%')} "
         f"test {_text(line['test_accuracy'], '.1%')}  sent {line['bytes_sent'] / 1e6:.1f} MB "
-        f"({line['saved_fraction']:.0%} saved)  {line['seconds']:.1f} s (compute {line['seconds_compute']:.1f}, "
+        f"({_percent(line['saved_fraction'])} saved)  {line['seconds']:.1f} s (compute {line['seconds_compute']:.1f}, "
         f"exchange {line['seconds_exchange']:.1f}){following}"
     )
+
+
+def _percent(fraction: float) -> str:
+    """Whole percent; at 32 bits headers make the saving a hair less than nothing, which is not "-0 %"."""
+    return f"{round(100 * fraction)}%"
 
 
 def _text(value: float | None, form: str) -> str:
