@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -46,11 +47,14 @@ def run(
         command: program and arguments; no shell is involved.
         timeout: seconds.
         output: where stdout and stderr go, together; by default they are returned in ``stdout``.
-        env, cwd: as in subprocess.
+        env, cwd: as in subprocess; without `env`, Python's os.environ.
 
     Raises:
         subprocess.TimeoutExpired: after everything has been ended; its ``output`` is what was said until then.
     """
+    # Passed explicitly: a process that has initialized MPI carries Open MPI's variables in the C library's environment,
+    # which os.environ does not show and a child would inherit; mpirun then ends with status 1 and no word.
+    env = dict(os.environ) if env is None else env
     process = subprocess.Popen(
         command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, env=env, cwd=cwd
     )

@@ -4,8 +4,12 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-hvd.init()
-torch.set_num_threads(1)
+
+@pytest.fixture(autouse=True, scope="session")
+def horovod() -> None:
+    # Not at import: pytest may import this file when it collects the whole tree, in a process that is no rank.
+    hvd.init()
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
