@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_dyncomp import comm, kernels
+from hvd_dyncomp import comm
 from hvd_dyncomp.buckets import Bucket, Slot
 from hvd_dyncomp.codec import (
     WIRE_VERSION,
@@ -24,6 +24,7 @@ from hvd_dyncomp.codec import (
     noise_for,
     split_messages,
 )
+from hvd_dyncomp.kernels import reference
 
 
 class Exchange:
@@ -101,7 +102,7 @@ class Exchange:
         own = bucket.bounds[bucket.rank + 1] - bucket.bounds[bucket.rank]
         expected = [self._header(Phase.SCATTER, own)] * bucket.world_size
         versions = torch.stack(split_messages(received, expected, bucket.block_size, self._where))
-        total = kernels.decode_sum(versions, bits=self._bits, block_size=bucket.block_size)
+        total = reference.decode_sum(versions, bits=self._bits, block_size=bucket.block_size)
         residual = bucket.residuals and bucket.residuals.shard
         payload = self._encode(total, residual, Phase.GATHER, bucket.own_range.start)
         return torch.cat([header_tensor(self._header(Phase.GATHER, own), bucket.device), payload.view(-1)])
@@ -127,7 +128,7 @@ class Exchange:
         expected = [self._header(Phase.GATHER, count) for count in counts]
         received = comm.wait(self._gather)  # type: ignore[arg-type]  # advance() has set it
         shards = torch.cat(split_messages(received, expected, bucket.block_size, self._where))
-        self._mean = kernels.decode(shards, bits=self._bits, block_size=bucket.block_size, factor=self._factor)
+        self._mean = reference.decode(shards, bits=self._bits, block_size=bucket.block_size, factor=self._factor)
         return self._mean
 
     @property
@@ -140,7 +141,7 @@ class Exchange:
         if self._seed is not None:
             message = f"{self._bucket.name}/{phase.name}"
             noise = noise_for(self._seed, self._bucket.rank, self._step, message, first)
-        return kernels.encode(values, residual, bits=self._bits, block_size=self._bucket.block_size, noise=noise)
+        return reference.encode(values, residual, bits=self._bits, block_size=self._bucket.block_size, noise=noise)
 
     def _header(self, phase: Phase, blocks: int) -> Header:
         return Header(WIRE_VERSION, phase, self._bits, self._bucket.plan, self._step & 0xFFFFFFFF, blocks)

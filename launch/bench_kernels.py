@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.kernels import decode, decode_sum, encode
+from hvd_dyncomp.kernels.reference import decode, decode_sum, encode
 
 BLOCK_SIZE = 512
 

@@ -19,8 +19,8 @@ from batches import TrainBatches, eval_batches
 from data import Data, load
 from models import build_model
 
-from hvd_dyncomp.kernels import decode, decode_sum, encode, reference
-from hvd_dyncomp.kernels.reference import Placement
+from hvd_dyncomp.kernels import reference
+from hvd_dyncomp.kernels.reference import Placement, decode, decode_sum, encode
 
 BLOCK_SIZE = 512
 CANDIDATES = {

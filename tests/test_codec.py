@@ -19,7 +19,7 @@ from hvd_dyncomp.codec import (
     shard_bounds,
     split_messages,
 )
-from hvd_dyncomp.kernels import encode
+from hvd_dyncomp.kernels.reference import encode
 
 GOLDEN = Path(__file__).parent / "fixtures" / "wire_v1.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]

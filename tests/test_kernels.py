@@ -8,8 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.kernels import Noise, block_bytes, decode, decode_sum, encode
-from hvd_dyncomp.kernels.reference import PLACEMENTS, pack, uniform, unpack
+from hvd_dyncomp.kernels.reference import (
+    PLACEMENTS,
+    Noise,
+    block_bytes,
+    decode,
+    decode_sum,
+    encode,
+    pack,
+    uniform,
+    unpack,
+)
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 each_level = pytest.mark.parametrize("bits", COMPRESSED)

@@ -10,6 +10,7 @@ scale ("step") as little-endian float32, then the codes, packed as `pack` says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -126,18 +127,19 @@ def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float =
     return _values(k, step * factor, placement).view(-1)
 
 
-def decode_sum(payloads: torch.Tensor, *, bits: int, block_size: int) -> torch.Tensor:
+def decode_sum(payloads: Sequence[torch.Tensor], *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
     """The sum of several versions of the same blocks, added in the order given (equation 5).
 
     Args:
-        payloads: (versions, blocks, block_bytes(bits, block_size)) uint8.
+        payloads: per version, (blocks, block_bytes(bits, block_size)) uint8.
+        factor: as in `decode`.
 
     Returns:
         (blocks * block_size,) float32.
     """
-    total = decode(payloads[0], bits=bits, block_size=block_size)
+    total = decode(payloads[0], bits=bits, block_size=block_size, factor=factor)
     for payload in payloads[1:]:
-        total += decode(payload, bits=bits, block_size=block_size)
+        total += decode(payload, bits=bits, block_size=block_size, factor=factor)
     return total
 
 
