@@ -7,16 +7,17 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.codec import checksum, shard_bounds
+from hvd_dyncomp.codec import checksum, message_bytes, shard_bounds
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's place: values `start` to `start + numel` of bucket `bucket`."""
+    """A parameter's place: the `index`-th of bucket `bucket`, with its values `start` to `start + numel`."""
 
     name: str
     shape: tuple[int, ...]
     bucket: int
+    index: int
     start: int
     numel: int
 
@@ -30,7 +31,7 @@ class Residuals(NamedTuple):
 
     Attributes:
         own: (blocks * block_size,) float32, of this rank's gradient.
-        shard: (values of this rank's shard,) float32, of the sum over ranks.
+        shard: (values of this rank's shard,) float32, of the sum over ranks; empty where the exchange has no shards.
     """
 
     own: torch.Tensor
@@ -45,7 +46,10 @@ class Bucket:
         slots: its parameters, in order.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
+        sharded: whether ranks reduce a shard each (`ShardedExchange`), or all of it (`WholeExchange`).
         bounds: first block of each rank's shard, and the end.
+        shards: blocks of each rank's shard.
+        tickets: per slot, (1,) float32, zero: what Horovod reduces in the gradient's place.
         plan: checksum over everything that the ranks must agree about.
         residuals: what error feedback carries; None without it.
         carries: whether the residuals may be non-zero.
@@ -66,17 +70,24 @@ class Bucket:
         self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
+        self.sharded = world_size > 2
         self.bounds = shard_bounds(self.blocks, world_size)
+        self.shards = [last - first for first, last in zip(self.bounds, self.bounds[1:], strict=False)]
+        self.tickets = [torch.zeros(1, dtype=torch.float32, device=device) for _ in slots]
         content = [(slot.name, slot.shape) for slot in slots]
         self.plan = checksum(f"{content} block_size={block_size} world_size={world_size}")
         self.residuals: Residuals | None = None
         self.carries = False
         if error_feedback:
-            own_values = self.own_range.stop - self.own_range.start
+            own_values = self.own_range.stop - self.own_range.start if self.sharded else 0
             self.residuals = Residuals(
                 torch.zeros(self.blocks * block_size, dtype=torch.float32, device=device),
                 torch.zeros(own_values, dtype=torch.float32, device=device),
             )
+
+    def message_bytes(self, blocks: int, bits: int) -> int:
+        """Length of a message of so many of its blocks."""
+        return message_bytes(blocks, bits, self.block_size)
 
     @property
     def own_range(self) -> slice:
@@ -93,9 +104,10 @@ class Bucket:
     def release_residuals(self) -> None:
         """Gathers all that is undelivered in `residuals.own`, from where `take_residual` hands it out."""
         if self.residuals is not None:
-            # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
-            self.residuals.own[self.own_range] += self.residuals.shard
-            self.residuals.shard.zero_()
+            if self.sharded:
+                # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
+                self.residuals.own[self.own_range] += self.residuals.shard
+                self.residuals.shard.zero_()
             self.keep_residuals()
 
     def take_residual(self, slot: Slot) -> torch.Tensor | None:
@@ -132,6 +144,6 @@ def make_buckets(
         if device != parameter.device or (start + numel) * 4 > bucket_bytes:
             slots, start = [], 0
             groups.append((parameter.device, slots))
-        slots.append(Slot(name, tuple(parameter.shape), len(groups) - 1, start, numel))
+        slots.append(Slot(name, tuple(parameter.shape), len(groups) - 1, len(slots), start, numel))
     buckets = [Bucket(slots, device=device, **common) for device, slots in groups]
     return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

@@ -2,7 +2,7 @@
 
 A message is a header of 16 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
 rank s sends to every rank r one message with its version of shard r; in the gather phase rank r sends to everyone one
-message with the reduced shard r.
+message with the reduced shard r. Two workers need one phase only, in which each sends all blocks to the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.kernels import Noise, block_bytes
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 # version, phase, bits, reserved (0), plan, step, blocks; little-endian
 _HEADER = struct.Struct("<BBBBIII")
@@ -28,14 +28,16 @@ HEADER_BYTES = _HEADER.size
 class Phase(IntEnum):
     """What a message is for.
 
-    SCATTER and GATHER are the halves of an exchange. A HANDSHAKE begins a step, an ABORT stands in for the gather
-    message of a rank that could not reduce its shard; both are headers without blocks.
+    SCATTER and GATHER are the halves of an exchange; WHOLE is both in one, between two workers. A HANDSHAKE begins a
+    step, an ABORT stands in for the gather message of a rank that could not reduce its shard; both are headers without
+    blocks.
     """
 
     SCATTER = 0
     GATHER = 1
     HANDSHAKE = 2
     ABORT = 3
+    WHOLE = 4
 
 
 class Header(NamedTuple):
@@ -101,7 +103,7 @@ def split_messages(received: torch.Tensor, expected: list[Header], block_size: i
         where: for the error message.
 
     Returns:
-        Per rank, (blocks, block_bytes(bits, block_size)) uint8 views into `received`.
+        Per rank, a (blocks * block_bytes(bits, block_size),) uint8 view into `received`.
 
     Raises:
         LockstepError: a message is not what this rank expects; the text names the rank and what differs.
@@ -113,7 +115,7 @@ def split_messages(received: torch.Tensor, expected: list[Header], block_size: i
         check_header(message, header, rank, where)
         if message.numel() < length:
             raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, expected {length}")
-        bodies.append(message[HEADER_BYTES:].view(header.blocks, block_bytes(header.bits, block_size)))
+        bodies.append(message[HEADER_BYTES:])
         start += length
     if start != received.numel():
         raise LockstepError(f"{where}: {received.numel()} bytes arrived, expected {start}")
@@ -130,7 +132,7 @@ def checksum(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def noise_for(seed: int, rank: int, step: int, message: str, first: int = 0) -> Noise:
+def noise_for(seed: int, rank: int, step: int, message: str) -> Noise:
     """Randomness of one message: depends on the arguments alone and touches no global generator."""
     words = random.Random(f"{seed}/{rank}/{step}/{message}")  # strings are hashed with SHA-512: stable everywhere
-    return Noise((words.getrandbits(32), words.getrandbits(32)), first)
+    return Noise((words.getrandbits(32), words.getrandbits(32)))

@@ -1,33 +1,24 @@
-"""The exchange of one bucket in one step: scatter, reduce, gather (docs/math.md, equations 1 to 5).
+"""The exchange of one bucket in one step: what both ways of doing it share.
 
-1. Every rank quantizes gradient + residual, cuts the blocks into one shard per rank and sends each shard to its owner
-   (an alltoall of bytes).
-2. The owner decodes the versions of its shard, sums them, adds the shard's residual and quantizes the sum.
-3. An allgather of bytes returns it to everyone. All ranks decode the same bytes, and so hold the same bits.
-
-Each half is asynchronous and named: nothing here blocks before `result` is called. Whatever the number of workers N,
-a value costs a worker 2(N-1)/N * bits on the wire, and is quantized twice.
+A gradient is read where autograd left it when the bucket is complete, and the mean is written back there; no copy is
+made on the way unless dtype or strides ask for one. Everything is asynchronous and named: nothing here blocks before
+`forward` and `deliver` are called, and neither is called inside a backward hook.
 """
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
 from hvd_dyncomp import comm
 from hvd_dyncomp.buckets import Bucket, Slot
-from hvd_dyncomp.codec import (
-    WIRE_VERSION,
-    Header,
-    Phase,
-    header_tensor,
-    message_bytes,
-    noise_for,
-    split_messages,
-)
-from hvd_dyncomp.kernels import reference
+from hvd_dyncomp.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, header_tensor, noise_for
+from hvd_dyncomp.kernels import Noise
 
 
-class Exchange:
+class Exchange(ABC):
     """One bucket, one step. Level and step are fixed at its creation: what moves them later does not reach it.
 
     Args:
@@ -45,106 +36,105 @@ class Exchange:
     def __init__(self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, process_set) -> None:
         self._bucket, self._bits, self._step, self._factor = bucket, bits, step, factor
         self._seed, self._process_set = seed, process_set
-        self._gradient = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float32, device=bucket.device)
-        self._missing = {slot.name for slot in bucket.slots}
-        self._scatter: int | None = None
-        self._gather: int | None = None
-        self._error: Exception | None = None
-        self._mean: torch.Tensor | None = None
+        self._gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
+        self._values: list[torch.Tensor] = []
+        self._missing = len(bucket.slots)
         self._where = f"bucket {bucket.name}"
+        self._format = {"bits": bits, "block_size": bucket.block_size}
+        self._started = self._delivered = False
+        self._error: Exception | None = None
         self.sent_bytes = 0
 
     def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Takes one parameter's gradient, of any strides and floating dtype; the last one starts the scatter."""
-        # View the flat range as the parameter and copy: element order is logical whatever the gradient's strides.
-        self._gradient[slot.range].view(slot.shape).copy_(gradient)
-        self._missing.discard(slot.name)
+        """Takes one parameter's gradient, of any strides and floating dtype; the last one starts the exchange."""
+        self._gradients[slot.index] = gradient
+        self._missing -= 1
         if not self._missing:
             self.start()
 
     def start(self) -> None:
-        """Starts the scatter, with zeros for gradients that have not come. Does nothing the second time."""
-        if self._scatter is not None:
-            return
-        bucket = self._bucket
-        payload = self._encode(self._gradient, bucket.residuals and bucket.residuals.own, Phase.SCATTER, 0)
-        bucket.keep_residuals()
-        messages, splits = [], []
-        for first, last in zip(bucket.bounds, bucket.bounds[1:], strict=False):
-            header = header_tensor(self._header(Phase.SCATTER, last - first), bucket.device)
-            messages += [header, payload[first:last].view(-1)]
-            splits.append(message_bytes(last - first, self._bits, bucket.block_size))
-        self.sent_bytes += sum(splits) - splits[bucket.rank]
-        self._scatter = comm.start_alltoall(torch.cat(messages), splits, self._name("scatter"), self._process_set)
+        """Sends the first message, with zeros for gradients that have not come. Does nothing the second time.
 
-    def advance(self, block: bool = False) -> None:
-        """Starts the gather once the scatter has arrived; with `block`, waits for that.
-
-        An error is kept for `result`: raised here, in a backward hook, it would reach the ranks at different points.
-        The others, who wait for this rank's shard, are told.
+        Horovod exchanges gradients that stay sparse by itself: they never come.
         """
-        if self._scatter is None or self._gather is not None:
+        if self._started:
             return
-        if not (block or comm.poll(self._scatter)):
-            return
-        received = comm.wait(self._scatter)
+        self._started = True
+        for slot, gradient in zip(self._bucket.slots, self._gradients, strict=True):
+            if gradient is None:
+                value = torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
+            else:  # both leave a contiguous float32 tensor as it is
+                value = gradient.to(torch.float32).contiguous()
+            self._values.append(value)
+        self._send()
+        self._bucket.keep_residuals()
+
+    def advance(self) -> bool:
+        """Does what has become possible, without blocking; returns whether the exchange is over.
+
+        May be called in a backward hook: an error is kept for `forward` and `deliver`. Raised in a hook it would reach
+        the ranks at different points.
+        """
+        if not self._started or self._error is not None:
+            return False
         try:
-            message = self._reduce(received)
-        except Exception as error:  # noqa: BLE001  # raised again by result()
+            self._move(comm.poll)
+        except Exception as error:  # noqa: BLE001  # raised again by deliver()
             self._error = error
-            message = header_tensor(self._header(Phase.ABORT, 0), self._bucket.device)
-        self.sent_bytes += message.numel() * (self._bucket.world_size - 1)
-        self._gather = comm.start_allgather(message, self._name("gather"), self._process_set)
+        return self._delivered
 
-    def _reduce(self, received: torch.Tensor) -> torch.Tensor:
-        """From all versions of this rank's shard to the message with their sum."""
-        bucket = self._bucket
-        own = bucket.bounds[bucket.rank + 1] - bucket.bounds[bucket.rank]
-        expected = [self._header(Phase.SCATTER, own)] * bucket.world_size
-        versions = torch.stack(split_messages(received, expected, bucket.block_size, self._where))
-        total = reference.decode_sum(versions, bits=self._bits, block_size=bucket.block_size)
-        residual = bucket.residuals and bucket.residuals.shard
-        payload = self._encode(total, residual, Phase.GATHER, bucket.own_range.start)
-        return torch.cat([header_tensor(self._header(Phase.GATHER, own), bucket.device), payload.view(-1)])
+    def forward(self) -> None:
+        """Blocks until this rank has sent all that it has to send."""
+        self.start()
 
-    def result(self, slot: Slot) -> torch.Tensor:
-        """The reduced gradient of one parameter, float32, valid until the exchange is gone. Blocks until it is here.
+    def deliver(self) -> None:
+        """Blocks until the exchange is over: every gradient that was added now holds the reduced one.
 
         Raises:
             LockstepError: the ranks disagree about level, step or bucket.
         """
-        return self.finish()[slot.range].view(slot.shape)
-
-    def finish(self) -> torch.Tensor:
-        """Waits for the end of the exchange; returns the whole bucket's mean. Raises as `result` does."""
-        if self._mean is not None:
-            return self._mean
-        self.start()
-        self.advance(block=True)
+        self.forward()
+        if self._error is None:
+            self._move(lambda handle: True)
         if self._error is not None:
             raise self._error
-        bucket = self._bucket
-        counts = [last - first for first, last in zip(bucket.bounds, bucket.bounds[1:], strict=False)]
-        expected = [self._header(Phase.GATHER, count) for count in counts]
-        received = comm.wait(self._gather)  # type: ignore[arg-type]  # advance() has set it
-        shards = torch.cat(split_messages(received, expected, bucket.block_size, self._where))
-        self._mean = reference.decode(shards, bits=self._bits, block_size=bucket.block_size, factor=self._factor)
-        return self._mean
 
-    @property
-    def untouched(self) -> bool:
-        """Whether no gradient has come: all its parameters have sparse gradients, which Horovod exchanges itself."""
-        return len(self._missing) == len(self._bucket.slots)
+    @abstractmethod
+    def _send(self) -> None:
+        """Quantizes `_values` and starts the first collective."""
 
-    def _encode(self, values: torch.Tensor, residual, phase: Phase, first: int) -> torch.Tensor:
-        noise = None
-        if self._seed is not None:
-            message = f"{self._bucket.name}/{phase.name}"
-            noise = noise_for(self._seed, self._bucket.rank, self._step, message, first)
-        return reference.encode(values, residual, bits=self._bits, block_size=self._bucket.block_size, noise=noise)
+    @abstractmethod
+    def _move(self, ready: Callable[[int], bool]) -> None:
+        """Does everything whose collective is `ready`, up to `_write_back`."""
+
+    def _write_back(self) -> None:
+        """To be called when `_values` hold what was received."""
+        for gradient, value in zip(self._gradients, self._values, strict=True):
+            if gradient is not None and gradient is not value:
+                gradient.copy_(value)
+        self._gradients, self._values, self._delivered = [], [], True
+
+    def _message(self, phase: Phase, counts: list[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+        """Room for one message per entry of `counts` (blocks), headers written.
+
+        Returns:
+            All messages as one uint8 vector, views of their payloads, their lengths.
+        """
+        lengths = [self._bucket.message_bytes(count, self._bits) for count in counts]
+        buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=self._bucket.device)
+        payloads = []
+        for count, message in zip(counts, buffer.split(lengths), strict=True):
+            message[:HEADER_BYTES] = header_tensor(self._header(phase, count), self._bucket.device)
+            payloads.append(message[HEADER_BYTES:])
+        return buffer, payloads, lengths
+
+    def _noise(self, phase: Phase) -> Noise | None:
+        if self._seed is None:
+            return None
+        return noise_for(self._seed, self._bucket.rank, self._step, f"{self._bucket.name}/{phase.name}")
 
     def _header(self, phase: Phase, blocks: int) -> Header:
         return Header(WIRE_VERSION, phase, self._bits, self._bucket.plan, self._step & 0xFFFFFFFF, blocks)
 
-    def _name(self, phase: str) -> str:
-        return f"hvd_dyncomp.{self._bucket.name}.{phase}"
+    def _name(self, phase: Phase) -> str:
+        return f"hvd_dyncomp.{self._bucket.name}.{phase.name.lower()}"

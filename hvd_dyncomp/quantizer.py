@@ -29,7 +29,7 @@ class _Context(NamedTuple):
 
     gradient: torch.Tensor
     step: Step | None = None
-    slot: Slot | None = None
+    compressed: bool = False
 
 
 class DynamicQuantizer(Compressor):
@@ -122,7 +122,7 @@ class DynamicQuantizer(Compressor):
         if slot is None or step.bits == UNCOMPRESSED:
             wire, context = step.pass_uncompressed(tensor, slot), _Context(tensor, step)
         else:
-            wire, context = step.add(tensor, slot), _Context(tensor, step, slot)
+            wire, context = step.add(tensor, slot), _Context(tensor, step, True)
         step.traffic.seconds += time.perf_counter() - began
         return wire, context
 
@@ -131,16 +131,14 @@ class DynamicQuantizer(Compressor):
 
         Horovod has handed in all gradients of a step before it asks for the first one back.
         """
-        gradient, step, slot = ctx or _Context(tensor)  # compress never sees a gradient that stays sparse
+        gradient, step, compressed = ctx or _Context(tensor)  # compress never sees a gradient that stays sparse
         if step is None:
             return tensor
         began = time.perf_counter()
         if self._step is step:
             self._step = None
         step.collect()
-        if slot is not None:
-            gradient.copy_(step.result(slot))
-        elif tensor is not gradient:
+        if not compressed and tensor is not gradient:
             gradient.copy_(tensor)
         step.traffic.seconds += time.perf_counter() - began
         return gradient

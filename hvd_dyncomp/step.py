@@ -10,6 +10,8 @@ from hvd_dyncomp.exchange import Exchange
 from hvd_dyncomp.handshake import Handshake
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
+from hvd_dyncomp.sharded import ShardedExchange
+from hvd_dyncomp.whole import WholeExchange
 
 # What Horovod's allreduce takes on CPUs.
 _HOROVOD_FLOATS = (torch.float16, torch.float32, torch.float64)
@@ -46,6 +48,7 @@ class Step:
         self._collected = False
         self._handshake = Handshake(buckets, bits=bits, step=number, binding=binding)
         self._exchanges: list[Exchange] = []
+        self._under_way: list[Exchange] = []
         traffic.steps += 1
         if bits == UNCOMPRESSED:
             for bucket in buckets:
@@ -53,21 +56,20 @@ class Step:
                     bucket.release_residuals()
             return
         for bucket in buckets:
+            way = ShardedExchange if bucket.sharded else WholeExchange
             self._exchanges.append(
-                Exchange(
-                    bucket, bits=bits, step=number, factor=binding.factor, seed=seed, process_set=binding.process_set
-                )
+                way(bucket, bits=bits, step=number, factor=binding.factor, seed=seed, process_set=binding.process_set)
             )
             traffic.float32_bytes += allreduce_bytes(4 * bucket.values, self._world_size)
             traffic.compressed_values += bucket.values
+        self._under_way = list(self._exchanges)
 
     def add(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor:
         """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place."""
         self._exchanges[slot.bucket].add(slot, gradient)
-        for exchange in self._exchanges:
-            exchange.advance()
+        self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
         self.traffic.uncompressed_bytes += allreduce_bytes(4, self._world_size)
-        return torch.zeros(1, dtype=torch.float32, device=gradient.device)
+        return self._buckets[slot.bucket].tickets[slot.index]
 
     def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
         """What Horovod reduces for a small tensor, or at 32 bits; with what its residual has left to deliver."""
@@ -81,7 +83,7 @@ class Step:
         return wire
 
     def collect(self) -> None:
-        """Brings all exchanges under way. Called when every gradient of the step is in, so that each wait has an end.
+        """Ends all exchanges. Called when every gradient of the step is in, so that each wait has an end.
 
         Raises:
             LockstepError: the ranks disagree about level, step or parameters.
@@ -93,18 +95,14 @@ class Step:
         sent = self._handshake.check()
         for exchange in self._exchanges:
             exchange.start()
+        # All that others wait for goes out before this rank waits for what it needs itself.
         for exchange in self._exchanges:
-            exchange.advance(block=True)
+            exchange.forward()
         for exchange in self._exchanges:
-            if exchange.untouched:  # nobody will ask for its result
-                exchange.finish()
+            exchange.deliver()
         if self.bits == UNCOMPRESSED:
             self.traffic.uncompressed_bytes += sent
             for bucket in self._buckets:
                 bucket.carries = False
         else:
             self.traffic.compressed_bytes += sent + sum(exchange.sent_bytes for exchange in self._exchanges)
-
-    def result(self, slot: Slot) -> torch.Tensor:
-        """The reduced gradient of a parameter that travelled compressed: float32, of its shape."""
-        return self._exchanges[slot.bucket].result(slot)

@@ -51,7 +51,7 @@ class Workers:
             encode(F.pad(gradient, (0, self.padding)), residual, bits=self.bits, block_size=BLOCK_SIZE)
             for gradient, residual in zip(gradients, self.residuals, strict=False)
         ]
-        total = decode_sum(torch.stack(versions), bits=self.bits, block_size=BLOCK_SIZE)
+        total = decode_sum(versions, bits=self.bits, block_size=BLOCK_SIZE)
         payload = encode(total, self.residuals[-1], bits=self.bits, block_size=BLOCK_SIZE)
         return decode(payload, bits=self.bits, block_size=BLOCK_SIZE, factor=1 / self.size)[: self.values]
 

@@ -25,6 +25,7 @@ def test_every_large_parameter_has_a_place_of_its_own(sizes):
             sum(slot.numel for slot in bucket.slots[:i]) for i in range(len(bucket.slots))
         ]
         assert all(slot.bucket == index for slot in bucket.slots)
+        assert [slot.index for slot in bucket.slots] == list(range(len(bucket.slots)))
         assert bucket.values * 4 <= 4000 or len(bucket.slots) == 1
         assert 0 <= bucket.blocks * 64 - bucket.values < 64
     order = [slot.name for bucket in buckets for slot in bucket.slots]
@@ -46,16 +47,18 @@ def test_shards_and_residuals():
     covered = [i for bucket in own for i in range(bucket.own_range.start, bucket.own_range.stop)]
     assert covered == list(range(704))
     assert [bucket.residuals.shard.numel() for bucket in own] == [192, 256, 256]
+    assert plan(sizes, world_size=2)[0][0].residuals.shard.numel() == 0, "two workers exchange whole buckets"
 
 
 def test_released_residuals_are_handed_out_once():
-    bucket, slots = (x := plan([100, 200]))[0][0], x[1]
+    buckets, slots = plan([100, 200], world_size=3)
+    bucket = buckets[0]
     bucket.residuals.own[:] = torch.arange(320.0)
     bucket.residuals.shard[:] = 1000
     bucket.keep_residuals()
     assert not bucket.residuals.own[300:].any(), "the padding owes nothing"
     bucket.release_residuals()
-    taken = bucket.take_residual(slots["p0"])  # values 200 to 299; rank 0's shard is values 0 to 127
+    taken = bucket.take_residual(slots["p0"])  # values 200 to 299; rank 0's shard is value 0 to 63
     assert torch.equal(taken, torch.arange(200.0, 300))
-    assert torch.equal(bucket.take_residual(slots["p1"])[:128], torch.arange(128.0) + 1000)
+    assert torch.equal(bucket.take_residual(slots["p1"])[:64], torch.arange(64.0) + 1000)
     assert not bucket.take_residual(slots["p0"]).any() and not bucket.residuals.shard.any()

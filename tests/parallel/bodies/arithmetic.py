@@ -25,6 +25,8 @@ def undelivered(q, name, shape):
         for slot in bucket.slots:
             if slot.name == name:
                 values = state["shard_residuals"][bucket.name]["values"]
+                if not bucket.sharded:
+                    continue
                 whole = hvd.allgather(values, name=f"shard.{name}")
                 total += whole[slot.range].view(shape).double().numpy()
     return total

@@ -124,13 +124,16 @@ def test_another_step_on_one_rank(rank, request):
     assert "has step" in disagreeing(request, compression=q)
 
 
-def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(rank, request, monkeypatch):
+def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(rank, size, request, monkeypatch):
     def out_of_memory(*arguments, **keywords):
         raise MemoryError("no room")
 
-    if rank == 1:
-        monkeypatch.setattr(kernels, "decode_sum", out_of_memory)
     problem = Problem(names=["long"], prefix=request.node.name, compression=DynamicQuantizer(Controller(Static(4))))
+    if rank == 1:
+        monkeypatch.setattr(kernels, "reduce_into" if size > 2 else "decode_into", out_of_memory)
+    if rank == 0 and size == 2:  # of two workers, neither waits for anything that the other has to compute
+        assert problem.reduce(problem.draw(seed=1))["long"].any()
+        return
     with pytest.raises(MemoryError if rank == 1 else LockstepError, match="no room|rank 1 gave up"):
         problem.reduce(problem.draw(seed=1))
 
