@@ -20,7 +20,7 @@ from hvd_dyncomp.kernels import Noise, block_bytes
 
 WIRE_VERSION = 2
 
-# version, phase, bits, reserved (0), plan, step, blocks; little-endian
+# version, phase, bits, choice, plan, step, blocks; little-endian
 _HEADER = struct.Struct("<BBBBIII")
 HEADER_BYTES = _HEADER.size
 
@@ -47,6 +47,7 @@ class Header(NamedTuple):
         version: of the wire format.
         phase: see `Phase`.
         bits: level of the blocks.
+        choice: in rank 0's handshake, the level that it wants from the next step on (`auto_level`); otherwise 0.
         plan: checksum of the bucket's composition (names, shapes, block size, world size).
         step: the exchange's number, modulo 2^32.
         blocks: blocks that follow.
@@ -55,17 +56,17 @@ class Header(NamedTuple):
     version: int
     phase: int
     bits: int
+    choice: int
     plan: int
     step: int
     blocks: int
 
     def to_bytes(self) -> bytes:
-        return _HEADER.pack(self.version, self.phase, self.bits, 0, self.plan, self.step, self.blocks)
+        return _HEADER.pack(self.version, self.phase, self.bits, self.choice, self.plan, self.step, self.blocks)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Header:
-        version, phase, bits, _, plan, step, blocks = _HEADER.unpack(data)
-        return cls(version, phase, bits, plan, step, blocks)
+        return cls(*_HEADER.unpack(data))
 
 
 def message_bytes(blocks: int, bits: int, block_size: int) -> int:

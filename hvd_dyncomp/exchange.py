@@ -134,7 +134,7 @@ class Exchange(ABC):
         return noise_for(self._seed, self._bucket.rank, self._step, f"{self._bucket.name}/{phase.name}")
 
     def _header(self, phase: Phase, blocks: int) -> Header:
-        return Header(WIRE_VERSION, phase, self._bits, self._bucket.plan, self._step & 0xFFFFFFFF, blocks)
+        return Header(WIRE_VERSION, phase, self._bits, 0, self._bucket.plan, self._step & 0xFFFFFFFF, blocks)
 
     def _name(self, phase: Phase) -> str:
         return f"hvd_dyncomp.{self._bucket.name}.{phase.name.lower()}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_dyncomp import residuals
+from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
 from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
 from hvd_dyncomp.checks import whole
@@ -54,9 +55,15 @@ class DynamicQuantizer(Compressor):
         min_numel: tensors of fewer values (biases, batch norm) travel uncompressed.
         bucket_bytes: float32 bytes of gradients that are exchanged together.
         seed: for stochastic rounding.
+        auto_level: take the controller's level as the least that quality allows, try the levels above it, 32 included,
+            for some 50 steps at the start, and use whichever makes the steps shortest. What was measured is logged.
+            Levels then depend on time, and a run cannot be repeated bit for bit.
+        reprobe_epochs: with `auto_level`, epochs after which levels are tried again; so they are when the controller
+            moves.
 
     Attributes:
         controller: see above.
+        bits: level of the latest step; the controller's before the first, and always without `auto_level`.
         meter: the `Meter` of what this rank has sent.
 
     Raises:
@@ -77,12 +84,15 @@ class DynamicQuantizer(Compressor):
         min_numel: int = 1024,
         bucket_bytes: int = 16 * 2**20,
         seed: int = 0,
+        auto_level: bool = False,
+        reprobe_epochs: int = 5,
     ) -> None:
         self.controller = Controller() if controller is None else controller
         if not isinstance(self.controller, Controller):
             raise TypeError(f"controller must be a Controller, got {controller!r}")
-        if not isinstance(error_feedback, bool):
-            raise ValueError(f"error_feedback must be True or False, got {error_feedback!r}")
+        for argument, value in (("error_feedback", error_feedback), ("auto_level", auto_level)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{argument} must be True or False, got {value!r}")
         if rounding not in ("nearest", "stochastic"):
             raise ValueError(f"rounding must be 'nearest' or 'stochastic', got {rounding!r}")
         if whole("block_size", block_size, 64) & (block_size - 1) or block_size > 65536:
@@ -94,6 +104,8 @@ class DynamicQuantizer(Compressor):
         self._seed = seed if rounding == "stochastic" else None
         self._names = None if named_parameters is None else names_by_parameter(named_parameters)
         self.meter = Meter()
+        reprobe_epochs = whole("reprobe_epochs", reprobe_epochs, 1)
+        self._auto = AutoLevel(reprobe_epochs) if auto_level else None
         self._steps = 0
         self._binding: Binding | None = None
         self._buckets: list[Bucket] = []
@@ -102,6 +114,11 @@ class DynamicQuantizer(Compressor):
         self._loaded: Mapping[str, Any] | None = None
         self._callers: set[CodeType] = set()
         self._warned = False
+
+    @property
+    def bits(self) -> int:
+        """See the class."""
+        return self.controller.bits if self._auto is None or self._auto.bits is None else self._auto.bits
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, _Context]:
         """Called by Horovod for every gradient; returns what Horovod is to reduce, and the context for `decompress`.
@@ -138,6 +155,8 @@ class DynamicQuantizer(Compressor):
         if self._step is step:
             self._step = None
         step.collect()
+        if self._auto is not None:
+            self._auto.learn(step.choice)
         if not compressed and tensor is not gradient:
             gradient.copy_(tensor)
         step.traffic.seconds += time.perf_counter() - began
@@ -156,6 +175,7 @@ class DynamicQuantizer(Compressor):
             "rank": rank,
             "world_size": world_size,
             "meter": self.meter.state_dict(),
+            "auto_level": self._auto and self._auto.state_dict(),
             **residuals.export(self._buckets),
         }
 
@@ -177,6 +197,8 @@ class DynamicQuantizer(Compressor):
         self._step = None
         self._steps = int(state["steps"])
         self.meter.load_state_dict(state["meter"])
+        if self._auto is not None and state.get("auto_level"):
+            self._auto.load_state_dict(state["auto_level"])
 
     def _name_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the parameter whose gradient this is. Binds to the calling optimizer when it is first needed."""
@@ -230,10 +252,13 @@ class DynamicQuantizer(Compressor):
         """Fixes the level for all gradients until they have been collected."""
         # A process set of one worker has nobody to send to.
         bits = self.controller.bits if binding.world_size > 1 else UNCOMPRESSED
+        if self._auto is not None:
+            bits = self._auto.begin_step(bits, self.controller.epoch, time.monotonic())
         step = Step(
             binding,
             self._buckets,
             bits=bits,
+            choice=self._auto.verdict if self._auto is not None else 0,
             number=self._steps,
             seed=self._seed,
             traffic=self.meter.at(self.controller.epoch, bits),

@@ -24,12 +24,14 @@ class Step:
         binding: the optimizer.
         buckets: its buckets.
         bits: the level of the step; what the controller does meanwhile concerns the next one.
+        choice: for the handshake.
         number: of the step, the same on all ranks.
         seed: for stochastic rounding, or None.
         traffic: where its bytes are counted.
 
     Attributes:
         submitted: names of the parameters whose gradients have come.
+        choice: rank 0's, once `collect` has been called.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Step:
         buckets: list[Bucket],
         *,
         bits: int,
+        choice: int,
         number: int,
         seed: int | None,
         traffic: Traffic,
@@ -45,8 +48,9 @@ class Step:
         self._world_size, self._buckets = binding.world_size, buckets
         self.bits, self.traffic = bits, traffic
         self.submitted: set[str] = set()
+        self.choice = 0
         self._collected = False
-        self._handshake = Handshake(buckets, bits=bits, step=number, binding=binding)
+        self._handshake = Handshake(buckets, bits=bits, choice=choice, step=number, binding=binding)
         self._exchanges: list[Exchange] = []
         self._under_way: list[Exchange] = []
         traffic.steps += 1
@@ -92,7 +96,7 @@ class Step:
             return
         self._collected = True
         # First of all: ranks that disagree wait for exchanges that never come.
-        sent = self._handshake.check()
+        self.choice = self._handshake.check()
         for exchange in self._exchanges:
             exchange.start()
         # All that others wait for goes out before this rank waits for what it needs itself.
@@ -101,8 +105,9 @@ class Step:
         for exchange in self._exchanges:
             exchange.deliver()
         if self.bits == UNCOMPRESSED:
-            self.traffic.uncompressed_bytes += sent
+            self.traffic.uncompressed_bytes += self._handshake.sent_bytes
             for bucket in self._buckets:
                 bucket.carries = False
         else:
-            self.traffic.compressed_bytes += sent + sum(exchange.sent_bytes for exchange in self._exchanges)
+            self.traffic.compressed_bytes += self._handshake.sent_bytes
+            self.traffic.compressed_bytes += sum(exchange.sent_bytes for exchange in self._exchanges)

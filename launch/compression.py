@@ -61,6 +61,10 @@ class Baseline:
         """Called after every exchange."""
         self._steps += 1
 
+    def steps_by_level(self, epoch: int) -> dict[str, int]:
+        """Nothing to report: all steps are alike."""
+        return {}
+
     def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[int, str]:
         """Collective in ``Quantized``; here nothing is to be decided."""
         return self.bits, "constant"
@@ -86,10 +90,12 @@ class Quantized:
             rounding=args.rounding,
             block_size=args.block_size,
             seed=args.seed,
+            auto_level=args.auto_level,
         )
 
     @property
     def bits(self) -> int:
+        """The controller's level."""
         return self.controller.bits
 
     def sent(self) -> Sent:
@@ -98,6 +104,11 @@ class Quantized:
 
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
+
+    def steps_by_level(self, epoch: int) -> dict[str, int]:
+        """How many of an epoch's steps ran at which level: more than one only with ``--auto-level``."""
+        records = self.compressor.meter.records
+        return {str(bits): traffic.steps for (when, bits), traffic in sorted(records.items()) if when == epoch}
 
     def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[int, str]:
         """Hand an epoch's metrics to the controller; returns the next level and why. Collective."""

@@ -47,6 +47,7 @@ _ONLY_WITH = {
     "rounding": _QUANTIZED,
     "error_feedback": _QUANTIZED,
     "block_size": _QUANTIZED,
+    "auto_level": _QUANTIZED,
 }
 
 EPILOG = """examples:
@@ -119,6 +120,7 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
     add("--schedule", type=bit_schedule, metavar="E:B,...", help="levels by epoch, the first being 0; e.g. 0:32,2:4")
     add("--rounding", choices=("nearest", "stochastic"), default="nearest", help="how values become codes")
     add("--block-size", type=count, default=512, metavar="N", help="values that share one scale")
+    add("--auto-level", action="store_true", help="the level is the least; use the fastest above it, 32 bits included")
     add("--no-error-feedback", dest="error_feedback", action="store_false", help="forget what rounding left over")
 
 

@@ -57,12 +57,15 @@ class Progress:
 
 def _sentence(line: dict[str, Any], epochs: int) -> str:
     following = f" -> {line['next_level']} bits ({line['reason']})" if line["next_level"] != line["level"] else ""
+    steps = line["steps_by_level"]
+    tried = ", ".join(f"{count} at {bits}" for bits, count in steps.items()) if len(steps) > 1 else ""
     return (
         f"epoch {line['epoch'] + 1:>2}/{epochs}  {line['level']:>2} bits  loss {_text(line['train_loss'], '.3f')}  "
         f"accuracy train {_text(line['train_accuracy'], '.1%')} val {_text(line['val_accuracy'], '.1%')} "
         f"test {_text(line['test_accuracy'], '.1%')}  sent {line['bytes_sent'] / 1e6:.1f} MB "
         f"({_percent(line['saved_fraction'])} saved)  {line['seconds']:.1f} s (compute {line['seconds_compute']:.1f}, "
-        f"exchange {line['seconds_exchange']:.1f}){following}"
+        f"exchange {line['seconds_exchange']:.1f})"
+        f"{f'  steps: {tried} bits' if tried else ''}{following}"
     )
 
 

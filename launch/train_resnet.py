@@ -205,6 +205,7 @@ def train_one_epoch(run: Run, epoch: int) -> None:
         "level": level,
         "next_level": decision[0],
         "reason": decision[1],
+        "steps_by_level": run.compression.steps_by_level(epoch),
         **_scores(train, val, test),
         "bytes_sent": sent.compressed + sent.uncompressed,
         "bytes_compressed": sent.compressed,

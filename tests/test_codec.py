@@ -23,7 +23,7 @@ from hvd_dyncomp.kernels.reference import encode
 
 GOLDEN = Path(__file__).parent / "fixtures" / "wire_v2.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
-HEADER = Header(WIRE_VERSION, Phase.SCATTER, 4, 0xDEADBEEF, 7, 3)
+HEADER = Header(WIRE_VERSION, Phase.SCATTER, 4, 0, 0xDEADBEEF, 7, 3)
 
 
 def message(header: Header = HEADER, block_size: int = 64) -> torch.Tensor:

@@ -1,0 +1,88 @@
+"""Which level a quantizer settles on, given how long steps take; no workers needed."""
+
+import pytest
+
+from hvd_dyncomp.auto_level import AutoLevel
+
+
+class Steps:
+    """Steps of two ranks whose duration depends on the level alone; rank 0's verdicts reach both."""
+
+    def __init__(self, seconds, reprobe_epochs=5):
+        self.seconds, self.now, self.ranks = seconds, 0.0, [AutoLevel(reprobe_epochs) for _ in range(2)]
+
+    def run(self, count, floor=4, epoch=0):
+        levels = []
+        for _ in range(count):
+            # Rank 1 has another clock, and sees nothing but noise.
+            levels.append(self.ranks[0].begin_step(floor, epoch, self.now))
+            assert self.ranks[1].begin_step(floor, epoch, 0.0) == levels[-1], "ranks differ"
+            self.now += self.seconds(levels[-1])
+            verdict = self.ranks[0].verdict
+            for rank in self.ranks:
+                rank.learn(verdict)
+        return levels
+
+
+def wire_bound(bits):
+    return 1.0 + bits
+
+
+def compute_bound(bits):
+    return 1.0 if bits == 32 else 1.2
+
+
+@pytest.mark.parametrize(("seconds", "fastest"), [(wire_bound, 4), (compute_bound, 32), (lambda bits: 1.0, 4)])
+def test_the_fastest_level_that_quality_allows(seconds, fastest):
+    levels = Steps(seconds).run(100)
+    assert set(levels[:41]) == {4, 8, 16, 32}
+    assert set(levels[41:]) == {fastest}
+
+
+def test_never_below_the_controllers_level():
+    steps = Steps(wire_bound)
+    steps.run(100, floor=2)
+    assert min(steps.run(100, floor=8)) == 8
+    assert set(steps.run(5, floor=32)) == {32}
+
+
+def test_a_new_level_and_some_epochs_bring_a_new_trial():
+    steps = Steps(compute_bound, reprobe_epochs=3)
+    steps.run(100, epoch=0)
+    assert set(steps.run(10, epoch=2)) == {32}
+    assert set(steps.run(10, epoch=3)) == {4, 8, 16, 32}
+    steps.run(100, epoch=3)
+    assert set(steps.run(10, epoch=4)) == {32}
+    assert set(steps.run(10, floor=8, epoch=4)) == {8, 16, 32}
+
+
+def test_what_happens_between_epochs_does_not_count():
+    steps = Steps(wire_bound)
+    for epoch in range(6):  # every epoch ends with a long evaluation, always after the same level
+        steps.run(8, epoch=epoch)
+        steps.now += 1000.0
+    assert set(steps.run(10, epoch=6, floor=4)) == {4, 8, 16, 32}, "tried again after five epochs"
+    steps = Steps(wire_bound, reprobe_epochs=100)
+    for epoch in range(8):
+        steps.run(8, epoch=epoch)
+        steps.now += 1000.0
+    assert set(steps.run(10, epoch=8)) == {4}
+
+
+def test_a_choice_survives_a_restart_and_an_unfinished_trial_does_not():
+    steps = Steps(compute_bound)
+    steps.run(100)
+    again = AutoLevel(5)
+    again.load_state_dict(steps.ranks[0].state_dict())
+    assert again.begin_step(4, 1, 0.0) == 32
+    steps = Steps(compute_bound)
+    steps.run(10)
+    again.load_state_dict(steps.ranks[0].state_dict())
+    assert [again.begin_step(4, 0, 0.0) for _ in range(4)] == [4, 4, 8, 8]
+
+
+def test_a_choice_that_was_not_tried_is_refused():
+    with pytest.raises(ValueError, match="chose the level 3"):
+        rank = AutoLevel(5)
+        rank.begin_step(4, 0, 0.0)
+        rank.learn(3)
