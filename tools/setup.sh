@@ -27,10 +27,11 @@ required_packages() {
     python_has_headers || echo python3-dev
 }
 
-# What only adds: the data set of the default run, and the tools of the tests on a network of namespaces.
+# What only adds: the data set of the default run, and the tools of the network lab.
 optional_packages() {
     [ -d /usr/share/dataset-fashion-mnist ] || [ -d /usr/share/datasets/fashion-mnist ] || echo dataset-fashion-mnist
     command -v ip >/dev/null || [ -x /usr/sbin/ip ] || echo iproute2
+    command -v sysctl >/dev/null || [ -x /usr/sbin/sysctl ] || echo procps
 }
 
 install_system_packages() {

@@ -1,0 +1,82 @@
+"""Measures what links really carry: one TCP connection between two hosts of netlab.py, for every rate.
+
+    python launch/link_rate.py --rates 100mbit,1gbit,10gbit,none
+
+Payload is what the receiving program got. Wire is what the interface sent, with the headers of Ethernet, IP and TCP,
+which the token bucket counts as well: a payload of 95 % of the rate is what a real link with packets of 1500 bytes has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+import time
+
+from course import RunError
+from netlab import Lab, hosts
+from shaping import bits_per_second
+
+_PORT = 5201
+_CHUNK = 1 << 20
+
+
+def receive() -> None:
+    """Print the payload's bits per second of one connection, from the first byte to the last."""
+    with socket.create_server(("", _PORT)) as server:
+        print("ready", flush=True)
+        connection, _ = server.accept()
+        buffer, received, began = bytearray(_CHUNK), 0, time.perf_counter()
+        while got := connection.recv_into(buffer):
+            received += got
+        print(8 * received / (time.perf_counter() - began), flush=True)
+
+
+def send(address: str, nbytes: int) -> None:
+    chunk = bytes(_CHUNK)
+    with socket.create_connection((address, _PORT)) as connection:
+        for _ in range(-(-nbytes // _CHUNK)):
+            connection.sendall(chunk)
+
+
+def measure(lab: Lab, nbytes: int) -> float:
+    """Bits per second of payload from the first host to the second."""
+    this = [sys.executable, __file__]
+    receiver = subprocess.Popen(lab.on_host(1, [*this, "--receive"]), stdout=subprocess.PIPE, text=True)
+    try:
+        assert receiver.stdout is not None
+        receiver.stdout.readline()
+        subprocess.run(lab.on_host(0, [*this, "--send", lab.addresses[1], str(nbytes)]), check=True)
+        return float(receiver.stdout.readline())
+    finally:
+        receiver.kill()
+        receiver.wait()
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", default="100mbit,1gbit,10gbit,none", metavar="RATE,...")
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help="about so long for each rate")
+    parser.add_argument("--receive", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--send", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.receive:
+        return receive()
+    if args.send:
+        return send(args.send[0], int(args.send[1]))
+    try:
+        print("| rate | payload, Mbit/s | % of the rate |\n|---|---:|---:|")
+        with hosts() as lab:
+            for rate in args.rates.split(","):
+                lab.set_rate(rate)
+                asked = bits_per_second(rate)
+                reached = measure(lab, int((asked or 20e9) * args.seconds / 8))
+                share = f"{100 * reached / asked:.1f}" if asked else ""
+                print(f"| {rate} | {reached / 1e6:.1f} | {share} |", flush=True)
+    except (RunError, ValueError) as error:
+        parser.exit(2, f"link_rate.py: error: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Runs a program on several hosts that are network namespaces of this machine, over links of a given rate.
+
+    python launch/netlab.py --hosts 2 --rate 100mbit -- python launch/train_resnet.py --epochs 1
+
+Every host has one interface, called eth0, and runs one rank. What leaves a host is held to --rate (tc's token bucket).
+Two hosts are joined by a veth pair, more by a bridge. After the run the bytes that each interface sent are printed,
+and everything is taken down again. Needs root and iproute2. No ssh server is needed: where a launcher would call ssh,
+it finds a script that enters the other host's namespace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import launcher
+import psutil
+from course import RunError
+from shaping import INTERFACE, bits_per_second, shape
+from values import Parser, count
+
+LAUNCHERS = ("mpirun", "horovodrun", "gloo")
+_SUBNET = "10.234.0"
+_MOST_HOSTS = 64
+
+# Stands in for ssh: "ssh [options] host command...". Hosts are named by their addresses, namespaces by the last number.
+_AGENT = """#!/bin/sh
+while getopts "o:p:i:l:xqnT" _; do :; done
+shift $((OPTIND - 1))
+host=$1
+shift
+while [ "${1#-}" != "$1" ]; do shift 2; done
+exec ip netns exec "%s${host##*.}" unshare --uts sh -c "hostname $host && $*"
+"""
+
+
+def why_not() -> str:
+    """Why namespaces cannot be made here, in one sentence; "" if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"network namespaces need the command '{tool}' (Debian's package iproute2)"
+    probe = f"{_prefix(os.getpid())}probe"
+    tried = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if tried.returncode != 0:
+        return f"network namespaces cannot be made here: {' '.join(tried.stderr.split())}"
+    _ip("netns", "delete", probe)
+    return ""
+
+
+class Lab:
+    """Hosts that are up. Made by `hosts`.
+
+    Attributes:
+        size: how many.
+        addresses: IP address of each host; also its name.
+    """
+
+    def __init__(self, size: int, prefix: str, directory: Path) -> None:
+        self.size = size
+        self.addresses = [f"{_SUBNET}.{number}" for number in range(1, size + 1)]
+        self._namespaces = [f"{prefix}{number}" for number in range(1, size + 1)]
+        self._directory = directory
+
+    def on_host(self, number: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command on the host of this number, from 0."""
+        # Each host's name is its address, whatever looks it up: Horovod's Gloo, told to use eth0, looks up the name.
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.addresses[number]]
+        return ["ip", "netns", "exec", self._namespaces[number], *named, *command]
+
+    def command(self, program: Sequence[str], *options: str, launcher: str = "mpirun") -> list[str]:
+        """The command line that runs a program on every host, one rank each.
+
+        Args:
+            program: with its arguments.
+            options: of the launcher itself.
+            launcher: "mpirun", "horovodrun" (over MPI) or "gloo" (horovodrun without MPI).
+        """
+        hosts = ",".join(f"{address}:1" for address in self.addresses)
+        if launcher == "mpirun":
+            only = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", INTERFACE]
+            only += ["--mca", "oob_tcp_if_include", INTERFACE]
+            start = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--host", hosts, *only]
+        else:
+            start = [_horovodrun(), "-np", str(self.size), "-H", hosts, "--network-interfaces", INTERFACE]
+            start += ["--gloo"] if launcher == "gloo" else ["--mpi", "--mpi-args=--oversubscribe"]
+        # The agent is called ssh and comes first in PATH, for Open MPI and horovodrun alike.
+        path = f"PATH={self._directory}{os.pathsep}{os.environ['PATH']}"
+        return self.on_host(0, ["env", path, *start, *options, *program])
+
+    def set_rate(self, rate: str) -> None:
+        """Hold what leaves every host to another rate, from now on; programs may be running.
+
+        Raises:
+            ValueError: it is not a rate.
+        """
+        for namespace in self._namespaces:
+            shape(rate, ["-n", namespace])
+
+    def counters(self) -> list[int]:
+        """Bytes that each host's interface has sent since it was made."""
+        shown = [_ip("-n", name, "-s", "-j", "link", "show", INTERFACE) for name in self._namespaces]
+        return [json.loads(text)[0]["stats64"]["tx"]["bytes"] for text in shown]
+
+
+@contextmanager
+def hosts(size: int = 2, rate: str = "none") -> Iterator[Lab]:
+    """Bring hosts up; take them down at the end, with every process that is left on them, also after an error.
+
+    Raises:
+        RunError: there is no root, no iproute2, or the kernel refuses.
+        ValueError: a bad number of hosts or rate.
+    """
+    bits_per_second(rate)
+    if not 1 <= size <= _MOST_HOSTS:
+        raise ValueError(f"hosts must be from 1 to {_MOST_HOSTS}, got {size}")
+    reason = why_not()
+    if reason:
+        raise RunError(reason)
+    _sweep()
+    prefix = _prefix(os.getpid())
+    if any(name.startswith(prefix) for name in _namespaces()):
+        raise RunError("this process has hosts up already")
+    try:
+        with tempfile.TemporaryDirectory(prefix="netlab-") as directory:
+            lab = Lab(size, prefix, Path(directory))
+            agent = Path(directory, "ssh")
+            agent.write_text(_AGENT % prefix)
+            agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
+            _join(lab, prefix)
+            lab.set_rate(rate)
+            yield lab
+    except subprocess.CalledProcessError as error:
+        raise RunError(f"{' '.join(map(str, error.cmd))}: {' '.join((error.stderr or '').split())}") from None
+    finally:
+        _take_down(prefix)
+
+
+def _join(lab: Lab, prefix: str) -> None:
+    """Make the namespaces and the links between them."""
+    switch = f"{prefix}0"
+    for name in [*lab._namespaces, *([switch] if lab.size != 2 else [])]:
+        _ip("netns", "add", name)
+    if lab.size == 2:
+        first, second = lab._namespaces
+        _veth(first, INTERFACE, second, INTERFACE)
+    else:
+        # The bridge lives in a namespace of its own, and the machine's own network is left as it is.
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for number, name in enumerate(lab._namespaces, start=1):
+            _veth(name, INTERFACE, switch, f"port{number}")
+            _ip("-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
+    for name, address in zip(lab._namespaces, lab.addresses, strict=True):
+        # IPv6 would send its neighbour discovery beside the traffic that is counted.
+        subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"], check=False)
+        _ip("-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
+        _ip("-n", name, "link", "set", INTERFACE, "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+
+
+def _veth(namespace: str, name: str, peer_namespace: str, peer_name: str) -> None:
+    peer = ["peer", "name", peer_name, "netns", peer_namespace]
+    _ip("link", "add", name, "netns", namespace, "type", "veth", *peer)
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def _prefix(pid: int) -> str:
+    """What the names of a process's namespaces begin with; two labs at the same time do not meet."""
+    return f"netlab-{pid}-"
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in _ip("netns", "list").splitlines() if line.strip()]
+
+
+def _sweep() -> None:
+    """Take down what a process has left behind that was killed and could not do it."""
+    owners = {match[1] for name in _namespaces() if (match := re.fullmatch(r"netlab-(\d+)-\w+", name))}
+    for pid in owners:
+        if not psutil.pid_exists(int(pid)):
+            _take_down(_prefix(int(pid)))
+
+
+def _take_down(prefix: str) -> None:
+    for name in [name for name in _namespaces() if name.startswith(prefix)]:
+        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        # Its interface goes with a namespace, and the other end of the pair with the interface.
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def _horovodrun() -> str:
+    return launcher.horovodrun(1, [])[0]
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse a command line; a bad one ends with status 2 after one line."""
+    parser = Parser(prog="netlab.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--hosts", type=count, default=2, metavar="N", help="network namespaces, one rank each (default 2)")
+    add("--rate", default="none", metavar="RATE", help="what may leave a host: 100mbit, 2.5gbit, none (default none)")
+    add("--launcher", choices=LAUNCHERS, default="mpirun", help="gloo: horovodrun without MPI (default mpirun)")
+    add("--counters", type=Path, metavar="FILE", help="write the interfaces' bytes to FILE, as JSON")
+    add("program", nargs="+", metavar="-- program", help="and its arguments")
+    return parser.parse_args(argv)
+
+
+def _fail(text: str) -> NoReturn:
+    print(f"netlab.py: error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _interrupted(number: int, _frame: object) -> NoReturn:
+    # An exception, so that what is up comes down.
+    raise SystemExit(128 + number)
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _interrupted)
+    try:
+        with hosts(args.hosts, args.rate) as lab:
+            before, began = lab.counters(), time.monotonic()
+            command = lab.command(args.program, launcher=args.launcher)
+            ended = launcher.run(command, timeout=1e6, output=sys.stdout)
+            sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
+            seconds = time.monotonic() - began
+    except (RunError, ValueError, OSError) as error:
+        _fail(str(error))
+    for address, nbytes in zip(lab.addresses, sent, strict=True):
+        print(f"{address} sent {nbytes / 1e6:.3f} MB", file=sys.stderr)
+    if args.counters:
+        numbers = {"hosts": args.hosts, "rate": args.rate, "seconds": seconds, "tx_bytes": sent}
+        args.counters.write_text(json.dumps(numbers) + "\n", encoding="utf-8")
+    raise SystemExit(ended.returncode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""netlab.py: hosts that can be reached, links that are counted, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import link_rate
+import netlab
+import pytest
+import shaping
+from course import RunError
+from launcher import run
+
+PROGRAM = str(Path(netlab.__file__))
+MEGABYTES = 20
+
+needs_namespaces = pytest.mark.skipif(bool(netlab.why_not()), reason=netlab.why_not() or "namespaces can be made")
+
+
+def left_behind(pid: int) -> list[str]:
+    return [name for name in netlab._namespaces() if name.startswith(netlab._prefix(pid))]
+
+
+@needs_namespaces
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_counters_equal_a_known_transfer(size):
+    with netlab.hosts(size) as lab:
+        before = lab.counters()
+        link_rate.measure(lab, MEGABYTES << 20)
+        sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
+    # Headers, and nothing else, come on top; acknowledgements go the other way.
+    assert sent[0] == pytest.approx(MEGABYTES << 20, rel=0.05)
+    assert sum(sent[1:]) < 0.05 * sent[0]
+
+
+@needs_namespaces
+def test_a_link_carries_its_rate_and_the_rate_can_be_changed():
+    with netlab.hosts(2, "50mbit") as lab:
+        slow = link_rate.measure(lab, 4 << 20)
+        lab.set_rate("400mbit")
+        fast = link_rate.measure(lab, 32 << 20)
+    # No upper limit but the rate itself, of which headers take 4 %; a busy machine may take more.
+    assert 0.8 * 50e6 < slow < 50e6
+    assert 0.8 * 400e6 < fast < 400e6
+
+
+@needs_namespaces
+def test_nothing_is_left_after_an_error():
+    with pytest.raises(ZeroDivisionError), netlab.hosts(3) as lab:
+        sleeper = subprocess.Popen(lab.on_host(1, ["sleep", "600"]))
+        assert left_behind(os.getpid())
+        raise ZeroDivisionError
+    assert not left_behind(os.getpid())
+    assert sleeper.wait(timeout=10)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_after_an_interruption(number):
+    lab = subprocess.Popen([sys.executable, PROGRAM, "--", "sleep", "612"])
+    wait_for(lambda: len(left_behind(lab.pid)) == 2 and running("sleep\x00612"))
+    lab.send_signal(number)
+    assert lab.wait(timeout=30) == 128 + number
+    assert not left_behind(lab.pid)
+    assert not running("sleep\x00612")
+
+
+@needs_namespaces
+def test_what_a_killed_lab_left_is_swept_by_the_next():
+    lab = subprocess.Popen([sys.executable, PROGRAM, "--", "sleep", "613"])
+    wait_for(lambda: len(left_behind(lab.pid)) == 2 and running("sleep\x00613"))
+    lab.kill()
+    lab.wait()
+    with netlab.hosts(2):
+        assert not left_behind(lab.pid)
+    assert not running("sleep\x00613")
+
+
+def running(command: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_text().startswith(command):
+                return True
+        except (OSError, UnicodeDecodeError):
+            continue
+    return False
+
+
+def wait_for(condition, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@needs_namespaces
+@pytest.mark.parametrize("launcher", netlab.LAUNCHERS)
+def test_every_launcher_starts_one_rank_per_host(launcher, tmp_path):
+    # In one piece: mpirun puts its tags between pieces.
+    program = "import horovod.torch as hvd; hvd.init(); print(f'rank {hvd.rank()} {hvd.size()} {hvd.local_size()}')"
+    command = [sys.executable, PROGRAM, "--launcher", launcher, "--counters", str(tmp_path / "counters.json"), "--"]
+    ended = run([*command, sys.executable, "-c", program], timeout=100)
+    assert ended.returncode == 0, ended.stdout
+    assert "rank 0 2 1" in ended.stdout and "rank 1 2 1" in ended.stdout
+    counters = json.loads((tmp_path / "counters.json").read_text())
+    assert len(counters["tx_bytes"]) == 2 and all(counters["tx_bytes"])
+
+
+@needs_namespaces
+def test_the_programs_status_is_the_labs():
+    ended = run([sys.executable, PROGRAM, "--", sys.executable, "-c", "raise SystemExit(3)"], timeout=60)
+    assert ended.returncode == 3, ended.stdout
+
+
+def test_without_root_one_sentence_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit) as ended:
+        netlab.main(["--", "true"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "netlab.py: error: network namespaces need root\n"
+
+
+def test_without_iproute2_one_sentence_says_so(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(netlab.shutil, "which", lambda tool: None)
+    with pytest.raises(RunError, match="iproute2"), netlab.hosts():
+        pass
+
+
+@pytest.mark.parametrize("rate", ["fast", "100", "-1gbit", "0mbit", "1 gbit", ""])
+def test_a_bad_rate_is_named(rate):
+    with pytest.raises(ValueError, match=repr(rate)):
+        shaping.bits_per_second(rate)
+
+
+def test_rates_are_read_as_tc_reads_them():
+    assert shaping.bits_per_second("2.5gbit") == 2.5e9
+    assert shaping.bits_per_second("512kbit") == 512e3
+    assert shaping.bits_per_second("none") is None
