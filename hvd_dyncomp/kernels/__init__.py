@@ -1,4 +1,5 @@
-"""The arithmetic. `reference` is the specification, in plain torch operators, and runs on every device.
+"""The arithmetic. `reference` is the specification, in plain torch operators, and runs on every device; `native` is
+the same in C++, bit for bit, for tensors on the CPU.
 
 What is here works in memory of the caller's, so that a gradient is read and written where autograd left it and a
 message is built where it is sent from. `values` is a sequence of contiguous float32 tensors of any shape that stands
@@ -7,14 +8,29 @@ for the concatenation of their elements, followed by zeros without end: the para
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from hvd_dyncomp.kernels import reference
-from hvd_dyncomp.kernels.reference import Noise, block_bytes
+from hvd_dyncomp.kernels.reference import PLACEMENTS, Noise, block_bytes
+
+native: Any
+try:
+    from hvd_dyncomp.kernels import native
+except ImportError as error:
+    native = None
+    logging.getLogger(__name__).warning(
+        "the native kernels are missing (%s); the reference kernels serve, at a small part of their speed. "
+        "Installing the package where there is a C++ compiler builds them.",
+        error,
+    )
 
 __all__ = ["Noise", "block_bytes", "decode_into", "encode_into", "reduce_into"]
+
+BLOCK_SIZES = frozenset(2**exponent for exponent in range(6, 17))
 
 
 def encode_into(
@@ -37,13 +53,23 @@ def encode_into(
         block_size: values per block, a power of two from 64 to 65536.
         first: index of the first of the n values.
         noise: stochastic rounding with this randomness; None rounds to nearest.
+
+    Raises:
+        ValueError: an argument has another dtype or size, or is not contiguous; the text names it.
     """
-    count = out.numel() // block_bytes(bits, block_size) * block_size
-    gradient = torch.zeros(count, dtype=torch.float32, device=out.device)
-    for start, piece in _pieces(values, first, count):
+    blocks = _blocks("out", out, bits, block_size)
+    on_cpu = _check_values(values, first) and out.is_cpu
+    if residual is not None:
+        _check("residual", residual, torch.float32, blocks * block_size)
+        on_cpu = on_cpu and residual.is_cpu
+    if native is not None and on_cpu:
+        native.encode_into(out, values, first, residual, blocks, block_size, bits, noise)
+        return
+    gradient = torch.zeros(blocks * block_size, dtype=torch.float32, device=out.device)
+    for start, piece in _pieces(values, first, gradient.numel()):
         gradient[start : start + piece.numel()] = piece
     payload = reference.encode(gradient, residual, bits=bits, block_size=block_size, noise=noise)
-    out.copy_(payload.view(-1))
+    out.view(-1).copy_(payload.view(-1))
 
 
 def decode_into(
@@ -62,8 +88,17 @@ def decode_into(
         versions: one or more (n / block_size * block_bytes(bits, block_size),) uint8, added in this order.
         first: index of the first of the n values.
         factor: multiplied into the steps, in float32.
+
+    Raises:
+        ValueError: as in `encode_into`.
     """
-    total = reference.decode_sum(_blocks(versions, bits, block_size), bits=bits, block_size=block_size, factor=factor)
+    blocks, on_cpu = _check_versions(versions, bits, block_size)
+    on_cpu = _check_values(values, first) and on_cpu
+    if native is not None and on_cpu:
+        native.decode_into(values, first, versions, blocks, block_size, bits, factor)
+        return
+    payloads = [version.view(blocks, block_bytes(bits, block_size)) for version in versions]
+    total = reference.decode_sum(payloads, bits=bits, block_size=block_size, factor=factor)
     for start, piece in _pieces(values, first, total.numel()):
         piece.copy_(total[start : start + piece.numel()])
 
@@ -82,13 +117,71 @@ def reduce_into(
     Args:
         out, residual, noise: as in `encode_into`.
         versions: as in `decode_into`; `out` may not overlap them.
+
+    Raises:
+        ValueError: as in `encode_into`.
     """
-    total = reference.decode_sum(_blocks(versions, bits, block_size), bits=bits, block_size=block_size)
-    encode_into(out, [total], residual, bits=bits, block_size=block_size, noise=noise)
+    blocks, on_cpu = _check_versions(versions, bits, block_size)
+    _check("out", out, torch.uint8, blocks * block_bytes(bits, block_size))
+    on_cpu = on_cpu and out.is_cpu
+    if residual is not None:
+        _check("residual", residual, torch.float32, blocks * block_size)
+        on_cpu = on_cpu and residual.is_cpu
+    if native is not None and on_cpu:
+        native.reduce_into(out, versions, residual, blocks, block_size, bits, noise)
+        return
+    payloads = [version.view(blocks, block_bytes(bits, block_size)) for version in versions]
+    total = reference.decode_sum(payloads, bits=bits, block_size=block_size)
+    payload = reference.encode(total, residual, bits=bits, block_size=block_size, noise=noise)
+    out.view(-1).copy_(payload.view(-1))
 
 
-def _blocks(versions: Sequence[torch.Tensor], bits: int, block_size: int) -> list[torch.Tensor]:
-    return [version.view(-1, block_bytes(bits, block_size)) for version in versions]
+# The checks are called for every small bucket of every step, and the native kernels trust them with addresses.
+
+
+def _check_values(values: Sequence[torch.Tensor], first: int) -> bool:
+    """Whether all are on the CPU."""
+    if first < 0:
+        raise ValueError(f"first must not be negative, got {first}")
+    on_cpu = True
+    for tensor in values:
+        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+            _check("values", tensor, torch.float32, tensor.numel())
+        on_cpu = on_cpu and tensor.is_cpu
+    return on_cpu
+
+
+def _check_versions(versions: Sequence[torch.Tensor], bits: int, block_size: int) -> tuple[int, bool]:
+    """The number of blocks in each, and whether all are on the CPU."""
+    if not versions:
+        raise ValueError("versions must be one or more, got none")
+    blocks = _blocks("versions", versions[0], bits, block_size)
+    size = blocks * block_bytes(bits, block_size)
+    on_cpu = True
+    for version in versions:
+        _check("versions", version, torch.uint8, size)
+        on_cpu = on_cpu and version.is_cpu
+    return blocks, on_cpu
+
+
+def _blocks(name: str, payload: torch.Tensor, bits: int, block_size: int) -> int:
+    """The number of blocks in `payload`."""
+    if bits not in PLACEMENTS:
+        raise ValueError(f"bits must be a level below 32, got {bits!r}")
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"block_size must be a power of two from 64 to 65536, got {block_size!r}")
+    size = block_bytes(bits, block_size)
+    blocks, rest = divmod(payload.numel(), size)
+    if rest:
+        raise ValueError(f"{name} must be blocks of {size} bytes, got {payload.numel()} bytes")
+    _check(name, payload, torch.uint8, blocks * size)
+    return blocks
+
+
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int) -> None:
+    if tensor.dtype is not dtype or tensor.numel() != size or not tensor.is_contiguous():
+        got = f"{tensor.numel()} of {tensor.dtype}{'' if tensor.is_contiguous() else ', not contiguous'}"
+        raise ValueError(f"{name} must be {size} contiguous elements of {dtype}, got {got}")
 
 
 def _pieces(values: Sequence[torch.Tensor], first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:

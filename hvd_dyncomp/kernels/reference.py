@@ -121,7 +121,8 @@ def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float =
     """
     if payload.numel() == 0:
         return torch.empty(0, dtype=torch.float32, device=payload.device)
-    step = payload[:, :SCALE_BYTES].contiguous().view(torch.float32)
+    # A copy, and not `contiguous()`, which leaves a single block at its address: that need not be a float's.
+    step = payload[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)
     placement = PLACEMENTS[bits]
     k = unpack(payload[:, SCALE_BYTES:], bits, block_size).to(torch.float32) - placement.half
     return _values(k, step * factor, placement).view(-1)

@@ -3,7 +3,7 @@
 import pytest
 from launchers import run_body
 
-BODIES = ["arithmetic", "auto_level", "gradients", "replicas", "lockstep", "resume", "refusals"]
+BODIES = ["arithmetic", "auto_level", "gradients", "replicas", "lockstep", "resume", "refusals", "memory"]
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -1,0 +1,451 @@
+// The arithmetic of reference.py, bit for bit, on vectors of HVD_LANES values. Every variant includes this file once,
+// after it has set HVD_LANES and told the compiler for which instructions: everything here is local to the variant.
+//
+// All is done block by block. A block's values are read from memory once; whatever looks at them again (the maximum,
+// the sum, the rounding) finds them in the first-level cache, and nothing but results is written back.
+#include "kernels.h"
+#include "simd.h"
+
+namespace hvd_dyncomp {
+namespace {
+
+// Where the codes of a level sit: reference.PLACEMENTS.
+struct Placement {
+    int half;
+    bool mid_rise;
+    double rms, maximum;
+};
+
+constexpr Placement placement(int bits) {
+    return bits == 1   ? Placement{1, true, 0.0, 0.0}
+           : bits == 2 ? Placement{2, true, 0.85, 0.05}
+           : bits == 3 ? Placement{3, false, 0.50, 0.05}
+           : bits == 4 ? Placement{7, false, 0.30, 0.04}
+                       : Placement{(1 << (bits - 1)) - 1, false, 0.0, 0.0};
+}
+
+constexpr uint32_t kWireNan = 0x7fc00000;
+
+// ---- packing -------------------------------------------------------------------------------------------------------
+
+// A block is gone through in "streams", a stride of block_size / streams apart: the vectors at position i of all streams
+// are in hand together. There are as many as the level's narrowest field has places in a byte, so that what is in hand
+// fills whole bytes in every section (reference.pack).
+constexpr int streams(int bits) { return bits == 16 ? 1 : 8 / (bits & -bits); }
+
+// The section with fields of `Width` bits holds bits [shift, shift + Width) of the codes, and is preceded by sections
+// with `shift` bits of every code.
+template <int Bits, int Width>
+struct Section {
+    static constexpr bool present = Bits & Width;
+    static constexpr int shift = Bits & ~(2 * Width - 1);
+    static constexpr int places = 8 / Width;                 // fields in a byte
+    static constexpr int vectors = streams(Bits) / places;   // of bytes, that the codes in hand fill
+    static constexpr int mask = (1 << Width) - 1;
+    static HVD_INLINE size_t start(size_t stride) { return stride * streams(Bits) / 8 * shift; }
+};
+
+template <int Bits, int Width>
+HVD_INLINE void pack_section(uint8_t* packed, const Ints* codes, size_t i, size_t stride) {
+    using Here = Section<Bits, Width>;
+    if constexpr (Here::present) {
+        uint8_t* to = packed + Here::start(stride) + i;
+        HVD_UNROLL
+        for (int v = 0; v < Here::vectors; ++v) {
+            Ints bytes = {};
+            HVD_UNROLL
+            for (int place = 0; place < Here::places; ++place) {
+                Ints field = codes[v + place * Here::vectors] >> Here::shift;
+                if (Here::shift + Width < Bits) field &= Here::mask;  // else there is nothing above it
+                bytes |= field << (Width * place);
+            }
+            store_bytes(to + v * stride, bytes);
+        }
+    }
+}
+
+// Codes are the vectors at position `i` of all streams; `packed` is where the block's codes begin on the wire.
+template <int Bits>
+HVD_INLINE void pack(uint8_t* packed, const Ints* codes, size_t i, size_t stride) {
+    if constexpr (Bits == 16) {
+        store_shorts(packed + 2 * i, codes[0]);
+    } else {
+        pack_section<Bits, 8>(packed, codes, i, stride);
+        pack_section<Bits, 4>(packed, codes, i, stride);
+        pack_section<Bits, 2>(packed, codes, i, stride);
+        pack_section<Bits, 1>(packed, codes, i, stride);
+    }
+}
+
+template <int Bits, int Width>
+HVD_INLINE void unpack_section(Ints* codes, const uint8_t* packed, size_t i, size_t stride) {
+    using Here = Section<Bits, Width>;
+    if constexpr (Here::present) {
+        const uint8_t* from = packed + Here::start(stride) + i;
+        HVD_UNROLL
+        for (int v = 0; v < Here::vectors; ++v) {
+            const Ints bytes = load_bytes(from + v * stride);
+            HVD_UNROLL
+            for (int place = 0; place < Here::places; ++place) {
+                Ints field = bytes >> (Width * place);
+                if (place + 1 < Here::places) field &= Here::mask;
+                codes[v + place * Here::vectors] |= field << Here::shift;
+            }
+        }
+    }
+}
+
+template <int Bits>
+HVD_INLINE void unpack(Ints* codes, const uint8_t* packed, size_t i, size_t stride) {
+    if constexpr (Bits == 16) {
+        codes[0] = load_shorts(packed + 2 * i);
+    } else {
+        constexpr int n = streams(Bits);
+        HVD_UNROLL
+        for (int s = 0; s < n; ++s) codes[s] = Ints{};
+        unpack_section<Bits, 8>(codes, packed, i, stride);
+        unpack_section<Bits, 4>(codes, packed, i, stride);
+        unpack_section<Bits, 2>(codes, packed, i, stride);
+        unpack_section<Bits, 1>(codes, packed, i, stride);
+    }
+}
+
+// ---- the step of a block -------------------------------------------------------------------------------------------
+
+// max |x|; a NaN if there is one.
+HVD_INLINE float maximum(const float* x, size_t count) {
+    Ints most[4] = {};
+    for (size_t i = 0; i < count; i += 4 * kLanes)
+        HVD_UNROLL
+        for (int s = 0; s < 4; ++s) most[s] = larger(most[s], magnitude(load<Floats>(x + i + s * kLanes)));
+    most[0] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+    int32_t bits = 0;
+    for (int lane = 0; lane < kLanes; ++lane) bits = most[0][lane] > bits ? most[0][lane] : bits;
+    return load<float>(&bits);
+}
+
+struct Square {
+    static HVD_INLINE Doubles of(const float* x) {
+        const Doubles wide = widen(load<HalfFloats>(x));
+        return wide * wide;
+    }
+};
+
+struct Absolute {
+    static HVD_INLINE Doubles of(const float* x) { return widen((HalfFloats)(load<HalfInts>(x) & 0x7fffffff)); }
+};
+
+// reference._tree_sum of terms of the values: halves are added to each other until one is left. The first three rounds
+// are one pass over x; the rest is done in `sums`, count / 8 doubles.
+template <typename Term>
+HVD_INLINE double tree_sum(const float* x, size_t count, double* sums) {
+    size_t rest = count / 8;
+    for (size_t i = 0; i < rest; i += kDoubleLanes) {
+        const float* at = x + i;
+        const Doubles even = (Term::of(at) + Term::of(at + 4 * rest)) + (Term::of(at + 2 * rest) + Term::of(at + 6 * rest));
+        at += rest;
+        const Doubles odd = (Term::of(at) + Term::of(at + 4 * rest)) + (Term::of(at + 2 * rest) + Term::of(at + 6 * rest));
+        store(sums + i, even + odd);
+    }
+    while (rest > kDoubleLanes) {
+        rest /= 2;
+        for (size_t i = 0; i < rest; i += kDoubleLanes)
+            store(sums + i, load<Doubles>(sums + i) + load<Doubles>(sums + i + rest));
+    }
+    while (rest > 1) {
+        rest /= 2;
+        for (size_t i = 0; i < rest; ++i) sums[i] += sums[i + rest];
+    }
+    return sums[0];
+}
+
+// reference._step.
+template <int Bits, bool Stochastic>
+HVD_INLINE float block_step(const float* x, size_t count, double* sums) {
+    constexpr Placement at = placement(Bits);
+    if constexpr (Bits == 1 && !Stochastic) {
+        return (float)(tree_sum<Absolute>(x, count, sums) * (2.0 / (double)count));
+    } else {
+        const double most = maximum(x, count);
+        if constexpr (Stochastic) return (float)(most / (at.mid_rise ? at.half - 0.5 : at.half));
+        if constexpr (at.rms == 0.0) return (float)(most / at.half);
+        const double rms = __builtin_sqrt(tree_sum<Square>(x, count, sums) / (double)count);
+        return (float)(rms * at.rms + most * at.maximum);
+    }
+}
+
+// ---- rounding ------------------------------------------------------------------------------------------------------
+
+// reference.uniform.
+HVD_INLINE Floats uniform(Words counter, const uint32_t* key) {
+    Words x = counter ^ key[0];
+    x ^= x >> 16;
+    x = x * 0x7FEB352Du + key[1];
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    x ^= x >> 16;
+    return __builtin_convertvector((Ints)(x >> 8), Floats) * 0x1p-24f;
+}
+
+// reference._round: the integer k as a float. To clip first is the same, because the bounds are integers; NaN, which
+// infinity times 1 / infinity is, takes the lower bound and so the code 0, as it does there when it becomes an integer.
+template <int Bits, bool Stochastic>
+HVD_INLINE Floats quantize(Floats x, Floats inverse, Words counter, const uint32_t* key) {
+    constexpr Placement at = placement(Bits);
+    Floats q = x * inverse;
+    if constexpr (Stochastic) {
+        q = q + uniform(counter, key);
+        if (at.mid_rise) q = q - 0.5f;
+    }
+    q = at_most(at_least(q, broadcast(-at.half)), broadcast(at.half - at.mid_rise));
+    return Stochastic || at.mid_rise ? round_down(q) : round_to_even(q);
+}
+
+// reference._values.
+template <int Bits>
+HVD_INLINE Floats value(Floats k, Floats step) {
+    return placement(Bits).mid_rise ? (k + 0.5f) * step : k * step;
+}
+
+// ---- blocks --------------------------------------------------------------------------------------------------------
+
+// All codes of a block whose step is zero or NaN stand for k = 0.
+template <int Bits>
+HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
+    constexpr int n = streams(Bits);
+    Ints codes[n];
+    HVD_UNROLL
+    for (int s = 0; s < n; ++s) codes[s] = Ints{} + placement(Bits).half;
+    const size_t stride = count / n;
+    for (size_t i = 0; i < stride; i += kLanes) pack<Bits>(packed, codes, i, stride);
+}
+
+// Codes of x, and what they lose into `residual`, unless that is null.
+template <int Bits, bool Stochastic>
+HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residual, size_t count, float step,
+                                 uint32_t first, const uint32_t* key) {
+    const Floats steps = broadcast(step), inverse = broadcast(1.0f / step);
+    constexpr int n = streams(Bits);
+    const size_t stride = count / n;
+    for (size_t i = 0; i < stride; i += kLanes) {
+        Ints codes[n];
+        HVD_UNROLL
+        for (int s = 0; s < n; ++s) {
+            const size_t at = s * stride + i;
+            const Floats values = load<Floats>(x + at);
+            const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
+            if (residual) store(residual + at, values - value<Bits>(k, steps));
+            codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
+        }
+        pack<Bits>(packed, codes, i, stride);
+    }
+}
+
+// One block of reference.encode, from x = gradient + residual on.
+template <int Bits, bool Stochastic>
+HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, double* sums, uint32_t first,
+                            const uint32_t* key) {
+    const float step = block_step<Bits, Stochastic>(x, count, sums);
+    const bool finite = step <= __FLT_MAX__;       // steps are not negative; false for NaN
+    const bool live = step >= 0x1p-100f;           // reference.SMALLEST_STEP; false for NaN, true for infinity
+    if (!finite) store(to, kWireNan);
+    else store(to, live ? step : 0.0f);
+    if (!finite) residual = nullptr;               // stays as it is
+    if (live) {
+        write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, step, first, key);
+    } else {
+        write_dead_block<Bits>(to + kScaleBytes, count);
+        if (residual && residual != x) __builtin_memcpy(residual, x, count * sizeof(float));
+    }
+}
+
+// The values that position `i` of all streams of one block stands for (reference.decode).
+template <int Bits>
+HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, size_t i, size_t stride) {
+    constexpr int n = streams(Bits);
+    Ints codes[n];
+    unpack<Bits>(codes, from + kScaleBytes, i, stride);
+    const Floats step = broadcast(load<float>(from) * factor);
+    HVD_UNROLL
+    for (int s = 0; s < n; ++s) {
+        const Floats k = __builtin_convertvector(codes[s] - placement(Bits).half, Floats);
+        values[s] = value<Bits>(k, step);
+    }
+}
+
+// The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum), plus
+// `addend`, unless that is null.
+template <int Bits>
+HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const float* addend, size_t count) {
+    constexpr int n = streams(Bits);
+    const size_t stride = count / n;
+    for (size_t i = 0; i < stride; i += kLanes) {
+        Floats sum[n];
+        read_values<Bits>(sum, versions.payloads[0] + offset, versions.factor, i, stride);
+        for (size_t version = 1; version < versions.count; ++version) {
+            Floats values[n];
+            read_values<Bits>(values, versions.payloads[version] + offset, versions.factor, i, stride);
+            HVD_UNROLL
+            for (int s = 0; s < n; ++s) sum[s] += values[s];
+        }
+        HVD_UNROLL
+        for (int s = 0; s < n; ++s) {
+            const size_t at = s * stride + i;
+            store(out + at, addend ? sum[s] + load<Floats>(addend + at) : sum[s]);
+        }
+    }
+}
+
+HVD_INLINE void add(float* out, const float* a, const float* b, size_t count) {
+    for (size_t i = 0; i < count; i += kLanes) store(out + i, load<Floats>(a + i) + load<Floats>(b + i));
+}
+
+// Goes through values that lie in pieces, block by block.
+class Cursor {
+  public:
+    explicit Cursor(Values values) : piece_(values.pieces), end_(values.pieces + values.count), skip_(values.skip) {}
+
+    // The next `count` values where they are, or null when they are not all in one piece: then `gather` or `scatter`
+    // must follow.
+    HVD_INLINE float* in_place(size_t count) {
+        while (piece_ != end_ && skip_ >= piece_->count) skip_ -= (piece_++)->count;
+        if (piece_ == end_ || piece_->count - skip_ < count) return nullptr;
+        float* at = piece_->address + skip_;
+        skip_ += count;
+        return at;
+    }
+
+    // Copies the next `count` values to `out`; zeros where there are none.
+    void gather(float* out, size_t count) {
+        const size_t found = each_part(count, [out](size_t done, float* part, size_t size) {
+            __builtin_memcpy(out + done, part, size * sizeof(float));
+        });
+        __builtin_memset(out + found, 0, (count - found) * sizeof(float));
+    }
+
+    // Copies `x` to where the next `count` values are; drops what is behind the last of them.
+    void scatter(const float* x, size_t count) {
+        each_part(count, [x](size_t done, float* part, size_t size) {
+            __builtin_memcpy(part, x + done, size * sizeof(float));
+        });
+    }
+
+  private:
+    template <typename Action>
+    HVD_INLINE size_t each_part(size_t count, Action action) {
+        size_t done = 0;
+        for (; done < count && piece_ != end_; skip_ = 0, ++piece_) {
+            if (skip_ >= piece_->count) continue;  // an empty piece: in_place() has skipped the others
+            const size_t rest = piece_->count - skip_, size = rest < count - done ? rest : count - done;
+            action(done, piece_->address + skip_, size);
+            done += size;
+            if (size < rest) {
+                skip_ += size;
+                break;
+            }
+        }
+        return done;
+    }
+
+    const Piece* piece_;
+    const Piece* end_;
+    size_t skip_;  // values of the piece, or of all that follow, that are done
+};
+
+// ---- messages ------------------------------------------------------------------------------------------------------
+
+template <int Bits, bool Stochastic>
+void encode_level(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
+    const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
+    float* buffer = (float*)scratch;
+    double* sums = (double*)(buffer + count);
+    Cursor cursor(values);
+    for (size_t b = 0; b < shape.blocks; ++b) {
+        const float* x = cursor.in_place(count);
+        if (!x) {
+            cursor.gather(buffer, count);
+            x = buffer;
+        }
+        float* own = residual ? residual + b * count : nullptr;
+        if (own) {
+            add(buffer, x, own, count);
+            x = buffer;
+        }
+        const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
+        write_block<Bits, Stochastic>(out + b * bytes, x, own, count, sums, first, Stochastic ? noise->key : nullptr);
+    }
+}
+
+template <int Bits>
+void decode_level(Values values, Versions versions, Shape shape, void* scratch) {
+    const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
+    Cursor cursor(values);
+    for (size_t b = 0; b < shape.blocks; ++b) {
+        float* out = cursor.in_place(count);
+        read_block<Bits>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
+        if (!out) cursor.scatter((float*)scratch, count);
+    }
+}
+
+template <int Bits, bool Stochastic>
+void reduce_level(uint8_t* out, Versions versions, float* residual, Shape shape, const Noise* noise, void* scratch) {
+    const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
+    float* x = (float*)scratch;
+    double* sums = (double*)(x + count);
+    for (size_t b = 0; b < shape.blocks; ++b) {
+        float* own = residual ? residual + b * count : nullptr;
+        read_block<Bits>(x, versions, b * bytes, own, count);
+        const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
+        write_block<Bits, Stochastic>(out + b * bytes, x, own, count, sums, first, Stochastic ? noise->key : nullptr);
+    }
+}
+
+// Every stream of a block has to fill a vector; shorter blocks are for a variant with shorter vectors.
+constexpr size_t kSmallestBlock = 8 * kLanes;
+
+#define HVD_EACH_LEVEL(CASE) \
+    switch (shape.bits) {    \
+        CASE(1)              \
+        CASE(2)              \
+        CASE(3)              \
+        CASE(4)              \
+        CASE(5)              \
+        CASE(6)              \
+        CASE(7)              \
+        CASE(8)              \
+        CASE(16)             \
+    }
+
+void encode(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
+    if (shape.block_size < kSmallestBlock) return HVD_SMALLER.encode(out, values, residual, shape, noise, scratch);
+#define HVD_CASE(BITS)                                                                                  \
+    case BITS:                                                                                          \
+        return noise ? encode_level<BITS, true>(out, values, residual, shape, noise, scratch)         \
+                     : encode_level<BITS, false>(out, values, residual, shape, noise, scratch);
+    HVD_EACH_LEVEL(HVD_CASE)
+#undef HVD_CASE
+}
+
+void decode(Values values, Versions versions, Shape shape, void* scratch) {
+    if (shape.block_size < kSmallestBlock) return HVD_SMALLER.decode(values, versions, shape, scratch);
+#define HVD_CASE(BITS) \
+    case BITS:         \
+        return decode_level<BITS>(values, versions, shape, scratch);
+    HVD_EACH_LEVEL(HVD_CASE)
+#undef HVD_CASE
+}
+
+void reduce(uint8_t* out, Versions versions, float* residual, Shape shape, const Noise* noise, void* scratch) {
+    if (shape.block_size < kSmallestBlock) return HVD_SMALLER.reduce(out, versions, residual, shape, noise, scratch);
+#define HVD_CASE(BITS)                                                                                  \
+    case BITS:                                                                                          \
+        return noise ? reduce_level<BITS, true>(out, versions, residual, shape, noise, scratch)         \
+                     : reduce_level<BITS, false>(out, versions, residual, shape, noise, scratch);
+    HVD_EACH_LEVEL(HVD_CASE)
+#undef HVD_CASE
+}
+
+#undef HVD_EACH_LEVEL
+
+}  // namespace
+}  // namespace hvd_dyncomp

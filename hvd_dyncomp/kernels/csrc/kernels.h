@@ -1,0 +1,76 @@
+// What the variants for different processors provide and what module.cpp calls.
+//
+// The arithmetic itself is in core.h, which every variant compiles for itself. No variant may call a function of the
+// C++ library: an inline one would be compiled once for each processor under one name, and the linker keeps any of them.
+#ifndef HVD_DYNCOMP_KERNELS_H
+#define HVD_DYNCOMP_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the wire is little-endian, and so must the processor be"
+#endif
+#if defined(__FAST_MATH__) || (defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0)
+#error "the kernels equal their specification bit for bit only with plain IEEE float32 and float64"
+#endif
+
+namespace hvd_dyncomp {
+
+constexpr int kScaleBytes = 4;
+
+static inline size_t block_bytes(int bits, size_t block_size) { return kScaleBytes + block_size * bits / 8; }
+
+// Counter-based randomness: reference.py's Noise.
+struct Noise {
+    uint32_t key[2];
+    uint32_t first;
+};
+
+// A run of float32 in memory.
+struct Piece {
+    float* address;
+    size_t count;
+};
+
+// The pieces one after the other, from element `skip` on, followed by zeros without end: a bucket's parameters.
+struct Values {
+    const Piece* pieces;
+    size_t count;
+    size_t skip;
+};
+
+// One message: blocks of `block_size` values, a power of two of at least 64, quantized to `bits`.
+struct Shape {
+    size_t blocks;
+    size_t block_size;
+    int bits;
+};
+
+// Versions of the same blocks, to be summed in this order; `factor` is multiplied into their steps.
+struct Versions {
+    const uint8_t* const* payloads;
+    size_t count;
+    float factor;
+};
+
+// Bytes of working memory that a call needs, 64-byte aligned: the values of a block, and the doubles of its sum.
+static inline size_t scratch_bytes(size_t block_size) { return block_size * sizeof(float) + block_size / 8 * sizeof(double); }
+
+// The operations of hvd_dyncomp/kernels/__init__.py. `residual` and `noise` may be null. Nothing needs to be aligned
+// but `scratch`.
+struct Variant {
+    const char* name;
+    bool (*supported)();
+    void (*encode)(uint8_t* out, Values, float* residual, Shape, const Noise* noise, void* scratch);
+    void (*decode)(Values, Versions, Shape, void* scratch);
+    void (*reduce)(uint8_t* out, Versions, float* residual, Shape, const Noise* noise, void* scratch);
+};
+
+extern const Variant kAvx512;
+extern const Variant kAvx2;
+extern const Variant kBaseline;
+
+}  // namespace hvd_dyncomp
+
+#endif

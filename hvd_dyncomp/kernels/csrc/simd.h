@@ -1,0 +1,149 @@
+// Vectors of HVD_LANES values, in the vector extensions of GCC and Clang. They compile for any processor; where the
+// compilers make poor code of them, there is an intrinsic of x86. Included by the variants only, through core.h.
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+// Every helper has to vanish into its caller: a vector in a call has an ABI of its own for each instruction set.
+#define HVD_INLINE inline __attribute__((always_inline))
+
+// Loops over vectors that have to stay in registers.
+#if defined(__clang__)
+#define HVD_UNROLL _Pragma("unroll")
+#else
+#define HVD_UNROLL _Pragma("GCC unroll 8")
+#endif
+
+namespace hvd_dyncomp {
+namespace {
+
+constexpr int kLanes = HVD_LANES;
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Shorts __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+
+// Half as many lanes: the same bytes in doubles.
+typedef float HalfFloats __attribute__((vector_size(2 * kLanes)));
+typedef int32_t HalfInts __attribute__((vector_size(2 * kLanes)));
+typedef double Doubles __attribute__((vector_size(4 * kLanes)));
+constexpr int kDoubleLanes = kLanes / 2;
+
+// Memory is not aligned to anything.
+template <typename Vector>
+HVD_INLINE Vector load(const void* from) {
+    Vector vector;
+    __builtin_memcpy(&vector, from, sizeof vector);
+    return vector;
+}
+
+template <typename Vector>
+HVD_INLINE void store(void* to, Vector vector) {
+    __builtin_memcpy(to, &vector, sizeof vector);
+}
+
+HVD_INLINE Floats broadcast(float value) { return value - Floats{}; }  // not plus: -0 has to stay -0
+
+HVD_INLINE Words lane_numbers() {
+    Words words;
+    for (int i = 0; i < kLanes; ++i) words[i] = i;
+    return words;
+}
+
+// Bits of |x|. They order as |x| does, and a NaN is above every number.
+HVD_INLINE Ints magnitude(Floats x) { return (Ints)x & 0x7fffffff; }
+
+HVD_INLINE Doubles widen(HalfFloats x) { return __builtin_convertvector(x, Doubles); }
+
+#if defined(__x86_64__) && HVD_LANES == 16
+
+HVD_INLINE Ints larger(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+HVD_INLINE Floats at_least(Floats x, Floats low) { return (Floats)_mm512_max_ps((__m512)x, (__m512)low); }
+HVD_INLINE Floats at_most(Floats x, Floats high) { return (Floats)_mm512_min_ps((__m512)x, (__m512)high); }
+HVD_INLINE Floats round_to_even(Floats x) { return (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
+HVD_INLINE Floats round_down(Floats x) { return (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEG_INF); }
+HVD_INLINE Ints load_bytes(const uint8_t* from) {
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
+}
+HVD_INLINE Ints load_shorts(const uint8_t* from) {
+    return (Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+}
+HVD_INLINE void store_bytes(uint8_t* to, Ints x) { _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)x)); }
+HVD_INLINE void store_shorts(uint8_t* to, Ints x) {
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)x));
+}
+
+#elif defined(__x86_64__) && HVD_LANES == 8
+
+HVD_INLINE Ints larger(Ints a, Ints b) { return (Ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+HVD_INLINE Floats at_least(Floats x, Floats low) { return (Floats)_mm256_max_ps((__m256)x, (__m256)low); }
+HVD_INLINE Floats at_most(Floats x, Floats high) { return (Floats)_mm256_min_ps((__m256)x, (__m256)high); }
+HVD_INLINE Floats round_to_even(Floats x) {
+    return (Floats)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+HVD_INLINE Floats round_down(Floats x) {
+    return (Floats)_mm256_round_ps((__m256)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
+HVD_INLINE Ints load_bytes(const uint8_t* from) {
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+}
+HVD_INLINE Ints load_shorts(const uint8_t* from) {
+    return (Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from));
+}
+HVD_INLINE __m128i narrow(Ints x) {
+    return _mm_packus_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+}
+HVD_INLINE void store_bytes(uint8_t* to, Ints x) {
+    _mm_storel_epi64((__m128i*)to, _mm_packus_epi16(narrow(x), narrow(x)));
+}
+HVD_INLINE void store_shorts(uint8_t* to, Ints x) { _mm_storeu_si128((__m128i*)to, narrow(x)); }
+
+#else
+
+HVD_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+HVD_INLINE Floats at_least(Floats x, Floats low) { return x > low ? x : low; }  // `low` for a NaN, as above
+HVD_INLINE Floats at_most(Floats x, Floats high) { return x < high ? x : high; }
+
+// Adding 1.5 * 2^23 leaves no bits for a fraction. For |x| <= 2^22; the sign of a zero is kept, as by the instruction.
+HVD_INLINE Floats round_to_even(Floats x) {
+    const Ints sign = (Ints)x & (-0x7fffffff - 1);
+    return (Floats)((Ints)((x + 12582912.0f) - 12582912.0f) | sign);
+}
+HVD_INLINE Floats round_down(Floats x) {
+    const Floats nearest = round_to_even(x);
+    return nearest > x ? nearest - 1.0f : nearest;
+}
+
+#if defined(__x86_64__)  // SSE2
+HVD_INLINE Ints load_shorts(const uint8_t* from) {
+    return (Ints)_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i*)from), _mm_setzero_si128());
+}
+HVD_INLINE Ints load_bytes(const uint8_t* from) {
+    const __m128i bytes = _mm_cvtsi32_si128(load<int>(from));
+    return (Ints)_mm_unpacklo_epi16(_mm_unpacklo_epi8(bytes, _mm_setzero_si128()), _mm_setzero_si128());
+}
+HVD_INLINE void store_bytes(uint8_t* to, Ints x) {
+    const __m128i shorts = _mm_packs_epi32((__m128i)x, (__m128i)x);
+    store(to, _mm_cvtsi128_si32(_mm_packus_epi16(shorts, shorts)));
+}
+HVD_INLINE void store_shorts(uint8_t* to, Ints x) {  // SSE2 packs signed numbers only: move the range and back
+    const __m128i middle = _mm_set1_epi32(0x8000);
+    const __m128i shorts = _mm_packs_epi32(_mm_sub_epi32((__m128i)x, middle), _mm_setzero_si128());
+    _mm_storel_epi64((__m128i*)to, _mm_add_epi16(shorts, _mm_set1_epi16(-0x8000)));
+}
+#else
+HVD_INLINE Ints load_bytes(const uint8_t* from) { return __builtin_convertvector(load<Bytes>(from), Ints); }
+HVD_INLINE Ints load_shorts(const uint8_t* from) { return __builtin_convertvector(load<Shorts>(from), Ints); }
+HVD_INLINE void store_bytes(uint8_t* to, Ints x) { store(to, __builtin_convertvector(x, Bytes)); }
+HVD_INLINE void store_shorts(uint8_t* to, Ints x) { store(to, __builtin_convertvector(x, Shorts)); }
+#endif
+
+#endif
+
+}  // namespace
+}  // namespace hvd_dyncomp

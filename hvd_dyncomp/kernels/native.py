@@ -1,0 +1,83 @@
+"""The C++ kernels in csrc/, for tensors on the CPU: the operations of `hvd_dyncomp.kernels`, on checked arguments.
+
+The extension takes addresses and sizes, and knows nothing of torch: it runs with any version of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from hvd_dyncomp.kernels import _native  # type: ignore[attr-defined]
+from hvd_dyncomp.kernels.reference import Noise
+
+
+def encode_into(
+    out: torch.Tensor,
+    values: Sequence[torch.Tensor],
+    first: int,
+    residual: torch.Tensor | None,
+    blocks: int,
+    block_size: int,
+    bits: int,
+    noise: Noise | None,
+) -> None:
+    address = 0 if residual is None else residual.data_ptr()
+    _native.encode(out.data_ptr(), _pieces(values), first, address, blocks, block_size, bits, noise)
+
+
+def decode_into(
+    values: Sequence[torch.Tensor],
+    first: int,
+    versions: Sequence[torch.Tensor],
+    blocks: int,
+    block_size: int,
+    bits: int,
+    factor: float,
+) -> None:
+    _native.decode(_pieces(values), first, _addresses(versions), blocks, block_size, bits, factor)
+
+
+def reduce_into(
+    out: torch.Tensor,
+    versions: Sequence[torch.Tensor],
+    residual: torch.Tensor | None,
+    blocks: int,
+    block_size: int,
+    bits: int,
+    noise: Noise | None,
+) -> None:
+    address = 0 if residual is None else residual.data_ptr()
+    _native.reduce(out.data_ptr(), _addresses(versions), address, blocks, block_size, bits, noise)
+
+
+def variants() -> list[str]:
+    """The instruction sets that this processor can run the kernels with, the fastest, which is in use, first."""
+    return _native.variants()
+
+
+@contextmanager
+def using(variant: str) -> Iterator[None]:
+    """Runs the kernels with another instruction set, in all threads: for tests and benchmarks.
+
+    Raises:
+        ValueError: this processor does not have it.
+    """
+    before = _native.use(variant)
+    try:
+        yield
+    finally:
+        _native.use(before)
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    return tuple([tensor.data_ptr() for tensor in tensors])
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    pairs: list[int] = []
+    for tensor in tensors:
+        pairs += (tensor.data_ptr(), tensor.numel())
+    return tuple(pairs)

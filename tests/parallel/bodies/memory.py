@@ -1,0 +1,29 @@
+"""Memory stays as it is however long a run lasts."""
+
+import random
+
+import psutil
+from problem import Problem
+
+from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
+
+
+def resident_bytes() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def test_no_growth_over_1000_steps(record_property):
+    levels = random.Random(1)
+    q = DynamicQuantizer(Controller(Schedule({epoch: levels.choice(LEVELS) for epoch in range(100)})))
+    problem = Problem(names=["large", "conv", "bias"], compression=q)
+    wanted = problem.draw(seed=1)
+    at = {}
+    for step in range(1200):
+        problem.reduce(wanted)
+        if step % 12 == 11:
+            q.controller.step({})
+        if step in (199, 1199):
+            at[step] = resident_bytes()
+    # One message of 4 bits kept per step would be 25 MB; the history of 83 epochs is some kilobytes.
+    print(f"grown by {(at[1199] - at[199]) / 1e6:.2f} MB in 1,000 steps")
+    assert at[1199] - at[199] < 4e6
