@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train test lint study clean
+.PHONY: setup train test lint study bench clean
 
 setup: .venv/package.stamp
 
@@ -36,6 +36,10 @@ lint: setup
 
 study: setup
 	python launch/study.py $(ARGS)
+
+# As root: the links are network namespaces.
+bench: setup
+	python launch/bench.py $(ARGS)
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
-import shutil
 import signal
 import stat
 import subprocess
@@ -22,15 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import launcher
-import psutil
 from course import RunError
+from namespaces import ip, join, prefix_of, present, sweep, take_down, why_not
 from shaping import INTERFACE, bits_per_second, shape
 from values import Parser, count
+
+__all__ = ["LAUNCHERS", "Lab", "hosts", "why_not"]
 
 LAUNCHERS = ("mpirun", "horovodrun", "gloo")
 _SUBNET = "10.234.0"
@@ -45,21 +45,6 @@ shift
 while [ "${1#-}" != "$1" ]; do shift 2; done
 exec ip netns exec "%s${host##*.}" unshare --uts sh -c "hostname $host && $*"
 """
-
-
-def why_not() -> str:
-    """Why namespaces cannot be made here, in one sentence; "" if they can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for tool in ("ip", "tc"):
-        if shutil.which(tool) is None:
-            return f"network namespaces need the command '{tool}' (Debian's package iproute2)"
-    probe = f"{_prefix(os.getpid())}probe"
-    tried = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
-    if tried.returncode != 0:
-        return f"network namespaces cannot be made here: {' '.join(tried.stderr.split())}"
-    _ip("netns", "delete", probe)
-    return ""
 
 
 class Lab:
@@ -113,7 +98,7 @@ class Lab:
 
     def counters(self) -> list[int]:
         """Bytes that each host's interface has sent since it was made."""
-        shown = [_ip("-n", name, "-s", "-j", "link", "show", INTERFACE) for name in self._namespaces]
+        shown = [ip("-n", name, "-s", "-j", "link", "show", INTERFACE) for name in self._namespaces]
         return [json.loads(text)[0]["stats64"]["tx"]["bytes"] for text in shown]
 
 
@@ -131,9 +116,9 @@ def hosts(size: int = 2, rate: str = "none") -> Iterator[Lab]:
     reason = why_not()
     if reason:
         raise RunError(reason)
-    _sweep()
-    prefix = _prefix(os.getpid())
-    if any(name.startswith(prefix) for name in _namespaces()):
+    sweep()
+    prefix = prefix_of(os.getpid())
+    if any(name.startswith(prefix) for name in present()):
         raise RunError("this process has hosts up already")
     try:
         with tempfile.TemporaryDirectory(prefix="netlab-") as directory:
@@ -141,72 +126,13 @@ def hosts(size: int = 2, rate: str = "none") -> Iterator[Lab]:
             agent = Path(directory, "ssh")
             agent.write_text(_AGENT % prefix)
             agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
-            _join(lab, prefix)
+            join(lab._namespaces, lab.addresses, f"{prefix}0")
             lab.set_rate(rate)
             yield lab
     except subprocess.CalledProcessError as error:
         raise RunError(f"{' '.join(map(str, error.cmd))}: {' '.join((error.stderr or '').split())}") from None
     finally:
-        _take_down(prefix)
-
-
-def _join(lab: Lab, prefix: str) -> None:
-    """Make the namespaces and the links between them."""
-    switch = f"{prefix}0"
-    for name in [*lab._namespaces, *([switch] if lab.size != 2 else [])]:
-        _ip("netns", "add", name)
-    if lab.size == 2:
-        first, second = lab._namespaces
-        _veth(first, INTERFACE, second, INTERFACE)
-    else:
-        # The bridge lives in a namespace of its own, and the machine's own network is left as it is.
-        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", switch, "link", "set", "bridge", "up")
-        for number, name in enumerate(lab._namespaces, start=1):
-            _veth(name, INTERFACE, switch, f"port{number}")
-            _ip("-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
-    for name, address in zip(lab._namespaces, lab.addresses, strict=True):
-        # IPv6 would send its neighbour discovery beside the traffic that is counted.
-        subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"], check=False)
-        _ip("-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
-        _ip("-n", name, "link", "set", INTERFACE, "up")
-        _ip("-n", name, "link", "set", "lo", "up")
-
-
-def _veth(namespace: str, name: str, peer_namespace: str, peer_name: str) -> None:
-    peer = ["peer", "name", peer_name, "netns", peer_namespace]
-    _ip("link", "add", name, "netns", namespace, "type", "veth", *peer)
-
-
-def _ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def _prefix(pid: int) -> str:
-    """What the names of a process's namespaces begin with; two labs at the same time do not meet."""
-    return f"netlab-{pid}-"
-
-
-def _namespaces() -> list[str]:
-    return [line.split()[0] for line in _ip("netns", "list").splitlines() if line.strip()]
-
-
-def _sweep() -> None:
-    """Take down what a process has left behind that was killed and could not do it."""
-    owners = {match[1] for name in _namespaces() if (match := re.fullmatch(r"netlab-(\d+)-\w+", name))}
-    for pid in owners:
-        if not psutil.pid_exists(int(pid)):
-            _take_down(_prefix(int(pid)))
-
-
-def _take_down(prefix: str) -> None:
-    for name in [name for name in _namespaces() if name.startswith(prefix)]:
-        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        # Its interface goes with a namespace, and the other end of the pair with the interface.
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+        take_down(prefix)
 
 
 def _horovodrun() -> str:

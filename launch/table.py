@@ -93,7 +93,7 @@ def _main_table(results: list[Result]) -> str:
                 f"{100 * paper.terabytes / PAPER_UNCOMPRESSED.terabytes:.0f}" if paper else _DASH,
             )
         )
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _detail_table(results: list[Result]) -> str:
@@ -116,7 +116,7 @@ def _detail_table(results: list[Result]) -> str:
                 _spread(runs, lambda run: run.summary["seconds_exchange"], ".1f"),
             )
         )
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _level_table(results: list[Result]) -> str:
@@ -124,7 +124,7 @@ def _level_table(results: list[Result]) -> str:
     for scenario, runs in by_scenario(results).items():
         if scenario.climbs:
             rows += [(scenario.title, str(run.seed), _levels(run)) for run in runs]
-    return _markdown(("Scenario", "Seed", "Bits"), rows) if rows else "No dynamic run took part."
+    return markdown(("Scenario", "Seed", "Bits"), rows) if rows else "No dynamic run took part."
 
 
 def _levels(run: Result) -> str:
@@ -173,6 +173,7 @@ def _spread(runs: list[Result], number: Number, form: str) -> str:
     return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean
 
 
-def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
     rule = ("---", *("---:" for _ in head[1:]))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import link_rate
+import namespaces
 import netlab
 import pytest
 import shaping
@@ -22,7 +23,7 @@ needs_namespaces = pytest.mark.skipif(bool(netlab.why_not()), reason=netlab.why_
 
 
 def left_behind(pid: int) -> list[str]:
-    return [name for name in netlab._namespaces() if name.startswith(netlab._prefix(pid))]
+    return [name for name in namespaces.present() if name.startswith(namespaces.prefix_of(pid))]
 
 
 @needs_namespaces
@@ -126,7 +127,7 @@ def test_without_root_one_sentence_says_so(monkeypatch, capsys):
 
 def test_without_iproute2_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(netlab.shutil, "which", lambda tool: None)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None)
     with pytest.raises(RunError, match="iproute2"), netlab.hosts():
         pass
 

@@ -1,0 +1,52 @@
+"""Times the exchange of a model's gradients, and nothing else, at several link rates.
+
+    python launch/bench_exchange.py --rates 100mbit,1gbit,10gbit,none,shm
+
+A step is a backward pass that hands over gradients which lie ready, the exchange, and the optimizer's update. All
+contenders take turns in one process group. Writes DIR/exchange-MODEL-WORKERS.json and shows it as Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import bench_run
+import bench_tables
+import contenders
+import workloads
+from bench_results import load
+from course import RunError
+from values import Parser
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse a command line; a bad one ends with status 2 after one line."""
+    epilog = contenders.__doc__
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="bench_exchange.py", description=__doc__, epilog=epilog, formatter_class=raw)
+    models = workloads.EXCHANGE_MODELS
+    parser.add_argument("--model", choices=models, default="resnet50", help="whose tensors (default resnet50)")
+    bench_run.add_arguments(parser, rates="100mbit,1gbit,10gbit,none,shm", seconds=60)
+    args = parser.parse_args(argv)
+    try:
+        args.contenders = contenders.check_names(args.contenders or contenders.DEFAULT)
+    except ValueError as error:
+        parser.error(f"--contenders: {error}")
+    return args
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    try:
+        results = load(bench_run.run("exchange", args.model, args))
+    except (RunError, OSError, subprocess.TimeoutExpired) as error:
+        print(f"bench_exchange.py: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    parts = [bench_tables.times(results), bench_tables.bits(results), bench_tables.caption(results)]
+    print("\n\n".join(part for part in parts if part))
+
+
+if __name__ == "__main__":
+    main()

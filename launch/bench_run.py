@@ -1,0 +1,152 @@
+"""Runs bench_worker.py over links of several rates and over shared memory, and keeps what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import launcher
+import link_rate
+import netlab
+from bench_results import FOLDER, about, load, save
+from course import RunError
+from shaping import INTERFACE, bits_per_second
+from values import at_least_zero, count, natural
+
+SHARED_MEMORY = "shm"
+WORKER = Path(__file__).with_name("bench_worker.py")
+_TIMEOUT = 3600.0
+_PORT = 29500
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, rates: str, seconds: float) -> None:
+    """What both benchmarks can be told."""
+    add = parser.add_argument
+    add("--contenders", type=_list, metavar="NAME,...", help="see --help's list; all of them in one run, in turns")
+    add("--rates", type=_rates, default=rates, metavar="RATE,...", help="link rates; none: unshaped; shm: no link")
+    add("--workers", type=count, default=2, metavar="N", help="one host each, except over shm")
+    add("--seconds", type=at_least_zero, default=seconds, metavar="S", help="about so long for each rate")
+    add("--rounds", type=count, default=25, metavar="N", help="most steps of each contender and rate")
+    add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all")
+    add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns")
+    add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help="where the JSON file goes")
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split(",") if part)
+
+
+def _rates(text: str) -> tuple[str, ...]:
+    rates = _list(text)
+    for rate in rates:
+        try:
+            if rate != SHARED_MEMORY:
+                bits_per_second(rate)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    # From fast to slow, so that warming up is short.
+    return tuple(sorted(rates, key=lambda rate: -1 * ((bits_per_second(rate) or 1e18) if rate != "shm" else 1e19)))
+
+
+def run(kind: str, model: str, args: argparse.Namespace) -> Path:
+    """Measure one model at all rates; returns the JSON file, which holds earlier runs' other rates as well.
+
+    Raises:
+        RunError: the network cannot be made, or the program failed. What was measured until then is kept.
+        subprocess.TimeoutExpired: it took longer than an hour.
+    """
+    path = args.output_dir / f"{kind}-{model}-{args.workers}.json"
+    spec = {key: getattr(args, key) for key in ("contenders", "seconds", "rounds", "seed")}
+    spec |= {"kind": kind, "model": model}
+    links = [rate for rate in args.rates if rate != SHARED_MEMORY]
+    for rates, job in (([SHARED_MEMORY] if SHARED_MEMORY in args.rates else [], _shared_memory), (links, _over_links)):
+        if not rates:
+            continue
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            environment = _environment(args)
+            try:
+                reached = job({**spec, "rates": rates, "folder": folder}, args.workers, environment)
+            finally:
+                _keep(path, Path(folder), rates, {"benchmark": kind, "model": model, "workers": args.workers})
+            _describe(path, rates, {**about(args.seed, environment), "command": _command()}, reached)
+    return path
+
+
+def _environment(args: argparse.Namespace) -> dict[str, str]:
+    """What every contender runs under."""
+    return {
+        "HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}",
+        # Contenders times tensors is more than the 1,024 names that Horovod remembers the negotiation of.
+        "HOROVOD_CACHE_CAPACITY": "16384",
+        "OMP_NUM_THREADS": "1",
+        # With as many ranks as cores, ranks that poll take the time of those that work (docs/benchmarks.md, "Polling").
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # Gloo warns about addresses without names
+    }
+
+
+def _over_links(spec: dict[str, Any], workers: int, environment: dict[str, str]) -> dict[str, float]:
+    """Returns Mbit/s of payload that each link carried in a plain TCP transfer beforehand."""
+    reached = {}
+    with netlab.hosts(workers) as lab:
+        for rate in spec["rates"]:
+            lab.set_rate(rate)
+            reached[rate] = link_rate.measure(lab, int((bits_per_second(rate) or 10e9) / 8)) / 1e6
+        lab.set_rate("none")
+        gloo = {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": lab.addresses[0], "MASTER_PORT": str(_PORT)}
+        _start(lab.command(_program(spec)), environment | gloo)
+    return reached
+
+
+def _shared_memory(spec: dict[str, Any], workers: int, environment: dict[str, str]) -> dict[str, float]:
+    gloo = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    mpirun = ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(workers)]
+    _start([*mpirun, *_program(spec)], environment | gloo)
+    return {}
+
+
+def _program(spec: dict[str, Any]) -> list[str]:
+    return [sys.executable, str(WORKER), json.dumps(spec)]
+
+
+def _start(command: Sequence[str], environment: dict[str, str]) -> None:
+    ended = launcher.run(command, timeout=_TIMEOUT, output=sys.stderr, env={**os.environ, **environment})
+    if ended.returncode:
+        raise RunError(f"bench_worker.py ended with status {ended.returncode}; what it said is above")
+
+
+def _keep(path: Path, folder: Path, rates: Sequence[str], what: dict[str, Any]) -> None:
+    """Put what the workers have written into the benchmark's file, beside the rates that it has already."""
+    results = load(path) or {**what, "rates": {}}
+    for rate in rates:
+        measured = load(folder / f"{rate}.json")
+        if measured:
+            results["values"], results["tensors"] = measured["values"], measured["tensors"]
+            results["rates"][rate] = {"contenders": measured["contenders"]}
+            save(path, results)
+
+
+def _describe(path: Path, rates: Sequence[str], about: dict[str, Any], reached: dict[str, float]) -> None:
+    results = load(path)
+    for rate in rates:
+        results["rates"][rate]["about"] = {**about, "payload_mbit": reached.get(rate)}
+    save(path, results)
+
+
+def _command() -> str:
+    return " ".join(["python", f"launch/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,102 @@
+"""Who takes part in a benchmark: Horovod's and torch's ways to exchange gradients, and ours, behind one face.
+
+none, fp16             Horovod without compression, and with hvd.Compression.fp16
+1bit ... 16bit, 32bit  hvd_dyncomp at a constant level
+ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook
+powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
+alone                  no exchange at all: what forward, backward and update take by themselves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+
+from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
+
+ALONE = "alone"
+HOROVOD = ("none", "fp16")
+OURS = tuple(f"{bits}bit" for bits in LEVELS)
+DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
+NAMES = (ALONE, *HOROVOD, *OURS, *DDP)
+DEFAULT = (ALONE, *HOROVOD, "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *DDP)
+
+# PowerSGD begins after some plain steps; two is the least with which its hook works.
+POWERSGD_START = 2
+# One bucket for everything: over Gloo the PowerSGD hook fails with several.
+_ONE_BUCKET_MB = 1 << 20
+# Too small to change weights within a benchmark, and the arithmetic is the same.
+_LEARNING_RATE = 1e-6
+
+Loss = Callable[[nn.Module], Tensor]
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """The names as a tuple.
+
+    Raises:
+        ValueError: one of them is not a contender's.
+    """
+    names = tuple(names)
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"{name!r} is not one of {', '.join(NAMES)}")
+    return names
+
+
+class Contender:
+    """A model, its optimizer and what exchanges gradients between them.
+
+    Args:
+        name: one of `NAMES`.
+        model: its own; parameters may share memory with other contenders' as long as gradients do not.
+        loss: runs the forward pass of the model it is given.
+    """
+
+    def __init__(self, name: str, model: nn.Module, loss: Loss) -> None:
+        self._model, self._loss = model, loss
+        self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+        if name in DDP:
+            self._model = _distributed(name, model)
+        elif name != ALONE:
+            # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
+            named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
+            self._optimizer = hvd.DistributedOptimizer(
+                self._optimizer, named_parameters=named, compression=_compression(name)
+            )
+
+    def step(self) -> None:
+        """One training step."""
+        self._optimizer.zero_grad()
+        self._loss(self._model).backward()
+        self._optimizer.step()
+
+
+def _compression(name: str) -> Any:
+    if name in HOROVOD:
+        return getattr(hvd.Compression, name)
+    return DynamicQuantizer(Controller(Static(int(name.removesuffix("bit")))))
+
+
+def _distributed(name: str, model: nn.Module) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if not name.startswith("powersgd"):
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        if name == "ddp-fp16":
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return wrapped
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB)
+    rank = int(name.removeprefix("powersgd"))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return wrapped
+
+
+def start_gloo() -> None:
+    """Bring up torch's process group beside Horovod's. Collective. Reads MASTER_ADDR and MASTER_PORT."""
+    torch.distributed.init_process_group("gloo", rank=hvd.rank(), world_size=hvd.size())

@@ -1,0 +1,150 @@
+"""The benchmark programs from end to end, on tiny models; and what the report makes of figures."""
+
+import json
+import sys
+from pathlib import Path
+
+import alternation
+import bench
+import bench_exchange
+import bench_report
+import bench_results
+import bench_run
+import netlab
+import pytest
+import torch
+import workloads
+from bench_results import Summary, summarize
+from launcher import run
+
+LAUNCH = Path(bench_run.__file__).parent
+SHORT = ("--seconds", "0", "--rounds", "2")
+EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,powersgd1"
+
+needs_namespaces = pytest.mark.skipif(bool(netlab.why_not()), reason=netlab.why_not() or "namespaces can be made")
+
+
+def launched(program: str, *arguments: str) -> str:
+    ended = run([sys.executable, str(LAUNCH / program), *arguments], timeout=240)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """docs/bench of a run over shared memory."""
+    folder = tmp_path_factory.mktemp("docs") / "bench"
+    place = ("--rates", "shm", "--output-dir", str(folder))
+    said = launched("bench_exchange.py", "--model", "tiny", "--contenders", EVERYBODY, *SHORT, *place)
+    assert "| Horovod fp16 |" in said and "| ours, 4 bits |" in said
+    launched("bench_training.py", "--models", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
+    return folder
+
+
+def test_every_contender_is_measured(folder):
+    results = json.loads((folder / "exchange-tiny-2.json").read_text())
+    measured = results["rates"]["shm"]["contenders"]
+    assert list(measured) == EVERYBODY.split(",")
+    assert all(len(found["ms"]) == 2 and min(found["ms"]) > 0 for found in measured.values())
+    about = results["rates"]["shm"]["about"]
+    assert about["commit"] and about["versions"]["torch"] and about["environment"]["HOROVOD_CYCLE_TIME"] == "1"
+    assert results["values"] == 784 * 16 + 16 + 16 * 10 + 10
+
+
+@needs_namespaces
+def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
+    place = ("--rates", "2gbit,1gbit", "--output-dir", str(folder))
+    launched("bench_exchange.py", "--model", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
+    results = json.loads((folder / "exchange-resnet20-2.json").read_text())
+    for rate in ("2gbit", "1gbit"):
+        assert results["rates"][rate]["about"]["payload_mbit"] > 0
+        measured = results["rates"][rate]["contenders"]
+        bits = {name: summarize(found, results["values"]).bits for name, found in measured.items()}
+        # A small model: what Horovod's ranks tell each other meanwhile shows. test_wire_bytes.py is strict.
+        assert 32 < bits["none"] < 40 and 32 < bits["ddp"] < 40
+        assert 4 < bits["4bit"] < 8
+
+
+@needs_namespaces
+def test_time_to_accuracy(folder):
+    small = ("--dataset", "digits", "--depth", "8", "--epochs", "1", "--limit-train", "256", "--rate", "1gbit")
+    said = launched("bench_training.py", "--time-to-accuracy", *small, "--output-dir", str(folder))
+    assert "| ours, dynamic 2-4-8 |" in said
+    assert set(json.loads((folder / "accuracy.json").read_text())["runs"]) == {"none", "fp16", "4bit", "dynamic"}
+
+
+def test_the_report_keeps_the_rest_of_the_page(folder):
+    page = folder.parent / "benchmarks.md"
+    page.write_text(f"# Benchmarks\n\nbefore\n\n{bench_report.BEGIN}\nold\n{bench_report.END}\n\nafter\n")
+    bench_report.main(["--folder", str(folder), "--page", str(page)])
+    text = page.read_text()
+    assert "before" in text and "after" in text and "old" not in text
+    assert "### The exchange alone: tiny, 2 workers" in text and "### Training steps" in text
+    for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
+        assert f"(bench/{figure})" in text and (folder / figure).stat().st_size > 1000
+    again = page.read_text()
+    bench_report.main(["--folder", str(folder), "--page", str(page)])
+    assert page.read_text() == again
+
+
+def figures(**milliseconds: float) -> dict[str, Summary]:
+    return {name.removeprefix("_"): Summary(ms, ms, ms, 3, None) for name, ms in milliseconds.items()}
+
+
+def test_break_even_lies_where_the_lines_cross():
+    rates = {"100mbit": figures(_4bit=100, none=1000), "10gbit": figures(_4bit=100, none=10)}
+    assert bench_report.break_even(rates, "4bit", "none") == "1 Gbit/s"
+    rates["shm"] = figures(_4bit=1, none=1000)
+    assert bench_report.break_even(rates, "4bit", "none") == "1 Gbit/s"
+
+
+def test_no_break_even_is_said_honestly():
+    faster = {"100mbit": figures(_4bit=1, none=2), "1gbit": figures(_4bit=1, none=2)}
+    slower = {"100mbit": figures(_4bit=2, none=1), "1gbit": figures(_4bit=2, none=1)}
+    assert bench_report.break_even(faster, "4bit", "none") == "none found: faster up to 1 Gbit/s"
+    assert bench_report.break_even(slower, "4bit", "none") == "none found: slower from 100 Mbit/s on"
+    assert bench_report.break_even(faster, "4bit", "ddp") == "not measured"
+
+
+def test_long_steps_get_fewer_turns_evenly_spread():
+    turns = alternation.turns_of({"short": 0.1, "long": 100.0}, seconds=2.0, rounds=8)
+    assert turns == {"short": 8, "long": 2}
+    assert [turn for turn in range(8) if alternation.takes_part(turn, 2, 8)] == [3, 7]
+
+
+def test_bits_are_a_workers_mean_and_the_median_of_steps():
+    measured = {"ms": [3.0, 1.0, 2.0], "sent": [[100, 300], [200, 200], [9000, 9000]]}
+    assert summarize(measured, 800) == Summary(2.0, 1.5, 2.5, 3, 2.0)
+
+
+def test_rates_are_measured_from_fast_to_slow():
+    args = bench_exchange.parse(["--rates", "1gbit,none,100mbit,shm,10gbit"])
+    assert args.rates == ("shm", "none", "10gbit", "1gbit", "100mbit")
+
+
+@pytest.mark.parametrize("flags", [("--rates", "fast"), ("--contenders", "3bits"), ("--model", "alexnet")])
+def test_a_bad_flag_is_one_line(flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        bench_exchange.parse(list(flags))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert flags[0] in said and flags[1] in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", workloads.TRAINING_MODELS)
+def test_every_parameter_gets_a_gradient(name):
+    torch.set_num_threads(1)
+    for make in (workloads.exchange, workloads.training):
+        model, loss = make(name, seed=0)()
+        loss(model).backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_parts_of_another_commit_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "FOLDER", tmp_path)
+    part = bench.Part("x.py", (), ("x.json",))
+    assert not bench.measured(part)
+    bench_results.save(tmp_path / "x.json", {"rates": {"shm": {"about": {"commit": bench_results.commit()}}}})
+    assert bench.measured(part)
+    bench_results.save(tmp_path / "x.json", {"about": {"commit": "0000000"}})
+    assert not bench.measured(part)
