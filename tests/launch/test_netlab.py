@@ -62,8 +62,7 @@ def test_nothing_is_left_after_an_error():
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_after_an_interruption(number):
-    lab = subprocess.Popen([sys.executable, PROGRAM, "--", "sleep", "612"])
-    wait_for(lambda: len(left_behind(lab.pid)) == 2 and running("sleep\x00612"))
+    lab = lab_that_sleeps(612)
     lab.send_signal(number)
     assert lab.wait(timeout=30) == 128 + number
     assert not left_behind(lab.pid)
@@ -72,13 +71,19 @@ def test_nothing_is_left_after_an_interruption(number):
 
 @needs_namespaces
 def test_what_a_killed_lab_left_is_swept_by_the_next():
-    lab = subprocess.Popen([sys.executable, PROGRAM, "--", "sleep", "613"])
-    wait_for(lambda: len(left_behind(lab.pid)) == 2 and running("sleep\x00613"))
+    lab = lab_that_sleeps(613)
     lab.kill()
     lab.wait()
     with netlab.hosts(2):
         assert not left_behind(lab.pid)
     assert not running("sleep\x00613")
+
+
+def lab_that_sleeps(seconds: int) -> subprocess.Popen:
+    # os.environ: tests in this process may have initialized MPI; see launcher.run.
+    lab = subprocess.Popen([sys.executable, PROGRAM, "--", "sleep", str(seconds)], env=dict(os.environ))
+    wait_for(lambda: len(left_behind(lab.pid)) == 2 and running(f"sleep\x00{seconds}"))
+    return lab
 
 
 def running(command: str) -> bool:
