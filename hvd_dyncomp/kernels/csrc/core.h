@@ -295,8 +295,13 @@ HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const f
     }
 }
 
+// Fetches what comes kBatchValues later, so that memory works while the processor rounds and packs.
 HVD_INLINE void add(float* out, const float* a, const float* b, size_t count) {
-    for (size_t i = 0; i < count; i += kLanes) store(out + i, load<Floats>(a + i) + load<Floats>(b + i));
+    for (size_t i = 0; i < count; i += kLanes) {
+        prefetch<false>(a + i, kBatchValues);
+        prefetch<true>(b + i, kBatchValues);
+        store(out + i, load<Floats>(a + i) + load<Floats>(b + i));
+    }
 }
 
 // Goes through values that lie in pieces, block by block.
