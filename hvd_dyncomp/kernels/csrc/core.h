@@ -273,8 +273,8 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
 }
 
 // The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum), plus
-// `addend`, unless that is null.
-template <int Bits>
+// `addend`, unless that is null. `Stream`: past the caches.
+template <int Bits, bool Stream>
 HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const float* addend, size_t count) {
     constexpr int n = streams(Bits);
     const size_t stride = count / n;
@@ -290,7 +290,12 @@ HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const f
         HVD_UNROLL
         for (int s = 0; s < n; ++s) {
             const size_t at = s * stride + i;
-            store(out + at, addend ? sum[s] + load<Floats>(addend + at) : sum[s]);
+            if (addend) {
+                prefetch<true>(addend + at, kBatchValues);
+                sum[s] += load<Floats>(addend + at);
+            }
+            if (Stream) stream(out + at, sum[s]);
+            else store(out + at, sum[s]);
         }
     }
 }
@@ -403,22 +408,32 @@ void encode_level(uint8_t* out, Values values, float* residual, Shape shape, con
     write_blocks<Bits, Stochastic>(out, residual, shape, noise, scratch, next);
 }
 
+// From here on results are written past the caches: to decode and then read them once took 0.64 ns a value against 0.75
+// at 16 MiB, and 0.64 against 0.49 at 8 MiB.
+constexpr size_t kStreamedBytes = 1 << 24;
+
 template <int Bits>
 void decode_level(Values values, Versions versions, Shape shape, void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
+    const bool large = shape.blocks >= kStreamedBytes / sizeof(float) / count;
     Cursor cursor(values);
     for (size_t b = 0; b < shape.blocks; ++b) {
         float* out = cursor.in_place(count);
-        read_block<Bits>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
-        if (!out) cursor.scatter((float*)scratch, count);
+        if (large && out && (uintptr_t)out % sizeof(Floats) == 0) {
+            read_block<Bits, true>(out, versions, b * bytes, nullptr, count);
+        } else {
+            read_block<Bits, false>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
+            if (!out) cursor.scatter((float*)scratch, count);
+        }
     }
+    if (large) end_stream();
 }
 
 template <int Bits, bool Stochastic>
 void reduce_level(uint8_t* out, Versions versions, float* residual, Shape shape, const Noise* noise, void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
     const auto next = [&](size_t b, const float* own, float* buffer) -> const float* {
-        read_block<Bits>(buffer, versions, b * bytes, own, count);
+        read_block<Bits, false>(buffer, versions, b * bytes, own, count);
         return buffer;
     };
     write_blocks<Bits, Stochastic>(out, residual, shape, noise, scratch, next);

@@ -151,5 +151,25 @@ HVD_INLINE void store_shorts(uint8_t* to, Ints x) { store(to, __builtin_convertv
 
 #endif
 
+// Past the caches, without reading first what is overwritten. `to` is aligned as a vector is; `end_stream` must follow
+// before anyone else may look.
+HVD_INLINE void stream(float* to, Floats x) {
+#if defined(__x86_64__) && HVD_LANES == 16
+    _mm512_stream_ps(to, (__m512)x);
+#elif defined(__x86_64__) && HVD_LANES == 8
+    _mm256_stream_ps(to, (__m256)x);
+#elif defined(__x86_64__)
+    _mm_stream_ps(to, (__m128)x);
+#else
+    store(to, x);
+#endif
+}
+
+HVD_INLINE void end_stream() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
+
 }  // namespace
 }  // namespace hvd_dyncomp
