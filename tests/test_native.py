@@ -177,6 +177,21 @@ def test_large_blocks(variant, bits, block_size):
 
 @needs_native
 @each_variant
+@pytest.mark.parametrize("shift", [0, 1])
+def test_results_larger_than_the_caches(variant, shift):
+    """Written past the caches where the address allows it; the last block is half a block short."""
+    count = 2**22 + 512
+    payload = torch.randint(0, 256, (count // 512 * block_bytes(4, 512),), dtype=torch.uint8)
+    payload[3::260] = 0x3F  # steps about one
+    values = at_odd_address(torch.zeros(count - 256), shift)
+    with native.using(variant):
+        decode_into([values], [payload], bits=4, block_size=512)
+    expected = reference.decode(payload.view(-1, 260), bits=4, block_size=512)
+    assert same_bits(values, expected[: count - 256])
+
+
+@needs_native
+@each_variant
 def test_more_versions_than_fit_the_usual_place(variant):
     """One version per rank, and ranks may be many."""
     versions = [reference.encode(torch.randn(1024), None, bits=3, block_size=512) for _ in range(40)]

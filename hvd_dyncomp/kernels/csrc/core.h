@@ -241,22 +241,21 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residua
     }
 }
 
-// One block of reference.encode, from x = gradient + residual on.
+// One block of reference.encode, from x = gradient + residual and its step on.
 template <int Bits, bool Stochastic>
-HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, double* sums, uint32_t first,
+HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float step, uint32_t first,
                             const uint32_t* key) {
-    const float step = block_step<Bits, Stochastic>(x, count, sums);
-    const bool finite = step <= __FLT_MAX__;       // steps are not negative; false for NaN
-    const bool live = step >= 0x1p-100f;           // reference.SMALLEST_STEP; false for NaN, true for infinity
-    if (!finite) store(to, kWireNan);
-    else store(to, live ? step : 0.0f);
-    if (!finite) residual = nullptr;               // stays as it is
+    const bool finite = step <= __FLT_MAX__;  // steps are not negative; false for NaN
+    const bool live = step >= 0x1p-100f;      // reference.SMALLEST_STEP; false for NaN, true for infinity
+    if (!finite) residual = nullptr;          // it stays as it is
     if (live) {
         write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, step, first, key);
     } else {
         write_dead_block<Bits>(to + kScaleBytes, count);
-        if (residual && residual != x) __builtin_memcpy(residual, x, count * sizeof(float));
+        if (residual) __builtin_memcpy(residual, x, count * sizeof(float));
     }
+    if (finite) store(to, live ? step : 0.0f);
+    else store(to, kWireNan);
 }
 
 // The values that position `i` of all streams of one block stands for (reference.decode).
@@ -274,8 +273,8 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
 }
 
 // The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum), plus
-// `addend`, unless that is null.
-template <int Bits>
+// `addend`, unless that is null. `Stream`: past the caches.
+template <int Bits, bool Stream>
 HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const float* addend, size_t count) {
     constexpr int n = streams(Bits);
     const size_t stride = count / n;
@@ -291,13 +290,23 @@ HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const f
         HVD_UNROLL
         for (int s = 0; s < n; ++s) {
             const size_t at = s * stride + i;
-            store(out + at, addend ? sum[s] + load<Floats>(addend + at) : sum[s]);
+            if (addend) {
+                prefetch<true>(addend + at, kBatchValues);
+                sum[s] += load<Floats>(addend + at);
+            }
+            if (Stream) stream(out + at, sum[s]);
+            else store(out + at, sum[s]);
         }
     }
 }
 
+// Fetches what comes kBatchValues later, so that memory works while the processor rounds and packs.
 HVD_INLINE void add(float* out, const float* a, const float* b, size_t count) {
-    for (size_t i = 0; i < count; i += kLanes) store(out + i, load<Floats>(a + i) + load<Floats>(b + i));
+    for (size_t i = 0; i < count; i += kLanes) {
+        prefetch<false>(a + i, kBatchValues);
+        prefetch<true>(b + i, kBatchValues);
+        store(out + i, load<Floats>(a + i) + load<Floats>(b + i));
+    }
 }
 
 // Goes through values that lie in pieces, block by block.
@@ -354,50 +363,80 @@ class Cursor {
 
 // ---- messages ------------------------------------------------------------------------------------------------------
 
+// Quantizes what `next(b, own, buffer)` returns: x = values + residual of block b, in `buffer` or where it lies; `own` is
+// the block's residual or null. Several blocks are in work at a time: a step is a long chain of operations on one number
+// (the end of the sum, root, quotients), and the processor goes through the next blocks' meanwhile.
+template <int Bits, bool Stochastic, typename Next>
+HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const Noise* noise, void* scratch, Next next) {
+    constexpr size_t most = 8;
+    const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
+    size_t batch = kBatchValues / count;
+    batch = batch < 1 ? 1 : batch > most ? most : batch;
+    float* buffers = (float*)scratch;
+    double* sums = (double*)(buffers + (count > kBatchValues ? count : kBatchValues));
+    for (size_t begin = 0; begin < shape.blocks; begin += batch) {
+        const size_t here = shape.blocks - begin < batch ? shape.blocks - begin : batch;
+        const float* x[most];
+        float step[most];
+        for (size_t i = 0; i < here; ++i) {
+            x[i] = next(begin + i, residual ? residual + (begin + i) * count : nullptr, buffers + i * count);
+            step[i] = block_step<Bits, Stochastic>(x[i], count, sums);
+        }
+        for (size_t i = 0; i < here; ++i) {
+            const size_t b = begin + i;
+            const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
+            write_block<Bits, Stochastic>(out + b * bytes, x[i], residual ? residual + b * count : nullptr, count, step[i],
+                                          first, Stochastic ? noise->key : nullptr);
+        }
+    }
+}
+
 template <int Bits, bool Stochastic>
 void encode_level(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
-    const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
-    float* buffer = (float*)scratch;
-    double* sums = (double*)(buffer + count);
+    const size_t count = shape.block_size;
     Cursor cursor(values);
-    for (size_t b = 0; b < shape.blocks; ++b) {
+    const auto next = [&](size_t, const float* own, float* buffer) -> const float* {
         const float* x = cursor.in_place(count);
         if (!x) {
             cursor.gather(buffer, count);
             x = buffer;
         }
-        float* own = residual ? residual + b * count : nullptr;
-        if (own) {
-            add(buffer, x, own, count);
-            x = buffer;
-        }
-        const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
-        write_block<Bits, Stochastic>(out + b * bytes, x, own, count, sums, first, Stochastic ? noise->key : nullptr);
-    }
+        if (!own) return x;
+        add(buffer, x, own, count);
+        return buffer;
+    };
+    write_blocks<Bits, Stochastic>(out, residual, shape, noise, scratch, next);
 }
+
+// From here on results are written past the caches: to decode and then read them once took 0.64 ns a value against 0.75
+// at 16 MiB, and 0.64 against 0.49 at 8 MiB.
+constexpr size_t kStreamedBytes = 1 << 24;
 
 template <int Bits>
 void decode_level(Values values, Versions versions, Shape shape, void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
+    const bool large = shape.blocks >= kStreamedBytes / sizeof(float) / count;
     Cursor cursor(values);
     for (size_t b = 0; b < shape.blocks; ++b) {
         float* out = cursor.in_place(count);
-        read_block<Bits>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
-        if (!out) cursor.scatter((float*)scratch, count);
+        if (large && out && (uintptr_t)out % sizeof(Floats) == 0) {
+            read_block<Bits, true>(out, versions, b * bytes, nullptr, count);
+        } else {
+            read_block<Bits, false>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
+            if (!out) cursor.scatter((float*)scratch, count);
+        }
     }
+    if (large) end_stream();
 }
 
 template <int Bits, bool Stochastic>
 void reduce_level(uint8_t* out, Versions versions, float* residual, Shape shape, const Noise* noise, void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
-    float* x = (float*)scratch;
-    double* sums = (double*)(x + count);
-    for (size_t b = 0; b < shape.blocks; ++b) {
-        float* own = residual ? residual + b * count : nullptr;
-        read_block<Bits>(x, versions, b * bytes, own, count);
-        const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
-        write_block<Bits, Stochastic>(out + b * bytes, x, own, count, sums, first, Stochastic ? noise->key : nullptr);
-    }
+    const auto next = [&](size_t b, const float* own, float* buffer) -> const float* {
+        read_block<Bits, false>(buffer, versions, b * bytes, own, count);
+        return buffer;
+    };
+    write_blocks<Bits, Stochastic>(out, residual, shape, noise, scratch, next);
 }
 
 // Every stream of a block has to fill a vector; shorter blocks are for a variant with shorter vectors.

@@ -54,8 +54,14 @@ struct Versions {
     float factor;
 };
 
-// Bytes of working memory that a call needs, 64-byte aligned: the values of a block, and the doubles of its sum.
-static inline size_t scratch_bytes(size_t block_size) { return block_size * sizeof(float) + block_size / 8 * sizeof(double); }
+// So many values are in work at a time, if that is more than a block: what they need fits the first-level cache.
+constexpr size_t kBatchValues = 2048;
+
+// Bytes of working memory that a call needs, 64-byte aligned: the values in work, and the doubles of a block's sum.
+static inline size_t scratch_bytes(size_t block_size) {
+    const size_t values = block_size > kBatchValues ? block_size : kBatchValues;
+    return values * sizeof(float) + block_size / 8 * sizeof(double);
+}
 
 // The operations of hvd_dyncomp/kernels/__init__.py. `residual` and `noise` may be null. Nothing needs to be aligned
 // but `scratch`.

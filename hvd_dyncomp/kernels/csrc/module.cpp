@@ -34,7 +34,7 @@ class Scratch {
 
   private:
     static constexpr size_t kAlignment = 64;
-    char small_[6 * 1024];
+    char small_[10 * 1024];
     void* allocated_ = nullptr;
     void* memory_;
 };

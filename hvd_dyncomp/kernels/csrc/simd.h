@@ -47,6 +47,12 @@ HVD_INLINE void store(void* to, Vector vector) {
     __builtin_memcpy(to, &vector, sizeof vector);
 }
 
+// Asks for memory `ahead` values further on, to be written if `Write`. It need not exist.
+template <bool Write>
+HVD_INLINE void prefetch(const float* from, size_t ahead) {
+    __builtin_prefetch((const void*)((uintptr_t)from + ahead * sizeof(float)), Write, 3);
+}
+
 HVD_INLINE Floats broadcast(float value) { return value - Floats{}; }  // not plus: -0 has to stay -0
 
 HVD_INLINE Words lane_numbers() {
@@ -144,6 +150,26 @@ HVD_INLINE void store_shorts(uint8_t* to, Ints x) { store(to, __builtin_convertv
 #endif
 
 #endif
+
+// Past the caches, without reading first what is overwritten. `to` is aligned as a vector is; `end_stream` must follow
+// before anyone else may look.
+HVD_INLINE void stream(float* to, Floats x) {
+#if defined(__x86_64__) && HVD_LANES == 16
+    _mm512_stream_ps(to, (__m512)x);
+#elif defined(__x86_64__) && HVD_LANES == 8
+    _mm256_stream_ps(to, (__m256)x);
+#elif defined(__x86_64__)
+    _mm_stream_ps(to, (__m128)x);
+#else
+    store(to, x);
+#endif
+}
+
+HVD_INLINE void end_stream() {
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+}
 
 }  // namespace
 }  // namespace hvd_dyncomp
