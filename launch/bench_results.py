@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 FOLDER = Path("docs/bench")
 
 
@@ -63,6 +65,8 @@ def about(seed: int, environment: Mapping[str, str]) -> dict[str, Any]:
         "commit": commit(),
         "seed": seed,
         "environment": dict(environment),
+        # What else was running, looked at while nothing of ours was: with more than a little of it, trust no figure.
+        "busy_before_percent": psutil.cpu_percent(interval=1.0),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "kernel": platform.release()},
         "versions": {
             "python": platform.python_version(),

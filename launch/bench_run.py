@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, rates: str, seconds: float
     add("--contenders", type=_list, metavar="NAME,...", help="see --help's list; all of them in one run, in turns")
     add("--rates", type=_rates, default=rates, metavar="RATE,...", help="link rates; none: unshaped; shm: no link")
     add("--workers", type=count, default=2, metavar="N", help="one host each, except over shm")
+    add("--launcher", choices=netlab.LAUNCHERS, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
     add("--seconds", type=at_least_zero, default=seconds, metavar="S", help="about so long for each rate")
     add("--rounds", type=count, default=25, metavar="N", help="most steps of each contender and rate")
     add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all")
@@ -63,7 +64,8 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
         RunError: the network cannot be made, or the program failed. What was measured until then is kept.
         subprocess.TimeoutExpired: it took longer than an hour.
     """
-    path = args.output_dir / f"{kind}-{model}-{args.workers}.json"
+    suffix = "-gloo" if args.launcher == "gloo" else ""
+    path = args.output_dir / f"{kind}-{model}-{args.workers}{suffix}.json"
     spec = {key: getattr(args, key) for key in ("contenders", "seconds", "rounds", "seed")}
     spec |= {"kind": kind, "model": model}
     links = [rate for rate in args.rates if rate != SHARED_MEMORY]
@@ -72,11 +74,12 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
             continue
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             environment = _environment(args)
+            note = about(args.seed, environment)
             try:
-                reached = job({**spec, "rates": rates, "folder": folder}, args.workers, environment)
+                reached = job({**spec, "rates": rates, "folder": folder}, args, environment)
             finally:
                 _keep(path, Path(folder), rates, {"benchmark": kind, "model": model, "workers": args.workers})
-            _describe(path, rates, {**about(args.seed, environment), "command": _command()}, reached)
+            _describe(path, rates, {**note, "command": _command(), "launcher": args.launcher}, reached)
     return path
 
 
@@ -93,24 +96,29 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def _over_links(spec: dict[str, Any], workers: int, environment: dict[str, str]) -> dict[str, float]:
+def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
     """Returns Mbit/s of payload that each link carried in a plain TCP transfer beforehand."""
     reached = {}
-    with netlab.hosts(workers) as lab:
+    with netlab.hosts(args.workers) as lab:
         for rate in spec["rates"]:
             lab.set_rate(rate)
             reached[rate] = link_rate.measure(lab, int((bits_per_second(rate) or 10e9) / 8)) / 1e6
         lab.set_rate("none")
         gloo = {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": lab.addresses[0], "MASTER_PORT": str(_PORT)}
-        _start(lab.command(_program(spec)), environment | gloo)
+        _start(lab.command(_program(spec), launcher=args.launcher), environment | gloo)
     return reached
 
 
-def _shared_memory(spec: dict[str, Any], workers: int, environment: dict[str, str]) -> dict[str, float]:
+def _shared_memory(spec: dict[str, Any], args: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
     gloo = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    mpirun = ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(workers)]
-    _start([*mpirun, *_program(spec)], environment | gloo)
+    if args.launcher == "mpirun":
+        as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        command = ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(args.workers)]
+        command += _program(spec)
+    else:
+        options = ["--gloo"] if args.launcher == "gloo" else ["--mpi"]
+        command = launcher.horovodrun(args.workers, _program(spec)[1:], *options)
+    _start(command, environment | gloo)
     return {}
 
 

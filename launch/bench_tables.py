@@ -11,6 +11,7 @@ from table import markdown
 
 _DASH = "—"
 SHARED_MEMORY = "shm"
+_BUSY = 5.0  # percent of all cores
 TITLES = {
     "alone": "no exchange",
     "none": "Horovod",
@@ -97,9 +98,11 @@ def caption(results: Mapping[str, Any]) -> str:
     commands = dict.fromkeys(f"`{note['command']}`" for note in notes if "command" in note)
     commits = dict.fromkeys(note["commit"] for note in notes if "commit" in note)
     cycles = dict.fromkeys(note["environment"]["HOROVOD_CYCLE_TIME"] for note in notes if "environment" in note)
+    busiest = max((note.get("busy_before_percent", 0) for note in notes), default=0)
+    busy = f" The machine was busy with something else ({busiest:.0f} %)." if busiest > _BUSY else ""
     return (
         f"{', '.join(commands)}: {results['model']}, {results['tensors']} tensors, "
         f"{results['values'] / 1e6:.1f} million values, {results['workers']} workers; median (quartiles) of "
         f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting. HOROVOD_CYCLE_TIME "
-        f"{', '.join(cycles)} ms for all. Commit {', '.join(commits)}."
+        f"{', '.join(cycles)} ms for all. Commit {', '.join(commits)}.{busy}"
     )
