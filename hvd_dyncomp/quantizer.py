@@ -82,7 +82,7 @@ class DynamicQuantizer(Compressor):
         rounding: str = "nearest",
         block_size: int = 512,
         min_numel: int = 1024,
-        bucket_bytes: int = 16 * 2**20,
+        bucket_bytes: int = 8 * 2**20,
         seed: int = 0,
         auto_level: bool = False,
         reprobe_epochs: int = 5,

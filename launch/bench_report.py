@@ -94,14 +94,15 @@ def training_section(files: list[dict[str, Any]], folder: Path, docs: Path) -> l
 
 
 def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
-    bench_plots.accuracies(results, folder / "accuracy.png")
+    figure = folder / f"accuracy-{results['model']}.png"
+    bench_plots.accuracies(results, figure)
     return [
-        "### Time to accuracy",
+        f"### Time to accuracy: {results['model']}",
         time_to_accuracy.table(results),
-        f"`python launch/bench_training.py --time-to-accuracy`: train_resnet.py `{' '.join(results['flags'])}`, "
+        f"`{results['about']['command']}`: train_resnet.py `{' '.join(results['flags'])}`, "
         f"{results['workers']} workers, one run each. The goal is the uncompressed run's last test accuracy less "
         f"{results['tolerance']:g} points; seconds are those of training steps. Commit {results['about']['commit']}.",
-        f"![Test accuracy against time]({folder.relative_to(docs)}/accuracy.png)",
+        f"![Test accuracy against time]({figure.relative_to(docs)})",
     ]
 
 
@@ -113,8 +114,8 @@ def report(folder: Path, docs: Path) -> str:
     training = [load(path) for path in sorted(folder.glob("training-*.json"))]
     if training:
         parts += training_section(training, folder, docs)
-    if (folder / time_to_accuracy.FILE).exists():
-        parts += accuracy_section(load(folder / time_to_accuracy.FILE), folder, docs)
+    for path in sorted(folder.glob("accuracy-*.json")):
+        parts += accuracy_section(load(path), folder, docs)
     return "\n\n".join(part for part in parts if part)
 
 

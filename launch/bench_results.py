@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -62,6 +63,7 @@ def quartiles(numbers: list[float]) -> tuple[float, float, float]:
 def about(seed: int, environment: Mapping[str, str]) -> dict[str, Any]:
     """What a reader needs to judge the figures by, or to get them again."""
     return {
+        "command": " ".join(["python", f"launch/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": commit(),
         "seed": seed,
         "environment": dict(environment),

@@ -15,6 +15,7 @@ from typing import Any
 
 import launcher
 import link_rate
+import mpi_settings
 import netlab
 from bench_results import FOLDER, about, load, save
 from course import RunError
@@ -79,7 +80,7 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
                 reached = job({**spec, "rates": rates, "folder": folder}, args, environment)
             finally:
                 _keep(path, Path(folder), rates, {"benchmark": kind, "model": model, "workers": args.workers})
-            _describe(path, rates, {**note, "command": _command(), "launcher": args.launcher}, reached)
+            _describe(path, rates, {**note, "launcher": args.launcher}, reached)
     return path
 
 
@@ -90,8 +91,7 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
         # Contenders times tensors is more than the 1,024 names that Horovod remembers the negotiation of.
         "HOROVOD_CACHE_CAPACITY": "16384",
         "OMP_NUM_THREADS": "1",
-        # With as many ranks as cores, ranks that poll take the time of those that work (docs/benchmarks.md, "Polling").
-        "OMPI_MCA_mpi_yield_when_idle": "1",
+        **mpi_settings.DEFAULTS,
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # Gloo warns about addresses without names
     }
 
@@ -148,10 +148,6 @@ def _describe(path: Path, rates: Sequence[str], about: dict[str, Any], reached: 
     for rate in rates:
         results["rates"][rate]["about"] = {**about, "payload_mbit": reached.get(rate)}
     save(path, results)
-
-
-def _command() -> str:
-    return " ".join(["python", f"launch/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
 def _free_port() -> int:

@@ -53,11 +53,21 @@ def join(hosts: Sequence[str], addresses: Sequence[str], switch: str) -> None:
             _veth(name, INTERFACE, switch, f"port{number}")
             ip("-n", switch, "link", "set", f"port{number}", "master", "bridge", "up")
     for name, address in zip(hosts, addresses, strict=True):
+        _set_congestion_control(name)
         # IPv6 would send its neighbour discovery beside the traffic that is counted.
         subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"], check=False)
         ip("-n", name, "address", "add", f"{address}/24", "dev", INTERFACE)
         ip("-n", name, "link", "set", INTERFACE, "up")
         ip("-n", name, "link", "set", "lo", "up")
+
+
+def _set_congestion_control(namespace: str) -> None:
+    """Lets TCP fill a link, whatever the machine prefers: BBR took 11.5 s where these take 9.6 (25 million float32)."""
+    for algorithm in ("cubic", "reno"):  # a namespace may be refused the first
+        setting = f"net.ipv4.tcp_congestion_control={algorithm}"
+        command = ["ip", "netns", "exec", namespace, "sysctl", "-qw", setting]
+        if subprocess.run(command, capture_output=True).returncode == 0:
+            return
 
 
 def _veth(namespace: str, name: str, peer_namespace: str, peer_name: str) -> None:

@@ -21,9 +21,8 @@ from course import RunError
 from report import METRICS, read_lines
 from scenarios import TRAINER
 from table import markdown
-from values import at_least_zero, count
+from values import at_least_zero, count, model_name
 
-FILE = "accuracy.json"
 TITLES = {"none": "Horovod", "fp16": "Horovod fp16", "4bit": "ours, 4 bits", "dynamic": "ours, dynamic 2-4-8"}
 _FLAGS = {
     "none": ("--compression", "none"),
@@ -34,15 +33,20 @@ _FLAGS = {
 _TIMEOUT = 3600.0
 
 
+def file_name(model: str) -> str:
+    """Where a model's results are."""
+    return f"accuracy-{model}.json"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of a training to its end."""
     add = parser.add_argument_group("time to accuracy").add_argument
     add("--time-to-accuracy", action="store_true", help="train to the end instead of timing single steps")
     add("--rate", default="100mbit", metavar="RATE", help="of the links (default 100mbit)")
     add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
-    add("--depth", type=count, default=20, metavar="6n+2", help="of the ResNet (default 20)")
+    add("--model", type=model_name, default="resnet18", metavar="NAME", help="of train_resnet.py (default resnet18)")
     add("--epochs", type=count, default=6, metavar="N", help="of every training (default 6)")
-    add("--limit-train", type=count, default=12000, metavar="N", help="training images (default 12000)")
+    add("--limit-train", type=count, default=1600, metavar="N", help="training images (default 1600)")
     add("--batch-size", type=count, default=32, metavar="N", help="images per worker and step (default 32)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
 
@@ -54,13 +58,14 @@ def run(args: argparse.Namespace) -> Path:
         RunError: the network cannot be made, or a training failed.
         ValueError: the rate is not one.
     """
-    path = args.output_dir / FILE
-    environment = {"HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    flags = ["--dataset", args.dataset, "--depth", str(args.depth), "--epochs", str(args.epochs)]
+    path = args.output_dir / file_name(args.model)
+    environment = {"HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}"}  # the rest is set by train_resnet.py itself
+    flags = ["--dataset", args.dataset, "--model", args.model, "--epochs", str(args.epochs)]
     flags += ["--limit-train", str(args.limit_train), "--batch-size", str(args.batch_size)]
     flags += ["--seed", str(args.seed), "--progress", "lines"]
     results: dict[str, Any] = {
         "benchmark": "accuracy",
+        "model": args.model,
         "rate": args.rate,
         "workers": args.workers,
         "flags": flags,

@@ -18,6 +18,7 @@ from typing import Any
 import checkpoint
 import data
 import horovod.torch as hvd
+import mpi_settings
 import options
 import torch
 from agree import alone, together
@@ -52,9 +53,8 @@ class Run:
 
 def main() -> None:
     args = options.parse()
-    # Horovod's thread asks the other ranks for news every millisecond, and Open MPI polls while it waits; on as many
-    # cores as workers that takes a third of the time from the arithmetic, unless it yields. Read by MPI_Init.
-    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    for name, value in mpi_settings.DEFAULTS.items():
+        os.environ.setdefault(name, value)
     hvd.init()
     set_threads()
     # Nothing here draws from the global generator; a model with dropout would, and differently on each rank.
