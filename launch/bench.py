@@ -43,12 +43,7 @@ PARTS = {
         (),
         tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer")),
     ),
-    "accuracy": Part("bench_training.py", ("--time-to-accuracy",), ("accuracy-resnet18.json",)),
-    "accuracy20": Part(
-        "bench_training.py",
-        ("--time-to-accuracy", "--model", "resnet20", "--limit-train", "12000"),
-        ("accuracy-resnet20.json",),
-    ),
+    "accuracy": Part("bench_training.py", ("--time-to-accuracy",), ("accuracy-resnet20.json",)),
 }
 
 

@@ -21,7 +21,7 @@ from course import RunError
 from report import METRICS, read_lines
 from scenarios import TRAINER
 from table import markdown
-from values import at_least_zero, count, model_name
+from values import at_least_zero, count, learning_rate, model_name
 
 TITLES = {"none": "Horovod", "fp16": "Horovod fp16", "4bit": "ours, 4 bits", "dynamic": "ours, dynamic 2-4-8"}
 _FLAGS = {
@@ -44,11 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--time-to-accuracy", action="store_true", help="train to the end instead of timing single steps")
     add("--rate", default="100mbit", metavar="RATE", help="of the links (default 100mbit)")
     add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
-    add("--model", type=model_name, default="resnet18", metavar="NAME", help="of train_resnet.py (default resnet18)")
+    add("--model", type=model_name, default="resnet20", metavar="NAME", help="of train_resnet.py (default resnet20)")
     add("--epochs", type=count, default=5, metavar="N", help="of every training (default 5)")
-    add("--limit-train", type=count, default=1600, metavar="N", help="training images (default 1600)")
+    add("--limit-train", type=count, default=12000, metavar="N", help="training images (default 12000)")
     add("--val-size", type=count, default=500, metavar="N", help="validation images (default 500)")
-    add("--batch-size", type=count, default=32, metavar="N", help="images per worker and step (default 32)")
+    add("--batch-size", type=count, default=8, metavar="N", help="images per worker and step (default 8)")
+    add("--lr", type=learning_rate, default=0.0125, help="learning rate of one worker (default 0.0125)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
 
 
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> Path:
     flags = ["--dataset", args.dataset, "--model", args.model, "--epochs", str(args.epochs)]
     flags += ["--limit-train", str(args.limit_train), "--batch-size", str(args.batch_size)]
     flags += ["--val-size", str(args.val_size)]
+    flags += ["--lr", f"{args.lr:g}"]
     flags += ["--seed", str(args.seed), "--progress", "lines"]
     results: dict[str, Any] = {
         "benchmark": "accuracy",
