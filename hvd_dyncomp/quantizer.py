@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp import residuals
+from hvd_dyncomp import introduction, residuals
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
 from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
 from hvd_dyncomp.checks import whole
+from hvd_dyncomp.codec import WIRE_VERSION
 from hvd_dyncomp.comm import Compressor, rank_and_size
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -69,8 +70,9 @@ class DynamicQuantizer(Compressor):
     Raises:
         ValueError: an argument is out of range; at the first gradient: the optimizer's op is not Average or Sum, or a
             second optimizer uses the same quantizer.
-        LockstepError: from the optimizer's step, on every rank: the ranks disagree about level, step or parameters.
-            (Where a rank at 32 bits meets one that compresses, Horovod's own error may come first.)
+        LockstepError: at the first gradient, on every rank: the ranks have other parameters or settings; later, from the
+            optimizer's step: they disagree about level or step. (Where a rank at 32 bits meets one that compresses,
+            Horovod's own error may come first.)
     """
 
     def __init__(
@@ -225,8 +227,35 @@ class DynamicQuantizer(Compressor):
         return name if name is not None or parameter is None else binding.name_of(parameter)
 
     def _bind(self, optimizer: torch.optim.Optimizer) -> Binding:
+        try:
+            binding, buckets, self._slots = self._prepare(optimizer)
+        except ValueError as error:
+            introduction.give_up(error, getattr(optimizer, "process_set", None))
+            raise
+        settings = {
+            "wire version": WIRE_VERSION,
+            "world size": binding.world_size,
+            "bits": self.controller.bits,
+            "steps so far": self._steps,
+            "auto_level": self._auto is not None,
+            **{name: getattr(self, f"_{name}") for name in ("error_feedback", "block_size", "min_numel", "bucket_bytes")},
+        }
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in binding.named]
+        introduction.introduce(settings, shapes, binding.process_set)
+        self._loaded = None
+        self._buckets, self._binding = buckets, binding
+        logger.info(
+            "bound to %s: %d of %d parameters compressed, in %d buckets",
+            type(optimizer).__name__,
+            len(self._slots),
+            len(binding.named),
+            len(buckets),
+        )
+        return binding
+
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> tuple[Binding, list[Bucket], dict[str, Slot]]:
         binding = Binding(optimizer, self._names)
-        buckets, self._slots = make_buckets(
+        buckets, slots = make_buckets(
             binding.named,
             min_numel=self._min_numel,
             bucket_bytes=self._bucket_bytes,
@@ -237,16 +266,7 @@ class DynamicQuantizer(Compressor):
         )
         if self._loaded is not None:
             residuals.restore(buckets, self._loaded, binding.rank, binding.world_size)
-            self._loaded = None
-        self._buckets, self._binding = buckets, binding
-        logger.info(
-            "bound to %s: %d of %d parameters compressed, in %d buckets",
-            type(optimizer).__name__,
-            len(self._slots),
-            len(binding.named),
-            len(buckets),
-        )
-        return binding
+        return binding, buckets, slots
 
     def _begin_step(self, binding: Binding) -> Step:
         """Fixes the level for all gradients until they have been collected."""
