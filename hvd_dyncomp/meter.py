@@ -27,7 +27,7 @@ class Traffic:
         uncompressed_bytes: what travelled as it was: small tensors, released epochs, tickets.
         float32_bytes: what the same values would have cost as float32.
         compressed_values: gradient values that travelled compressed.
-        nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank, summed over steps.
+        nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
         steps: exchanges.
         seconds: time spent inside `compress` and `decompress`, waiting included.
     """

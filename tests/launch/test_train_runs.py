@@ -11,6 +11,7 @@ import torch
 from launcher import run
 from runs import DIGITS, PROGRAM, RELEASE, RELEASE_LEVELS, TIMEOUT, assert_same_checkpoints, metrics, same, train
 
+
 def mpirun(*flags: str) -> subprocess.CompletedProcess[str]:
     # Workers on one machine need shared memory only; binding would put both on one core of a small machine.
     command = ["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
