@@ -6,8 +6,8 @@
 brings workers that join to the level and the step of rank 0. Importing `hvd_dyncomp` registers both; nothing is to be
 called.
 
-After a change of size the quantizer rebuilds its buckets by itself at the next gradient; `hvd_dyncomp.residuals` has the
-rule for what the residuals owe.
+After a change of size the quantizer rebuilds its buckets by itself at the next gradient; `hvd_dyncomp.residuals` has
+the rule for what the residuals owe.
 """
 
 from __future__ import annotations

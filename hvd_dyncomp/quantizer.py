@@ -70,8 +70,8 @@ class DynamicQuantizer(Compressor):
     Raises:
         ValueError: an argument is out of range; at the first gradient: the optimizer's op is not Average or Sum, or a
             second optimizer uses the same quantizer.
-        LockstepError: at the first gradient, on every rank: the ranks have other parameters or settings; later, from the
-            optimizer's step: they disagree about level or step. (Where a rank at 32 bits meets one that compresses,
+        LockstepError: at the first gradient, on every rank: the ranks have other parameters or settings; later, from
+            the optimizer's step: they disagree about level or step. (Where a rank at 32 bits meets one that compresses,
             Horovod's own error may come first.)
     """
 
@@ -255,10 +255,10 @@ class DynamicQuantizer(Compressor):
             "bits": self.controller.bits,
             "steps so far": self._steps,
             "auto_level": self._auto is not None,
-            **{
-                name: getattr(self, f"_{name}")
-                for name in ("error_feedback", "block_size", "min_numel", "bucket_bytes")
-            },
+            "error_feedback": self._error_feedback,
+            "block_size": self._block_size,
+            "min_numel": self._min_numel,
+            "bucket_bytes": self._bucket_bytes,
         }
         shapes = [(name, tuple(parameter.shape)) for name, parameter in binding.named]
         introduction.introduce(settings, shapes, binding.process_set)

@@ -121,8 +121,8 @@ class Step:
         """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""
         if blocks and not self.traffic.nonfinite_blocks:
             logger.warning(
-                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN and leave residuals as "
-                "they were; more of them in this epoch are counted in the meter only (nonfinite_blocks)",
+                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN and leave residuals "
+                "as they were; more of them in this epoch are counted in the meter only (nonfinite_blocks)",
                 self._number,
                 blocks,
             )

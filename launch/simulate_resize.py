@@ -2,8 +2,8 @@
 
     python launch/simulate_resize.py
 
-Workers come and go (4, 2, 3, 1, 2). Error feedback owes each of them something at every change; what a worker that leaves
-is owed is lost in any case. Printed, as Markdown, is the relative error of everything that was applied against the sum
+Workers come and go (4, 2, 3, 1, 2). At every change error feedback owes something to each; what a worker that leaves is
+owed is lost in any case. Printed, as Markdown, is the relative error of everything that was applied against the sum
 of the exact means, for what can be done with the residuals of those who stay:
 
     keep      as they are

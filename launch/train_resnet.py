@@ -161,7 +161,7 @@ def prepare_output(args: argparse.Namespace) -> Path:
 
 
 def resume(run: Run) -> int:
-    """Load the newest checkpoint of the output folder that is whole; returns the number of finished epochs. Collective."""
+    """Load the newest checkpoint that is whole; returns the number of finished epochs. Collective."""
 
     def find() -> list[int]:
         candidates = checkpoint.present(run.checkpoints)

@@ -15,8 +15,8 @@ KILLED = str(Path(__file__).with_name("killed.py"))
 # Seconds from a rank's death to the end of the job. Launchers notice at once; a busy machine takes its time to end.
 LIMIT = 60.0
 
-# By which call of each point the first two epochs, with their checkpoints, are over: 4 steps an epoch, some 20 gradients
-# a step, one bucket.
+# By which call of each point the first two epochs, with their checkpoints, are over: 4 steps an epoch, some 20
+# gradients a step, one bucket.
 CALLS = {
     "before the exchange": 200,
     "with its message on the way": 27,

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
-# Relative error that a tensor's update may have after one or a few steps. Two quantizations of Gaussian values at 1 bit,
-# each with a relative error of 0.6, leave one of 0.9.
+# Relative error that a tensor's update may have after one or a few steps. Two quantizations of Gaussian values at
+# 1 bit, each with a relative error of 0.6, leave one of 0.9.
 BOUNDS = {1: 1.0, 4: 0.3, 16: 1e-3, 32: 1e-5}
 
 Compress = Callable[[], object]
