@@ -15,6 +15,7 @@ import sys
 import bench_run
 import bench_tables
 import contenders
+import netlab
 import workloads
 from bench_results import load
 from course import RunError
@@ -39,6 +40,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
+    netlab.come_down_on_signals()
     try:
         results = load(bench_run.run("exchange", args.model, args))
     except (RunError, OSError, subprocess.TimeoutExpired) as error:

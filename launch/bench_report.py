@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import bench_kernels
 import bench_plots
 import bench_tables
 import time_to_accuracy
@@ -109,6 +110,11 @@ def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> li
 def report(folder: Path, docs: Path) -> str:
     """The generated part, and the figures beside the JSON files in `folder`, which lies in `docs`."""
     parts: list[str] = []
+    if (folder / "kernels.json").exists():
+        parts += [
+            "### Arithmetic",
+            "`python launch/bench_kernels.py`: " + bench_kernels.report(load(folder / "kernels.json")),
+        ]
     for path in sorted(folder.glob("exchange-*.json"), key=lambda path: (load(path)["workers"], path.name)):
         parts += exchange_section(load(path), folder, docs)
     training = [load(path) for path in sorted(folder.glob("training-*.json"))]

@@ -17,6 +17,7 @@ import sys
 import bench_run
 import bench_tables
 import contenders
+import netlab
 import time_to_accuracy
 import workloads
 from bench_results import load
@@ -49,6 +50,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
+    netlab.come_down_on_signals()
     try:
         if args.time_to_accuracy:
             print(time_to_accuracy.table(load(time_to_accuracy.run(args))))

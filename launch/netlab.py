@@ -160,15 +160,19 @@ def _fail(text: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def come_down_on_signals() -> None:
+    """Lets a program that is told to end take its hosts down first: signals become exceptions."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, _interrupted)
+
+
 def _interrupted(number: int, _frame: object) -> NoReturn:
-    # An exception, so that what is up comes down.
     raise SystemExit(128 + number)
 
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _interrupted)
+    come_down_on_signals()
     try:
         with hosts(args.hosts, args.rate) as lab:
             before, began = lab.counters(), time.monotonic()

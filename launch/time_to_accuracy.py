@@ -45,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rate", default="100mbit", metavar="RATE", help="of the links (default 100mbit)")
     add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
     add("--model", type=model_name, default="resnet18", metavar="NAME", help="of train_resnet.py (default resnet18)")
-    add("--epochs", type=count, default=6, metavar="N", help="of every training (default 6)")
+    add("--epochs", type=count, default=5, metavar="N", help="of every training (default 5)")
     add("--limit-train", type=count, default=1600, metavar="N", help="training images (default 1600)")
+    add("--val-size", type=count, default=500, metavar="N", help="validation images (default 500)")
     add("--batch-size", type=count, default=32, metavar="N", help="images per worker and step (default 32)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> Path:
     environment = {"HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}"}  # the rest is set by train_resnet.py itself
     flags = ["--dataset", args.dataset, "--model", args.model, "--epochs", str(args.epochs)]
     flags += ["--limit-train", str(args.limit_train), "--batch-size", str(args.batch_size)]
+    flags += ["--val-size", str(args.val_size)]
     flags += ["--seed", str(args.seed), "--progress", "lines"]
     results: dict[str, Any] = {
         "benchmark": "accuracy",

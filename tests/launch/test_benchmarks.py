@@ -67,7 +67,20 @@ def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
 
 @needs_namespaces
 def test_time_to_accuracy(folder):
-    small = ("--dataset", "digits", "--model", "resnet8", "--epochs", "1", "--limit-train", "256", "--rate", "1gbit")
+    small = (
+        "--dataset",
+        "digits",
+        "--model",
+        "resnet8",
+        "--epochs",
+        "1",
+        "--limit-train",
+        "256",
+        "--val-size",
+        "64",
+        "--rate",
+        "1gbit",
+    )
     said = launched("bench_training.py", "--time-to-accuracy", *small, "--output-dir", str(folder))
     assert "| ours, dynamic 2-4-8 |" in said
     assert set(json.loads((folder / "accuracy-resnet8.json").read_text())["runs"]) == {
