@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train test lint study bench clean
+.PHONY: setup train test soak lint study bench clean
 
 setup: .venv/package.stamp
 
@@ -27,6 +27,10 @@ train: setup
 
 test: setup
 	pytest $(ARGS)
+
+# What takes too long for every day: about an hour.
+soak: setup
+	pytest -m soak $(ARGS)
 
 lint: setup
 	ruff check .

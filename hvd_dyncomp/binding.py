@@ -61,6 +61,11 @@ class Binding:
         self._order = list(range(len(self.named)))
         self._cursor = 0
 
+    @property
+    def outdated(self) -> bool:
+        """Whether rank or world size are others by now, as they may be after Horovod was initialized again."""
+        return (self.rank, self.world_size) != rank_and_size(self.process_set)
+
     def name_of(self, parameter: torch.Tensor) -> str | None:
         return next((name for name, known in self.named if known is parameter), None)
 

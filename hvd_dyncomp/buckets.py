@@ -50,7 +50,8 @@ class Bucket:
         bounds: first block of each rank's shard, and the end.
         shards: blocks of each rank's shard.
         tickets: per slot, (1,) float32, zero: what Horovod reduces in the gradient's place.
-        plan: checksum over everything that the ranks must agree about.
+        layout: checksum over parameters and block size: where which value is.
+        plan: checksum over everything that the ranks must agree about, which is layout and world size.
         residuals: what error feedback carries; None without it.
         carries: whether the residuals may be non-zero.
     """
@@ -75,6 +76,7 @@ class Bucket:
         self.shards = [last - first for first, last in zip(self.bounds, self.bounds[1:], strict=False)]
         self.tickets = [torch.zeros(1, dtype=torch.float32, device=device) for _ in slots]
         content = [(slot.name, slot.shape) for slot in slots]
+        self.layout = checksum(f"{content} block_size={block_size}")
         self.plan = checksum(f"{content} block_size={block_size} world_size={world_size}")
         self.residuals: Residuals | None = None
         self.carries = False

@@ -123,6 +123,14 @@ def split_messages(received: torch.Tensor, expected: list[Header], block_size: i
     return bodies
 
 
+def count_nonfinite(versions: list[torch.Tensor], bits: int, block_size: int) -> int:
+    """Blocks that are not finite in at least one of the versions, which are payloads of the same blocks."""
+    size = block_bytes(bits, block_size)
+    # A block begins with its scale, which is NaN if a value is NaN or infinite.
+    scales = torch.stack([version.view(-1, size)[:, :4].contiguous().view(torch.float32) for version in versions])
+    return int(scales.isnan().any(dim=0).sum())
+
+
 def shard_bounds(blocks: int, world_size: int) -> list[int]:
     """First block of every rank's shard, and the end: `world_size + 1` numbers; shards differ by at most one block."""
     return [blocks * rank // world_size for rank in range(world_size + 1)]

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.errors import HorovodMissing
+from hvd_dyncomp.errors import HorovodMissing, LockstepError
 
 try:
     import horovod.torch as hvd
+    from horovod.common.exceptions import HorovodInternalError
     from horovod.torch.compression import Compressor
+    from horovod.torch.elastic.state import StateHandler, get_handler_registry
 except ImportError as _error:
     raise HorovodMissing(
         "hvd_dyncomp needs Horovod built for torch: run 'make setup' in a clone of hvd_dyncomp, "
@@ -24,10 +26,12 @@ except ImportError as _error:
 
 __all__ = [
     "Compressor",
+    "StateHandler",
     "averaging_factor",
     "gather_json",
     "poll",
     "rank_and_size",
+    "register_state_handler",
     "start_allgather",
     "start_alltoall",
     "wait",
@@ -66,7 +70,7 @@ def start_alltoall(tensor: torch.Tensor, splits: list[int], name: str, process_s
 
 def start_allgather(tensor: torch.Tensor, name: str, process_set) -> int:
     """Starts gathering every rank's uint8 vector, in rank order; lengths may differ; returns a handle."""
-    return hvd.allgather_async(tensor, name, process_set)
+    return hvd.allgather_async(tensor, name, hvd.global_process_set if process_set is None else process_set)
 
 
 def poll(handle: int) -> bool:
@@ -75,13 +79,26 @@ def poll(handle: int) -> bool:
 
 
 def wait(handle: int) -> torch.Tensor:
-    """Blocks until the collective is done and returns what was received."""
-    received = hvd.synchronize(handle)
+    """Blocks until the collective is done and returns what was received.
+
+    Raises:
+        LockstepError: a rank has left the training by `hvd.join()`.
+        HorovodInternalError: Horovod's own, for instance because a rank has died.
+    """
+    try:
+        received = hvd.synchronize(handle)
+    except HorovodInternalError as error:
+        if "with Join" not in str(error):
+            raise
+        raise LockstepError(
+            "a rank has called hvd.join(), and Horovod joins uncompressed allreduces only: give every rank the same "
+            "number of steps (DistributedSampler does), or train without DynamicQuantizer"
+        ) from error
     return received[0] if isinstance(received, tuple) else received
 
 
-def gather_json(value: Any, name: str) -> list[Any]:
-    """Every rank's `value`, in rank order, on every rank. Collective over all workers, blocking.
+def gather_json(value: Any, name: str, process_set=None) -> list[Any]:
+    """Every rank's `value`, in rank order, on every rank. Collective over the process set (all workers), blocking.
 
     JSON, because what comes from another worker should be data and never code, and because an allgather of bytes does
     not care whether the ranks agree about the shape of what they send: a disagreement can be seen and named, where an
@@ -92,9 +109,16 @@ def gather_json(value: Any, name: str) -> list[Any]:
         name: what the collective is called on the wire.
     """
     text = json.dumps(value)
-    if hvd.size() == 1:
+    if rank_and_size(process_set)[1] == 1:
         return [json.loads(text)]
     # json.dumps never emits a newline by itself, so that a newline can end a rank's text.
     sent = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
-    received = hvd.allgather(sent, name=name)
+    received = wait(start_allgather(sent, name, process_set))
     return [json.loads(line) for line in received.numpy().tobytes().splitlines()]
+
+
+def register_state_handler(kind: type, handler: type[StateHandler]) -> None:
+    """Has `hvd.elastic.TorchState` keep objects of a kind by a handler, instead of pickling them."""
+    registry = get_handler_registry()
+    if (kind, handler) not in registry:
+        registry.append((kind, handler))

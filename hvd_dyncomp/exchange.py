@@ -31,6 +31,7 @@ class Exchange(ABC):
 
     Attributes:
         sent_bytes: what this rank sends for the exchange, headers and scales included.
+        nonfinite_blocks: blocks of the result that are not finite, because some rank's values were not.
     """
 
     def __init__(self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, process_set) -> None:
@@ -43,7 +44,7 @@ class Exchange(ABC):
         self._format = {"bits": bits, "block_size": bucket.block_size}
         self._started = self._delivered = False
         self._error: Exception | None = None
-        self.sent_bytes = 0
+        self.sent_bytes = self.nonfinite_blocks = 0
 
     def add(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Takes one parameter's gradient, of any strides and floating dtype; the last one starts the exchange."""

@@ -27,6 +27,7 @@ class Traffic:
         uncompressed_bytes: what travelled as it was: small tensors, released epochs, tickets.
         float32_bytes: what the same values would have cost as float32.
         compressed_values: gradient values that travelled compressed.
+        nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
         steps: exchanges.
         seconds: time spent inside `compress` and `decompress`, waiting included.
     """
@@ -35,6 +36,7 @@ class Traffic:
     uncompressed_bytes: float = 0.0
     float32_bytes: float = 0.0
     compressed_values: int = 0
+    nonfinite_blocks: int = 0
     steps: int = 0
     seconds: float = 0.0
 

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp import residuals
+from hvd_dyncomp import comm, introduction, residuals
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
 from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
 from hvd_dyncomp.checks import whole
+from hvd_dyncomp.codec import WIRE_VERSION
 from hvd_dyncomp.comm import Compressor, rank_and_size
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -69,8 +70,9 @@ class DynamicQuantizer(Compressor):
     Raises:
         ValueError: an argument is out of range; at the first gradient: the optimizer's op is not Average or Sum, or a
             second optimizer uses the same quantizer.
-        LockstepError: from the optimizer's step, on every rank: the ranks disagree about level, step or parameters.
-            (Where a rank at 32 bits meets one that compresses, Horovod's own error may come first.)
+        LockstepError: at the first gradient, on every rank: the ranks have other parameters or settings; later, from
+            the optimizer's step: they disagree about level or step. (Where a rank at 32 bits meets one that compresses,
+            Horovod's own error may come first.)
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class DynamicQuantizer(Compressor):
         self._slots: dict[str, Slot] = {}
         self._step: Step | None = None
         self._loaded: Mapping[str, Any] | None = None
+        self._unsettled = False  # the ranks may have come apart: compare before the next step
         self._callers: set[CodeType] = set()
         self._warned = False
 
@@ -131,8 +134,11 @@ class DynamicQuantizer(Compressor):
         if name is None or self._binding is None:
             self._note_uncompressed(tensor)
             return tensor, _Context(tensor)
-        # A gradient that comes a second time belongs to a new step: the old one was given up after an error.
+        # A gradient that comes a second time belongs to a new step: the old one was given up after an error, for
+        # instance because a worker died; who is there now has to introduce itself.
         if self._step is None or name in self._step.submitted:
+            if self._step is not None or self._unsettled or self._binding.outdated:
+                self._binding = self._bind_again(self._binding.optimizer)
             self._step = self._begin_step(self._binding)
         step, slot = self._step, self._slots.get(name)
         step.submitted.add(name)
@@ -169,11 +175,12 @@ class DynamicQuantizer(Compressor):
         """
         if self._loaded is not None:
             return dict(self._loaded)
-        rank, world_size = (self._binding.rank, self._binding.world_size) if self._binding else (0, 1)
+        binding = self._binding
         return {
             "steps": self._steps,
-            "rank": rank,
-            "world_size": world_size,
+            "rank": binding.rank if binding else 0,
+            "world_size": binding.world_size if binding else 1,
+            "factor": binding.factor if binding else 1.0,
             "meter": self.meter.state_dict(),
             "auto_level": self._auto and self._auto.state_dict(),
             **residuals.export(self._buckets),
@@ -187,18 +194,30 @@ class DynamicQuantizer(Compressor):
         Raises:
             ValueError: the state is not a quantizer's, or is another rank's, or of other parameters.
         """
-        missing = sorted({"steps", "rank", "world_size", "meter", *residuals.KEYS} - set(state))
+        missing = sorted({"steps", "rank", "world_size", "factor", "meter", *residuals.KEYS} - set(state))
         if missing:
             raise ValueError(f"state must come from DynamicQuantizer.state_dict(); it lacks {missing}")
         if self._binding is not None:
-            residuals.restore(self._buckets, state, self._binding.rank, self._binding.world_size)
-        else:
-            self._loaded = state
+            residuals.check(self._buckets, state, self._binding.rank, self._binding.world_size)
+        self._loaded, self._unsettled = state, True
         self._step = None
         self._steps = int(state["steps"])
         self.meter.load_state_dict(state["meter"])
         if self._auto is not None and state.get("auto_level"):
             self._auto.load_state_dict(state["auto_level"])
+
+    def sync(self) -> None:
+        """Takes over what rank 0 knows: for workers that join a run (`hvd_dyncomp.elastic`). Collective.
+
+        Residuals are each rank's own: a worker that joins owes nothing.
+        """
+        mine = {"steps": self._steps, "auto_level": self._auto and self._auto.state_dict()}
+        first = comm.gather_json(mine, "hvd_dyncomp.quantizer.sync")[0]
+        self._steps, self._unsettled, self._step = first["steps"], True, None
+        if self._loaded is not None:
+            self._loaded = {**self._loaded, "steps": self._steps, "rank": None}
+        if self._auto is not None and first["auto_level"]:
+            self._auto.load_state_dict(first["auto_level"])
 
     def _name_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the parameter whose gradient this is. Binds to the calling optimizer when it is first needed."""
@@ -225,19 +244,25 @@ class DynamicQuantizer(Compressor):
         return name if name is not None or parameter is None else binding.name_of(parameter)
 
     def _bind(self, optimizer: torch.optim.Optimizer) -> Binding:
-        binding = Binding(optimizer, self._names)
-        buckets, self._slots = make_buckets(
-            binding.named,
-            min_numel=self._min_numel,
-            bucket_bytes=self._bucket_bytes,
-            block_size=self._block_size,
-            rank=binding.rank,
-            world_size=binding.world_size,
-            error_feedback=self._error_feedback,
-        )
-        if self._loaded is not None:
-            residuals.restore(buckets, self._loaded, binding.rank, binding.world_size)
-            self._loaded = None
+        try:
+            binding, buckets, self._slots = self._prepare(optimizer)
+        except ValueError as error:
+            introduction.give_up(error, getattr(optimizer, "process_set", None))
+            raise
+        settings = {
+            "wire version": WIRE_VERSION,
+            "world size": binding.world_size,
+            "bits": self.controller.bits,
+            "steps so far": self._steps,
+            "auto_level": self._auto is not None,
+            "error_feedback": self._error_feedback,
+            "block_size": self._block_size,
+            "min_numel": self._min_numel,
+            "bucket_bytes": self._bucket_bytes,
+        }
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in binding.named]
+        introduction.introduce(settings, shapes, binding.process_set)
+        self._loaded, self._unsettled = None, False
         self._buckets, self._binding = buckets, binding
         logger.info(
             "bound to %s: %d of %d parameters compressed, in %d buckets",
@@ -247,6 +272,28 @@ class DynamicQuantizer(Compressor):
             len(buckets),
         )
         return binding
+
+    def _bind_again(self, optimizer: torch.optim.Optimizer) -> Binding:
+        """Other workers may be there, or another state has been loaded; residuals are carried over."""
+        if self._loaded is None:
+            # A rank may have got another number; what it owes is still its own.
+            self._loaded = {**self.state_dict(), "rank": None}
+        return self._bind(optimizer)
+
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> tuple[Binding, list[Bucket], dict[str, Slot]]:
+        binding = Binding(optimizer, self._names)
+        buckets, slots = make_buckets(
+            binding.named,
+            min_numel=self._min_numel,
+            bucket_bytes=self._bucket_bytes,
+            block_size=self._block_size,
+            rank=binding.rank,
+            world_size=binding.world_size,
+            error_feedback=self._error_feedback,
+        )
+        if self._loaded is not None:
+            residuals.restore(buckets, self._loaded, binding.rank, binding.world_size, binding.factor)
+        return binding, buckets, slots
 
     def _begin_step(self, binding: Binding) -> Step:
         """Fixes the level for all gradients until they have been collected."""

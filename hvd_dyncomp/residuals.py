@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.buckets import Bucket
+from hvd_dyncomp.buckets import Bucket, Residuals
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,8 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
 
     Returns:
         "residuals": {parameter name: float32 tensor of its shape};
-        "shard_residuals": {bucket name: {"plan": checksum, "carries": bool, "values": (own shard,) float32}}.
+        "shard_residuals": {bucket name: {"layout": checksum, "first": where in the bucket the shard begins,
+        "carries": bool, "values": (own shard,) float32}}.
     """
     own, shards = {}, {}
     for bucket in buckets:
@@ -28,36 +29,31 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
             continue
         for slot in bucket.slots:
             own[slot.name] = bucket.residuals.own[slot.range].view(slot.shape).to("cpu", copy=True)
-        values = bucket.residuals.shard.to("cpu", copy=True)
-        shards[bucket.name] = {"plan": bucket.plan, "carries": bucket.carries, "values": values}
+        shards[bucket.name] = {
+            "layout": bucket.layout,
+            "first": bucket.own_range.start,
+            "carries": bucket.carries,
+            "values": bucket.residuals.shard.to("cpu", copy=True),
+        }
     return {"residuals": own, "shard_residuals": shards}
 
 
-def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:
-    """Puts back what `export` saved. Checks everything before it changes anything.
-
-    Where buckets or the number of workers have changed, a shard's residual has no place any more: it is left out, with
-    a warning. It is the smaller part, at most half a quantization step of one exchange.
+def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:
+    """Whether `restore` can put back this state.
 
     Raises:
-        ValueError: the state is another rank's, or of other parameters.
+        ValueError: it is another rank's, or of other parameters.
     """
-    if state["world_size"] == world_size and state["rank"] != rank:
+    if state["world_size"] == world_size and state["rank"] not in (rank, None):
         raise ValueError(
             f"state is that of rank {state['rank']}, loaded on rank {rank}: residuals are each rank's own, "
             "so save and load one state_dict per rank"
         )
-    carrying = [(bucket, bucket.residuals) for bucket in buckets if bucket.residuals is not None]
-    if not carrying:
-        return
     saved: Mapping[str, torch.Tensor] = state["residuals"]
-    if not saved:  # saved before the first step, or without error feedback
-        for bucket, (own, own_shard) in carrying:
-            own.zero_()
-            own_shard.zero_()
-            bucket.carries = False
+    carrying = [bucket for bucket in buckets if bucket.residuals is not None]
+    if not saved or not carrying:
         return
-    shapes = {slot.name: slot.shape for bucket, _ in carrying for slot in bucket.slots}
+    shapes = {slot.name: slot.shape for bucket in carrying for slot in bucket.slots}
     theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
     for name in sorted({*shapes, *theirs}):
         if shapes.get(name) != theirs.get(name):
@@ -65,17 +61,50 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
                 f"state has residuals of other parameters: {name} has shape {theirs.get(name)} there and "
                 f"{shapes.get(name)} in this optimizer"
             )
-    for bucket, (own, own_shard) in carrying:
+
+
+def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int, factor: float) -> None:
+    """Puts back what `export` saved. Checks everything before it changes anything.
+
+    A residual r is owed to the result as factor * r. Where the number of workers has changed, and with it the factor,
+    r is scaled so that what is owed stays what it was; a shard's residual, whose shard is no more, joins the residuals
+    of its own rank, from where it arrives once as well. (docs/design.md has the experiment.)
+
+    Args:
+        factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
+
+    Raises:
+        ValueError: as `check` does.
+    """
+    check(buckets, state, rank, world_size)
+    scale = state["factor"] / factor
+    for bucket in buckets:
+        if bucket.residuals is None:
+            continue
+        own, own_shard = bucket.residuals
+        own.zero_()
+        own_shard.zero_()
+        bucket.carries = False
+        if not state["residuals"]:  # saved before the first step, or without error feedback
+            continue
         for slot in bucket.slots:
-            own[slot.range].view(slot.shape).copy_(saved[slot.name])
-        shard = state["shard_residuals"].get(bucket.name)
-        if shard is not None and shard["plan"] == bucket.plan:
-            own_shard.copy_(shard["values"])
-            # Not "is anything non-zero": whether a step adds residuals must be the same on all ranks.
-            bucket.carries = shard["carries"]
-        else:
-            own_shard.zero_()
-            bucket.carries = True
-            logger.warning(
-                "bucket %s: buckets or number of workers changed; its shard residual is dropped", bucket.name
-            )
+            own[slot.range].view(slot.shape).copy_(state["residuals"][slot.name])
+        _restore_shard(bucket, bucket.residuals, state["shard_residuals"].get(bucket.name))
+        if scale != 1:
+            own *= scale
+
+
+def _restore_shard(bucket: Bucket, into: Residuals, saved: Mapping[str, Any] | None) -> None:
+    own, own_shard = into
+    if saved is None or saved["layout"] != bucket.layout:
+        bucket.carries = True
+        logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
+        return
+    # Not "is anything non-zero": whether a step adds residuals must be the same on all ranks.
+    bucket.carries = saved["carries"]
+    first, values = saved["first"], saved["values"]
+    if first == bucket.own_range.start and values.shape == own_shard.shape:
+        own_shard.copy_(values)
+    else:
+        own[first : first + values.numel()] += values.to(own.device)
+        own[bucket.values :] = 0  # padding owes nothing

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from hvd_dyncomp import comm, kernels
-from hvd_dyncomp.codec import Phase, header_tensor, split_messages
+from hvd_dyncomp.codec import Phase, count_nonfinite, header_tensor, split_messages
 from hvd_dyncomp.exchange import Exchange
 
 
@@ -84,5 +84,6 @@ class ShardedExchange(Exchange):
         shards = split_messages(comm.wait(self._gather), expected, bucket.block_size, self._where)  # type: ignore[arg-type]
         for shard, block in zip(shards, bucket.bounds, strict=False):
             first = block * bucket.block_size
+            self.nonfinite_blocks += count_nonfinite([shard], self._bits, bucket.block_size)
             kernels.decode_into(self._values, [shard], first=first, factor=self._factor, **self._format)
         self._write_back()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from hvd_dyncomp.binding import Binding
@@ -12,6 +14,8 @@ from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
 from hvd_dyncomp.sharded import ShardedExchange
 from hvd_dyncomp.whole import WholeExchange
+
+logger = logging.getLogger(__name__)
 
 # What Horovod's allreduce takes on CPUs.
 _HOROVOD_FLOATS = (torch.float16, torch.float32, torch.float64)
@@ -46,7 +50,7 @@ class Step:
         traffic: Traffic,
     ) -> None:
         self._world_size, self._buckets = binding.world_size, buckets
-        self.bits, self.traffic = bits, traffic
+        self.bits, self.traffic, self._number = bits, traffic, number
         self.submitted: set[str] = set()
         self.choice = 0
         self._collected = False
@@ -111,3 +115,15 @@ class Step:
         else:
             self.traffic.compressed_bytes += self._handshake.sent_bytes
             self.traffic.compressed_bytes += sum(exchange.sent_bytes for exchange in self._exchanges)
+            self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
+
+    def _note_nonfinite(self, blocks: int) -> None:
+        """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""
+        if blocks and not self.traffic.nonfinite_blocks:
+            logger.warning(
+                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN and leave residuals "
+                "as they were; more of them in this epoch are counted in the meter only (nonfinite_blocks)",
+                self._number,
+                blocks,
+            )
+        self.traffic.nonfinite_blocks += blocks

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hvd_dyncomp import comm, kernels
-from hvd_dyncomp.codec import Phase, split_messages
+from hvd_dyncomp.codec import Phase, count_nonfinite, split_messages
 from hvd_dyncomp.exchange import Exchange
 
 
@@ -32,6 +32,7 @@ class WholeExchange(Exchange):
         bucket = self._bucket
         expected = [self._header(Phase.WHOLE, bucket.blocks)] * bucket.world_size
         versions = split_messages(comm.wait(self._handle), expected, bucket.block_size, self._where)  # type: ignore[arg-type]
+        self.nonfinite_blocks = count_nonfinite(versions, self._bits, bucket.block_size)
         # In the order of the ranks, so that all replicas hold the same bits.
         kernels.decode_into(self._values, versions, factor=self._factor, **self._format)
         self._write_back()

@@ -2,7 +2,8 @@
 
 ``OUTPUT_DIR/checkpoints/epoch-0007.pt`` is what all ranks share after seven epochs: weights, optimizer, controller.
 ``epoch-0007.rank1.pt`` is rank 1's own: its residuals and random state. The shared file is written last, once every
-rank has written its own, so where it is there the checkpoint is complete. All ranks must see the folder.
+rank has written its own, so where it is there the checkpoint is complete. All ranks must see the folder. The one before
+the newest is kept: should a disk have damaged the newest, the run goes on from there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,10 @@ FORMAT = 1
 _SHARED = re.compile(r"epoch-(\d+)\.pt")
 
 
-def newest(folder: Path) -> int | None:
-    """Number of finished epochs in the newest complete checkpoint in ``folder``; None where there is none."""
+def present(folder: Path) -> list[int]:
+    """Numbers of finished epochs in the complete checkpoints in ``folder``, newest first."""
     found = [_SHARED.fullmatch(path.name) for path in folder.glob("epoch-*.pt")]
-    return max((int(match[1]) for match in found if match), default=None)
+    return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def save(
@@ -37,7 +40,7 @@ def save(
     compression: Baseline | Quantized,
     config: dict[str, Any],
 ) -> None:
-    """Write the checkpoint of ``finished`` epochs and remove older ones. Collective.
+    """Write the checkpoint of ``finished`` epochs and remove those older than the one before it. Collective.
 
     Raises:
         SystemExit: with status 2 on every rank when a rank cannot write its file.
@@ -55,34 +58,60 @@ def save(
     first = hvd.rank() == 0
     alone("checkpoint.shared", lambda: _write(shared, _shared_file(folder, finished)), here=first)
     if first:
-        _remove_older(folder, finished)
+        _remove_old(folder)
 
 
 def load(
     folder: Path,
-    finished: int,
+    candidates: list[int],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     compression: Baseline | Quantized,
     config: dict[str, Any],
-) -> None:
-    """Bring model, optimizer, controller and residuals back to where they were after ``finished`` epochs. Collective.
+    say: Callable[[str], None],
+) -> int:
+    """Bring model, optimizer, controller and residuals back to where they were. Collective.
+
+    Args:
+        candidates: numbers of finished epochs to try, in this order, the same on all ranks. Where a rank finds a file
+            damaged or missing, all ranks go to the next.
+        say: told about every candidate that was passed over.
+
+    Returns:
+        The number of finished epochs.
 
     Raises:
-        SystemExit: with status 2 on every rank when a file is damaged or belongs to another model, world size or
-            configuration; nothing has been loaded then.
+        SystemExit: with status 2 on every rank when no checkpoint can be read, or one belongs to another model, world
+            size or configuration; nothing has been loaded then.
     """
+    damage = ""
+    for finished in candidates:
+        shared, own, damage = together("checkpoint.read", partial(_read_both, folder, finished, config))
+        damages = hvd.allgather_object(damage, name="checkpoint.damage")
+        damage = next(filter(None, damages), "")
+        if not damage:
+            model.load_state_dict(shared["model"])
+            optimizer.load_state_dict(shared["optimizer"])
+            compression.load(shared["controller"], own["quantizer"])
+            torch.set_rng_state(own["random"])
+            return finished
+        say(damage)
 
-    def read_both() -> tuple[dict, dict]:
-        shared = read(_shared_file(folder, finished))
-        compare(shared["config"], config, _shared_file(folder, finished))
-        return shared, read(_rank_file(folder, finished, hvd.rank()))
+    def give_up() -> int:
+        raise RunError(f"--resume: no checkpoint can be read; the last tried: {damage}")
 
-    shared, own = together("checkpoint.read", read_both)
-    model.load_state_dict(shared["model"])
-    optimizer.load_state_dict(shared["optimizer"])
-    compression.load(shared["controller"], own["quantizer"])
-    torch.set_rng_state(own["random"])
+    return together("checkpoint.none", give_up)
+
+
+def _read_both(folder: Path, finished: int, config: dict[str, Any]) -> tuple[dict, dict, str]:
+    """The shared state, this rank's own, and what is wrong with one of them."""
+    path = _shared_file(folder, finished)
+    try:
+        shared, own = read(path), read(_rank_file(folder, finished, hvd.rank()))
+    except RunError as error:
+        return {}, {}, str(error)
+    compare(shared["config"], config, path)
+    return shared, own, ""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -132,8 +161,9 @@ def _write(state: dict[str, Any], path: Path) -> None:
     os.replace(temporary, path)
 
 
-def _remove_older(folder: Path, finished: int) -> None:
-    """Remove the checkpoints before ``finished``, shared files first, so that what is left is never half of one."""
-    old = [path for path in folder.glob("epoch-*.pt") if int(path.name[6:].split(".")[0]) < finished]
+def _remove_old(folder: Path) -> None:
+    """Remove all checkpoints but the newest two, shared files first, so that what is left is never half of one."""
+    oldest = min(present(folder)[:2])
+    old = [path for path in folder.glob("epoch-*.pt") if int(path.name[6:].split(".")[0]) < oldest]
     for path in sorted(old, key=lambda path: not _SHARED.fullmatch(path.name)):
         path.unlink(missing_ok=True)

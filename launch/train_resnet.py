@@ -161,17 +161,19 @@ def prepare_output(args: argparse.Namespace) -> Path:
 
 
 def resume(run: Run) -> int:
-    """Load the newest checkpoint of the output folder; returns the number of finished epochs. Collective."""
+    """Load the newest checkpoint that is whole; returns the number of finished epochs. Collective."""
 
-    def find() -> int:
-        finished = checkpoint.newest(run.checkpoints)
-        if finished is None:
+    def find() -> list[int]:
+        candidates = checkpoint.present(run.checkpoints)
+        if not candidates:
             raise RunError(f"--resume: no checkpoint in {run.checkpoints}")
-        return finished
+        return candidates
 
     found = alone("resume.find", find, here=hvd.rank() == 0)
-    finished = hvd.broadcast_object(found, root_rank=0, name="resume.finished")
-    checkpoint.load(run.checkpoints, finished, run.model, run.optimizer, run.compression, run.config)
+    candidates = hvd.broadcast_object(found, root_rank=0, name="resume.candidates")
+    finished = checkpoint.load(
+        run.checkpoints, candidates, run.model, run.optimizer, run.compression, run.config, run.progress.say
+    )
     alone("resume.metrics", lambda: run.metrics.keep(finished), here=hvd.rank() == 0)
     run.progress.say(f"resumed after {finished} of {run.args.epochs} epochs, at {run.compression.bits} bits")
     return finished

@@ -59,19 +59,22 @@ def test_another_run_is_named_in_full(tmp_path: Path) -> None:
         checkpoint.compare({"model": "resnet8", "world_size": 2}, {"model": "resnet20", "world_size": 4}, tmp_path)
 
 
-def test_newest_counts_complete_checkpoints_only(tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path) is None
+def test_complete_checkpoints_only_are_present(tmp_path: Path) -> None:
+    assert checkpoint.present(tmp_path) == []
     for name in ("epoch-0002.pt", "epoch-0010.pt", "epoch-0011.rank0.pt", "epoch-0012.tmp"):
         (tmp_path / name).touch()
-    assert checkpoint.newest(tmp_path) == 10
+    assert checkpoint.present(tmp_path) == [10, 2]
 
 
-def test_older_files_go_away(tmp_path: Path) -> None:
+def test_all_but_the_newest_two_go_away(tmp_path: Path) -> None:
     for finished in (1, 2, 3):
         for name in (f"epoch-{finished:04d}.pt", f"epoch-{finished:04d}.rank0.pt", f"epoch-{finished:04d}.rank1.pt"):
             (tmp_path / name).touch()
-    checkpoint._remove_older(tmp_path, 3)
+    checkpoint._remove_old(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "epoch-0002.pt",
+        "epoch-0002.rank0.pt",
+        "epoch-0002.rank1.pt",
         "epoch-0003.pt",
         "epoch-0003.rank0.pt",
         "epoch-0003.rank1.pt",

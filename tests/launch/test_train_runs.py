@@ -8,55 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import horovodrun, run
-from scenarios import TRAINER
-
-PROGRAM = str(TRAINER)
-DIGITS = ("--dataset", "digits", "--model", "resnet8", "--limit-train", "512")
-TIMEOUT = 240.0  # seconds; on an idle machine a run takes less than 10
-
-# Nothing but stagnation moves the level: three epochs at 4 bits, two released, three at 4 bits again.
-RELEASE = (
-    *(*DIGITS, "--epochs", "8", "--levels", "4,8", "--thresholds", "0.999", "--loss-patience", "20"),
-    *("--stagnation-patience", "2", "--release-epochs", "2", "--cooldown", "1", "--rounding", "stochastic"),
-)
-RELEASE_LEVELS = [4, 4, 4, 32, 32, 4, 4, 4]
-
-
-def train(*flags: str, options: tuple[str, ...] = ()) -> str:
-    ended = run(horovodrun(2, [PROGRAM, *flags], *options), timeout=TIMEOUT)
-    assert ended.returncode == 0, ended.stdout
-    return ended.stdout
+from launcher import run
+from runs import DIGITS, PROGRAM, RELEASE, RELEASE_LEVELS, TIMEOUT, assert_same_checkpoints, metrics, same, train
 
 
 def mpirun(*flags: str) -> subprocess.CompletedProcess[str]:
     # Workers on one machine need shared memory only; binding would put both on one core of a small machine.
     command = ["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     return run([*command, sys.executable, PROGRAM, *flags], timeout=TIMEOUT)
-
-
-def metrics(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in lines]
-
-
-def same(a: object, b: object) -> bool:
-    """Equality of nested plain data with tensors in it, bit for bit; meters' seconds are left out."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(key == "seconds" or same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run through a release that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    train(*RELEASE, "--output-dir", str(folder))
-    return folder
 
 
 def test_a_run_leaves_metrics_and_a_summary(whole: Path) -> None:
@@ -85,9 +44,7 @@ def test_resume_equals_no_interruption(whole: Path, tmp_path: Path) -> None:
     said = train(*RELEASE, "--output-dir", str(broken), "--resume")
     assert "resumed after 4 of 8 epochs, at 32 bits" in said
     assert metrics(broken) == metrics(whole)
-    for name in ("epoch-0008.pt", "epoch-0008.rank0.pt", "epoch-0008.rank1.pt"):
-        ours, theirs = (torch.load(folder / "checkpoints" / name, weights_only=True) for folder in (broken, whole))
-        assert same(ours, theirs), name
+    assert_same_checkpoints(broken, whole)
 
 
 def test_residuals_are_each_ranks_own(whole: Path) -> None:
@@ -105,16 +62,32 @@ def test_horovods_own_compressions(compression: str, tmp_path: Path) -> None:
     assert [line["saved_fraction"] for line in lines] == [{"none": 0.0, "fp16": 0.5}[compression]] * 2
 
 
-def test_a_damaged_file_of_one_rank_ends_all(whole: Path, tmp_path: Path) -> None:
+def cut(copy: Path, *names: str) -> None:
+    for name in names:
+        file = copy / "checkpoints" / name
+        file.write_bytes(file.read_bytes()[:1000])
+
+
+def test_a_damaged_file_of_one_rank_takes_all_to_the_checkpoint_before(whole: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(whole, copy)
-    file = copy / "checkpoints" / "epoch-0008.rank1.pt"
-    file.write_bytes(file.read_bytes()[:1000])
+    cut(copy, "epoch-0008.rank1.pt")
+    said = train(*RELEASE, "--output-dir", str(copy), "--resume")
+    assert "epoch-0008.rank1.pt is damaged" in said
+    assert "resumed after 7 of 8 epochs" in said
+    assert metrics(copy) == metrics(whole)
+    assert_same_checkpoints(copy, whole)
+
+
+def test_no_checkpoint_that_can_be_read_is_one_line(whole: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(whole, copy)
+    cut(copy, "epoch-0007.pt", "epoch-0008.rank1.pt")
     ended = mpirun(*RELEASE, "--output-dir", str(copy), "--resume")
     assert ended.returncode == 2
     said = [line for line in ended.stdout.splitlines() if "train_resnet.py: error:" in line]
     assert len(said) == 1
-    assert str(file) in said[0] and "(rank 1)" in said[0]
+    assert "no checkpoint can be read" in said[0] and "epoch-0007.pt is damaged" in said[0]
 
 
 def test_a_checkpoint_of_another_run_is_refused(whole: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from launchers import run_body
 
-BODIES = ["arithmetic", "auto_level", "gradients", "replicas", "lockstep", "resume", "refusals", "memory"]
+BODIES = ["arithmetic", "auto_level", "gradients", "features", "replicas", "lockstep", "resume", "refusals", "memory"]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -14,4 +14,5 @@ def test_checks_hold_on_every_rank(body, launcher, ranks):
     # From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are
     # comparable bit by bit only without fusion.
     environment = {"HOROVOD_FUSION_THRESHOLD": "0"} if body in ("resume", "replicas") else {}
+    environment["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"  # so that a check may make process sets
     run_body(body, launcher, ranks, **environment)

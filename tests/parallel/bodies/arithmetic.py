@@ -149,6 +149,7 @@ def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
     bad = torch.zeros(5000, dtype=torch.bool)
     bad[512:1024] = bad[2560:3072] = True
     assert torch.equal(reduced.isnan(), bad)
+    assert q.meter.total().nonfinite_blocks == 2
     after = q.state_dict()["residuals"]["long"]
     assert after.isfinite().all()
     if rank == size - 1:

@@ -15,9 +15,11 @@ from hvd_dyncomp import (
     DynamicQuantizer,
     LockstepError,
     Policy,
+    Schedule,
     Static,
     StepFunction,
     kernels,
+    quantizer,
 )
 
 
@@ -108,20 +110,70 @@ def disagreeing(request, **arguments):
 
 def test_another_level_on_one_rank(rank, request):
     text = disagreeing(request, compression=DynamicQuantizer(Controller(Static(8 if rank == 1 else 4))))
-    assert "has bits" in text
+    assert "rank 0 has bits 4, rank 1 has 8" in text
 
 
 def test_another_block_size_on_one_rank(rank, request):
     text = disagreeing(
         request, compression=DynamicQuantizer(Controller(Static(4)), block_size=256 if rank == 1 else 512)
     )
-    assert "has plan" in text
+    assert "rank 0 has block_size 512, rank 1 has 256" in text
 
 
-def test_another_step_on_one_rank(rank, request):
+def test_another_model_on_one_rank(rank):
+    problem = Problem(
+        names=["bias", "long", "odd"] if rank != 1 else ["bias", "matrix"],
+        compression=DynamicQuantizer(Controller(Static(4))),
+    )
+    with pytest.raises(LockstepError, match=r"parameter long has shape \(5000,\) on rank 0, none .* on rank 1"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_another_order_of_parameters_on_one_rank(rank):
+    names = ["bias", "long", "odd"]
+    problem = Problem(names=names[::-1] if rank == 1 else names, compression=DynamicQuantizer(Controller(Static(4))))
+    with pytest.raises(LockstepError, match="same parameters in another order"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_another_wire_format_on_one_rank(rank, monkeypatch):
+    if rank == 1:
+        monkeypatch.setattr(quantizer, "WIRE_VERSION", 99)
+    problem = Problem(names=["long"], compression=DynamicQuantizer(Controller(Static(4))))
+    with pytest.raises(LockstepError, match="wire version 2, rank 1 has 99"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_one_rank_cannot_begin(rank):
+    named = [("other", torch.nn.Parameter(torch.zeros(5)))] if rank == 1 else None
+    problem = Problem(names=["long"], compression=DynamicQuantizer(Controller(Static(4)), named_parameters=named))
+    expected = (ValueError, "must name every") if rank == 1 else (LockstepError, "rank 1 cannot .* must name every")
+    with pytest.raises(expected[0], match=expected[1]):
+        problem.reduce(problem.draw(seed=1))
+
+
+def after_a_step(request, **arguments):
+    """A problem whose ranks were in agreement for a step, and what goes wrong later, with names of its own."""
+    problem = Problem(names=["bias", "long", "odd"], prefix=request.node.name, **arguments)
+    problem.reduce(problem.draw(seed=1))
+    return problem
+
+
+def test_another_level_later(rank, request):
+    q = DynamicQuantizer(Controller(Schedule({0: 4, 1: 8})))
+    problem = after_a_step(request, compression=q)
+    if rank == 1:
+        q.controller._bits = 8
+    with pytest.raises(LockstepError, match="has bits"):
+        problem.reduce(problem.draw(seed=2))
+
+
+def test_another_step_later(rank, request):
     q = DynamicQuantizer(Controller(Static(4)))
-    q._steps = 5 if rank == 1 else 0
-    assert "has step" in disagreeing(request, compression=q)
+    problem = after_a_step(request, compression=q)
+    q._steps += rank == 1
+    with pytest.raises(LockstepError, match="has step"):
+        problem.reduce(problem.draw(seed=2))
 
 
 def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(rank, size, request, monkeypatch):
@@ -154,9 +206,12 @@ def test_a_slow_rank_does_not_block_the_backward_pass_of_the_others(rank):
 
 def test_one_rank_is_uncompressed(rank):
     """Without the handshake, the rank at 4 bits would wait for ever for a scatter of the other."""
-    q = DynamicQuantizer(Controller(Static(32 if rank == 1 else 4)))
+    q = DynamicQuantizer(Controller(Static(4)))
     # Small tensors at both ends: they agree in Horovod's eyes, and are the first to be handed back.
     problem = Problem(names=["bias", "long", "scalar"], prefix="mixture.", compression=q)
+    problem.reduce(problem.draw(seed=1))
+    if rank == 1:
+        q.controller._bits = 32
     with pytest.raises((LockstepError, hvd.mpi_ops.HorovodInternalError)):
-        problem.reduce(problem.draw(seed=1))
+        problem.reduce(problem.draw(seed=2))
     assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))

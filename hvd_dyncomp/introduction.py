@@ -1,0 +1,62 @@
+"""Makes sure, before the first gradient travels, that the ranks' optimizers can work together at all.
+
+Collectives of Horovod meet by name. Ranks with different parameters, or with buckets of another size, would wait for
+each other without end, or decode what another rank never meant; here they tell each other first, in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hvd_dyncomp import comm
+from hvd_dyncomp.errors import LockstepError
+
+# One name for all optimizers: ranks that have different ones must meet, too. It is free again when `introduce` returns.
+_NAME = "hvd_dyncomp.introduction"
+
+
+def introduce(settings: dict[str, Any], parameters: Iterable[tuple[str, tuple[int, ...]]], process_set) -> None:
+    """Compares what the ranks of a process set are about to do. Collective, blocking; once per optimizer.
+
+    Args:
+        settings: plain data, by the names that error messages use.
+        parameters: name and shape of everything that is reduced, in order.
+
+    Raises:
+        LockstepError: a rank differs from rank 0, or could not get this far; the text says in what.
+    """
+    # Lists, as JSON returns them.
+    mine = {"settings": settings, "parameters": [[name, list(shape)] for name, shape in parameters]}
+    everyone = comm.gather_json(mine, _NAME, process_set)
+    for rank, theirs in enumerate(everyone):
+        if "error" in theirs:
+            raise LockstepError(f"rank {rank} cannot use its DynamicQuantizer: {theirs['error']}")
+    for rank, theirs in enumerate(everyone):
+        difference = _difference(everyone[0], theirs, rank)
+        if difference:
+            raise LockstepError(f"the ranks' DynamicQuantizers do not fit together: {difference}")
+
+
+def give_up(error: Exception, process_set) -> None:
+    """Tells the other ranks, which are in `introduce` or will be, that this one fails. Collective."""
+    comm.gather_json({"error": str(error)}, _NAME, process_set)
+
+
+def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:
+    """The first thing in which a rank differs from rank 0, in words; "" if there is none."""
+    for key in sorted({*first["settings"], *other["settings"]}):
+        values = first["settings"].get(key), other["settings"].get(key)
+        if values[0] != values[1]:
+            return f"rank 0 has {key} {values[0]}, rank {rank} has {values[1]}"
+    if first["parameters"] == other["parameters"]:
+        return ""
+    shapes, others = dict(first["parameters"]), dict(other["parameters"])
+    for name in sorted({*shapes, *others}):
+        if shapes.get(name) != others.get(name):
+            return f"parameter {name} has shape {_shape(shapes, name)} on rank 0, {_shape(others, name)} on rank {rank}"
+    return f"rank 0 and rank {rank} have the same parameters in another order"
+
+
+def _shape(shapes: dict[str, list[int]], name: str) -> str:
+    return str(tuple(shapes[name])) if name in shapes else "none (there is no such parameter)"

@@ -1,0 +1,96 @@
+"""train_resnet.py with a rank that is killed, as the kernel kills when memory is short: no handler, no goodbye.
+
+    horovodrun -np 2 python tests/launch/killed.py RANK POINT CALL -- FLAGS...
+
+The process of rank RANK kills itself at the CALL-th time that it comes to POINT, one of `POINTS`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
+
+import checkpoint
+import horovod.torch as hvd
+import torch
+import train_resnet
+
+from hvd_dyncomp import Controller, DynamicQuantizer, comm
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killer:
+    """Makes functions deadly."""
+
+    def __init__(self, rank: int, call: int) -> None:
+        self._rank, self._left = rank, call
+
+    def due(self) -> bool:
+        if hvd.rank() != self._rank:
+            return False
+        self._left -= 1
+        return self._left == 0
+
+    def before(self, owner: Any, name: str) -> None:
+        self._replace(owner, name, lambda function, arguments: die())
+
+    def after(self, owner: Any, name: str) -> None:
+        def run_and_die(function: Callable, arguments: tuple) -> None:
+            function(*arguments[0], **arguments[1])
+            die()
+
+        self._replace(owner, name, run_and_die)
+
+    def half_written(self) -> None:
+        def write_half(function: Callable, arguments: tuple) -> None:
+            (state, file), whole = arguments[0], io.BytesIO()
+            function(state, whole)
+            file.write(whole.getvalue()[: whole.tell() // 2])
+            file.flush()
+            die()
+
+        self._replace(torch, "save", write_half)
+
+    def _replace(self, owner: Any, name: str, deadly: Callable) -> None:
+        function = getattr(owner, name)
+
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if self.due():
+                deadly(function, (args, kwargs))
+            return function(*args, **kwargs)
+
+        setattr(owner, name, replacement)
+
+
+# Steps of an epoch of the tests: 512 images, two workers, 64 images each.
+POINTS: dict[str, Callable[[Killer], None]] = {
+    "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
+    "with its message on the way": lambda killer: killer.after(comm, "start_allgather"),
+    "before it has received": lambda killer: killer.before(comm, "wait"),
+    "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
+    "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
+    "while it writes a checkpoint": lambda killer: killer.half_written(),
+    "between the files of a checkpoint": lambda killer: killer.before(checkpoint, "alone"),
+}
+
+
+def main() -> None:
+    separator = sys.argv.index("--")
+    rank, point, call = sys.argv[1:separator]
+    POINTS[point](Killer(int(rank), int(call)))
+    sys.argv[1:] = sys.argv[separator + 1 :]
+    train_resnet.main()
+
+
+if __name__ == "__main__":
+    main()

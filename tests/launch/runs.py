@@ -1,0 +1,47 @@
+"""Runs of train_resnet.py on scikit-learn's digits, and what they leave: for the tests of this folder."""
+
+import json
+from pathlib import Path
+
+import torch
+from launcher import horovodrun, run
+from scenarios import TRAINER
+
+PROGRAM = str(TRAINER)
+DIGITS = ("--dataset", "digits", "--model", "resnet8", "--limit-train", "512")
+TIMEOUT = 240.0  # seconds; on an idle machine a run takes less than 10
+
+# Nothing but stagnation moves the level: three epochs at 4 bits, two released, three at 4 bits again.
+RELEASE = (
+    *(*DIGITS, "--epochs", "8", "--levels", "4,8", "--thresholds", "0.999", "--loss-patience", "20"),
+    *("--stagnation-patience", "2", "--release-epochs", "2", "--cooldown", "1", "--rounding", "stochastic"),
+)
+RELEASE_LEVELS = [4, 4, 4, 32, 32, 4, 4, 4]
+
+
+def train(*flags: str, options: tuple[str, ...] = ()) -> str:
+    ended = run(horovodrun(2, [PROGRAM, *flags], *options), timeout=TIMEOUT)
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in lines]
+
+
+def same(a: object, b: object) -> bool:
+    """Equality of nested plain data with tensors in it, bit for bit; meters' seconds are left out."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(key == "seconds" or same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def assert_same_checkpoints(a: Path, b: Path) -> None:
+    for name in ("epoch-0008.pt", "epoch-0008.rank0.pt", "epoch-0008.rank1.pt"):
+        ours, theirs = (torch.load(folder / "checkpoints" / name, weights_only=True) for folder in (a, b))
+        assert same(ours, theirs), name

@@ -1,0 +1,73 @@
+"""A rank is killed: the others end, and a restart goes on as if nothing had happened."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from killed import POINTS
+from launcher import horovodrun, run
+from runs import PROGRAM, RELEASE, assert_same_checkpoints, metrics, train
+
+KILLED = str(Path(__file__).with_name("killed.py"))
+# Seconds from a rank's death to the end of the job. Launchers notice at once; a busy machine takes its time to end.
+LIMIT = 60.0
+
+# By which call of each point the first two epochs, with their checkpoints, are over: 4 steps an epoch, some 20
+# gradients a step, one bucket.
+CALLS = {
+    "before the exchange": 200,
+    "with its message on the way": 27,
+    "before it has received": 27,
+    "after the exchange": 200,
+    "in Controller.step": 3,
+    "while it writes a checkpoint": 5,
+    "between the files of a checkpoint": 3,
+}
+
+
+def killed_run(folder: Path, rank: int, point: str, call: int, *options: str) -> None:
+    program = [KILLED, str(rank), point, str(call), "--", *RELEASE, "--output-dir", str(folder)]
+    ended = run(horovodrun(2, program, *options), timeout=LIMIT + 60)
+    assert ended.returncode != 0, ended.stdout
+    assert not (folder / "summary.json").exists(), "the run came to its end"
+
+
+def assert_goes_on(folder: Path, whole: Path) -> None:
+    said = train(*RELEASE, "--output-dir", str(folder), "--resume")
+    assert "resumed after" in said
+    assert metrics(folder) == metrics(whole)
+    assert_same_checkpoints(folder, whole)
+
+
+@pytest.mark.parametrize(("rank", "options"), [(0, ()), (1, ("--gloo",))])
+@pytest.mark.parametrize("point", ["with its message on the way", "in Controller.step", "while it writes a checkpoint"])
+def test_a_killed_rank_ends_the_job_and_loses_nothing(point, rank, options, whole, tmp_path):
+    killed_run(tmp_path / "run", rank, point, CALLS[point], *options)
+    assert_goes_on(tmp_path / "run", whole)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("point", POINTS)
+def test_at_every_point(point, rank, whole, tmp_path):
+    killed_run(tmp_path / "run", rank, point, CALLS[point])
+    assert_goes_on(tmp_path / "run", whole)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(10))
+def test_at_a_random_moment(seed, whole, tmp_path):
+    """From outside, whatever the rank is doing."""
+    folder, chance = tmp_path / "run", random.Random(seed)
+    job = psutil.Popen(horovodrun(2, [PROGRAM, *RELEASE, "--output-dir", str(folder)]))
+    while len(list(folder.glob("checkpoints/epoch-*.pt"))) == 0:
+        assert job.poll() is None
+        time.sleep(0.05)
+    time.sleep(3 * chance.random())
+    ranks = [child for child in job.children(recursive=True) if PROGRAM in child.cmdline() and not child.children()]
+    chance.choice(ranks).send_signal(signal.SIGKILL)
+    assert job.wait(timeout=LIMIT) != 0
+    assert_goes_on(folder, whole)

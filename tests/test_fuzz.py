@@ -1,0 +1,78 @@
+"""Any bytes from another rank: an error or numbers, never a crash. (Reads out of bounds: tests/test_sanitizers.py.)"""
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_dyncomp import LEVELS, LockstepError
+from hvd_dyncomp.codec import WIRE_VERSION, Header, Phase, header_tensor, message_bytes, split_messages
+from hvd_dyncomp.kernels import block_bytes, decode_into, reduce_into, reference
+
+SETTINGS = settings(max_examples=300, deadline=None)
+LEVEL = st.sampled_from([bits for bits in LEVELS if bits < 32])
+BLOCK_SIZE = 64
+CPU = torch.device("cpu")
+
+
+def as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def expected(bits: int, blocks: int) -> Header:
+    return Header(WIRE_VERSION, Phase.WHOLE, bits, 0, 0xDEADBEEF, 7, blocks)
+
+
+def decode(payloads: list[torch.Tensor], bits: int) -> torch.Tensor:
+    out = torch.zeros(payloads[0].numel() // block_bytes(bits, BLOCK_SIZE) * BLOCK_SIZE)
+    decode_into([out], payloads, bits=bits, block_size=BLOCK_SIZE)
+    return out
+
+
+@SETTINGS
+@given(data=st.binary(max_size=700), bits=LEVEL, blocks=st.integers(0, 4), ranks=st.integers(1, 3))
+def test_arbitrary_bytes_are_refused(data, bits, blocks, ranks):
+    with pytest.raises(LockstepError):
+        split_messages(as_tensor(data), [expected(bits, blocks)] * ranks, BLOCK_SIZE, "here")
+
+
+@SETTINGS
+@given(data=st.data(), bits=LEVEL, blocks=st.integers(1, 4), ranks=st.integers(1, 3))
+def test_arbitrary_payloads_are_numbers(data, bits, blocks, ranks):
+    """What the header cannot tell from a message: any float for a scale, any code."""
+    headers = [expected(bits, blocks)] * ranks
+    size = blocks * block_bytes(bits, BLOCK_SIZE)
+    payloads = [as_tensor(data.draw(st.binary(min_size=size, max_size=size))) for _ in range(ranks)]
+    received = torch.cat([torch.cat([header_tensor(headers[0], CPU), payload]) for payload in payloads])
+    found = split_messages(received, headers, BLOCK_SIZE, "here")
+    got = decode(found, bits)
+    wanted = reference.decode_sum([payload.view(blocks, -1) for payload in payloads], bits=bits, block_size=BLOCK_SIZE)
+    assert torch.equal(got.isnan(), wanted.isnan())
+    assert torch.equal(got[~got.isnan()], wanted[~wanted.isnan()])
+    out, residual = torch.zeros(size, dtype=torch.uint8), torch.zeros(blocks * BLOCK_SIZE)
+    reduce_into(out, found, residual, bits=bits, block_size=BLOCK_SIZE)
+    assert residual.isfinite().all()
+
+
+@SETTINGS
+@given(data=st.data(), bits=LEVEL, blocks=st.integers(1, 4))
+def test_a_damaged_message_is_refused_or_decoded(data, bits, blocks):
+    """Cut, lengthened, or with a byte changed: what the header can see is an error, the rest other numbers."""
+    size = message_bytes(blocks, bits, BLOCK_SIZE)
+    whole = bytearray(size)
+    header = expected(bits, blocks).to_bytes()
+    whole[: len(header)] = header
+    kind = data.draw(st.sampled_from(["cut", "longer", "changed"]))
+    if kind == "cut":
+        whole = whole[: data.draw(st.integers(0, size - 1))]
+    elif kind == "longer":
+        whole += data.draw(st.binary(min_size=1, max_size=80))
+    else:
+        position = data.draw(st.integers(0, size - 1))
+        whole[position] ^= data.draw(st.integers(1, 255))
+    refused = kind != "changed" or position < len(header)
+    with pytest.raises(LockstepError) if refused else contextlib.nullcontext():
+        [payload] = split_messages(as_tensor(bytes(whole)), [expected(bits, blocks)], BLOCK_SIZE, "here")
+        assert decode([payload], bits).numel() == blocks * BLOCK_SIZE
