@@ -313,7 +313,8 @@ def test_as_without_compression(name, bits):
     got = SCENARIOS[name](lambda: DynamicQuantizer(Controller(Static(bits))))
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-        bound = BOUNDS[bits if ours.numel() >= 1024 else 32]
+        # Small tensors are not compressed; but clipping scales them by what the norm of all is.
+        bound = BOUNDS[bits if ours.numel() >= 1024 or name == "clipping" else 32]
         assert (ours - theirs).norm() <= bound * theirs.norm() + 1e-6, tuple(ours.shape)
 
 
