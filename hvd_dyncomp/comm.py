@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.errors import HorovodMissing, LockstepError
+from hvd_dyncomp.errors import HorovodMissing
 
 try:
     import horovod.torch as hvd
-    from horovod.common.exceptions import HorovodInternalError
     from horovod.torch.compression import Compressor
     from horovod.torch.elastic.state import StateHandler, get_handler_registry
 except ImportError as _error:
@@ -79,21 +78,8 @@ def poll(handle: int) -> bool:
 
 
 def wait(handle: int) -> torch.Tensor:
-    """Blocks until the collective is done and returns what was received.
-
-    Raises:
-        LockstepError: a rank has left the training by `hvd.join()`.
-        HorovodInternalError: Horovod's own, for instance because a rank has died.
-    """
-    try:
-        received = hvd.synchronize(handle)
-    except HorovodInternalError as error:
-        if "with Join" not in str(error):
-            raise
-        raise LockstepError(
-            "a rank has called hvd.join(), and Horovod joins uncompressed allreduces only: give every rank the same "
-            "number of steps (DistributedSampler does), or train without DynamicQuantizer"
-        ) from error
+    """Blocks until the collective is done and returns what was received."""
+    received = hvd.synchronize(handle)
     return received[0] if isinstance(received, tuple) else received
 
 

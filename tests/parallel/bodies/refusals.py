@@ -5,7 +5,7 @@ import pytest
 import torch
 from problem import Problem
 
-from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
+from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
 
 def test_adasum():
@@ -35,16 +35,6 @@ def test_two_quantizers_may_share_a_controller():
         for name, got in problem.reduce(wanted).items():
             mean = hvd.allreduce(wanted[name], name=f"mean.{name}")
             assert (got - mean).norm() <= 1e-4 * mean.norm() + 1e-12
-
-
-@pytest.mark.parametrize("bits", [4, 32])
-def test_join(bits, rank):
-    problem = Problem(compression=DynamicQuantizer(Controller(Static(bits))))
-    problem.reduce(problem.draw(seed=1))
-    if rank > 0:
-        with pytest.raises(LockstepError, match="hvd.join"):
-            problem.reduce(problem.draw(seed=2))
-    hvd.join()
 
 
 def test_a_parameter_without_a_name():
