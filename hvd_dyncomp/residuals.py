@@ -68,7 +68,7 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
 
     A residual r is owed to the result as factor * r. Where the number of workers has changed, and with it the factor,
     r is scaled so that what is owed stays what it was; a shard's residual, whose shard is no more, joins the residuals
-    of its own rank, from where it arrives once as well. (docs/design.md has the experiment.)
+    of its own rank, from where it arrives once as well.
 
     Args:
         factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
