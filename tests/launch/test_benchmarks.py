@@ -51,6 +51,13 @@ def test_every_contender_is_measured(folder):
     assert results["values"] == 784 * 16 + 16 + 16 * 10 + 10
 
 
+def test_kernels(tmp_path):
+    said = launched("bench_kernels.py", "--values", "65536", "--rounds", "1", "--json", str(tmp_path / "kernels.json"))
+    found = json.loads((tmp_path / "kernels.json").read_text())
+    assert found["values"] == 65536 and all(len(times) == 1 for times in found["nanoseconds"].values())
+    assert "times as fast as the reference kernels" in said
+
+
 @needs_namespaces
 def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
     place = ("--rates", "2gbit,1gbit", "--output-dir", str(folder))
