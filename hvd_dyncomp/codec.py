@@ -125,9 +125,9 @@ def split_messages(received: torch.Tensor, expected: list[Header], block_size: i
 
 def count_nonfinite(versions: list[torch.Tensor], bits: int, block_size: int) -> int:
     """Blocks that are not finite in at least one of the versions, which are payloads of the same blocks."""
-    size = block_bytes(bits, block_size)
-    # A block begins with its scale, which is NaN if a value is NaN or infinite.
-    scales = torch.stack([version.view(-1, size)[:, :4].contiguous().view(torch.float32) for version in versions])
+    # A block begins with its scale, which is NaN if a value is NaN or infinite. All lengths are multiples of 4.
+    words = block_bytes(bits, block_size) // 4
+    scales = torch.stack([version.view(torch.float32).view(-1, words)[:, 0] for version in versions])
     return int(scales.isnan().any(dim=0).sum())
 
 

@@ -84,6 +84,6 @@ class ShardedExchange(Exchange):
         shards = split_messages(comm.wait(self._gather), expected, bucket.block_size, self._where)  # type: ignore[arg-type]
         for shard, block in zip(shards, bucket.bounds, strict=False):
             first = block * bucket.block_size
-            self.nonfinite_blocks += count_nonfinite([shard], self._bits, bucket.block_size)
             kernels.decode_into(self._values, [shard], first=first, factor=self._factor, **self._format)
+            self.nonfinite_blocks += count_nonfinite([shard], self._bits, bucket.block_size)
         self._write_back()

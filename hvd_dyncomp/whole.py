@@ -32,7 +32,8 @@ class WholeExchange(Exchange):
         bucket = self._bucket
         expected = [self._header(Phase.WHOLE, bucket.blocks)] * bucket.world_size
         versions = split_messages(comm.wait(self._handle), expected, bucket.block_size, self._where)  # type: ignore[arg-type]
-        self.nonfinite_blocks = count_nonfinite(versions, self._bits, bucket.block_size)
         # In the order of the ranks, so that all replicas hold the same bits.
         kernels.decode_into(self._values, versions, factor=self._factor, **self._format)
+        # Now that decoding has brought them into the caches.
+        self.nonfinite_blocks = count_nonfinite(versions, self._bits, bucket.block_size)
         self._write_back()
