@@ -29,13 +29,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="bench_exchange.py", description=__doc__, epilog=epilog, formatter_class=raw)
     models = workloads.EXCHANGE_MODELS
     parser.add_argument("--model", choices=models, default="resnet50", help="whose tensors (default resnet50)")
-    bench_run.add_arguments(parser, rates="100mbit,1gbit,10gbit,none,shm", seconds=60)
-    args = parser.parse_args(argv)
-    try:
-        args.contenders = contenders.check_names(args.contenders or contenders.DEFAULT)
-    except ValueError as error:
-        parser.error(f"--contenders: {error}")
-    return args
+    rates = "100mbit,1gbit,10gbit,none,shm"
+    bench_run.add_arguments(parser, contenders=contenders.DEFAULT, rates=rates, seconds=60)
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -18,6 +18,7 @@ import link_rate
 import mpi_settings
 import netlab
 from bench_results import FOLDER, about, load, save
+from contenders import check_names
 from course import RunError
 from shaping import INTERFACE, bits_per_second
 from values import at_least_zero, count, natural
@@ -28,10 +29,11 @@ _TIMEOUT = 3600.0
 _PORT = 29500
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, rates: str, seconds: float) -> None:
-    """What both benchmarks can be told."""
+def add_arguments(parser: argparse.ArgumentParser, *, contenders: Sequence[str], rates: str, seconds: float) -> None:
+    """What both benchmarks can be told, and their defaults."""
     add = parser.add_argument
-    add("--contenders", type=_list, metavar="NAME,...", help="see --help's list; all of them in one run, in turns")
+    told = "see the list below; all of them in one run, in turns"
+    add("--contenders", type=_contenders, default=tuple(contenders), metavar="NAME,...", help=told)
     add("--rates", type=_rates, default=rates, metavar="RATE,...", help="link rates; none: unshaped; shm: no link")
     add("--workers", type=count, default=2, metavar="N", help="one host each, except over shm")
     add("--launcher", choices=netlab.LAUNCHERS, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
@@ -44,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser, *, rates: str, seconds: float
 
 def _list(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
+
+
+def _contenders(text: str) -> tuple[str, ...]:
+    try:
+        return check_names(_list(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _rates(text: str) -> tuple[str, ...]:

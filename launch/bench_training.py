@@ -34,17 +34,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="bench_training.py", description=__doc__, epilog=epilog, formatter_class=raw)
     every = ",".join(model for model in workloads.TRAINING_MODELS if model != "tiny")
     parser.add_argument("--models", default=every, metavar="NAME,...", help=f"default {every}")
-    bench_run.add_arguments(parser, rates="100mbit,1gbit,10gbit,shm", seconds=25)
+    bench_run.add_arguments(parser, contenders=_CONTENDERS, rates="100mbit,1gbit,10gbit,shm", seconds=25)
     time_to_accuracy.add_arguments(parser)
     args = parser.parse_args(argv)
     args.models = args.models.split(",")
     for model in args.models:
         if model not in workloads.TRAINING_MODELS:
             parser.error(f"--models: {model!r} is not one of {', '.join(workloads.TRAINING_MODELS)}")
-    try:
-        args.contenders = contenders.check_names(args.contenders or _CONTENDERS)
-    except ValueError as error:
-        parser.error(f"--contenders: {error}")
     return args
 
 
