@@ -34,6 +34,7 @@ __all__ = [
 # Policies, codec and kernels are of use without Horovod (analysis, tests); the two classes that exchange are not.
 _horovod_missing = ""
 try:
+    import hvd_dyncomp.elastic  # noqa: F401  # registers with Horovod
     from hvd_dyncomp.controller import Controller
     from hvd_dyncomp.quantizer import DynamicQuantizer
 except HorovodMissing as _error:

@@ -16,6 +16,7 @@ from hvd_dyncomp.errors import HorovodMissing
 try:
     import horovod.torch as hvd
     from horovod.torch.compression import Compressor
+    from horovod.torch.elastic.state import StateHandler, get_handler_registry
 except ImportError as _error:
     raise HorovodMissing(
         "hvd_dyncomp needs Horovod built for torch: run 'make setup' in a clone of hvd_dyncomp, "
@@ -24,10 +25,12 @@ except ImportError as _error:
 
 __all__ = [
     "Compressor",
+    "StateHandler",
     "averaging_factor",
     "gather_json",
     "poll",
     "rank_and_size",
+    "register_state_handler",
     "start_allgather",
     "start_alltoall",
     "wait",
@@ -98,3 +101,10 @@ def gather_json(value: Any, name: str, process_set=None) -> list[Any]:
     sent = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
     received = wait(start_allgather(sent, name, process_set))
     return [json.loads(line) for line in received.numpy().tobytes().splitlines()]
+
+
+def register_state_handler(kind: type, handler: type[StateHandler]) -> None:
+    """Has `hvd.elastic.TorchState` keep objects of a kind by a handler, instead of pickling them."""
+    registry = get_handler_registry()
+    if (kind, handler) not in registry:
+        registry.append((kind, handler))

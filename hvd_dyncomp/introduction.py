@@ -14,20 +14,31 @@ from hvd_dyncomp.errors import LockstepError
 
 # One name for all optimizers: ranks that have different ones must meet, too. It is free again when `introduce` returns.
 _NAME = "hvd_dyncomp.introduction"
+_HINTS = {
+    "steps so far": " (was its state loaded on every rank? elastic training: give it to hvd.elastic.TorchState)",
+    "bits": " (have the controllers seen the same epochs? elastic training: give it to hvd.elastic.TorchState)",
+}
 
 
-def introduce(settings: dict[str, Any], parameters: Iterable[tuple[str, tuple[int, ...]]], process_set) -> None:
+def introduce(
+    settings: dict[str, Any], parameters: Iterable[tuple[str, tuple[int, ...]]], carries: bool, process_set
+) -> bool:
     """Compares what the ranks of a process set are about to do. Collective, blocking; once per optimizer.
 
     Args:
         settings: plain data, by the names that error messages use.
         parameters: name and shape of everything that is reduced, in order.
+        carries: whether residuals have been carried over to this rank. It may differ: who joins a job has none.
+
+    Returns:
+        Whether residuals have been carried over to any rank.
 
     Raises:
         LockstepError: a rank differs from rank 0, or could not get this far; the text says in what.
     """
     # Lists, as JSON returns them.
-    mine = {"settings": settings, "parameters": [[name, list(shape)] for name, shape in parameters]}
+    named = [[name, list(shape)] for name, shape in parameters]
+    mine = {"settings": settings, "parameters": named, "carries": carries}
     everyone = comm.gather_json(mine, _NAME, process_set)
     for rank, theirs in enumerate(everyone):
         if "error" in theirs:
@@ -36,6 +47,7 @@ def introduce(settings: dict[str, Any], parameters: Iterable[tuple[str, tuple[in
         difference = _difference(everyone[0], theirs, rank)
         if difference:
             raise LockstepError(f"the ranks' DynamicQuantizers do not fit together: {difference}")
+    return any(theirs["carries"] for theirs in everyone)
 
 
 def give_up(error: Exception, process_set) -> None:
@@ -48,7 +60,7 @@ def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:
     for key in sorted({*first["settings"], *other["settings"]}):
         values = first["settings"].get(key), other["settings"].get(key)
         if values[0] != values[1]:
-            return f"rank 0 has {key} {values[0]}, rank {rank} has {values[1]}"
+            return f"rank 0 has {key} {values[0]}, rank {rank} has {values[1]}{_HINTS.get(key, '')}"
     if first["parameters"] == other["parameters"]:
         return ""
     shapes, others = dict(first["parameters"]), dict(other["parameters"])

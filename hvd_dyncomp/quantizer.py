@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp import introduction, residuals
+from hvd_dyncomp import comm, introduction, residuals
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
 from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
@@ -206,6 +206,19 @@ class DynamicQuantizer(Compressor):
         if self._auto is not None and state.get("auto_level"):
             self._auto.load_state_dict(state["auto_level"])
 
+    def sync(self) -> None:
+        """Takes over what rank 0 knows: for workers that join a run (`hvd_dyncomp.elastic`). Collective.
+
+        Residuals are each rank's own: a worker that joins owes nothing.
+        """
+        mine = {"steps": self._steps, "auto_level": self._auto and self._auto.state_dict()}
+        first = comm.gather_json(mine, "hvd_dyncomp.quantizer.sync")[0]
+        self._steps, self._unsettled, self._step = first["steps"], True, None
+        if self._loaded is not None:
+            self._loaded = {**self._loaded, "steps": self._steps, "rank": None}
+        if self._auto is not None and first["auto_level"]:
+            self._auto.load_state_dict(first["auto_level"])
+
     def _name_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the parameter whose gradient this is. Binds to the calling optimizer when it is first needed."""
         caller = sys._getframe(2).f_code
@@ -248,7 +261,11 @@ class DynamicQuantizer(Compressor):
             "bucket_bytes": self._bucket_bytes,
         }
         shapes = [(name, tuple(parameter.shape)) for name, parameter in binding.named]
-        introduction.introduce(settings, shapes, binding.process_set)
+        carries = any(bucket.carries for bucket in buckets)
+        if introduction.introduce(settings, shapes, carries, binding.process_set):
+            # On all ranks alike, as it decides about what travels: in float32, even if gradients are float16.
+            for bucket in buckets:
+                bucket.carries = True
         self._loaded, self._unsettled = None, False
         self._buckets, self._binding = buckets, binding
         logger.info(

@@ -68,7 +68,7 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
 
     A residual r is owed to the result as factor * r. Where the number of workers has changed, and with it the factor,
     r is scaled so that what is owed stays what it was; a shard's residual, whose shard is no more, joins the residuals
-    of its own rank, from where it arrives once as well.
+    of its own rank, from where it arrives once as well. `launch/simulate_resize.py` compares this with other rules.
 
     Args:
         factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
@@ -92,6 +92,7 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
         _restore_shard(bucket, bucket.residuals, state["shard_residuals"].get(bucket.name))
         if scale != 1:
             own *= scale
+            own_shard *= scale
 
 
 def _restore_shard(bucket: Bucket, into: Residuals, saved: Mapping[str, Any] | None) -> None:
@@ -100,7 +101,6 @@ def _restore_shard(bucket: Bucket, into: Residuals, saved: Mapping[str, Any] | N
         bucket.carries = True
         logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
         return
-    # Not "is anything non-zero": whether a step adds residuals must be the same on all ranks.
     bucket.carries = saved["carries"]
     first, values = saved["first"], saved["values"]
     if first == bucket.own_range.start and values.shape == own_shard.shape:

@@ -67,13 +67,16 @@ class Lab:
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.addresses[number]]
         return ["ip", "netns", "exec", self._namespaces[number], *named, *command]
 
-    def command(self, program: Sequence[str], *options: str, launcher: str = "mpirun") -> list[str]:
+    def command(
+        self, program: Sequence[str], *options: str, launcher: str = "mpirun", discovery: Path | None = None
+    ) -> list[str]:
         """The command line that runs a program on every host, one rank each.
 
         Args:
             program: with its arguments.
             options: of the launcher itself.
             launcher: "mpirun", "horovodrun" (over MPI) or "gloo" (horovodrun without MPI).
+            discovery: with "gloo", a script that prints the hosts of the moment: an elastic job, from 1 rank to all.
         """
         hosts = ",".join(f"{address}:1" for address in self.addresses)
         if launcher == "mpirun":
@@ -81,7 +84,10 @@ class Lab:
             only += ["--mca", "oob_tcp_if_include", INTERFACE]
             start = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--host", hosts, *only]
         else:
-            start = [_horovodrun(), "-np", str(self.size), "-H", hosts, "--network-interfaces", INTERFACE]
+            ranks = ["-np", str(self.size), "-H", hosts]
+            if discovery is not None:  # -np: so many hosts are waited for at first
+                ranks = ["-np", "1", "--max-np", str(self.size), "--host-discovery-script", str(discovery)]
+            start = [_horovodrun(), *ranks, "--network-interfaces", INTERFACE]
             start += ["--gloo"] if launcher == "gloo" else ["--mpi", "--mpi-args=--oversubscribe"]
         # The agent is called ssh and comes first in PATH, for Open MPI and horovodrun alike.
         path = f"PATH={self._directory}{os.pathsep}{os.environ['PATH']}"

@@ -1,7 +1,7 @@
 """Which parameter travels where."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp.buckets import make_buckets
@@ -14,6 +14,7 @@ def plan(sizes, *, min_numel=10, bucket_bytes=4000, **changes):
     return make_buckets(parameters, min_numel=min_numel, bucket_bytes=bucket_bytes, **{**COMMON, **changes})
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=30))
 def test_every_large_parameter_has_a_place_of_its_own(sizes):
     buckets, slots = plan(sizes)

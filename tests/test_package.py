@@ -64,6 +64,7 @@ def test_imports_go_one_way():
         "whole": {"codec", "comm", "exchange", "kernels"},
         "handshake": {"binding", "buckets", "codec", "comm"},
         "introduction": {"comm"},
+        "elastic": {"comm", "controller", "quantizer"},
         "step": {"binding", "buckets", "exchange", "handshake", "meter", "sharded", "whole"},
         "quantizer": {
             *("auto_level", "binding", "buckets", "codec", "comm", "controller", "introduction", "meter", "residuals"),

@@ -6,9 +6,9 @@ import json
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import Problem
+from problem import Problem, same_on_all_ranks
 
-from hvd_dyncomp import Controller, DynamicQuantizer, StepFunction
+from hvd_dyncomp import Controller, DynamicQuantizer, Static, StepFunction
 
 
 class Run:
@@ -78,3 +78,16 @@ def test_state_of_another_rank_is_refused(rank, size):
     with pytest.raises(ValueError, match="rank"):
         fresh.epochs(0, 1)
     hvd.barrier()
+
+
+def test_who_has_no_residuals_can_join_those_who_have(rank):
+    """At 32 bits residuals take float16 gradients along in float32: on all ranks, or Horovod refuses."""
+    quantizers = [DynamicQuantizer(Controller(Static(bits))) for bits in (4, 32)]
+    before, after = (Problem(dtype=torch.float16, compression=quantizer) for quantizer in quantizers)
+    before.reduce(before.draw(seed=1))
+    state = quantizers[0].state_dict()
+    if rank:
+        state |= {"residuals": {}, "shard_residuals": {}}
+    quantizers[1].load_state_dict(state)
+    reduced = after.reduce(after.draw(seed=2))
+    assert same_on_all_ranks(reduced.values(), "joined")

@@ -14,7 +14,7 @@ CHECK = 500
 WARM = 4_000  # steps until everything has been allocated that ever will be
 
 
-def test_20000_steps(rank, record_property):
+def test_20000_steps(rank):
     chance = random.Random(1)  # the same on all ranks
     schedule = {epoch: chance.choice(LEVELS) for epoch in range(STEPS // EPOCH)}
     quantizer = DynamicQuantizer(Controller(Schedule(schedule)), bucket_bytes=30_000)

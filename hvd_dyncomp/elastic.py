@@ -1,0 +1,58 @@
+"""Elastic training: teaches `hvd.elastic.TorchState` what quantizers and controllers are.
+
+    state = hvd.elastic.TorchState(model, optimizer, quantizer=quantizer, controller=controller, epoch=0)
+
+`commit` then keeps the residuals, the step count and the controller's history, `restore` goes back to them, and `sync`
+brings workers that join to the level and the step of rank 0. Importing `hvd_dyncomp` registers both; nothing is to be
+called.
+
+After a change of size the quantizer rebuilds its buckets by itself at the next gradient; `hvd_dyncomp.residuals` has
+the rule for what the residuals owe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_dyncomp import comm
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.quantizer import DynamicQuantizer
+
+
+class QuantizerHandler(comm.StateHandler):
+    """Keeps a `DynamicQuantizer` in a `TorchState`."""
+
+    def __init__(self, quantizer: DynamicQuantizer) -> None:
+        super().__init__(quantizer)
+        self.save()
+
+    def save(self) -> None:
+        # The rank's number may be another one by the time this is restored.
+        self._saved: dict[str, Any] = {**self.value.state_dict(), "rank": None}
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        self.value.sync()
+
+
+class ControllerHandler(comm.StateHandler):
+    """Keeps a `Controller` in a `TorchState`."""
+
+    def __init__(self, controller: Controller) -> None:
+        super().__init__(controller)
+        self.save()
+
+    def save(self) -> None:
+        self._saved: dict[str, Any] = self.value.state_dict()
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        self.value.load_state_dict(comm.gather_json(self.value.state_dict(), "hvd_dyncomp.controller.sync")[0])
+
+
+comm.register_state_handler(DynamicQuantizer, QuantizerHandler)
+comm.register_state_handler(Controller, ControllerHandler)
