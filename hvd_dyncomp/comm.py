@@ -33,6 +33,7 @@ __all__ = [
     "register_state_handler",
     "start_allgather",
     "start_alltoall",
+    "start_sum",
     "wait",
 ]
 
@@ -70,6 +71,12 @@ def start_alltoall(tensor: torch.Tensor, splits: list[int], name: str, process_s
 def start_allgather(tensor: torch.Tensor, name: str, process_set) -> int:
     """Starts gathering every rank's uint8 vector, in rank order; lengths may differ; returns a handle."""
     return hvd.allgather_async(tensor, name, hvd.global_process_set if process_set is None else process_set)
+
+
+def start_sum(tensor: torch.Tensor, name: str, process_set) -> int:
+    """Starts adding up every rank's int64 `tensor`, in its own memory; returns a handle."""
+    everyone = hvd.global_process_set if process_set is None else process_set
+    return hvd.allreduce_async_(tensor, name=name, op=hvd.Sum, process_set=everyone)
 
 
 def poll(handle: int) -> bool:

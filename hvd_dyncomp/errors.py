@@ -17,3 +17,10 @@ class LockstepError(RuntimeError):
 
 class HorovodMissing(ImportError):
     """Horovod is not installed, or was built without torch."""
+
+
+# Why a rank is missing; said wherever that is noticed.
+JOINED = (
+    "it has called hvd.join(), which Horovod supports for its own allreduces only; give every rank the same number of "
+    "steps, as DistributedSampler does, or train without DynamicQuantizer"
+)

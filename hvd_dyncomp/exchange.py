@@ -47,11 +47,9 @@ class Exchange(ABC):
         self.sent_bytes = self.nonfinite_blocks = 0
 
     def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Takes one parameter's gradient, of any strides and floating dtype; the last one starts the exchange."""
+        """Takes one parameter's gradient, of any strides and floating dtype."""
         self._gradients[slot.index] = gradient
         self._missing -= 1
-        if not self._missing:
-            self.start()
 
     def start(self) -> None:
         """Sends the first message, with zeros for gradients that have not come. Does nothing the second time.
@@ -71,13 +69,16 @@ class Exchange(ABC):
         self._bucket.keep_residuals()
 
     def advance(self) -> bool:
-        """Does what has become possible, without blocking; returns whether the exchange is over.
+        """Does what has become possible, without blocking: with the last gradient in, the exchange starts.
+
+        Returns whether it is over.
 
         May be called in a backward hook: an error is kept for `forward` and `deliver`. Raised in a hook it would reach
         the ranks at different points.
         """
-        if not self._started or self._error is not None:
+        if self._error is not None or (self._missing and not self._started):
             return False
+        self.start()
         try:
             self._move(comm.poll)
         except Exception as error:  # noqa: BLE001  # raised again by deliver()

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from hvd_dyncomp import comm
-from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.errors import JOINED, LockstepError
 
 # One name for all optimizers: ranks that have different ones must meet, too. It is free again when `introduce` returns.
 _NAME = "hvd_dyncomp.introduction"
@@ -39,7 +41,7 @@ def introduce(
     # Lists, as JSON returns them.
     named = [[name, list(shape)] for name, shape in parameters]
     mine = {"settings": settings, "parameters": named, "carries": carries}
-    everyone = comm.gather_json(mine, _NAME, process_set)
+    everyone = _meet(mine, process_set)
     for rank, theirs in enumerate(everyone):
         if "error" in theirs:
             raise LockstepError(f"rank {rank} cannot use its DynamicQuantizer: {theirs['error']}")
@@ -52,7 +54,18 @@ def introduce(
 
 def give_up(error: Exception, process_set) -> None:
     """Tells the other ranks, which are in `introduce` or will be, that this one fails. Collective."""
-    comm.gather_json({"error": str(error)}, _NAME, process_set)
+    _meet({"error": str(error)}, process_set)
+
+
+def _meet(mine: dict[str, Any], process_set) -> list[dict[str, Any]]:
+    """Every rank's message, once it is known that all ranks are there to send one."""
+    places = torch.zeros(comm.rank_and_size(process_set)[1], dtype=torch.int64)
+    places[comm.rank_and_size(process_set)[0]] = 1
+    comm.wait(comm.start_sum(places, f"{_NAME}.present", process_set))
+    for rank, present in enumerate(places.tolist()):
+        if not present:
+            raise LockstepError(f"rank {rank} takes no part in this step: {JOINED}")
+    return comm.gather_json(mine, _NAME, process_set)
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:

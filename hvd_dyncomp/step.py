@@ -75,7 +75,9 @@ class Step:
     def add(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor:
         """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place."""
         self._exchanges[slot.bucket].add(slot, gradient)
-        self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
+        # Before it is known that all ranks do the same, nothing is sent that only fits if they do.
+        if self._handshake.agreed():
+            self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
         self.traffic.uncompressed_bytes += allreduce_bytes(4, self._world_size)
         return self._buckets[slot.bucket].tickets[slot.index]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from problem import Problem
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Static
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 
 
 def test_adasum():
@@ -42,3 +42,17 @@ def test_a_parameter_without_a_name():
     problem = Problem(compression=DynamicQuantizer(named_parameters=[("other", named)]))
     with pytest.raises(ValueError, match="named_parameters"):
         problem.reduce(problem.draw(seed=1))
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_join(steps, bits, rank, size):
+    """One rank has no more steps to make. The others say so, and send it nothing that Horovod could not answer."""
+    problem = Problem(prefix=f"joined.{steps}.{bits}.", compression=DynamicQuantizer(Controller(Static(bits))))
+    for step in range(steps):
+        problem.reduce(problem.draw(seed=step))
+    if rank != size - 1:
+        with pytest.raises(LockstepError, match=rf"rank {size - 1} takes no part in this step: it has called hvd.join"):
+            problem.reduce(problem.draw(seed=steps))
+    hvd.join()
+    assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))
