@@ -37,7 +37,7 @@ def test_dtypes(dtype, bits):
 
 @pytest.mark.parametrize("bits", BOUNDS)
 def test_strides(bits):
-    """channels_last gradients, which uncompressed Horovod refuses, and transposed ones."""
+    """channels_last gradients, which uncompressed Horovod refuses."""
     torch.manual_seed(0)  # broadcast_parameters refuses such strides, too
     conv = torch.nn.Conv2d(16, 32, 3).to(memory_format=torch.channels_last)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(conv.parameters(), lr=1.0), compression=quantizer(bits))
