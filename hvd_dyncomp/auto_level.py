@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.checks import shown, whole
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,19 @@ class AutoLevel:
         return {"floor": self._floor, "chosen": self._chosen, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` returned."""
+        """Takes over what `state_dict` returned.
+
+        Raises:
+            ValueError: `state` is something else; nothing has changed then.
+        """
+        try:
+            floor, chosen = check_level("floor", state["floor"]), state["chosen"]
+            chosen = None if chosen is None else check_level("chosen", chosen)
+            since = whole("since", state["since"], 0)
+        except (KeyError, TypeError, ValueError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(f"auto_level must come from a state_dict(), got {shown(state)}: {cause}") from error
         self._restart()
-        self._floor, self._chosen, self._since = state["floor"], state["chosen"], state["since"]
+        self._floor, self._chosen, self._since = floor, chosen, since
         if self._chosen is None:
             self._floor = UNCOMPRESSED  # no trial was finished: any level of the controller's starts one

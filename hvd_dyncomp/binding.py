@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp.checks import shown
 from hvd_dyncomp.comm import averaging_factor, rank_and_size
 
 
@@ -97,12 +98,21 @@ def names_by_parameter(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> 
     """Turns the `named_parameters` argument round.
 
     Raises:
-        ValueError: it is not made of pairs, or a name occurs twice.
+        ValueError: it is not made of pairs, or of none, or a name occurs twice.
     """
     try:
-        pairs = [(str(name), parameter) for name, parameter in named_parameters]
+        pairs = [(name, parameter) for name, parameter in named_parameters]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"named_parameters must be (name, parameter) pairs, got {named_parameters!r}") from error
+        raise ValueError(f"named_parameters must be (name, parameter) pairs, got {shown(named_parameters)}") from error
+    for name, parameter in pairs:
+        if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
+            pair, all_of_it = shown((name, parameter)), shown(named_parameters)
+            raise ValueError(f"named_parameters must be (name, parameter) pairs, got {pair} in {all_of_it}")
+    if not pairs:
+        raise ValueError(
+            f"named_parameters must name parameters, got {shown(named_parameters)}, which is empty "
+            "(a generator can be read only once)"
+        )
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -1,18 +1,104 @@
-"""Checks of arguments: each returns the value or raises a `ValueError` that names the argument and the value."""
+"""Checks of arguments: each returns the value, as a plain Python one, or raises an error that names argument and value.
+
+numpy's scalars pass for the numbers they are. bool, an int in Python's eyes, never passes for a number.
+"""
 
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Collection, Mapping
 from typing import Any
 
-
-def finite(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
+LARGEST = 2**63 - 1  # of whole numbers: what C, torch and JSON's readers hold, and what can be printed
+_SHOWN = 200  # characters of a value in an error message
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+def shown(value: object) -> str:
+    """`value` as error messages show it: in one line, which does not go on for ever. Never raises."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  # ints of thousands of digits have no text, and others' objects may do anything
+        return f"<{type(value).__name__}>"
+    text = text.replace("\n", " ")
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def number(name: str, value: Any) -> float:
+    """A real number, NaN and infinities included, or an array or a tensor of one element.
+
+    Raises:
+        ValueError: it is something else, or too large for a float.
+    """
+    try:
+        plain = value.item() if math.prod(getattr(value, "shape", (0,))) == 1 else value
+        if isinstance(plain, numbers.Real) and not isinstance(plain, bool):
+            return float(plain)
+    except Exception as error:  # an int too large for a float; others' objects may do anything
+        raise ValueError(f"{name} must be a number that a float can hold, got {shown(value)}") from error
+    raise ValueError(f"{name} must be a number, got {shown(value)}")
+
+
+def finite(name: str, value: Any, least: float = -math.inf) -> float:
+    """A finite number of at least `least`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    plain = number(name, value)
+    if not math.isfinite(plain) or plain < least:
+        bound = "" if least == -math.inf else f" of at least {least:g}"
+        raise ValueError(f"{name} must be a finite number{bound}, got {shown(value)}")
+    return plain
+
+
+def whole(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+    """A whole number from `least` to `most`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    plain = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
+    if plain is None or plain < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
+    if plain > most:
+        raise ValueError(f"{name} must be at most {most}, got {shown(value)}")
+    return plain
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {shown(value)}")
     return value
+
+
+def choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """One of a few strings.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {shown(value)}")
+    return value
+
+
+def sequence(name: str, value: Any) -> tuple[Any, ...]:
+    """The elements of a list, a tuple, an array ...: of what has an order and can be read twice.
+
+    Strings and bytes are none: "48" would pass for two levels.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not hasattr(value, "__getitem__"):
+        raise TypeError(f"{name} must be a sequence, got {shown(value)}")
+    try:
+        return tuple(value)
+    except TypeError as error:  # an array without dimensions
+        raise TypeError(f"{name} must be a sequence, got {shown(value)}") from error

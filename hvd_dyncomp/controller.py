@@ -11,10 +11,11 @@ from dataclasses import asdict
 from typing import Any
 
 from hvd_dyncomp import comm
-from hvd_dyncomp.checks import whole
+from hvd_dyncomp.checks import choice, finite, shown, whole
 from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
-from hvd_dyncomp.policies import Policy, Record, StepFunction
+from hvd_dyncomp.policies import Decision, Policy, Record, StepFunction
+from hvd_dyncomp.policies.base import check_history, check_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +39,18 @@ class Controller:
 
     Raises:
         ValueError: an argument is out of range.
-        TypeError: `policy` is not a `Policy`.
+        TypeError: `policy` is not a `Policy`, or its `config()` is not plain data, or its first decision none.
     """
 
     def __init__(self, policy: Policy | None = None, *, on_error: str = "raise", nan_patience: int = 2) -> None:
         self.policy = StepFunction() if policy is None else policy
         if not isinstance(self.policy, Policy):
-            raise TypeError(f"policy must be a Policy such as StepFunction(), got {policy!r}")
-        if on_error not in ("raise", "hold"):
-            raise ValueError(f"on_error must be 'raise' or 'hold', got {on_error!r}")
-        self.on_error = on_error
+            raise TypeError(f"policy must be a Policy such as StepFunction(), got {shown(policy)}")
+        _check_config(self.policy)
+        self.on_error = choice("on_error", on_error, ("raise", "hold"))
         self.nan_patience = whole("nan_patience", nan_patience, 1)
         self.history: list[Record] = []
-        self._bits = check_level("the policy's first decision", self.policy.decide([]).bits)
+        self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
 
     @property
     def bits(self) -> int:
@@ -69,7 +69,7 @@ class Controller:
         resumed run may repeat the call.
 
         Args:
-            metrics: this worker's values, the same names on every rank.
+            metrics: this worker's values, the same names on every rank: numbers, or tensors of one element.
             epoch: number of the finished epoch; by default they are counted from 0.
             num_samples: weight of this worker's metrics, for instance the images it validated on.
 
@@ -100,13 +100,8 @@ class Controller:
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
         """What this rank tells the others. Never raises: a rank that raised here would leave them waiting."""
         try:
-            finished = self.epoch if epoch is None else whole("epoch", epoch, 0)
-            weight = float(num_samples)
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"num_samples must be a finite number of at least 0, got {num_samples!r}")
-            if not isinstance(metrics, Mapping) or not all(isinstance(key, str) for key in metrics):
-                raise ValueError(f"metrics must be a mapping from names to numbers, got {metrics!r}")
-            values = {key: float(metrics[key]) for key in sorted(metrics)}
+            finished = whole("epoch", self.epoch if epoch is None else epoch, 0)
+            weight, values = finite("num_samples", num_samples, 0), check_metrics(metrics)
         except Exception as error:  # noqa: BLE001  # user objects may raise anything when they are converted
             return {"error": f"{type(error).__name__}: {error}"}
         return {"epoch": finished, "history": self.epoch, "weight": weight, "metrics": values}
@@ -121,14 +116,13 @@ class Controller:
             for rank, value in enumerate(seen):
                 if value != seen[0]:
                     raise LockstepError(f"Controller.step: rank 0 has {what} {seen[0]}, rank {rank} has {what} {value}")
-        if sum(report["weight"] for report in reports) <= 0:
-            raise ControllerError("Controller.step: num_samples is 0 on every rank")
+        if not any(report["weight"] for report in reports):
+            raise ControllerError("Controller.step: num_samples must be more than 0 on some rank, got 0 on all")
 
     def _decide(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
         """Rank 0: the new record, or the error, as plain data. Never raises: the other ranks wait for the answer."""
         try:
-            bits, reason, usable = self._choose(epoch, metrics)
-            check_level("the policy's decision", bits)
+            (bits, reason), usable = self._choose(epoch, metrics)
         except Exception as error:  # a policy is the user's code
             cause = f"{type(error).__name__}: {error}"
             if self.on_error == "raise":
@@ -137,15 +131,14 @@ class Controller:
             bits, reason, usable = self._bits, f"held: the policy failed with {cause}", False
             logger.warning("after epoch %d: %s", epoch, reason)
         logger.info("after epoch %d: %d bits (%s); %s", epoch, bits, reason, metrics)
-        return asdict(Record(epoch, metrics, bits, str(reason), usable))
+        return asdict(Record(epoch, metrics, bits, reason, usable))
 
-    def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[int, str, bool]:
-        """Level, reason, and whether policies are to see this epoch later."""
+    def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[Decision, bool]:
+        """What comes next, and whether policies are to see this epoch later."""
         bad = _not_finite(metrics)
         if not bad:
             usable = [record for record in self.history if record.usable]
-            bits, reason = self.policy.decide([*usable, Record(epoch, metrics)])
-            return bits, reason, True
+            return _checked("the policy's decision", self.policy.decide([*usable, Record(epoch, metrics)])), True
         in_a_row = 1
         for record in reversed(self.history):
             if not _not_finite(record.metrics):
@@ -153,13 +146,14 @@ class Controller:
             in_a_row += 1
         logger.warning("after epoch %d: non-finite metrics %s", epoch, bad)
         if in_a_row >= self.nan_patience:
-            return UNCOMPRESSED, f"released: {', '.join(bad)} not finite for {in_a_row} epochs", False
-        return self._bits, f"held: {', '.join(bad)} not finite", False
+            return Decision(UNCOMPRESSED, f"released: {', '.join(bad)} not finite for {in_a_row} epochs"), False
+        return Decision(self._bits, f"held: {', '.join(bad)} not finite"), False
 
     def _check_lockstep(self) -> None:
-        state = json.dumps(self.state_dict(), sort_keys=True).encode()
-        mine = {"epoch": self.epoch - 1, "bits": self._bits, "state": zlib.crc32(state)}
-        everyone = comm.gather_json(mine, "hvd_dyncomp.controller.lockstep")
+        everyone = comm.gather_json(self._fingerprint(), "hvd_dyncomp.controller.lockstep")
+        for rank, theirs in enumerate(everyone):
+            if "error" in theirs:
+                raise ControllerError(f"the policy's config() failed on rank {rank}: {theirs['error']}")
         for rank, theirs in enumerate(everyone):
             for what, value in everyone[0].items():
                 if theirs[what] != value:
@@ -167,6 +161,14 @@ class Controller:
                     raise LockstepError(
                         f"after Controller.step rank 0 has {what} {value}, rank {rank} has {theirs[what]}{hint}"
                     )
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same on all ranks. Never raises: the other ranks wait for it."""
+        try:
+            state = json.dumps(self.state_dict(), sort_keys=True).encode()
+        except Exception as error:  # noqa: BLE001  # a policy is the user's code
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {"epoch": self.epoch - 1, "bits": self._bits, "state": zlib.crc32(state)}
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the history and, to compare when it is loaded, the configuration."""
@@ -177,14 +179,19 @@ class Controller:
         """Takes over the history and the level. The configuration stays this object's; a difference is warned about.
 
         Raises:
-            ValueError: `state` is not the state of a controller.
+            ValueError: `state` is not the state of a controller; nothing has changed then.
         """
         try:
-            history = [Record(**record) for record in state["history"]]
-            bits, config = check_level("bits", state["bits"]), dict(state["config"])
+            history = list(check_history([Record(**record) for record in state["history"]]))
+            bits, config = check_level("bits", state["bits"]), json.loads(json.dumps(state["config"]))
+            if not isinstance(config, dict):
+                raise TypeError(f"config must be a dict, got {shown(config)}")
+            if history and history[-1].bits != bits:
+                raise ValueError(f"bits must be what the last epoch led to, {history[-1].bits}, got {bits}")
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"state must come from Controller.state_dict(), got {state!r}") from error
-        mine = self.state_dict()["config"]
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(f"state must come from Controller.state_dict(), got {shown(state)}: {cause}") from error
+        mine = json.loads(json.dumps(self.state_dict()["config"]))
         for key in sorted({*mine, *config}):
             if mine.get(key) != config.get(key):
                 logger.warning(
@@ -200,11 +207,34 @@ def _not_finite(metrics: Mapping[str, float]) -> list[str]:
     return sorted(key for key, value in metrics.items() if not math.isfinite(value))
 
 
+def _check_config(policy: Policy) -> None:
+    """Ranks and checkpoints compare configurations as JSON; one that cannot be compared is refused at once."""
+    config = policy.config()
+    try:
+        json.dumps(config, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"policy must have plain data in its config(), got {shown(config)}: {error}") from error
+    if not isinstance(config, dict):
+        raise TypeError(f"policy must have a dict for its config(), got {shown(config)}")
+
+
+def _checked(what: str, decision: Any) -> Decision:
+    """A policy's decision, which is the user's code's, as plain data."""
+    if not isinstance(decision, tuple) or len(decision) != 2:
+        raise TypeError(f"{what} must be a Decision(bits, reason), got {shown(decision)}")
+    if not isinstance(decision[1], str):
+        raise TypeError(f"{what} must have a string for its reason, got {shown(decision[1])}")
+    return Decision(check_level(f"bits of {what}", decision[0]), decision[1])
+
+
 def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
     """Sample-weighted means over the ranks, names in sorted order."""
-    total = sum(report["weight"] for report in reports)
     # A rank without samples may well have NaN for its metrics; 0 * NaN must not spoil the others'.
     used = [report for report in reports if report["weight"] > 0]
+    # Times a power of two, which changes no digit: weights near the largest float would add up to infinity.
+    exponent = math.frexp(max(report["weight"] for report in used))[1]
+    weights = [math.ldexp(report["weight"], -exponent) for report in used]
     return {
-        key: sum(report["metrics"][key] * report["weight"] for report in used) / total for key in reports[0]["metrics"]
+        key: sum(report["metrics"][key] * weight for report, weight in zip(used, weights, strict=True)) / sum(weights)
+        for key in reports[0]["metrics"]
     }

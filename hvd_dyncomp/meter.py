@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from hvd_dyncomp.checks import finite, shown, whole
+from hvd_dyncomp.levels import check_level
+
 
 def allreduce_bytes(nbytes: float, world_size: int) -> float:
     """Bytes that one of `world_size` workers sends in a bandwidth-optimal allreduce of `nbytes` bytes."""
@@ -30,6 +33,9 @@ class Traffic:
         nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
         steps: exchanges.
         seconds: time spent inside `compress` and `decompress`, waiting included.
+
+    Raises:
+        ValueError: a field is not a finite number of at least 0 (counts: a whole one).
     """
 
     compressed_bytes: float = 0.0
@@ -39,6 +45,12 @@ class Traffic:
     nonfinite_blocks: int = 0
     steps: int = 0
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("compressed_bytes", "uncompressed_bytes", "float32_bytes", "seconds"):
+            finite(name, getattr(self, name), 0)
+        for name in ("compressed_values", "nonfinite_blocks", "steps"):
+            whole(name, getattr(self, name), 0)
 
     @property
     def sent_bytes(self) -> float:
@@ -74,15 +86,24 @@ class Meter:
         self.records: dict[tuple[int, int], Traffic] = {}
 
     def at(self, epoch: int, bits: int) -> Traffic:
-        """The record of (epoch, bits), created when it is first asked for."""
-        return self.records.setdefault((epoch, bits), Traffic())
+        """The record of (epoch, bits), created when it is first asked for.
+
+        Raises:
+            ValueError: it is no epoch, counted from 0, or no level.
+        """
+        key = whole("epoch", epoch, 0), check_level("bits", bits)
+        if key not in self.records:
+            self.records[key] = Traffic()
+        return self.records[key]
 
     def epoch(self, epoch: int) -> Traffic:
-        """The sum over the levels of one epoch."""
+        """The sum over the levels of one epoch. Raises ValueError if it is none."""
+        whole("epoch", epoch, 0)
         return self._sum(lambda key: key[0] == epoch)
 
     def level(self, bits: int) -> Traffic:
-        """The sum over the epochs of one level."""
+        """The sum over the epochs of one level. Raises ValueError if it is none."""
+        check_level("bits", bits)
         return self._sum(lambda key: key[1] == bits)
 
     def total(self) -> Traffic:
@@ -101,10 +122,20 @@ class Meter:
         return [{"epoch": epoch, "bits": bits, **asdict(record)} for (epoch, bits), record in self.records.items()]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Replaces all records with those of `state_dict()`."""
-        self.records = {
-            (int(row["epoch"]), int(row["bits"])): Traffic(
-                **{k: v for k, v in row.items() if k not in ("epoch", "bits")}
-            )
-            for row in state
-        }
+        """Replaces all records with those of `state_dict()`.
+
+        Raises:
+            ValueError: `state` is something else; nothing has changed then.
+        """
+        meter = Meter()
+        try:
+            for row in state:
+                counts = {**row}
+                key = whole("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
+                if key in meter.records:
+                    raise ValueError(f"epoch and bits must be there once, got {key} twice")
+                meter.records[key] = Traffic(**counts)
+        except (KeyError, TypeError, ValueError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
+        self.records = meter.records

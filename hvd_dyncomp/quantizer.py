@@ -15,7 +15,7 @@ from hvd_dyncomp import comm, introduction, residuals
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
 from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
-from hvd_dyncomp.checks import whole
+from hvd_dyncomp.checks import boolean, choice, shown, whole
 from hvd_dyncomp.codec import WIRE_VERSION
 from hvd_dyncomp.comm import Compressor, rank_and_size
 from hvd_dyncomp.controller import Controller
@@ -68,8 +68,8 @@ class DynamicQuantizer(Compressor):
         meter: the `Meter` of what this rank has sent.
 
     Raises:
-        ValueError: an argument is out of range; at the first gradient: the optimizer's op is not Average or Sum, or a
-            second optimizer uses the same quantizer.
+        ValueError, TypeError: an argument is out of range or of another type; at the first gradient: the optimizer's op
+            is not Average or Sum, or a second optimizer uses the same quantizer.
         LockstepError: at the first gradient, on every rank: the ranks have other parameters or settings; later, from
             the optimizer's step: they disagree about level or step. (Where a rank at 32 bits meets one that compresses,
             Horovod's own error may come first.)
@@ -91,15 +91,12 @@ class DynamicQuantizer(Compressor):
     ) -> None:
         self.controller = Controller() if controller is None else controller
         if not isinstance(self.controller, Controller):
-            raise TypeError(f"controller must be a Controller, got {controller!r}")
-        for argument, value in (("error_feedback", error_feedback), ("auto_level", auto_level)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{argument} must be True or False, got {value!r}")
-        if rounding not in ("nearest", "stochastic"):
-            raise ValueError(f"rounding must be 'nearest' or 'stochastic', got {rounding!r}")
-        if whole("block_size", block_size, 64) & (block_size - 1) or block_size > 65536:
-            raise ValueError(f"block_size must be a power of two from 64 to 65536, got {block_size!r}")
-        self._error_feedback, self._block_size = error_feedback, block_size
+            raise TypeError(f"controller must be a Controller, got {shown(controller)}")
+        self._error_feedback, auto_level = boolean("error_feedback", error_feedback), boolean("auto_level", auto_level)
+        rounding = choice("rounding", rounding, ("nearest", "stochastic"))
+        self._block_size = whole("block_size", block_size, 64, 65536)
+        if self._block_size & (self._block_size - 1):
+            raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(block_size)}")
         self._min_numel = whole("min_numel", min_numel, 1)
         self._bucket_bytes = whole("bucket_bytes", bucket_bytes, 1)
         seed = whole("seed", seed, 0)
@@ -130,6 +127,8 @@ class DynamicQuantizer(Compressor):
         float32 to reduce, so that its bookkeeping goes on.
         """
         began = time.perf_counter()
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         name = self._name_of(tensor)
         if name is None or self._binding is None:
             self._note_uncompressed(tensor)
@@ -154,6 +153,10 @@ class DynamicQuantizer(Compressor):
 
         Horovod has handed in all gradients of a step before it asks for the first one back.
         """
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
+        if ctx is not None and not isinstance(ctx, _Context):
+            raise TypeError(f"ctx must be what compress returned, got {shown(ctx)}")
         gradient, step, compressed = ctx or _Context(tensor)  # compress never sees a gradient that stays sparse
         if step is None:
             return tensor
@@ -192,19 +195,28 @@ class DynamicQuantizer(Compressor):
         May be called before the first gradient; what concerns parameters is then checked at the first gradient.
 
         Raises:
-            ValueError: the state is not a quantizer's, or is another rank's, or of other parameters.
+            ValueError: the state is not a quantizer's, or is another rank's, or of other parameters; nothing has
+                changed then.
         """
-        missing = sorted({"steps", "rank", "world_size", "factor", "meter", *residuals.KEYS} - set(state))
-        if missing:
-            raise ValueError(f"state must come from DynamicQuantizer.state_dict(); it lacks {missing}")
+        try:
+            state = residuals.checked(state)
+            steps, meter = whole("steps", state["steps"], 0), Meter()
+            meter.load_state_dict(state["meter"])
+            if state.get("auto_level"):
+                AutoLevel(1).load_state_dict(state["auto_level"])
+        except (KeyError, TypeError, ValueError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
+            ) from error
         if self._binding is not None:
             residuals.check(self._buckets, state, self._binding.rank, self._binding.world_size)
-        self._loaded, self._unsettled = state, True
-        self._step = None
-        self._steps = int(state["steps"])
-        self.meter.load_state_dict(state["meter"])
         if self._auto is not None and state.get("auto_level"):
             self._auto.load_state_dict(state["auto_level"])
+        self._loaded, self._unsettled = state, True
+        self._step = None
+        self._steps = steps
+        self.meter.records = meter.records
 
     def sync(self) -> None:
         """Takes over what rank 0 knows: for workers that join a run (`hvd_dyncomp.elastic`). Collective.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.buckets import Bucket, Residuals
+from hvd_dyncomp.checks import boolean, finite, shown, whole
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,38 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
     return {"residuals": own, "shard_residuals": shards}
 
 
+def checked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy of a state whose parts that belong here have the types and ranges that `restore` relies on.
+
+    Raises:
+        KeyError, TypeError, ValueError: they have not.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a mapping, got {shown(state)}")
+    # A copy, because it is put back at the first gradient only, and its owner may go on with it before.
+    own = copy.deepcopy(dict(state))
+    size = whole("world_size", own["world_size"], 1)
+    if own["rank"] is not None:
+        whole("rank", own["rank"], 0, size - 1)
+    if finite("factor", own["factor"]) <= 0:
+        raise ValueError(f"factor must be more than 0, got {shown(own['factor'])}")
+    for name, values in dict(own["residuals"]).items():
+        _check_values(f"residuals[{name!r}]", values)
+    for name, shard in dict(own["shard_residuals"]).items():
+        _check_values(f"the shard residuals of {name!r}", shard["values"])
+        if shard["values"].dim() != 1:
+            raise ValueError(f"the shard residuals of {name!r} must have one dimension, got {shown(shard['values'])}")
+        whole("layout", shard["layout"], 0)
+        whole("first", shard["first"], 0)
+        boolean("carries", shard["carries"])
+    return own
+
+
+def _check_values(name: str, values: Any) -> None:
+    if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or not bool(values.isfinite().all()):
+        raise ValueError(f"{name} must be a tensor of finite float32, got {shown(values)}")
+
+
 def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:
     """Whether `restore` can put back this state.
 
@@ -53,6 +87,12 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
     carrying = [bucket for bucket in buckets if bucket.residuals is not None]
     if not saved or not carrying:
         return
+    for bucket in carrying:
+        shard = state["shard_residuals"].get(bucket.name)
+        if shard is not None and shard["layout"] == bucket.layout:
+            end, size = shard["first"] + shard["values"].numel(), bucket.blocks * bucket.block_size
+            if end > size:
+                raise ValueError(f"state has shard residuals up to {end} of bucket {bucket.name}, which has {size}")
     shapes = {slot.name: slot.shape for bucket in carrying for slot in bucket.slots}
     theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
     for name in sorted({*shapes, *theirs}):

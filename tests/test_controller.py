@@ -134,7 +134,7 @@ def test_bad_arguments(arguments, text):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (({"a": "x"},), "could not convert"),
+        (({"a": "x"},), r"metrics\['a'\] must be a number, got 'x'"),
         ((None,), "metrics must be"),
         (({1: 2.0},), "metrics must be"),
     ],

@@ -41,7 +41,7 @@ def test_without_horovod_policies_codec_and_kernels_work():
         "import hvd_dyncomp, hvd_dyncomp.codec, torch\n"
         "from hvd_dyncomp.kernels import encode_into\n"
         "assert hvd_dyncomp.Static(4).decide([]).bits == 4\n"
-        "encode_into(torch.empty(260, dtype=torch.uint8), torch.ones(512), None, bits=4, block_size=512)\n"
+        "encode_into(torch.empty(260, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"
     )
     assert done.returncode == 0, done.stderr
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.kernels import reference
 from hvd_dyncomp.kernels.reference import PLACEMENTS, Noise, block_bytes
 
@@ -31,6 +32,7 @@ except ImportError as error:
 __all__ = ["Noise", "block_bytes", "decode_into", "encode_into", "reduce_into"]
 
 BLOCK_SIZES = frozenset(2**exponent for exponent in range(6, 17))
+_MOST_VALUES = 2**62  # what an index may be: far below what C's size_t holds
 
 
 def encode_into(
@@ -55,10 +57,11 @@ def encode_into(
         noise: stochastic rounding with this randomness; None rounds to nearest.
 
     Raises:
-        ValueError: an argument has another dtype or size, or is not contiguous; the text names it.
+        ValueError, TypeError: an argument has another type, dtype or size, or is not contiguous; the text names it.
     """
     blocks = _blocks("out", out, bits, block_size)
     on_cpu = _check_values(values, first) and out.is_cpu
+    _check_noise(noise)
     if residual is not None:
         _check("residual", residual, torch.float32, blocks * block_size)
         on_cpu = on_cpu and residual.is_cpu
@@ -90,10 +93,11 @@ def decode_into(
         factor: multiplied into the steps, in float32.
 
     Raises:
-        ValueError: as in `encode_into`.
+        ValueError, TypeError: as in `encode_into`.
     """
     blocks, on_cpu = _check_versions(versions, bits, block_size)
     on_cpu = _check_values(values, first) and on_cpu
+    factor = finite("factor", factor)
     if native is not None and on_cpu:
         native.decode_into(values, first, versions, blocks, block_size, bits, factor)
         return
@@ -119,9 +123,10 @@ def reduce_into(
         versions: as in `decode_into`; `out` may not overlap them.
 
     Raises:
-        ValueError: as in `encode_into`.
+        ValueError, TypeError: as in `encode_into`.
     """
     blocks, on_cpu = _check_versions(versions, bits, block_size)
+    _check_noise(noise)
     _check("out", out, torch.uint8, blocks * block_bytes(bits, block_size))
     on_cpu = on_cpu and out.is_cpu
     if residual is not None:
@@ -141,10 +146,14 @@ def reduce_into(
 
 def _check_values(values: Sequence[torch.Tensor], first: int) -> bool:
     """Whether all are on the CPU."""
-    if first < 0:
-        raise ValueError(f"first must not be negative, got {first}")
+    if not isinstance(first, int) or not 0 <= first < _MOST_VALUES:
+        raise ValueError(f"first must be a whole number that is not negative, got {shown(first)}")
+    if not isinstance(values, (list, tuple)):  # what can be read once only would be empty after this check
+        raise TypeError(f"values must be a list or a tuple of tensors, got {shown(values)}")
     on_cpu = True
     for tensor in values:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"values must be tensors, got {shown(tensor)}")
         if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
             _check("values", tensor, torch.float32, tensor.numel())
         on_cpu = on_cpu and tensor.is_cpu
@@ -153,8 +162,8 @@ def _check_values(values: Sequence[torch.Tensor], first: int) -> bool:
 
 def _check_versions(versions: Sequence[torch.Tensor], bits: int, block_size: int) -> tuple[int, bool]:
     """The number of blocks in each, and whether all are on the CPU."""
-    if not versions:
-        raise ValueError("versions must be one or more, got none")
+    if not isinstance(versions, (list, tuple)) or not versions:
+        raise ValueError(f"versions must be a list or a tuple of one or more tensors, got {shown(versions)}")
     blocks = _blocks("versions", versions[0], bits, block_size)
     size = blocks * block_bytes(bits, block_size)
     on_cpu = True
@@ -166,10 +175,12 @@ def _check_versions(versions: Sequence[torch.Tensor], bits: int, block_size: int
 
 def _blocks(name: str, payload: torch.Tensor, bits: int, block_size: int) -> int:
     """The number of blocks in `payload`."""
-    if bits not in PLACEMENTS:
-        raise ValueError(f"bits must be a level below 32, got {bits!r}")
-    if block_size not in BLOCK_SIZES:
-        raise ValueError(f"block_size must be a power of two from 64 to 65536, got {block_size!r}")
+    if not isinstance(bits, int) or bits is True or bits not in PLACEMENTS:
+        raise ValueError(f"bits must be a level below 32, got {shown(bits)}")
+    if not isinstance(block_size, int) or block_size not in BLOCK_SIZES:
+        raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(block_size)}")
+    if not isinstance(payload, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {shown(payload)}")
     size = block_bytes(bits, block_size)
     blocks, rest = divmod(payload.numel(), size)
     if rest:
@@ -178,7 +189,21 @@ def _blocks(name: str, payload: torch.Tensor, bits: int, block_size: int) -> int
     return blocks
 
 
+def _check_noise(noise: Noise | None) -> None:
+    if noise is None:
+        return
+    numbers = (*noise.key, noise.first) if isinstance(noise, Noise) and isinstance(noise.key, tuple) else ()
+    if len(numbers) != 3 or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise TypeError(f"noise must be a Noise of whole numbers that are not negative, got {shown(noise)}")
+    if noise.first >= _MOST_VALUES:
+        raise ValueError(f"noise.first must be less than 2^62, got {shown(noise.first)}")
+    if max(noise.key) >= 2**32:
+        raise ValueError(f"noise.key must be two words of 32 bits, got {shown(noise.key)}")
+
+
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {shown(tensor)}")
     if tensor.dtype is not dtype or tensor.numel() != size or not tensor.is_contiguous():
         got = f"{tensor.numel()} of {tensor.dtype}{'' if tensor.is_contiguous() else ', not contiguous'}"
         raise ValueError(f"{name} must be {size} contiguous elements of {dtype}, got {got}")

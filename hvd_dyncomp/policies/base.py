@@ -20,7 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.checks import boolean, number, sequence, shown, whole
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 
 class Decision(NamedTuple):
@@ -35,6 +36,9 @@ class Record:
     """One finished epoch: its number, its metrics averaged over the workers, and what was decided after it.
 
     `usable` is False where metrics were not finite or the policy failed: policies never see that epoch.
+
+    Raises:
+        ValueError, TypeError: a field is out of range or of another type; the message names it and its value.
     """
 
     epoch: int
@@ -42,6 +46,45 @@ class Record:
     bits: int = UNCOMPRESSED
     reason: str = ""
     usable: bool = True
+
+    def __post_init__(self) -> None:
+        # What is kept is a copy: the caller may go on filling its own.
+        object.__setattr__(self, "epoch", whole("epoch", self.epoch, 0))
+        object.__setattr__(self, "metrics", check_metrics(self.metrics))
+        object.__setattr__(self, "bits", check_level("bits", self.bits))
+        if not isinstance(self.reason, str):
+            raise TypeError(f"reason must be a string, got {shown(self.reason)}")
+        boolean("usable", self.usable)
+
+
+def check_metrics(metrics: Any) -> dict[str, float]:
+    """A copy with names in sorted order and plain floats; NaN and infinities pass.
+
+    Raises:
+        TypeError: it is no mapping from strings.
+        ValueError: a value is not a number; the message names it.
+    """
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise TypeError(f"metrics must be a mapping from names to numbers, got {shown(metrics)}")
+    return {name: number(f"metrics[{name!r}]", metrics[name]) for name in sorted(metrics)}
+
+
+def check_history(history: Any) -> Sequence[Record]:
+    """Returns `history` if it is what `Policy.decide` takes.
+
+    Raises:
+        TypeError: it is no sequence of records.
+        ValueError: its epochs do not ascend.
+    """
+    epochs = []
+    for record in sequence("history", history):
+        if not isinstance(record, Record):
+            raise TypeError(f"history must be a sequence of Records, got {shown(record)} in it")
+        epochs.append(record.epoch)
+    for earlier, later in zip(epochs, epochs[1:], strict=False):
+        if earlier >= later:
+            raise ValueError(f"history must have ascending epochs, got {later} after {earlier} in {shown(history)}")
+    return history
 
 
 class Policy(ABC):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hvd_dyncomp.checks import shown, whole
 from hvd_dyncomp.levels import check_level
-from hvd_dyncomp.policies.base import Decision, Policy, Record
+from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 
 class Static(Policy):
@@ -21,6 +22,7 @@ class Static(Policy):
         self.bits = check_level("bits", bits)
 
     def decide(self, history: Sequence[Record]) -> Decision:
+        check_history(history)
         return Decision(self.bits, "static")
 
     def config(self) -> dict[str, Any]:
@@ -38,16 +40,17 @@ class Schedule(Policy):
 
     def __init__(self, levels: Mapping[int, int]) -> None:
         if not isinstance(levels, Mapping) or not levels:
-            raise ValueError(f"levels must be a mapping from epochs to levels, got {levels!r}")
+            raise ValueError(f"levels must be a mapping from epochs to levels, got {shown(levels)}")
+        plain = {}
         for epoch, bits in levels.items():
-            if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-                raise ValueError(f"levels must have epochs, counted from 0, as its keys, got {epoch!r}")
-            check_level(f"levels[{epoch}]", bits)
-        if 0 not in levels:
-            raise ValueError(f"levels must say the level of epoch 0, got {dict(levels)!r}")
-        self.levels = dict(sorted(levels.items()))
+            epoch = whole("an epoch in levels", epoch, 0)
+            plain[epoch] = check_level(f"levels[{epoch}]", bits)
+        if 0 not in plain:
+            raise ValueError(f"levels must say the level of epoch 0, got {shown(levels)}")
+        self.levels = dict(sorted(plain.items()))
 
     def decide(self, history: Sequence[Record]) -> Decision:
+        history = check_history(history)
         epoch = history[-1].epoch + 1 if history else 0
         since = max(start for start in self.levels if start <= epoch)
         return Decision(self.levels[since], f"scheduled from epoch {since}")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_dyncomp.checks import finite, whole
+from hvd_dyncomp.checks import boolean, choice, finite, sequence, shown, whole
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
-from hvd_dyncomp.policies.base import Decision, Policy, Record
+from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 
 @dataclass
@@ -45,8 +45,8 @@ class StepFunction(Policy):
         thresholds: ascending values of `monitor`, one fewer than levels. They must be reachable at the level they
             leave: as a rule, what an uncompressed run passes at 15 % and 40 % of its epochs.
         monitor: name of the metric for the thresholds and for "plateau"; greater is better.
-        loss: name of the loss for rule 2; None switches the rule off.
-        min_improvement: relative fall of the loss under which an epoch counts as slow.
+        loss: name of the loss for rule 2, where less is better; None switches the rule off.
+        min_improvement: relative fall of the loss under which an epoch counts as slow, from 0 up to, but not, 1.
         loss_patience: slow epochs in a row that raise the step.
         stagnation: "time", "plateau" or None (never release).
         stagnation_patience: epochs that must be exceeded before a release.
@@ -56,7 +56,7 @@ class StepFunction(Policy):
         total_epochs: length of the run if known; a release that could not finish in it is not begun.
 
     Raises:
-        ValueError: an argument is out of range; the message names it and its value.
+        ValueError, TypeError: an argument is out of range or of another type; the message names it and its value.
 
     Example:
         >>> policy = StepFunction(levels=(4, 8, 16), thresholds=(0.5, 0.8))
@@ -84,17 +84,17 @@ class StepFunction(Policy):
         self.thresholds = _ascending_thresholds(thresholds, len(self.levels) - 1)
         self.monitor = _name("monitor", monitor)
         self.loss = None if loss is None else _name("loss", loss)
-        self.min_improvement = finite("min_improvement", min_improvement)
+        if self.loss == self.monitor:
+            raise ValueError(f"loss must be another metric than monitor, got {loss!r} for both")
+        self.min_improvement = finite("min_improvement", min_improvement, 0)
+        if self.min_improvement >= 1:
+            raise ValueError(f"min_improvement must be less than 1, got {shown(min_improvement)}")
         self.loss_patience = whole("loss_patience", loss_patience, 1)
-        if stagnation not in ("time", "plateau", None):
-            raise ValueError(f"stagnation must be 'time', 'plateau' or None, got {stagnation!r}")
-        self.stagnation = stagnation
+        self.stagnation = None if stagnation is None else choice("stagnation", stagnation, ("time", "plateau"))
         self.stagnation_patience = whole("stagnation_patience", stagnation_patience, 0)
         self.release_epochs = whole("release_epochs", release_epochs, 1)
         self.cooldown = whole("cooldown", cooldown, 0)
-        if not isinstance(release_at_top, bool):
-            raise ValueError(f"release_at_top must be True or False, got {release_at_top!r}")
-        self.release_at_top = release_at_top
+        self.release_at_top = boolean("release_at_top", release_at_top)
         self.total_epochs = None if total_epochs is None else whole("total_epochs", total_epochs, 1)
 
     def config(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class StepFunction(Policy):
         # Replaying the whole history keeps the policy free of state of its own; a thousand epochs take milliseconds.
         trace = _Trace()
         decision = Decision(self.levels[0], "start")
-        for record in history:
+        for record in check_history(history):
             decision = self._advance(trace, record)
         return decision
 
@@ -187,25 +187,24 @@ class StepFunction(Policy):
 
 
 def _ascending_levels(levels: Sequence[int]) -> tuple[int, ...]:
-    levels = tuple(levels)
-    for bits in levels:
-        if check_level("levels", bits) == UNCOMPRESSED:
-            raise ValueError(f"levels must be below 32, which is what a release is for, got {levels!r}")
-    if not levels or any(a >= b for a, b in zip(levels, levels[1:], strict=False)):
-        raise ValueError(f"levels must be one or more ascending levels, got {levels!r}")
-    return levels
+    plain = tuple(check_level("levels", bits) for bits in sequence("levels", levels))
+    if UNCOMPRESSED in plain:
+        raise ValueError(f"levels must be below 32, which is what a release is for, got {shown(levels)}")
+    if not plain or any(a >= b for a, b in zip(plain, plain[1:], strict=False)):
+        raise ValueError(f"levels must be one or more ascending levels, got {shown(levels)}")
+    return plain
 
 
 def _ascending_thresholds(thresholds: Sequence[float], expected: int) -> tuple[float, ...]:
-    thresholds = tuple(finite("thresholds", value) for value in thresholds)
-    if len(thresholds) != expected:
-        raise ValueError(f"thresholds must be one fewer than levels ({expected}), got {thresholds!r}")
-    if any(a >= b for a, b in zip(thresholds, thresholds[1:], strict=False)):
-        raise ValueError(f"thresholds must ascend, got {thresholds!r}")
-    return thresholds
+    plain = tuple(finite("thresholds", value) for value in sequence("thresholds", thresholds))
+    if len(plain) != expected:
+        raise ValueError(f"thresholds must be one fewer than levels ({expected}), got {shown(thresholds)}")
+    if any(a >= b for a, b in zip(plain, plain[1:], strict=False)):
+        raise ValueError(f"thresholds must ascend, got {shown(thresholds)}")
+    return plain
 
 
 def _name(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} must be the name of a metric, got {value!r}")
+        raise ValueError(f"{name} must be the name of a metric, got {shown(value)}")
     return value

@@ -52,6 +52,40 @@ def test_an_exception_in_the_policy_reaches_every_rank():
     assert controller.bits == 4 and len(controller.history) == 1
 
 
+class Flawed(Policy):
+    """Well at first; then it says what it should not, or what it is configured with has no text on rank 1."""
+
+    def __init__(self, reason="fine", config=None):
+        self.reason, self.later = reason, config or {}
+
+    def decide(self, history):
+        return Decision(4, self.reason if history else "start")
+
+    def config(self):
+        return {"policy": "Flawed", **(self.later if hvd.rank() == 1 else {})}
+
+
+def test_a_reason_that_is_no_text():
+    for reason in (None, 5, b"bytes"):
+        with pytest.raises(ControllerError, match="rank 0 after epoch 0: TypeError.*reason"):
+            Controller(Flawed(reason)).step({})
+
+
+def test_a_configuration_that_cannot_be_compared_any_more():
+    policy = Flawed()
+    controller = Controller(policy)
+    policy.later["value"] = object()
+    with pytest.raises(ControllerError, match="config.* on rank 1: TypeError"):
+        controller.step({})
+
+
+def test_a_metric_that_the_policy_watches_and_nobody_has():
+    controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)))
+    wanted = r"policy failed on rank 0 after epoch 0: .*must contain 'val_accuracy'.* got \['accuracy', 'train_loss'\]"
+    with pytest.raises(ControllerError, match=wanted):
+        controller.step({"accuracy": 0.5, "train_loss": 1.0})
+
+
 def test_on_error_hold_goes_on():
     controller = Controller(Failing(), on_error="hold")
     controller.step({})
@@ -74,6 +108,13 @@ def test_nan_holds_and_then_releases_everywhere(rank):
         ({"a": "high"}, {}, ControllerError, "rank 1 called .* ValueError.*high"),
         ({"a": 1.0}, {"num_samples": -1}, ControllerError, "rank 1 called .*num_samples.*-1"),
         (None, {}, ControllerError, "rank 1 called .*metrics.*None"),
+        ({"a": None}, {}, ControllerError, r"rank 1 called .*metrics\['a'\].*None"),
+        ({"a": torch.zeros(2)}, {}, ControllerError, "rank 1 called .*metrics.*tensor"),
+        # Too large for JSON, and for an error message as well.
+        ({"a": 10**5000}, {}, ControllerError, "rank 1 called .*metrics.*<int>"),
+        ({"a": 1.0}, {"epoch": 10**5000}, ControllerError, "rank 1 called .*epoch.*<int>"),
+        ({"a": 1.0}, {"epoch": "7"}, ControllerError, "rank 1 called .*epoch.*'7'"),
+        ({"a": 1.0}, {"num_samples": "9"}, ControllerError, "rank 1 called .*num_samples.*'9'"),
     ],
 )
 def test_bad_input_on_one_rank_is_an_error_on_all(rank, metrics, arguments, error, text):
