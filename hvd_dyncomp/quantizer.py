@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp import comm, introduction, residuals
+from hvd_dyncomp import comm, residuals
 from hvd_dyncomp.auto_level import AutoLevel
-from hvd_dyncomp.binding import Binding, calling_optimizer, names_by_parameter
-from hvd_dyncomp.buckets import Bucket, Slot, make_buckets
+from hvd_dyncomp.binding import calling_optimizer, names_by_parameter
 from hvd_dyncomp.checks import boolean, choice, shown, whole
-from hvd_dyncomp.codec import WIRE_VERSION
 from hvd_dyncomp.comm import Compressor, rank_and_size
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, allreduce_bytes
+from hvd_dyncomp.plan import Plan, Settings, agree
 from hvd_dyncomp.step import Step
 
 logger = logging.getLogger(__name__)
@@ -92,23 +91,23 @@ class DynamicQuantizer(Compressor):
         self.controller = Controller() if controller is None else controller
         if not isinstance(self.controller, Controller):
             raise TypeError(f"controller must be a Controller, got {shown(controller)}")
-        self._error_feedback, auto_level = boolean("error_feedback", error_feedback), boolean("auto_level", auto_level)
-        rounding = choice("rounding", rounding, ("nearest", "stochastic"))
-        self._block_size = whole("block_size", block_size, 64, 65536)
-        if self._block_size & (self._block_size - 1):
+        self._settings = Settings(
+            error_feedback=boolean("error_feedback", error_feedback),
+            block_size=whole("block_size", block_size, 64, 65536),
+            min_numel=whole("min_numel", min_numel, 1),
+            bucket_bytes=whole("bucket_bytes", bucket_bytes, 1),
+        )
+        if self._settings.block_size & (self._settings.block_size - 1):
             raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(block_size)}")
-        self._min_numel = whole("min_numel", min_numel, 1)
-        self._bucket_bytes = whole("bucket_bytes", bucket_bytes, 1)
+        stochastic = choice("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
         seed = whole("seed", seed, 0)
-        self._seed = seed if rounding == "stochastic" else None
+        self._seed = seed if stochastic else None
         self._names = None if named_parameters is None else names_by_parameter(named_parameters)
         self.meter = Meter()
         reprobe_epochs = whole("reprobe_epochs", reprobe_epochs, 1)
-        self._auto = AutoLevel(reprobe_epochs) if auto_level else None
+        self._auto = AutoLevel(reprobe_epochs) if boolean("auto_level", auto_level) else None
         self._steps = 0
-        self._binding: Binding | None = None
-        self._buckets: list[Bucket] = []
-        self._slots: dict[str, Slot] = {}
+        self._plan: Plan | None = None
         self._step: Step | None = None
         self._loaded: Mapping[str, Any] | None = None
         self._unsettled = False  # the ranks may have come apart: compare before the next step
@@ -130,16 +129,16 @@ class DynamicQuantizer(Compressor):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         name = self._name_of(tensor)
-        if name is None or self._binding is None:
+        if name is None or self._plan is None:
             self._note_uncompressed(tensor)
             return tensor, _Context(tensor)
         # A gradient that comes a second time belongs to a new step: the old one was given up after an error, for
         # instance because a worker died; who is there now has to introduce itself.
         if self._step is None or name in self._step.submitted:
-            if self._step is not None or self._unsettled or self._binding.outdated:
-                self._binding = self._bind_again(self._binding.optimizer)
-            self._step = self._begin_step(self._binding)
-        step, slot = self._step, self._slots.get(name)
+            if self._step is not None or self._unsettled or self._plan.binding.outdated:
+                self._bind(self._plan.binding.optimizer)
+            self._step = self._begin_step(self._plan)
+        step, slot = self._step, self._plan.slots.get(name)
         step.submitted.add(name)
         if slot is None or step.bits == UNCOMPRESSED:
             wire, context = step.pass_uncompressed(tensor, slot), _Context(tensor, step)
@@ -178,7 +177,7 @@ class DynamicQuantizer(Compressor):
         """
         if self._loaded is not None:
             return dict(self._loaded)
-        binding = self._binding
+        binding = self._plan.binding if self._plan else None
         return {
             "steps": self._steps,
             "rank": binding.rank if binding else 0,
@@ -186,7 +185,7 @@ class DynamicQuantizer(Compressor):
             "factor": binding.factor if binding else 1.0,
             "meter": self.meter.state_dict(),
             "auto_level": self._auto and self._auto.state_dict(),
-            **residuals.export(self._buckets),
+            **residuals.export(self._plan.buckets if self._plan else []),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -209,8 +208,8 @@ class DynamicQuantizer(Compressor):
             raise ValueError(
                 f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
             ) from error
-        if self._binding is not None:
-            residuals.check(self._buckets, state, self._binding.rank, self._binding.world_size)
+        if self._plan is not None:
+            residuals.check(self._plan.buckets, state, self._plan.binding.rank, self._plan.binding.world_size)
         if self._auto is not None and state.get("auto_level"):
             self._auto.load_state_dict(state["auto_level"])
         self._loaded, self._unsettled = state, True
@@ -233,93 +232,46 @@ class DynamicQuantizer(Compressor):
 
     def _name_of(self, tensor: torch.Tensor) -> str | None:
         """Name of the parameter whose gradient this is. Binds to the calling optimizer when it is first needed."""
-        caller = sys._getframe(2).f_code
-        if self._binding is not None and caller in self._callers:
-            name = self._binding.name_of_gradient(tensor)
+        caller, plan = sys._getframe(2).f_code, self._plan
+        if plan is not None and caller in self._callers:
+            name = plan.binding.name_of_gradient(tensor)
             if name is not None:
                 return name
         # The first gradient, one that Horovod has made dense, or a tensor that came from elsewhere.
         optimizer, parameter = calling_optimizer(self)
         if optimizer is None:
             return None
-        binding = self._binding
-        if binding is None:
-            binding = self._bind(optimizer)
-        elif binding.optimizer is not optimizer:
+        if plan is None:
+            plan = self._bind(optimizer)
+        elif plan.binding.optimizer is not optimizer:
             raise ValueError(
                 "a DynamicQuantizer works for one optimizer, and this one has another already; "
                 "make one DynamicQuantizer per optimizer (they may share a controller)"
             )
         self._callers.add(caller)
         # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
-        name = binding.name_of_gradient(tensor)
-        return name if name is not None or parameter is None else binding.name_of(parameter)
+        name = plan.binding.name_of_gradient(tensor)
+        return name if name is not None or parameter is None else plan.binding.name_of(parameter)
 
-    def _bind(self, optimizer: torch.optim.Optimizer) -> Binding:
-        try:
-            binding, buckets, self._slots = self._prepare(optimizer)
-        except ValueError as error:
-            introduction.give_up(error, getattr(optimizer, "process_set", None))
-            raise
-        settings = {
-            "wire version": WIRE_VERSION,
-            "world size": binding.world_size,
-            "bits": self.controller.bits,
-            "steps so far": self._steps,
-            "auto_level": self._auto is not None,
-            "error_feedback": self._error_feedback,
-            "block_size": self._block_size,
-            "min_numel": self._min_numel,
-            "bucket_bytes": self._bucket_bytes,
-        }
-        shapes = [(name, tuple(parameter.shape)) for name, parameter in binding.named]
-        carries = any(bucket.carries for bucket in buckets)
-        if introduction.introduce(settings, shapes, carries, binding.process_set):
-            # On all ranks alike, as it decides about what travels: in float32, even if gradients are float16.
-            for bucket in buckets:
-                bucket.carries = True
-        self._loaded, self._unsettled = None, False
-        self._buckets, self._binding = buckets, binding
-        logger.info(
-            "bound to %s: %d of %d parameters compressed, in %d buckets",
-            type(optimizer).__name__,
-            len(self._slots),
-            len(binding.named),
-            len(buckets),
-        )
-        return binding
-
-    def _bind_again(self, optimizer: torch.optim.Optimizer) -> Binding:
-        """Other workers may be there, or another state has been loaded; residuals are carried over."""
-        if self._loaded is None:
+    def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:
+        """Agrees with the other ranks about a plan: at first, and when other ranks or another state may be there."""
+        if self._plan is not None and self._loaded is None:
             # A rank may have got another number; what it owes is still its own.
             self._loaded = {**self.state_dict(), "rank": None}
-        return self._bind(optimizer)
+        about = {"bits": self.controller.bits, "steps so far": self._steps, "auto_level": self._auto is not None}
+        self._plan = agree(optimizer, self._names, self._settings, self._loaded, about)
+        self._loaded, self._unsettled = None, False
+        return self._plan
 
-    def _prepare(self, optimizer: torch.optim.Optimizer) -> tuple[Binding, list[Bucket], dict[str, Slot]]:
-        binding = Binding(optimizer, self._names)
-        buckets, slots = make_buckets(
-            binding.named,
-            min_numel=self._min_numel,
-            bucket_bytes=self._bucket_bytes,
-            block_size=self._block_size,
-            rank=binding.rank,
-            world_size=binding.world_size,
-            error_feedback=self._error_feedback,
-        )
-        if self._loaded is not None:
-            residuals.restore(buckets, self._loaded, binding.rank, binding.world_size, binding.factor)
-        return binding, buckets, slots
-
-    def _begin_step(self, binding: Binding) -> Step:
+    def _begin_step(self, plan: Plan) -> Step:
         """Fixes the level for all gradients until they have been collected."""
         # A process set of one worker has nobody to send to.
-        bits = self.controller.bits if binding.world_size > 1 else UNCOMPRESSED
+        bits = self.controller.bits if plan.binding.world_size > 1 else UNCOMPRESSED
         if self._auto is not None:
             bits = self._auto.begin_step(bits, self.controller.epoch, time.monotonic())
         step = Step(
-            binding,
-            self._buckets,
+            plan.binding,
+            plan.buckets,
             bits=bits,
             choice=self._auto.verdict if self._auto is not None else 0,
             number=self._steps,

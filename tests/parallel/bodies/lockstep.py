@@ -19,7 +19,7 @@ from hvd_dyncomp import (
     Static,
     StepFunction,
     kernels,
-    quantizer,
+    plan,
 )
 
 
@@ -179,7 +179,7 @@ def test_another_order_of_parameters_on_one_rank(rank):
 
 def test_another_wire_format_on_one_rank(rank, monkeypatch):
     if rank == 1:
-        monkeypatch.setattr(quantizer, "WIRE_VERSION", 99)
+        monkeypatch.setattr(plan, "WIRE_VERSION", 99)
     problem = Problem(names=["long"], compression=DynamicQuantizer(Controller(Static(4))))
     with pytest.raises(LockstepError, match="wire version 2, rank 1 has 99"):
         problem.reduce(problem.draw(seed=1))
