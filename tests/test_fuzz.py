@@ -76,3 +76,26 @@ def test_a_damaged_message_is_refused_or_decoded(data, bits, blocks):
     with pytest.raises(LockstepError) if refused else contextlib.nullcontext():
         [payload] = split_messages(as_tensor(bytes(whole)), [expected(bits, blocks)], BLOCK_SIZE, "here")
         assert decode([payload], bits).numel() == blocks * BLOCK_SIZE
+
+
+@pytest.mark.soak
+def test_a_gigabyte_of_arbitrary_payloads():
+    """The same in bulk: messages of 1 MiB, whose first blocks the reference decodes as well."""
+    generator = torch.Generator().manual_seed(0)
+    levels = [bits for bits in LEVELS if bits < 32]
+    fed = 0
+    while fed < 2**30:
+        bits = levels[fed // 2**20 % len(levels)]
+        blocks = 2**20 // block_bytes(bits, BLOCK_SIZE)
+        header = expected(bits, blocks)
+        payload = torch.randint(256, (blocks * block_bytes(bits, BLOCK_SIZE),), dtype=torch.uint8, generator=generator)
+        found = split_messages(torch.cat([header_tensor(header, CPU), payload]), [header], BLOCK_SIZE, "here")
+        got = decode(found, bits)[: 16 * BLOCK_SIZE]
+        first = payload.view(blocks, -1)[:16]
+        wanted = reference.decode_sum([first], bits=bits, block_size=BLOCK_SIZE)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+        out, residual = torch.zeros_like(payload), torch.zeros(blocks * BLOCK_SIZE)
+        reduce_into(out, found, residual, bits=bits, block_size=BLOCK_SIZE)
+        assert residual.isfinite().all()
+        fed += 2**20
+    print(f"{fed} bytes")

@@ -90,6 +90,28 @@ def test_decoded_plus_residual_is_the_original(bits, stochastic, data):
     assert ((decoded.double() + residual.double()) - total.double()).abs().max().item() <= ulp
 
 
+HUGE = st.sampled_from([3.4028234e38, 3.36e38, 3e38, 2e38, 1.7e38, 1e38, 7e37, 5e37, 1e37])
+
+
+@each_level
+@pytest.mark.parametrize("stochastic", [False, True])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_huge_values_never_make_a_residual_infinite(bits, stochastic, data):
+    """What cannot be delivered without overflow reaches everybody as NaN, and is forgotten: the next step is clean."""
+    signs = torch.randint(2, (64,), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))) * 2 - 1
+    x, before = signs * data.draw(HUGE), data.draw(st.sampled_from([0.0, 1.0, 1e37])) * torch.ones(64)
+    x[: data.draw(st.integers(0, 64))] = 0  # a block of few values has another step than one of many
+    residual = before.clone()
+    noise = Noise((data.draw(st.integers(0, 2**32 - 1)), 99)) if stochastic else None
+    decoded = decode(encode(x, residual, bits=bits, block_size=64, noise=noise), bits=bits, block_size=64)
+    assert residual.isfinite().all()
+    if decoded.isnan().any():
+        assert decoded.isnan().all() and torch.equal(residual, before)
+        assert (x + before).abs().max() > 1e37, "only what is near the largest float32 overflows"
+    assert not decoded.isinf().any()
+
+
 @each_level
 def test_zero_blocks_stay_zero_and_keep_tiny_values(bits):
     x = torch.zeros(2 * B)

@@ -19,6 +19,9 @@ SCALE_BYTES = 4
 
 # Below this step a block counts as zero: that keeps 1 / step and every product finite. The residual keeps the values.
 SMALLEST_STEP = 2.0**-100
+# A block whose outermost code stands for more counts as infinite. It is half of what float32 can hold, so that no code
+# overflows, whatever the rounding of its step, and no residual becomes infinite.
+LARGEST_VALUE = 2.0**127
 
 
 class Placement(NamedTuple):
@@ -76,7 +79,8 @@ def encode(
 ) -> torch.Tensor:
     """Quantizes gradient + residual; what is lost becomes the new residual (equation 1).
 
-    Blocks with a NaN or an infinity decode to NaN everywhere and leave their residual as it was.
+    Blocks with a NaN, an infinity, or values so large that a code would overflow (`LARGEST_VALUE`) decode to NaN
+    everywhere and leave their residual as it was.
 
     Args:
         gradient: (n,) float32, n a multiple of `block_size`.
@@ -97,8 +101,8 @@ def encode(
     k = _round(x, torch.where(live, 1 / step, 0.0), placement, noise)
     k = torch.where(live, k, 0.0)
 
-    # A NaN step stays on the wire and makes the whole block NaN when it is decoded; infinities become NaN as well.
-    finite = torch.isfinite(step)
+    # A NaN step on the wire makes the whole block NaN when it is decoded.
+    finite = step <= LARGEST_VALUE / placement.half  # False for NaN
     step = torch.where(finite, torch.where(live, step, 0.0), torch.nan)
     if residual is not None:
         lost = x - _values(k, step, placement)

@@ -245,9 +245,10 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residua
 template <int Bits, bool Stochastic>
 HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float step, uint32_t first,
                             const uint32_t* key) {
-    const bool finite = step <= __FLT_MAX__;  // steps are not negative; false for NaN
-    const bool live = step >= 0x1p-100f;      // reference.SMALLEST_STEP; false for NaN, true for infinity
-    if (!finite) residual = nullptr;          // it stays as it is
+    constexpr float largest = (float)(0x1p127 / placement(Bits).half);  // reference.LARGEST_VALUE
+    const bool finite = step <= largest;  // steps are not negative; false for NaN
+    const bool live = step >= 0x1p-100f;  // reference.SMALLEST_STEP; false for NaN, true for infinity
+    if (!finite) residual = nullptr;      // it stays as it is
     if (live) {
         write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, step, first, key);
     } else {
