@@ -8,11 +8,11 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train test soak lint study bench clean
+.PHONY: setup train test soak lint lock audit study bench clean
 
 setup: .venv/package.stamp
 
-.venv/setup.stamp: tools/setup.sh tools/build_horovod.sh tools/constraints.txt
+.venv/setup.stamp: tools/setup.sh tools/build_horovod.sh $(wildcard tools/*.txt)
 	tools/setup.sh
 	@touch $@
 
@@ -38,6 +38,27 @@ lint: setup
 	mypy
 	shellcheck tools/*.sh .ci/run
 
+# The tools of the next two, apart from what is tested.
+MAINTAIN := .venv-maintain
+
+# The versions in tools/*.in, with all that they need and the checksums of all files, for every platform. Versions that
+# are in the locks already stay; ARGS=--upgrade takes the newest ones.
+LOCK := $(MAINTAIN)/bin/uv pip compile -q --no-config --no-header --universal --python-version 3.11 \
+	--fork-strategy fewest --generate-hashes
+lock: $(MAINTAIN)/stamp
+	$(LOCK) $(ARGS) tools/requirements.in -o tools/requirements.txt
+	$(LOCK) $(ARGS) tools/maintain.in -o tools/maintain.txt
+
+# Strict: a package that the database does not answer for is a failure, not a pass.
+audit: $(MAINTAIN)/stamp
+	$(MAINTAIN)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off \
+		-r tools/requirements.txt -r tools/maintain.txt -r tools/horovod.txt $(ARGS)
+
+$(MAINTAIN)/stamp: tools/maintain.txt
+	python3 -m venv --clear $(MAINTAIN)
+	$(MAINTAIN)/bin/pip install -q --require-hashes --no-deps --only-binary :all: -r tools/maintain.txt
+	@touch $@
+
 study: setup
 	python launch/study.py $(ARGS)
 
@@ -46,4 +67,4 @@ bench: setup
 	python launch/bench.py $(ARGS)
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv $(MAINTAIN) build *.egg-info

@@ -15,6 +15,8 @@ import horovod.torch as hvd
 import torch
 from course import RunError
 
+from hvd_dyncomp.comm import gather_json
+
 T = TypeVar("T")
 PROGRAM = "train_resnet.py"
 
@@ -46,8 +48,7 @@ def together(what: str, action: Callable[[], T]) -> T:
         value = action()
     except (RunError, OSError, ImportError, ValueError) as caught:
         error = _one_line(caught)
-    # An explicit name: Horovod would otherwise derive it from the object's type, which differs between the ranks here.
-    errors = hvd.allgather_object(error, name=f"together.{what}")
+    errors = gather_json(error, f"together.{what}")
     failed = [(rank, text) for rank, text in enumerate(errors) if text is not None]
     if failed:
         _leave(failed)

@@ -16,6 +16,8 @@ import horovod.torch as hvd
 from contenders import Contender
 from shaping import INTERFACE
 
+from hvd_dyncomp.comm import gather_json
+
 _COUNTER = Path("/sys/class/net", INTERFACE, "statistics/tx_bytes")
 
 
@@ -34,7 +36,7 @@ def timed(contender: Contender) -> float:
 
 def slowest(seconds: float, name: str) -> float:
     """The largest of all ranks' numbers, on every rank. Collective."""
-    return max(hvd.allgather_object(seconds, name=f"alternation.slowest.{name}"))
+    return max(gather_json(seconds, f"alternation.slowest.{name}"))
 
 
 def turns_of(costs: Mapping[str, float], *, seconds: float, rounds: int) -> dict[str, int]:
@@ -76,7 +78,7 @@ def measure(
             took = timed(contenders[name])
             hvd.barrier()  # what the others wait for has then left this host, too
             mine[name].append((took, sent_bytes() - before if counted else 0))
-    everyone = hvd.allgather_object(mine, name="alternation.samples")
+    everyone = gather_json(mine, "alternation.samples")
     return {name: _merge([rank[name] for rank in everyone], counted) for name in contenders}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from files import replace_text
 
 FOLDER = Path("docs/bench")
 
@@ -110,6 +111,4 @@ def load(path: Path) -> dict[str, Any]:
 def save(path: Path, results: Mapping[str, Any]) -> None:
     """Replace a file in one go: an interrupted benchmark leaves the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    replace_text(path, json.dumps(results, indent=1) + "\n")

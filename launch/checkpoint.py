@@ -8,7 +8,6 @@ the newest is kept: should a disk have damaged the newest, the run goes on from 
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from collections.abc import Callable
@@ -21,6 +20,9 @@ import torch
 from agree import alone, together
 from compression import Baseline, Quantized
 from course import RunError, differences
+from files import replace
+
+from hvd_dyncomp.comm import gather_json
 
 FORMAT = 1
 _SHARED = re.compile(r"epoch-(\d+)\.pt")
@@ -87,7 +89,7 @@ def load(
     damage = ""
     for finished in candidates:
         shared, own, damage = together("checkpoint.read", partial(_read_both, folder, finished, config))
-        damages = hvd.allgather_object(damage, name="checkpoint.damage")
+        damages = gather_json(damage, "checkpoint.damage")
         damage = next(filter(None, damages), "")
         if not damage:
             model.load_state_dict(shared["model"])
@@ -152,17 +154,16 @@ def _rank_file(folder: Path, finished: int, rank: int) -> Path:
 
 
 def _write(state: dict[str, Any], path: Path) -> None:
-    """Write by way of a temporary file: whoever finds ``path`` finds all of it."""
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    replace(path, lambda file: torch.save(state, file), mode=0o600)
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove all checkpoints but the newest two, shared files first, so that what is left is never half of one."""
+    """Remove all checkpoints but the newest two, shared files first, so that what is left is never half of one.
+
+    And what a rank that was killed had begun to write: nobody is writing now.
+    """
+    for path in folder.glob("epoch-*.tmp"):
+        path.unlink(missing_ok=True)
     oldest = min(present(folder)[:2])
     old = [path for path in folder.glob("epoch-*.pt") if int(path.name[6:].split(".")[0]) < oldest]
     for path in sorted(old, key=lambda path: not _SHARED.fullmatch(path.name)):

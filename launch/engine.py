@@ -16,6 +16,8 @@ from compression import Baseline, Quantized
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hvd_dyncomp.comm import gather_json
+
 
 @dataclass
 class Score:
@@ -171,6 +173,6 @@ def check_replicas(model: nn.Module) -> None:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.contiguous().numpy().tobytes())
-    digests = hvd.allgather_object(digest.hexdigest(), name="replica.digest")
+    digests = gather_json(digest.hexdigest(), "replica.digest")
     if len(set(digests)) > 1:
         raise RuntimeError(f"the ranks' models have drifted apart: {len(set(digests))} versions on {hvd.size()} ranks")

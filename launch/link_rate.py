@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import IO, cast
 
 from course import RunError
 from netlab import Lab, hosts
@@ -45,10 +46,10 @@ def measure(lab: Lab, nbytes: int) -> float:
     this = [sys.executable, __file__]
     receiver = subprocess.Popen(lab.on_host(1, [*this, "--receive"]), stdout=subprocess.PIPE, text=True)
     try:
-        assert receiver.stdout is not None
-        receiver.stdout.readline()
+        said = cast(IO[str], receiver.stdout)
+        said.readline()
         subprocess.run(lab.on_host(0, [*this, "--send", lab.addresses[1], str(nbytes)]), check=True)
-        return float(receiver.stdout.readline())
+        return float(said.readline())
     finally:
         receiver.kill()
         receiver.wait()

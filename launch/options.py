@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from data import DATASETS
+from datasets import DATASETS
 from models import MODELS, SHORTCUTS
 from values import (
     Parser,

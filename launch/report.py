@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from course import RunError
+from files import replace_text
 from tqdm import tqdm
 
 if TYPE_CHECKING:  # report.py is also read by study.py, which needs no Horovod
@@ -90,7 +90,7 @@ class Metrics:
         self.lines = [line for line in read_lines(self.path) if line["epoch"] < epochs]
         if len(self.lines) != epochs:
             raise RunError(f"{self.path} has {len(self.lines)} of the {epochs} epochs that the checkpoint has seen")
-        _replace(self.path, "".join(_encode(line) + "\n" for line in self.lines))
+        replace_text(self.path, "".join(_encode(line) + "\n" for line in self.lines))
 
     def add(self, line: dict[str, Any]) -> None:
         """Append a line; NaN and infinities, which JSON does not know, become null."""
@@ -134,7 +134,7 @@ def write_summary(output_dir: Path, config: dict[str, Any], lines: list[dict[str
         **_sums(lines),
         "released": {"epochs": len(released), **_sums(released)},
     }
-    _replace(output_dir / SUMMARY, _encode(summary, indent=2) + "\n")
+    replace_text(output_dir / SUMMARY, _encode(summary, indent=2) + "\n")
     return summary
 
 
@@ -163,9 +163,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-import data
 import plots
 import table
 from course import RunError
+from datasets import DATASETS, best_present
 from scenarios import SCENARIOS, Result, Study, measured_thresholds, python_command, shared_flags
 from values import Parser, accuracies, count, learning_rate, natural
 
@@ -31,7 +31,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seeds", nargs="+", type=natural, default=[0, 1], metavar="N", help="one run of each scenario per seed")
     add("--epochs", type=count, default=15, metavar="N", help="epochs of every run")
     add("--depth", type=count, default=8, metavar="6n+2", help="of the ResNet")
-    add("--dataset", choices=("auto", *data.DATASETS), default="auto", help="auto: the best that is there already")
+    add("--dataset", choices=("auto", *DATASETS), default="auto", help="auto: the best that is there already")
     add("--data-dir", default="data", metavar="DIR", help="where data sets lie and are downloaded to")
     add("--limit-train", type=natural, default=0, metavar="N", help="train on N images only; 0: on all")
     add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
     output_dir = Path(args.output_dir)
     try:
         if args.dataset == "auto":
-            args.dataset = data.best_present(Path(args.data_dir))
+            args.dataset = best_present(Path(args.data_dir))
         study = Study(Path(args.runs_dir), args.workers, shared_flags(args), args.dataset, args.timeout)
         output_dir.mkdir(parents=True, exist_ok=True)
         results, thresholds = collect(args, study)

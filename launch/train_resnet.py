@@ -17,6 +17,7 @@ from typing import Any
 
 import checkpoint
 import data
+import datasets
 import horovod.torch as hvd
 import mpi_settings
 import options
@@ -28,6 +29,8 @@ from course import RunError, course
 from engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
 from models import build_model
 from report import METRICS, SUMMARY, Metrics, Progress, write_summary
+
+from hvd_dyncomp.comm import gather_json
 
 
 @dataclass
@@ -132,8 +135,8 @@ def load_data(args: argparse.Namespace) -> data.Data:
     folder = Path(args.data_dir)
     name = args.dataset
     if name == "auto":
-        chosen = alone("dataset", lambda: data.best_present(folder), here=hvd.rank() == 0)
-        name = hvd.broadcast_object(chosen, root_rank=0, name="dataset.name")
+        chosen = alone("dataset", lambda: datasets.best_present(folder), here=hvd.rank() == 0)
+        name = gather_json(chosen, "dataset.name")[0]
 
     def load() -> data.Data:
         return data.load(name, folder, val_size=args.val_size, limit_train=args.limit_train, seed=args.seed)
@@ -145,7 +148,7 @@ def load_data(args: argparse.Namespace) -> data.Data:
 def prepare_output(args: argparse.Namespace) -> Path:
     """The output folder, made and found writable by rank 0. Collective."""
     new = time.strftime(f"runs/%Y%m%d-%H%M%S-{args.model}-{args.compression}")
-    folder = Path(hvd.broadcast_object(args.output_dir or new, root_rank=0, name="output.dir"))
+    folder = Path(gather_json(args.output_dir or new, "output.dir")[0])
 
     def prepare() -> None:
         used = [name for name in (METRICS, SUMMARY) if (folder / name).exists()]
@@ -170,7 +173,7 @@ def resume(run: Run) -> int:
         return candidates
 
     found = alone("resume.find", find, here=hvd.rank() == 0)
-    candidates = hvd.broadcast_object(found, root_rank=0, name="resume.candidates")
+    candidates = gather_json(found, "resume.candidates")[0]
     finished = checkpoint.load(
         run.checkpoints, candidates, run.model, run.optimizer, run.compression, run.config, run.progress.say
     )

@@ -6,8 +6,9 @@
 # minutes of compiling are spent once a machine and not once a clone.
 set -euo pipefail
 
-readonly VERSION=0.28.1
-readonly SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+tools=$(dirname "$0")
+VERSION=$(sed -n 's/^horovod==\([0-9.]*\).*/\1/p' "$tools/horovod.txt")
+readonly tools VERSION
 
 die() {
     printf 'build_horovod: %s\n' "$*" >&2
@@ -36,10 +37,10 @@ build() {
     trap "rm -rf '$work'" EXIT
     mkdir -p "$(dirname "$cache")"
     echo "build_horovod: compiling Horovod $VERSION (3 to 6 minutes, once a machine); log: $log"
-    "$venv/bin/pip" download -q --no-deps --no-binary horovod --no-build-isolation -d "$work" "horovod==$VERSION" \
-        >"$log" 2>&1 || die "cannot download the source distribution; see $log"
-    echo "$SHA256  $work/horovod-$VERSION.tar.gz" | sha256sum --check --quiet ||
-        die "the downloaded source distribution is not the one this script was written for"
+    # pip runs a source distribution's setup.py as soon as it has it, so pip must compare the checksum, before that.
+    "$venv/bin/pip" download -q --require-hashes --no-deps --no-binary horovod --no-build-isolation -d "$work" \
+        -r "$tools/horovod.txt" >"$log" 2>&1 ||
+        die "cannot download the source distribution, or it is not the one this script was written for; see $log"
     tar -xzf "$work/horovod-$VERSION.tar.gz" -C "$work"
     # torch >= 2.1 needs C++17 and 2.13's headers C++20; Horovod pins 14 in both places.
     sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' \

