@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import math
 import socket
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,7 @@ def load(name: str, data_dir: Path, *, val_size: int = 0, limit_train: int = 0, 
     """
     reader = {"cifar10": _cifar10, "fashion-mnist": _fashion_mnist, "digits": _digits}[name]
     whole, test = reader(data_dir)
+    _check(name, whole, test)
     val_size = val_size or len(whole) // 12
     if val_size >= len(whole):
         raise RunError(f"--val-size {val_size}: {name} has only {len(whole)} training images")
@@ -115,6 +118,22 @@ def load(name: str, data_dir: Path, *, val_size: int = 0, limit_train: int = 0, 
         # A mirrored digit is no digit.
         flip=name != "digits",
     )
+
+
+def _check(name: str, train: Split, test: Split) -> None:
+    """Make sure that images and labels belong together: files of a data set may be whole and yet mixed up.
+
+    Raises:
+        RunError: naming what does not fit.
+    """
+    for part, split in (("training", train), ("test", test)):
+        count, shape = len(split.labels), tuple(split.images.shape)
+        if count == 0 or split.labels.dim() != 1 or len(shape) != 4 or shape[0] != count:
+            raise RunError(
+                f"--dataset {name}: {part} images of shape {shape} and {count} labels do not belong together"
+            )
+    if train.images.shape[1:] != test.images.shape[1:] or int(test.labels.max()) > int(train.labels.max()):
+        raise RunError(f"--dataset {name}: training and test images differ in size or classes")
 
 
 def _cifar10(data_dir: Path) -> tuple[Split, Split]:
@@ -169,7 +188,10 @@ def _from_torchvision(name: str, data_dir: Path) -> tuple[Any, Any]:
         return dataset(str(data_dir), train=True, download=True), dataset(str(data_dir), train=False, download=True)
     except Exception as error:  # torchvision lets urllib's, zipfile's, pickle's and its own errors through
         reason = " ".join(str(error).split())
-        raise RunError(f"--dataset: {name} is not in --data-dir {data_dir}, nor to be downloaded: {reason}") from error
+        reason = reason or type(error).__name__
+        raise RunError(
+            f"--dataset: {name} is missing or damaged in --data-dir {data_dir}, nor to be downloaded: {reason}"
+        ) from error
     finally:
         socket.setdefaulttimeout(patience)
 
@@ -182,11 +204,11 @@ def read_idx(path: Path) -> Tensor:
     """
     try:
         raw = gzip.decompress(path.read_bytes())
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise RunError(f"{path}: damaged gzip file ({error})") from error
     dims = raw[3] if len(raw) >= 4 and raw[:3] == b"\x00\x00\x08" else 0
     shape = [int(n) for n in np.frombuffer(raw, ">u4", count=dims, offset=4)] if len(raw) >= 4 + 4 * dims else []
-    if not dims or len(raw) != 4 + 4 * dims + int(np.prod(shape)):
+    if not dims or len(raw) != 4 + 4 * dims + math.prod(shape):
         raise RunError(f"{path}: not an idx file of unsigned bytes, or cut short")
     return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * dims).reshape(shape).copy())
 

@@ -117,15 +117,20 @@ def test_idx_files_are_read(tmp_path: Path) -> None:
     assert torch.equal(data.read_idx(tmp_path / "a.gz"), torch.from_numpy(array))
 
 
-@pytest.mark.parametrize("damage", ["gzip", "body", "magic"])
+@pytest.mark.parametrize("damage", ["gzip", "deflate", "body", "magic", "size"])
 def test_damaged_idx_files_are_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.gz"
     write_idx(path, np.zeros((2, 3, 4), np.uint8))
     whole = path.read_bytes()
     raw = gzip.decompress(whole)
-    path.write_bytes(
-        {"gzip": whole[:-9], "body": gzip.compress(raw[:-1]), "magic": gzip.compress(b"x" + raw[1:])}[damage]
-    )
+    damaged = {
+        "gzip": whole[:-9],
+        "deflate": whole[:10] + b"\xff" * 8 + whole[18:],
+        "body": gzip.compress(raw[:-1]),
+        "magic": gzip.compress(b"x" + raw[1:]),
+        "size": gzip.compress(raw[:4] + b"\xff" * 12 + raw[16:]),
+    }
+    path.write_bytes(damaged[damage])
     with pytest.raises(RunError, match="a.gz"):
         data.read_idx(path)
 
