@@ -105,7 +105,7 @@ def test_a_schedule_is_what_it_says(policy, history):
 
 # Controller
 
-ANY = st.floats() | st.floats(0, 1)  # NaN and infinities as well
+ANY = st.sampled_from([math.nan, math.inf, -math.inf]) | st.floats(0, 1) | st.floats()
 EPOCHS = st.lists(
     st.fixed_dictionaries({"val_accuracy": ANY, "train_loss": ANY}) | st.dictionaries(st.sampled_from("ab"), ANY),
     max_size=20,
