@@ -228,13 +228,16 @@ def _checked(what: str, decision: Any) -> Decision:
 
 
 def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """Sample-weighted means over the ranks, names in sorted order."""
+    """Sample-weighted means over the ranks, names in sorted order; a mean lies between its values."""
     # A rank without samples may well have NaN for its metrics; 0 * NaN must not spoil the others'.
     used = [report for report in reports if report["weight"] > 0]
     # Times a power of two, which changes no digit: weights near the largest float would add up to infinity.
     exponent = math.frexp(max(report["weight"] for report in used))[1]
     weights = [math.ldexp(report["weight"], -exponent) for report in used]
-    return {
-        key: sum(report["metrics"][key] * weight for report, weight in zip(used, weights, strict=True)) / sum(weights)
-        for key in reports[0]["metrics"]
-    }
+    means = {}
+    for key in reports[0]["metrics"]:
+        values = [report["metrics"][key] for report in used]
+        mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+        # Ranks that all have 0.7 have reached a threshold of 0.7, whatever was rounded. (A NaN passes both.)
+        means[key] = min(max(mean, min(values)), max(values))
+    return means

@@ -68,5 +68,6 @@ def _leave(failed: list[tuple[int, str]]) -> NoReturn:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        # The second one is what a file was to be renamed to: the name that the user knows.
+        return f"{error.filename2 or error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

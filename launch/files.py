@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import IO
 
 # Read once, here: asking means setting it, for all threads.
@@ -23,7 +23,7 @@ def replace(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = _US
         mode: of the finished file; until then only its owner may read it.
     """
     # tempfile makes a new file, so that nothing is written through a link that somebody else has put there.
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp", delete=False) as file:
+    with NamedTemporaryFile(dir=path.parent, prefix=f"{path.stem}.", suffix=".tmp", delete=False) as file:
         try:
             write(file)
             file.flush()

@@ -1,6 +1,6 @@
 """The flags of train_resnet.py: what they are, which of them exclude each other, and what a bad one is told.
 
-Everything here happens before Horovod starts, on every rank alike, so a bad command line ends on all of them.
+Nothing here needs Horovod or another rank.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from values import (
     bit_levels,
     bit_schedule,
     count,
+    folder,
     fraction,
     learning_rate,
     level,
     model_name,
     natural,
+    power_of_two,
 )
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
@@ -94,7 +96,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     add("--depth", type=count, metavar="6n+2", help="the same as --model resnet<depth>")
     add("--shortcut", choices=SHORTCUTS, default="A", help="A: zero padding, B: 1x1 convolution; not for resnet18")
     add("--dataset", choices=("auto", *DATASETS), default="auto", help="auto: the best that is there already")
-    add("--data-dir", default="data", metavar="DIR", help="where data sets lie and are downloaded to")
+    add("--data-dir", type=folder, default="data", metavar="DIR", help="where data sets lie and are downloaded to")
     add("--val-size", type=natural, default=0, metavar="N", help="images held out for the controller; 0: a twelfth")
     add("--limit-train", type=natural, default=0, metavar="N", help="train on N images only; 0: on all")
     add("--no-augment", dest="augment", action="store_false", help="no random shifts and mirrored images")
@@ -119,7 +121,7 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
     add("--bits", type=level, default=8, metavar="B", help="level of --compression static")
     add("--schedule", type=bit_schedule, metavar="E:B,...", help="levels by epoch, the first being 0; e.g. 0:32,2:4")
     add("--rounding", choices=("nearest", "stochastic"), default="nearest", help="how values become codes")
-    add("--block-size", type=count, default=512, metavar="N", help="values that share one scale")
+    add("--block-size", type=power_of_two, default=512, metavar="N", help="values that share one scale")
     add("--auto-level", action="store_true", help="the level is the least; use the fastest above it, 32 bits included")
     add("--no-error-feedback", dest="error_feedback", action="store_false", help="forget what rounding left over")
 
@@ -145,7 +147,12 @@ def _add_step_policy(parser: argparse.ArgumentParser) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
-    add("--output-dir", metavar="DIR", help="metrics and checkpoints, seen by all ranks (default: a new one in runs/)")
+    add(
+        "--output-dir",
+        type=folder,
+        metavar="DIR",
+        help="metrics and checkpoints, seen by all ranks (default: a new one in runs/)",
+    )
     add("--resume", action="store_true", help="go on from the last epoch in --output-dir, with the flags it began with")
     add("--stop-after", type=count, metavar="N", help="end after epoch N of the plan, as an interruption would")
     add("--progress", choices=("auto", "bar", "lines"), default="auto", help="auto: a bar where there is a terminal")

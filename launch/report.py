@@ -86,36 +86,58 @@ class Metrics:
         self.lines: list[dict[str, Any]] = []
 
     def keep(self, epochs: int) -> None:
-        """Drop what lies beyond the first ``epochs`` epochs: a run that stopped between metrics and checkpoint."""
-        self.lines = [line for line in read_lines(self.path) if line["epoch"] < epochs]
+        """Drop what lies beyond the first ``epochs`` epochs: a run that stopped between metrics and checkpoint.
+
+        Raises:
+            RunError: the file is missing or damaged, or epochs are not in it.
+        """
+        lines = read_lines(self.path)
+        for number, line in enumerate(lines, start=1):
+            missing = [key for key in _NEEDED if key not in line]
+            if missing:
+                raise RunError(f"{self.path}: line {number} lacks {', '.join(missing)}")
+            if line["epoch"] != number - 1:
+                raise RunError(f"{self.path}: line {number} is of epoch {line['epoch']}, and not of {number - 1}")
+        self.lines = lines[:epochs]
         if len(self.lines) != epochs:
             raise RunError(f"{self.path} has {len(self.lines)} of the {epochs} epochs that the checkpoint has seen")
         replace_text(self.path, "".join(_encode(line) + "\n" for line in self.lines))
 
     def add(self, line: dict[str, Any]) -> None:
-        """Append a line; NaN and infinities, which JSON does not know, become null."""
+        """Append a line; NaN and infinities, which JSON does not know, become null.
+
+        Raises:
+            RunError: it cannot be written.
+        """
         self.lines.append(line)
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(_encode(line) + "\n")
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(_encode(line) + "\n")
+        except OSError as error:
+            raise RunError(f"{self.path} cannot be written: {error.strerror}") from error
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics file; a last line that was cut short is left out.
 
     Raises:
-        RunError: another line is not JSON, or the file is missing.
+        RunError: another line is no JSON object, or the file is missing.
     """
     try:
-        texts = path.read_text(encoding="utf-8").splitlines()
+        # Bytes that are no text are damage like any other, to one line only.
+        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         raise RunError(f"{path} is missing") from None
     lines = []
     for number, text in enumerate(texts, start=1):
         try:
-            lines.append(json.loads(text))
-        except json.JSONDecodeError:
-            if number < len(texts):
-                raise RunError(f"{path}: line {number} is not JSON") from None
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            line = None
+        if isinstance(line, dict):
+            lines.append(line)
+        elif number < len(texts):
+            raise RunError(f"{path}: line {number} is no JSON object")
     return lines
 
 
@@ -129,7 +151,7 @@ def write_summary(output_dir: Path, config: dict[str, Any], lines: list[dict[str
     summary = {
         "config": config,
         "epochs": len(lines),
-        **{key: last[key] for key in ("train_accuracy", "val_accuracy", "test_accuracy", "train_loss", "test_loss")},
+        **{key: last[key] for key in _LAST},
         "levels": [line["level"] for line in lines],
         **_sums(lines),
         "released": {"epochs": len(released), **_sums(released)},
@@ -147,6 +169,8 @@ _SUMMED = (
     "seconds_compute",
     "seconds_exchange",
 )
+_LAST = ("train_accuracy", "val_accuracy", "test_accuracy", "train_loss", "test_loss")
+_NEEDED = ("epoch", "level", *_SUMMED, *_LAST)  # what a summary is made of
 
 
 def _sums(lines: list[dict[str, Any]]) -> dict[str, float]:

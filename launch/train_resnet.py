@@ -9,7 +9,6 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ import checkpoint
 import data
 import datasets
 import horovod.torch as hvd
-import mpi_settings
-import options
+import start
 import torch
 from agree import alone, together
 from batches import TrainBatches, eval_batches
@@ -55,34 +53,21 @@ class Run:
 
 
 def main() -> None:
-    args = options.parse()
-    for name, value in mpi_settings.DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    hvd.init()
-    set_threads()
+    args = start.begin()
     # Nothing here draws from the global generator; a model with dropout would, and differently on each rank.
     torch.manual_seed(args.seed + hvd.rank())
     run = set_up(args)
-    start = resume(run) if args.resume else 0
+    finished = resume(run) if args.resume else 0
     hvd.broadcast_parameters(run.model.state_dict(), root_rank=0)
-    for epoch in range(start, args.stop_after or args.epochs):
+    for epoch in range(finished, args.stop_after or args.epochs):
         train_one_epoch(run, epoch)
-    if hvd.rank() == 0 and len(run.metrics.lines) == args.epochs:
-        summary = write_summary(run.output_dir, run.config, run.metrics.lines)
+    complete = hvd.rank() == 0 and len(run.metrics.lines) == args.epochs
+    summary = alone("summary", lambda: write_summary(run.output_dir, run.config, run.metrics.lines), here=complete)
+    if summary:
         run.progress.say(
             f"test accuracy {summary['test_accuracy']:.2%}, sent {summary['bytes_sent'] / 1e6:.1f} MB per worker of "
             f"float32's {summary['bytes_float32'] / 1e6:.1f}, {summary['seconds'] / 60:.1f} minutes; {run.output_dir}"
         )
-
-
-def set_threads() -> None:
-    """Share this machine's cores among its workers.
-
-    torch takes all cores by default; two workers with two threads each on two cores then spend more time waiting for
-    each other than computing. Fewer, by OMP_NUM_THREADS or a launcher that binds workers to cores, stay fewer.
-    """
-    share = max(1, (os.cpu_count() or 1) // hvd.local_size())
-    torch.set_num_threads(min(torch.get_num_threads(), share))
 
 
 def set_up(args: argparse.Namespace) -> Run:

@@ -8,12 +8,11 @@ from typing import NoReturn
 
 from hvd_dyncomp import LEVELS
 
+_LARGEST = 2**62  # whatever is added to a seed, it stays in the range that torch takes
+
 
 class Parser(ArgumentParser):
-    """An argparse parser that ends with status 2 after one line, without the usage before it.
-
-    Every rank of a program reads the same command line, and a launcher shows what all of them say.
-    """
+    """An argparse parser that ends with status 2 after one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
@@ -26,6 +25,8 @@ def _integer(text: str, least: int) -> int:
         raise ArgumentTypeError(f"{text!r} is not an integer") from None
     if value < least:
         raise ArgumentTypeError(f"{value} is less than {least}")
+    if value > _LARGEST:
+        raise ArgumentTypeError(f"{value} is more than {_LARGEST}")
     return value
 
 
@@ -71,6 +72,21 @@ def fraction(text: str) -> float:
     if not 0 <= value < 1:
         raise ArgumentTypeError(f"{text} is not in [0, 1)")
     return value
+
+
+def power_of_two(text: str) -> int:
+    """What the library takes for a block: a power of two from 64 to 65536."""
+    value = _integer(text, 64)
+    if value > 65536 or value & (value - 1):
+        raise ArgumentTypeError(f"{value} is not a power of two from 64 to 65536")
+    return value
+
+
+def folder(text: str) -> str:
+    """A path. An empty one is an unset variable of a shell's rather than the current folder."""
+    if not text.strip():
+        raise ArgumentTypeError(f"{text!r} names no folder")
+    return text
 
 
 def level(text: str) -> int:

@@ -3,4 +3,18 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launch"))
+import pytest
+
+import hvd_dyncomp
+
+ROOT = Path(__file__).resolve().parents[1]
+
+sys.path.insert(0, str(ROOT / "launch"))
+
+
+def pytest_configure() -> None:
+    # "python -m pytest" would test the source tree, which has no native kernels.
+    if Path(hvd_dyncomp.__file__).resolve().is_relative_to(ROOT / "hvd_dyncomp"):
+        raise pytest.UsageError(
+            "these are tests of the installed package: run 'make test', or 'pytest' after 'make setup'"
+        )

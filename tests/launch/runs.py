@@ -1,9 +1,13 @@
 """Runs of train_resnet.py on scikit-learn's digits, and what they leave: for the tests of this folder."""
 
+import contextlib
+import io
 import json
+import sys
 from pathlib import Path
 
 import torch
+import train_resnet
 from launcher import horovodrun, run
 from scenarios import TRAINER
 
@@ -23,6 +27,28 @@ def train(*flags: str, options: tuple[str, ...] = ()) -> str:
     ended = run(horovodrun(2, [PROGRAM, *flags], *options), timeout=TIMEOUT)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
+
+
+def main(*flags: str) -> tuple[object, list[str]]:
+    """Run the program on one rank, in this process; returns its status and what it says on stderr."""
+    said = io.StringIO()
+    before = sys.argv
+    sys.argv = [PROGRAM, *flags]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+            train_resnet.main()
+        return 0, said.getvalue().splitlines()
+    except SystemExit as ended:
+        return ended.code, said.getvalue().splitlines()
+    finally:
+        sys.argv = before
+
+
+def assert_refused(flags: tuple[str, ...], *named: str) -> None:
+    status, lines = main(*flags)
+    assert status == 2 and len(lines) == 1, lines
+    assert lines[0].startswith("train_resnet.py: error: ")
+    assert all(part in lines[0] for part in named), lines[0]
 
 
 def metrics(folder: Path) -> list[dict]:

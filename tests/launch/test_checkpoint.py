@@ -1,12 +1,15 @@
 """Files of a checkpoint: whole or refused. What loading one means to a run is in test_train_runs.py."""
 
 import stat
+import tempfile
 from pathlib import Path
 
 import checkpoint
 import pytest
 import torch
 from course import RunError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 STATE = {"format": checkpoint.FORMAT, "config": {"seed": 1}, "model": {"weight": torch.arange(1000.0)}}
 
@@ -34,6 +37,31 @@ def test_truncated_files_are_refused(written: Path, kept: int) -> None:
     written.write_bytes(written.read_bytes()[:kept])
     with pytest.raises(RunError, match=r"checkpoint .*epoch-0003\.pt is damaged"):
         checkpoint.read(written)
+
+
+def test_a_changed_bit_is_noticed(written: Path) -> None:
+    """torch itself would load the other weights."""
+    content = bytearray(written.read_bytes())
+    content[content.index(torch.arange(1000.0).numpy().tobytes()) + 2000] ^= 1
+    written.write_bytes(content)
+    with pytest.raises(RunError, match="is damaged: .* has changed"):
+        checkpoint.read(written)
+
+
+@given(position=st.integers(0, 10_000), value=st.integers(0, 255))
+@settings(max_examples=200, deadline=None)
+def test_a_changed_byte_is_noticed_or_harmless(position: int, value: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "epoch-0003.pt"
+        checkpoint._write(STATE, path)
+        content = bytearray(path.read_bytes())
+        content[position % len(content)] = value
+        path.write_bytes(content)
+        try:
+            state = checkpoint.read(path, STATE)
+        except RunError:
+            return
+        assert torch.equal(state["model"]["weight"], torch.arange(1000.0)) and state["config"] == {"seed": 1}
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -76,7 +104,7 @@ def test_all_but_the_newest_two_go_away(tmp_path: Path) -> None:
         for name in (f"epoch-{finished:04d}.pt", f"epoch-{finished:04d}.rank0.pt", f"epoch-{finished:04d}.rank1.pt"):
             (tmp_path / name).touch()
     (tmp_path / "epoch-0002.rank1.k1ll3d.tmp").touch()
-    checkpoint._remove_old(tmp_path)
+    checkpoint._remove_old(tmp_path, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "epoch-0002.pt",
         "epoch-0002.rank0.pt",

@@ -3,9 +3,11 @@
 import gzip
 import hashlib
 import io
+import socket
 import struct
 import sys
 import tarfile
+import time
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -19,7 +21,7 @@ import torch
 from course import RunError
 from launcher import horovodrun, run
 from published import Published
-from runs import PROGRAM, TIMEOUT
+from runs import PROGRAM, TIMEOUT, assert_refused
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -173,3 +175,21 @@ def test_nothing_else_is_downloaded(served: bytes | None, tmp_path: Path, monkey
     with pytest.raises(RunError, match=expected):
         datasets.read("cifar10", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("there", ["nothing", "a file"])
+def test_a_network_that_says_nothing_is_not_waited_for(
+    there: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every download goes to somebody who takes the call and never answers."""
+    folder = tmp_path / "data"
+    if there == "a file":
+        folder.touch()
+    monkeypatch.setattr("published._PATIENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        monkeypatch.setattr(datasets, "CIFAR10", replace(datasets.CIFAR10, url=silent))
+        flags = ("--dataset", "cifar10", "--data-dir", str(folder), "--output-dir", str(tmp_path / "run"))
+        begin = time.monotonic()
+        assert_refused(flags, datasets.CIFAR10.name, str(folder))
+    assert time.monotonic() - begin < 30

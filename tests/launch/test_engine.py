@@ -6,7 +6,7 @@ import pytest
 import torch
 from course import RunError
 from engine import LearningRate, Score
-from report import Metrics, read_lines
+from report import _NEEDED, Metrics, read_lines
 
 
 def test_warm_up_goes_from_one_worker_to_all() -> None:
@@ -35,12 +35,13 @@ def test_scores_are_weighted_by_samples() -> None:
 
 def test_metrics_of_epochs_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path)
-    for epoch in range(3):
-        metrics.add({"epoch": epoch, "train_loss": float("nan") if epoch == 1 else 1.0})
+    lines = [dict.fromkeys(_NEEDED, 1.0) | {"epoch": epoch} for epoch in range(3)]
+    for line in lines:
+        metrics.add({**line, "train_loss": float("nan") if line["epoch"] == 1 else 1.0})
     with open(metrics.path, "a") as file:
         file.write('{"epoch": 3, "tr')
     again = Metrics(tmp_path)
     again.keep(2)
-    assert read_lines(metrics.path) == [{"epoch": 0, "train_loss": 1.0}, {"epoch": 1, "train_loss": None}]
+    assert read_lines(metrics.path) == [lines[0], {**lines[1], "train_loss": None}]
     with pytest.raises(RunError, match="2 of the 3"):
         again.keep(3)

@@ -39,8 +39,8 @@ def run_body(body: str, launcher: str, ranks: int, *, seconds: float = 240, **en
     Raises:
         AssertionError: a check failed on a rank, or the time was over.
     """
-    # -s: what the checks print is part of the output.
-    pytest = [sys.executable, "-m", "pytest", "-q", "-s", "-x", f"--timeout={seconds}"]
+    # -P: the installed package, not the source tree that this may be called from. -s: what the checks print.
+    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-s", "-x", f"--timeout={seconds}"]
     pytest += ["-p", "no:cacheprovider", "-W", "ignore"]
     done = run_limited(
         [*LAUNCHERS[launcher], "-np", str(ranks), *pytest, str(BODIES / f"{body}.py")], seconds, **environment

@@ -1,0 +1,143 @@
+"""What holds for any values in the kernels and for any messages on the wire.
+
+What concerns one kernel, packing, and bytes from elsewhere is in test_kernels.py, test_native.py and test_fuzz.py.
+"""
+
+import math
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_dyncomp import LEVELS
+from hvd_dyncomp.codec import Header, count_nonfinite, header_tensor, message_bytes, shard_bounds, split_messages
+from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into
+from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_STEP
+
+COMPRESSED = [bits for bits in LEVELS if bits < 32]
+FORMATS = st.fixed_dictionaries({"bits": st.sampled_from(COMPRESSED), "block_size": st.sampled_from([64, 128, 256])})
+WORDS = st.integers(0, 2**32 - 1)
+NOISES = st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), st.integers(0, 2**40))
+ORDINARY = settings(max_examples=200, deadline=None)
+
+
+@st.composite
+def gradients(draw, extreme=1e30):
+    """Tensors of any number and length, of every magnitude, with zeros: what a bucket is made of."""
+    generator = torch.Generator().manual_seed(draw(WORDS))
+    special = st.sampled_from([0.0, -0.0, 1e-45, -1e-38, 1.0, extreme, -extreme])
+    tensors = []
+    for length in draw(st.lists(st.integers(0, 200), min_size=1, max_size=4)):
+        values = torch.randn(length, generator=generator) * 10.0 ** draw(st.integers(-20, 20))
+        if length:
+            values[draw(st.integers(0, length - 1)) :: draw(st.integers(1, 9))] = draw(special)
+        tensors.append(values)
+    return tensors
+
+
+def padded(tensors, block_size):
+    """The concatenation, followed by zeros up to a whole block."""
+    flat = torch.cat(tensors)
+    return torch.cat([flat, torch.zeros(-len(flat) % block_size)])
+
+
+def encoded(tensors, blocks, residual=None, *, bits, block_size, **arguments):
+    out = torch.zeros(blocks * block_bytes(bits, block_size), dtype=torch.uint8)
+    encode_into(out, tensors, residual, bits=bits, block_size=block_size, **arguments)
+    return out
+
+
+def decoded(payload, blocks, *, bits, block_size):
+    out = torch.full((blocks * block_size,), torch.nan)
+    decode_into([out], [payload], bits=bits, block_size=block_size)
+    return out
+
+
+@ORDINARY
+@given(tensors=gradients(), shape=FORMATS, noise=NOISES)
+def test_nothing_is_lost_and_errors_are_bounded(tensors, shape, noise):
+    """What arrives and what is kept make up what was given; it is off by half a step, or by what was clipped."""
+    x = padded(tensors, shape["block_size"])
+    blocks = len(x) // shape["block_size"]
+    residual = torch.zeros(len(x))
+    payload = encoded(tensors, blocks, residual, noise=noise, **shape)
+    assert payload.numel() == blocks * (4 + shape["block_size"] * shape["bits"] // 8)
+    got = decoded(payload, blocks, **shape)
+    if not blocks:
+        return
+    ulp = 2.0**-23 * torch.maximum(x.abs(), got.abs()).double()
+    assert ((got.double() + residual.double() - x.double()).abs() <= ulp).all()
+
+    step = payload.view(blocks, -1)[:, :4].contiguous().view(torch.float32).double()
+    half, mid_rise = PLACEMENTS[shape["bits"]][:2]
+    rows, errors = x.view(blocks, -1).double(), (got - x).view(blocks, -1).double().abs()
+    outermost = (half - 0.5 if mid_rise else half) * step
+    allowed = torch.maximum(step if noise else step / 2, rows.abs() - outermost)
+    assert (errors <= allowed * (1 + 1e-5) + ulp.view(blocks, -1)).all()
+    if noise is None and shape["bits"] >= 5:
+        finest = torch.clamp(rows.abs().amax(dim=1, keepdim=True) / (2 * half), min=half * SMALLEST_STEP)
+        assert (errors <= finest * (1 + 1e-5) + ulp.view(blocks, -1)).all()
+    zero = ~rows.any(dim=1)
+    assert not got.view(blocks, -1)[zero].any() and not residual.view(blocks, -1)[zero].any()
+
+
+@ORDINARY
+@given(tensors=gradients(), shape=FORMATS, workers=st.integers(1, 5))
+def test_shards_are_cut_from_the_whole(tensors, shape, workers):
+    """However the values are divided among tensors and messages, the bytes are the same."""
+    blocks = len(padded(tensors, shape["block_size"])) // shape["block_size"]
+    bounds = shard_bounds(blocks, workers)
+    pieces = [
+        encoded(tensors, last - first, first=first * shape["block_size"], **shape)
+        for first, last in zip(bounds, bounds[1:], strict=False)
+    ]
+    assert torch.equal(torch.cat(pieces), encoded([torch.cat(tensors)], blocks, **shape))
+
+
+@ORDINARY
+@given(tensors=gradients(), shape=FORMATS, noise=NOISES, data=st.data())
+def test_blocks_that_are_not_finite_are_lost_and_no_others(tensors, shape, noise, data):
+    x = padded([*tensors, torch.ones(1)], shape["block_size"])
+    blocks = len(x) // shape["block_size"]
+    where = data.draw(st.lists(st.integers(0, len(x) - 1), max_size=4))
+    x[where] = data.draw(st.sampled_from([math.nan, math.inf, -math.inf]))
+    residual = torch.randn(len(x), generator=torch.Generator().manual_seed(len(where)))
+    before = residual.clone().view(blocks, -1)
+    payload = encoded([x], blocks, residual, noise=noise, **shape)
+    lost = {position // shape["block_size"] for position in where}
+    rows = decoded(payload, blocks, **shape).view(blocks, -1)
+    for block in range(blocks):
+        assert rows[block].isnan().all() if block in lost else rows[block].isfinite().all()
+        assert block not in lost or torch.equal(residual.view(blocks, -1)[block], before[block])
+    assert residual.isfinite().all()
+    assert count_nonfinite([payload], **shape) == len(lost)
+
+
+HEADERS = st.builds(Header, *[st.integers(0, 255)] * 4, *[WORDS] * 3)
+
+
+@ORDINARY
+@given(header=HEADERS)
+def test_headers_survive_their_bytes(header):
+    assert len(header.to_bytes()) == 16
+    assert Header.from_bytes(header.to_bytes()) == header
+    assert header_tensor(header, torch.device("cpu")).numpy().tobytes() == header.to_bytes()
+
+
+@ORDINARY
+@given(shape=FORMATS, sizes=st.lists(st.integers(0, 3), min_size=1, max_size=5), seed=WORDS)
+def test_messages_are_cut_as_they_were_joined(shape, sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    headers = [Header(2, 0, shape["bits"], 0, 1, 2, blocks) for blocks in sizes]
+    bodies = [
+        torch.randint(256, (size * block_bytes(**shape),), generator=generator, dtype=torch.uint8) for size in sizes
+    ]
+    joined = [
+        part
+        for header, body in zip(headers, bodies, strict=True)
+        for part in (header_tensor(header, torch.device("cpu")), body)
+    ]
+    received = torch.cat(joined)
+    assert received.numel() == sum(message_bytes(size, **shape) for size in sizes)
+    found = split_messages(received, headers, shape["block_size"], "here")
+    assert all(torch.equal(a, b) for a, b in zip(found, bodies, strict=True))
