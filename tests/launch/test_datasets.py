@@ -21,7 +21,7 @@ import torch
 from course import RunError
 from launcher import horovodrun, run
 from published import Published
-from runs import PROGRAM, TIMEOUT, assert_refused
+from runs import PROGRAM, TIMEOUT, main
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -191,5 +191,7 @@ def test_a_network_that_says_nothing_is_not_waited_for(
         monkeypatch.setattr(datasets, "CIFAR10", replace(datasets.CIFAR10, url=silent))
         flags = ("--dataset", "cifar10", "--data-dir", str(folder), "--output-dir", str(tmp_path / "run"))
         begin = time.monotonic()
-        assert_refused(flags, datasets.CIFAR10.name, str(folder))
+        status, said = main(*flags)
+    assert status == 2 and said[0] == f"downloading {silent}{datasets.CIFAR10.name}"
+    assert f"{datasets.CIFAR10.name} is not in {folder}, nor to be downloaded" in said[1] and len(said) == 2
     assert time.monotonic() - begin < 30
