@@ -25,6 +25,7 @@ from files import replace
 from hvd_dyncomp.comm import gather_json
 
 FORMAT = 2
+FOLDER = "checkpoints"  # in the output folder
 _SHARED = re.compile(r"epoch-(\d{4,})\.pt")
 _ANY = re.compile(r"epoch-(\d{4,})(\.rank\d+)?\.pt")
 # What each kind of file holds beside its format, in the order of their use.

@@ -103,6 +103,10 @@ class Metrics:
             raise RunError(f"{self.path} has {len(self.lines)} of the {epochs} epochs that the checkpoint has seen")
         replace_text(self.path, "".join(_encode(line) + "\n" for line in self.lines))
 
+    def forget(self) -> None:
+        """Begin anew: a run that stopped before its first checkpoint."""
+        self.path.unlink(missing_ok=True)
+
     def add(self, line: dict[str, Any]) -> None:
         """Append a line; NaN and infinities, which JSON does not know, become null.
 

@@ -49,7 +49,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.output_dir / "checkpoints"
+        return self.output_dir / checkpoint.FOLDER
 
 
 def main() -> None:
@@ -139,7 +139,9 @@ def prepare_output(args: argparse.Namespace) -> Path:
         used = [name for name in (METRICS, SUMMARY) if (folder / name).exists()]
         if used and not args.resume:
             raise RunError(f"--output-dir {folder}: holds a run already ({used[0]}); add --resume or name another one")
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if args.resume and not (folder / checkpoint.FOLDER).exists():
+            raise RunError(f"--resume: --output-dir {folder}: there is no run")
+        (folder / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
@@ -150,19 +152,17 @@ def prepare_output(args: argparse.Namespace) -> Path:
 
 def resume(run: Run) -> int:
     """Load the newest checkpoint that is whole; returns the number of finished epochs. Collective."""
-
-    def find() -> list[int]:
-        candidates = checkpoint.present(run.checkpoints)
-        if not candidates:
-            raise RunError(f"--resume: no checkpoint in {run.checkpoints}")
-        return candidates
-
-    found = alone("resume.find", find, here=hvd.rank() == 0)
+    first = hvd.rank() == 0
+    found = alone("resume.find", lambda: checkpoint.present(run.checkpoints), here=first)
     candidates = gather_json(found, "resume.candidates")[0]
+    if not candidates:
+        alone("resume.metrics", run.metrics.forget, here=first)
+        run.progress.say("the run was interrupted before its first checkpoint: from the beginning")
+        return 0
     finished = checkpoint.load(
         run.checkpoints, candidates, run.model, run.optimizer, run.compression, run.config, run.progress.say
     )
-    alone("resume.metrics", lambda: run.metrics.keep(finished), here=hvd.rank() == 0)
+    alone("resume.metrics", lambda: run.metrics.keep(finished), here=first)
     run.progress.say(f"resumed after {finished} of {run.args.epochs} epochs, at {run.compression.bits} bits")
     return finished
 

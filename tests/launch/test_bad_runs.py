@@ -54,6 +54,11 @@ def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
 # What a run goes on from
 
 
+def test_there_must_be_a_run_to_go_on_with(tmp_path: Path) -> None:
+    assert_refused(resumed(tmp_path / "other"), str(tmp_path / "other"), "there is no run")
+    assert not (tmp_path / "other").exists()
+
+
 def as_text(content: bytes) -> Callable[[list[bytes]], None]:
     def replace(lines: list[bytes]) -> None:
         lines[0] = content

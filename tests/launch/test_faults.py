@@ -35,9 +35,9 @@ def killed_run(folder: Path, rank: int, point: str, call: int, *options: str) ->
     assert not (folder / "summary.json").exists(), "the run came to its end"
 
 
-def assert_goes_on(folder: Path, whole: Path) -> None:
+def assert_goes_on(folder: Path, whole: Path, how: str = "resumed after") -> None:
     said = train(*RELEASE, "--output-dir", str(folder), "--resume")
-    assert "resumed after" in said
+    assert how in said
     assert metrics(folder) == metrics(whole)
     assert_same_checkpoints(folder, whole)
 
@@ -47,6 +47,11 @@ def assert_goes_on(folder: Path, whole: Path) -> None:
 def test_a_killed_rank_ends_the_job_and_loses_nothing(point, rank, options, whole, tmp_path):
     killed_run(tmp_path / "run", rank, point, CALLS[point], *options)
     assert_goes_on(tmp_path / "run", whole)
+
+
+def test_a_rank_that_is_killed_before_the_first_checkpoint_is_whole(whole, tmp_path):
+    killed_run(tmp_path / "run", 1, "while it writes a checkpoint", 1)
+    assert_goes_on(tmp_path / "run", whole, "interrupted before its first checkpoint: from the beginning")
 
 
 @pytest.mark.soak
@@ -63,8 +68,8 @@ def test_at_a_random_moment(seed, whole, tmp_path):
     """From outside, whatever the rank is doing."""
     folder, chance = tmp_path / "run", random.Random(seed)
     job = psutil.Popen(horovodrun(2, [PROGRAM, *RELEASE, "--output-dir", str(folder)]))
-    after = f"epoch-{chance.randint(1, 5):04}"  # of 8, each of which takes a tenth of a second
-    while not list(folder.glob(f"checkpoints/{after}*")):
+    after = folder / "checkpoints" / f"epoch-{chance.randint(1, 5):04}.pt"  # of 8, a tenth of a second each
+    while not after.exists():
         assert job.poll() is None
         time.sleep(0.001)
     time.sleep(0.2 * chance.random())
