@@ -42,14 +42,17 @@ class Exchange(ABC):
         self._missing = len(bucket.slots)
         self._where = f"bucket {bucket.name}"
         self._format = {"bits": bits, "block_size": bucket.block_size}
+        self._outgoing: tuple[torch.Tensor, list[int]] | None = None
         self._started = self._delivered = False
         self._error: Exception | None = None
         self.sent_bytes = self.nonfinite_blocks = 0
 
     def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Takes one parameter's gradient, of any strides and floating dtype."""
+        """Takes one parameter's gradient, of any strides and floating dtype; with the last one, all are quantized."""
         self._gradients[slot.index] = gradient
         self._missing -= 1
+        if not self._missing:
+            self._outgoing = self._quantize()
 
     def start(self) -> None:
         """Sends the first message, with zeros for gradients that have not come. Does nothing the second time.
@@ -59,19 +62,22 @@ class Exchange(ABC):
         if self._started:
             return
         self._started = True
+        self._send(*(self._outgoing or self._quantize()))
+        self._outgoing = None
+
+    def _quantize(self) -> tuple[torch.Tensor, list[int]]:
         for slot, gradient in zip(self._bucket.slots, self._gradients, strict=True):
             if gradient is None:
                 value = torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
             else:  # both leave a contiguous float32 tensor as it is
                 value = gradient.to(torch.float32).contiguous()
             self._values.append(value)
-        self._send()
+        messages = self._encode()
         self._bucket.keep_residuals()
+        return messages
 
     def advance(self) -> bool:
-        """Does what has become possible, without blocking: with the last gradient in, the exchange starts.
-
-        Returns whether it is over.
+        """Does what is possible without blocking: starts, when all gradients are in; returns whether it is over.
 
         May be called in a backward hook: an error is kept for `forward` and `deliver`. Raised in a hook it would reach
         the ranks at different points.
@@ -102,8 +108,12 @@ class Exchange(ABC):
             raise self._error
 
     @abstractmethod
-    def _send(self) -> None:
-        """Quantizes `_values` and starts the first collective."""
+    def _encode(self) -> tuple[torch.Tensor, list[int]]:
+        """Quantizes `_values`; returns all first messages as one uint8 vector, and their lengths."""
+
+    @abstractmethod
+    def _send(self, messages: torch.Tensor, lengths: list[int]) -> None:
+        """Starts the first collective, with what `_encode` has returned."""
 
     @abstractmethod
     def _move(self, ready: Callable[[int], bool]) -> None:

@@ -30,7 +30,7 @@ class ShardedExchange(Exchange):
         if self._gather is None and self._error is None:
             self._reduce()
 
-    def _send(self) -> None:
+    def _encode(self) -> tuple[torch.Tensor, list[int]]:
         bucket = self._bucket
         messages, payloads, lengths = self._message(Phase.SCATTER, bucket.shards)
         noise = self._noise(Phase.SCATTER)
@@ -39,7 +39,10 @@ class ShardedExchange(Exchange):
             residual = bucket.residuals and bucket.residuals.own[first : first + count * bucket.block_size]
             shard_noise = noise and noise._replace(first=first)
             kernels.encode_into(payload, self._values, residual, first=first, noise=shard_noise, **self._format)
-        self.sent_bytes += messages.numel() - lengths[bucket.rank]
+        return messages, lengths
+
+    def _send(self, messages: torch.Tensor, lengths: list[int]) -> None:
+        self.sent_bytes += messages.numel() - lengths[self._bucket.rank]
         self._scatter = comm.start_alltoall(messages, lengths, self._name(Phase.SCATTER), self._process_set)
 
     def _move(self, ready: Callable[[int], bool]) -> None:

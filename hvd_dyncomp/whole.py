@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from hvd_dyncomp import comm, kernels
 from hvd_dyncomp.codec import Phase, count_nonfinite, split_messages
 from hvd_dyncomp.exchange import Exchange
@@ -18,12 +20,15 @@ class WholeExchange(Exchange):
 
     _handle: int | None = None
 
-    def _send(self) -> None:
+    def _encode(self) -> tuple[torch.Tensor, list[int]]:
         bucket = self._bucket
-        message, [payload], _ = self._message(Phase.WHOLE, [bucket.blocks])
+        message, [payload], lengths = self._message(Phase.WHOLE, [bucket.blocks])
         residual = bucket.residuals and bucket.residuals.own
         kernels.encode_into(payload, self._values, residual, noise=self._noise(Phase.WHOLE), **self._format)
-        self.sent_bytes += message.numel() * (bucket.world_size - 1)
+        return message, lengths
+
+    def _send(self, message: torch.Tensor, lengths: list[int]) -> None:
+        self.sent_bytes += message.numel() * (self._bucket.world_size - 1)
         self._handle = comm.start_allgather(message, self._name(Phase.WHOLE), self._process_set)
 
     def _move(self, ready: Callable[[int], bool]) -> None:
