@@ -80,12 +80,13 @@ def agree(
         about: what else must be the same on all ranks, by the names that error messages use.
 
     Raises:
-        ValueError: this rank cannot make a plan; the others, which wait for it, raise LockstepError.
+        Exception: this rank cannot make a plan, most often a ValueError; the others, who wait for it, raise
+            LockstepError.
         LockstepError: on every rank: their plans or settings differ.
     """
     try:
         plan = Plan(optimizer, names, settings, state)
-    except ValueError as error:
+    except Exception as error:
         introduction.give_up(error, getattr(optimizer, "process_set", None))
         raise
     plan.introduce({"wire version": WIRE_VERSION, "world size": plan.binding.world_size, **about, **settings._asdict()})
