@@ -22,7 +22,10 @@ import horovod.torch as hvd
 import torch
 import train_resnet
 
-from hvd_dyncomp import Controller, DynamicQuantizer, comm
+from hvd_dyncomp import Controller, DynamicQuantizer
+from hvd_dyncomp.handshake import Handshake
+from hvd_dyncomp.sharded import ShardedExchange
+from hvd_dyncomp.whole import WholeExchange
 
 
 def die() -> None:
@@ -72,15 +75,18 @@ class Killer:
         setattr(owner, name, replacement)
 
 
-# Steps of an epoch of the tests: 512 images, two workers, 64 images each.
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
-    "with its message on the way": lambda killer: killer.after(comm, "start_allgather"),
-    "before it has received": lambda killer: killer.before(comm, "wait"),
+    "before it has read the handshake": lambda killer: killer.before(Handshake, "check"),
+    "with its message on the way": lambda killer: killer.after(WholeExchange, "_send"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
     "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
     "while it writes a checkpoint": lambda killer: killer.half_written(),
     "between the files of a checkpoint": lambda killer: killer.before(checkpoint, "alone"),
+    # Three ranks and more.
+    "with its scatter on the way": lambda killer: killer.after(ShardedExchange, "_send"),
+    "before it has reduced its shard": lambda killer: killer.before(ShardedExchange, "_reduced"),
+    "before it has the gathered shards": lambda killer: killer.before(ShardedExchange, "_decode"),
 }
 
 

@@ -23,8 +23,8 @@ RELEASE = (
 RELEASE_LEVELS = [4, 4, 4, 32, 32, 4, 4, 4]
 
 
-def train(*flags: str, options: tuple[str, ...] = ()) -> str:
-    ended = run(horovodrun(2, [PROGRAM, *flags], *options), timeout=TIMEOUT)
+def train(*flags: str, options: tuple[str, ...] = (), workers: int = 2) -> str:
+    ended = run(horovodrun(workers, [PROGRAM, *flags], *options), timeout=TIMEOUT)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 
