@@ -5,7 +5,7 @@ a few steps each, and the fastest serves until the controller moves or some epoc
 from one step to the next as a user feels it, on rank 0: the workers wait for each other in every step anyway.
 
 No collective is added. The schedule of a trial follows from the number of steps, which is the same on all ranks, and
-rank 0's choice rides in the handshake that every step has (`hvd_dyncomp.handshake`).
+rank 0's choice rides in the handshake that every step has (`hvd_dyncomp.exchange.handshake`).
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from hvd_dyncomp import comm
 from hvd_dyncomp.checks import choice, finite, shown, whole
 from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
+from hvd_dyncomp.transport import horovod as comm
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,17 @@
 brings workers that join to the level and the step of rank 0. Importing `hvd_dyncomp` registers both; nothing is to be
 called.
 
-After a change of size the quantizer rebuilds its buckets by itself at the next gradient; `hvd_dyncomp.residuals` has
-the rule for what the residuals owe.
+After a change of size the quantizer rebuilds its buckets by itself at the next gradient;
+`hvd_dyncomp.exchange.residuals` has the rule for what the residuals owe.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from hvd_dyncomp import comm
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.quantizer import DynamicQuantizer
+from hvd_dyncomp.transport import horovod as comm
 
 
 class QuantizerHandler(comm.StateHandler):

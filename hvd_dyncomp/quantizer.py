@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp import comm, residuals
 from hvd_dyncomp.auto_level import AutoLevel
-from hvd_dyncomp.binding import calling_optimizer, names_by_parameter
 from hvd_dyncomp.checks import boolean, choice, shown, whole
-from hvd_dyncomp.comm import Compressor, rank_and_size
 from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange.binding import calling_optimizer, names_by_parameter
+from hvd_dyncomp.exchange.plan import Plan, Settings, agree
+from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, allreduce_bytes
-from hvd_dyncomp.plan import Plan, Settings, agree
-from hvd_dyncomp.step import Step
+from hvd_dyncomp.transport import horovod as comm
+from hvd_dyncomp.transport.horovod import Compressor, rank_and_size
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ class DynamicQuantizer(Compressor):
     One quantizer serves one optimizer, which it finds by itself; several quantizers may share a controller. Handed to
     anything else (`hvd.allreduce(t, compression=...)`), it lets the tensor pass uncompressed and says so once.
 
-    How gradients travel is told in `hvd_dyncomp.exchange`. Gradients may be float16, bfloat16, float32 or float64, of
-    any shape and strides; quantization and sums are done in float32.
+    How gradients travel is told in `hvd_dyncomp.exchange.base`. Gradients may be float16, bfloat16, float32 or float64,
+    of any shape and strides; quantization and sums are done in float32.
 
     Args:
         controller: says at how many bits; default `Controller()`.

@@ -15,7 +15,7 @@ import horovod.torch as hvd
 import torch
 from course import RunError
 
-from hvd_dyncomp.comm import gather_json
+from hvd_dyncomp.transport.horovod import gather_json
 
 T = TypeVar("T")
 PROGRAM = "train_resnet.py"

@@ -16,7 +16,7 @@ import horovod.torch as hvd
 from contenders import Contender
 from shaping import INTERFACE
 
-from hvd_dyncomp.comm import gather_json
+from hvd_dyncomp.transport.horovod import gather_json
 
 _COUNTER = Path("/sys/class/net", INTERFACE, "statistics/tx_bytes")
 

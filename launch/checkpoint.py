@@ -22,7 +22,7 @@ from compression import Baseline, Quantized
 from course import RunError, differences
 from files import replace
 
-from hvd_dyncomp.comm import gather_json
+from hvd_dyncomp.transport.horovod import gather_json
 
 FORMAT = 2
 FOLDER = "checkpoints"  # in the output folder

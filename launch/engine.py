@@ -16,7 +16,7 @@ from compression import Baseline, Quantized
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hvd_dyncomp.comm import gather_json
+from hvd_dyncomp.transport.horovod import gather_json
 
 
 @dataclass

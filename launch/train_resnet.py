@@ -28,7 +28,7 @@ from engine import LearningRate, Score, Seconds, average_buffers, check_replicas
 from models import build_model
 from report import METRICS, SUMMARY, Metrics, Progress, write_summary
 
-from hvd_dyncomp.comm import gather_json
+from hvd_dyncomp.transport.horovod import gather_json
 
 
 @dataclass

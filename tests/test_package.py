@@ -1,5 +1,6 @@
 """What is tested is what is installed; and what a user without Horovod sees."""
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -38,7 +39,7 @@ def test_without_horovod_one_sentence_says_how_to_get_it():
 def test_without_horovod_policies_codec_and_kernels_work():
     done = without_horovod(
         "import warnings; warnings.simplefilter('ignore')\n"
-        "import hvd_dyncomp, hvd_dyncomp.codec, torch\n"
+        "import hvd_dyncomp, hvd_dyncomp.exchange.codec, torch\n"
         "from hvd_dyncomp.kernels import encode_into\n"
         "assert hvd_dyncomp.Static(4).decide([]).bits == 4\n"
         "encode_into(torch.empty(260, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"
@@ -46,46 +47,56 @@ def test_without_horovod_policies_codec_and_kernels_work():
     assert done.returncode == 0, done.stderr
 
 
+LEAVES = {"levels", "checks", "errors"}  # free to all
+ROOMS = {
+    "policies": set(),
+    "meter": set(),
+    "auto_level": set(),
+    "kernels": set(),
+    "transport": set(),
+    "exchange": {"kernels", "meter", "transport"},
+    "controller": {"policies", "transport"},
+    "quantizer": {"auto_level", "controller", "exchange", "meter", "transport"},
+    "elastic": {"controller", "quantizer", "transport"},
+}
+EXCHANGE = {
+    "codec": set(),
+    "buckets": {"codec"},
+    "residuals": {"buckets"},
+    "binding": set(),
+    "base": {"buckets", "codec"},
+    "sharded": {"base", "codec"},
+    "whole": {"base", "codec"},
+    "handshake": {"binding", "buckets", "codec"},
+    "introduction": set(),
+    "step": {"base", "binding", "buckets", "handshake", "sharded", "whole"},
+    "plan": {"binding", "buckets", "codec", "introduction", "residuals"},
+}
+
+
 def test_imports_go_one_way():
-    """The layout of docs/design.md: who may know whom. Leaves (levels, checks, errors) are free to all."""
-    allowed = {
-        "policies": set(),
-        "meter": set(),
-        "auto_level": set(),
-        "kernels": set(),
-        "comm": set(),
-        "codec": {"kernels"},
-        "buckets": {"codec"},
-        "residuals": {"buckets"},
-        "binding": {"comm"},
-        "controller": {"comm", "policies"},
-        "exchange": {"buckets", "codec", "comm", "kernels"},
-        "sharded": {"codec", "comm", "exchange", "kernels"},
-        "whole": {"codec", "comm", "exchange", "kernels"},
-        "handshake": {"binding", "buckets", "codec", "comm", "meter"},
-        "introduction": {"comm"},
-        "elastic": {"comm", "controller", "quantizer"},
-        "step": {"binding", "buckets", "exchange", "handshake", "meter", "sharded", "whole"},
-        "plan": {"binding", "buckets", "codec", "introduction", "residuals"},
-        "quantizer": {
-            *("auto_level", "binding", "comm", "controller", "meter", "plan", "residuals", "step"),
-        },
-    }
+    """The layout of docs/design.md: who may know whom, among folders and, in exchange/, among files."""
     package = Path(hvd_dyncomp.__file__).parent
+    seen = set()
     for path in package.rglob("*.py"):
-        module = path.relative_to(package).parts[0].removesuffix(".py")
-        if module in ("__init__", "levels", "checks", "errors"):
+        room, *inside = path.relative_to(package).with_suffix("").parts
+        if room == "__init__" or room in LEAVES:
             continue
-        used = imported(path.read_text()) - {"levels", "checks", "errors", module}
-        assert used <= allowed[module], f"{path.name} imports {sorted(used - allowed[module])}"
+        used = imported(path.read_text())
+        rooms = {other[0] for other in used} - LEAVES - {room}
+        assert rooms <= ROOMS[room], f"{path} imports {sorted(rooms - ROOMS[room])}"
+        seen.add(room)
+        if room == "exchange" and inside != ["__init__"]:
+            files = {other[1] for other in used if other[0] == "exchange"}
+            assert files <= EXCHANGE[inside[0]], f"{path} imports {sorted(files - EXCHANGE[inside[0]])}"
+            seen.add(inside[0])
+    assert seen == {*ROOMS, *EXCHANGE}, "a table has what is not there any more"
 
 
-def imported(source: str) -> set[str]:
-    """The modules of this package that a file imports."""
+def imported(source: str) -> set[tuple[str, ...]]:
+    """The files and folders of this package that a file imports: ("kernels", ...), ("exchange", "codec") ..."""
     found = set()
-    for line in source.splitlines():
-        if line.startswith("from hvd_dyncomp import "):
-            found |= {name.strip() for name in line.split("import ")[1].split(",")}
-        elif line.startswith("from hvd_dyncomp."):
-            found.add(line.split()[1].split(".")[1])
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hvd_dyncomp":
+            found |= {(*node.module.split(".")[1:], alias.name) for alias in node.names}
     return found

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
-from hvd_dyncomp.binding import Binding
+from hvd_dyncomp.exchange.binding import Binding
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,9 +23,9 @@ import torch
 import train_resnet
 
 from hvd_dyncomp import Controller, DynamicQuantizer
-from hvd_dyncomp.handshake import Handshake
-from hvd_dyncomp.sharded import ShardedExchange
-from hvd_dyncomp.whole import WholeExchange
+from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.sharded import ShardedExchange
+from hvd_dyncomp.exchange.whole import WholeExchange
 
 
 def die() -> None:

@@ -19,8 +19,8 @@ from hvd_dyncomp import (
     Static,
     StepFunction,
     kernels,
-    plan,
 )
+from hvd_dyncomp.exchange import plan
 
 
 class Failing(Policy):

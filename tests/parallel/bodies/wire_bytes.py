@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
-from hvd_dyncomp.comm import gather_json
+from hvd_dyncomp.transport.horovod import gather_json
 
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 

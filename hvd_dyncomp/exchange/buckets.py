@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.codec import checksum, message_bytes, shard_bounds
+from hvd_dyncomp.exchange.codec import checksum, message_bytes, shard_bounds
 
 
 @dataclass(frozen=True)

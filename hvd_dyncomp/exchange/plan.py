@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp import introduction, residuals
-from hvd_dyncomp.binding import Binding
-from hvd_dyncomp.buckets import make_buckets
-from hvd_dyncomp.codec import WIRE_VERSION
+from hvd_dyncomp.exchange import introduction, residuals
+from hvd_dyncomp.exchange.binding import Binding
+from hvd_dyncomp.exchange.buckets import make_buckets
+from hvd_dyncomp.exchange.codec import WIRE_VERSION
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import torch
 
-from hvd_dyncomp import comm
-from hvd_dyncomp.buckets import Bucket, Slot
-from hvd_dyncomp.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, header_tensor, noise_for
+from hvd_dyncomp.exchange.buckets import Bucket, Slot
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, header_tensor, noise_for
 from hvd_dyncomp.kernels import Noise
+from hvd_dyncomp.transport import horovod as comm
 
 
 class Exchange(ABC):

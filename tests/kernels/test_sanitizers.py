@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "hvd_dyncomp" / "kernels" / "csrc"
 VARIANTS = ["avx512.cpp", "avx2.cpp", "baseline.cpp"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -29,7 +29,7 @@ def test_under_the_sanitizers(tmp_path):
     if complaint := compiler_complaint(tmp_path):
         pytest.skip(complaint)
     driver = tmp_path / "sanitized"
-    sources = [ROOT / "tests" / "native" / "sanitized.cpp", *(CSRC / name for name in VARIANTS)]
+    sources = [ROOT / "tests" / "kernels" / "sanitized.cpp", *(CSRC / name for name in VARIANTS)]
     subprocess.run(["c++", *FLAGS, *sources, "-o", driver], check=True, timeout=240)
     done = subprocess.run([driver], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

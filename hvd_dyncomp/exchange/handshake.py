@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from hvd_dyncomp import comm
-from hvd_dyncomp.binding import Binding
-from hvd_dyncomp.buckets import Bucket
-from hvd_dyncomp.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, check_header, checksum, header_tensor
 from hvd_dyncomp.errors import JOINED, LockstepError
+from hvd_dyncomp.exchange.binding import Binding
+from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, check_header, checksum, header_tensor
 from hvd_dyncomp.meter import allreduce_bytes
+from hvd_dyncomp.transport import horovod as comm
 
 
 class Handshake:

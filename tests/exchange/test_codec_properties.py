@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.codec import Header, count_nonfinite, header_tensor, message_bytes, shard_bounds, split_messages
+from hvd_dyncomp.exchange.codec import (
+    Header,
+    count_nonfinite,
+    header_tensor,
+    message_bytes,
+    shard_bounds,
+    split_messages,
+)
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into
 from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_STEP
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.checks import shown
-from hvd_dyncomp.comm import averaging_factor, rank_and_size
+from hvd_dyncomp.transport.horovod import averaging_factor, rank_and_size
 
 
 def calling_optimizer(compressor: object) -> tuple[torch.optim.Optimizer | None, torch.Tensor | None]:

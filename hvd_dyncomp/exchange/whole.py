@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from hvd_dyncomp import comm, kernels
-from hvd_dyncomp.codec import Phase, count_nonfinite, split_messages
-from hvd_dyncomp.exchange import Exchange
+from hvd_dyncomp import kernels
+from hvd_dyncomp.exchange.base import Exchange
+from hvd_dyncomp.exchange.codec import Phase, count_nonfinite, split_messages
+from hvd_dyncomp.transport import horovod as comm
 
 
 class WholeExchange(Exchange):

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp import comm
 from hvd_dyncomp.errors import JOINED, LockstepError
+from hvd_dyncomp.transport import horovod as comm
 
 # One name for all optimizers: ranks that have different ones must meet, too. It is free again when `introduce` returns.
 _NAME = "hvd_dyncomp.introduction"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, LockstepError
-from hvd_dyncomp.codec import (
+from hvd_dyncomp.exchange.codec import (
     HEADER_BYTES,
     WIRE_VERSION,
     Header,

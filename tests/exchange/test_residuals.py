@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_dyncomp import residuals
-from hvd_dyncomp.buckets import make_buckets
+from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange.buckets import make_buckets
 
 SIZES = (700, 130, 2000)
 SIZE_CHANGES = [(1, 2), (2, 1), (2, 3), (3, 2), (3, 4), (4, 3), (3, 3)]

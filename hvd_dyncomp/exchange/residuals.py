@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.buckets import Bucket, Residuals
 from hvd_dyncomp.checks import boolean, finite, shown, whole
+from hvd_dyncomp.exchange.buckets import Bucket, Residuals
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_dyncomp.buckets import make_buckets
+from hvd_dyncomp.exchange.buckets import make_buckets
 
 COMMON = {"block_size": 64, "rank": 0, "world_size": 2, "error_feedback": True}
 

@@ -6,14 +6,14 @@ import logging
 
 import torch
 
-from hvd_dyncomp.binding import Binding
-from hvd_dyncomp.buckets import Bucket, Slot
-from hvd_dyncomp.exchange import Exchange
-from hvd_dyncomp.handshake import Handshake
+from hvd_dyncomp.exchange.base import Exchange
+from hvd_dyncomp.exchange.binding import Binding
+from hvd_dyncomp.exchange.buckets import Bucket, Slot
+from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.sharded import ShardedExchange
+from hvd_dyncomp.exchange.whole import WholeExchange
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
-from hvd_dyncomp.sharded import ShardedExchange
-from hvd_dyncomp.whole import WholeExchange
 
 logger = logging.getLogger(__name__)
 
