@@ -15,8 +15,8 @@ from typing import IO, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 
-import files
-import train_resnet
+from common import files
+from training import program
 
 FULL = Path("/dev/full")  # takes nothing
 
@@ -37,7 +37,7 @@ def temporary_file(stem: str) -> Any:
 
 def main() -> None:
     files.NamedTemporaryFile = temporary_file(sys.argv.pop(1))
-    train_resnet.main()
+    program.main()
 
 
 if __name__ == "__main__":

@@ -17,15 +17,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 
-import checkpoint
 import horovod.torch as hvd
 import torch
-import train_resnet
 
 from hvd_dyncomp import Controller, DynamicQuantizer
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.sharded import ShardedExchange
 from hvd_dyncomp.exchange.whole import WholeExchange
+from training import checkpoint, program
 
 
 def die() -> None:
@@ -95,7 +94,7 @@ def main() -> None:
     rank, point, call = sys.argv[1:separator]
     POINTS[point](Killer(int(rank), int(call)))
     sys.argv[1:] = sys.argv[separator + 1 :]
-    train_resnet.main()
+    program.main()
 
 
 if __name__ == "__main__":

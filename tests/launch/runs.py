@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import torch
-import train_resnet
-from launcher import horovodrun, run
-from scenarios import TRAINER
+
+from common.launcher import horovodrun, run
+from studies.scenarios import TRAINER
+from training import program
 
 PROGRAM = str(TRAINER)
 DIGITS = ("--dataset", "digits", "--model", "resnet8", "--limit-train", "512")
@@ -36,7 +37,7 @@ def main(*flags: str) -> tuple[object, list[str]]:
     sys.argv = [PROGRAM, *flags]
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-            train_resnet.main()
+            program.main()
         return 0, said.getvalue().splitlines()
     except SystemExit as ended:
         return ended.code, said.getvalue().splitlines()

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import files
-import full_disk
 import pytest
 import torch
+
+import full_disk
+from common import files
+from common.launcher import horovodrun, run
 from full_disk import FULL, temporary_file
-from launcher import horovodrun, run
 from runs import PROGRAM, RELEASE, TIMEOUT, assert_refused, main
 from test_train_runs import mpirun
 

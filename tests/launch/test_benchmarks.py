@@ -1,31 +1,28 @@
 """The benchmark programs from end to end, on tiny models; and what the report makes of figures."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
-import alternation
-import bench
-import bench_exchange
-import bench_report
-import bench_results
-import bench_run
-import netlab
 import pytest
 import torch
-import workloads
-from bench_results import Summary, summarize
-from launcher import run
 
-LAUNCH = Path(bench_run.__file__).parent
+from benchmarks import alternation, exchange, program, report, workloads
+from benchmarks.results import Summary, commit, save, summarize
+from common.launcher import run
+from lab.hosts import why_not
+
+LAUNCH = Path(__file__).parents[2] / "launch"
 SHORT = ("--seconds", "0", "--rounds", "2")
 EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,powersgd1"
 
-needs_namespaces = pytest.mark.skipif(bool(netlab.why_not()), reason=netlab.why_not() or "namespaces can be made")
+needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 
 
-def launched(program: str, *arguments: str) -> str:
-    ended = run([sys.executable, str(LAUNCH / program), *arguments], timeout=240)
+def launched(part: str, *arguments: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(LAUNCH)}
+    ended = run([sys.executable, "-P", "-m", f"benchmarks.{part}", *arguments], timeout=240, env=env)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 
@@ -35,9 +32,9 @@ def folder(tmp_path_factory) -> Path:
     """docs/bench of a run over shared memory."""
     folder = tmp_path_factory.mktemp("docs") / "bench"
     place = ("--rates", "shm", "--output-dir", str(folder))
-    said = launched("bench_exchange.py", "--model", "tiny", "--contenders", EVERYBODY, *SHORT, *place)
+    said = launched("exchange", "--model", "tiny", "--contenders", EVERYBODY, *SHORT, *place)
     assert "| Horovod fp16 |" in said and "| ours, 4 bits |" in said
-    launched("bench_training.py", "--models", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
+    launched("training", "--models", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
     return folder
 
 
@@ -52,7 +49,7 @@ def test_every_contender_is_measured(folder):
 
 
 def test_kernels(tmp_path):
-    said = launched("bench_kernels.py", "--values", "65536", "--rounds", "1", "--json", str(tmp_path / "kernels.json"))
+    said = launched("kernels", "--values", "65536", "--rounds", "1", "--json", str(tmp_path / "kernels.json"))
     found = json.loads((tmp_path / "kernels.json").read_text())
     assert found["values"] == 65536 and all(len(times) == 1 for times in found["nanoseconds"].values())
     assert "times as fast as the reference kernels" in said
@@ -61,7 +58,7 @@ def test_kernels(tmp_path):
 @needs_namespaces
 def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
     place = ("--rates", "2gbit,1gbit", "--output-dir", str(folder))
-    launched("bench_exchange.py", "--model", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
+    launched("exchange", "--model", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
     results = json.loads((folder / "exchange-resnet20-2.json").read_text())
     for rate in ("2gbit", "1gbit"):
         assert results["rates"][rate]["about"]["payload_mbit"] > 0
@@ -88,7 +85,7 @@ def test_time_to_accuracy(folder):
         "--rate",
         "1gbit",
     )
-    said = launched("bench_training.py", "--time-to-accuracy", *small, "--output-dir", str(folder))
+    said = launched("training", "--time-to-accuracy", *small, "--output-dir", str(folder))
     assert "| ours, dynamic 2-4-8 |" in said
     assert set(json.loads((folder / "accuracy-resnet8.json").read_text())["runs"]) == {
         "none",
@@ -100,15 +97,15 @@ def test_time_to_accuracy(folder):
 
 def test_the_report_keeps_the_rest_of_the_page(folder):
     page = folder.parent / "benchmarks.md"
-    page.write_text(f"# Benchmarks\n\nbefore\n\n{bench_report.BEGIN}\nold\n{bench_report.END}\n\nafter\n")
-    bench_report.main(["--folder", str(folder), "--page", str(page)])
+    page.write_text(f"# Benchmarks\n\nbefore\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
+    report.main(["--folder", str(folder), "--page", str(page)])
     text = page.read_text()
     assert "before" in text and "after" in text and "old" not in text
     assert "### The exchange alone: tiny, 2 workers" in text and "### Training steps" in text
     for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
         assert f"(bench/{figure})" in text and (folder / figure).stat().st_size > 1000
     again = page.read_text()
-    bench_report.main(["--folder", str(folder), "--page", str(page)])
+    report.main(["--folder", str(folder), "--page", str(page)])
     assert page.read_text() == again
 
 
@@ -118,17 +115,17 @@ def figures(**milliseconds: float) -> dict[str, Summary]:
 
 def test_break_even_lies_where_the_lines_cross():
     rates = {"100mbit": figures(_4bit=100, none=1000), "10gbit": figures(_4bit=100, none=10)}
-    assert bench_report.break_even(rates, "4bit", "none") == "1 Gbit/s"
+    assert report.break_even(rates, "4bit", "none") == "1 Gbit/s"
     rates["shm"] = figures(_4bit=1, none=1000)
-    assert bench_report.break_even(rates, "4bit", "none") == "1 Gbit/s"
+    assert report.break_even(rates, "4bit", "none") == "1 Gbit/s"
 
 
 def test_no_break_even_is_said_honestly():
     faster = {"100mbit": figures(_4bit=1, none=2), "1gbit": figures(_4bit=1, none=2)}
     slower = {"100mbit": figures(_4bit=2, none=1), "1gbit": figures(_4bit=2, none=1)}
-    assert bench_report.break_even(faster, "4bit", "none") == "none found: faster up to 1 Gbit/s"
-    assert bench_report.break_even(slower, "4bit", "none") == "none found: slower from 100 Mbit/s on"
-    assert bench_report.break_even(faster, "4bit", "ddp") == "not measured"
+    assert report.break_even(faster, "4bit", "none") == "none found: faster up to 1 Gbit/s"
+    assert report.break_even(slower, "4bit", "none") == "none found: slower from 100 Mbit/s on"
+    assert report.break_even(faster, "4bit", "ddp") == "not measured"
 
 
 def test_long_steps_get_fewer_turns_evenly_spread():
@@ -143,14 +140,14 @@ def test_bits_are_a_workers_mean_and_the_median_of_steps():
 
 
 def test_rates_are_measured_from_fast_to_slow():
-    args = bench_exchange.parse(["--rates", "1gbit,none,100mbit,shm,10gbit"])
+    args = exchange.parse(["--rates", "1gbit,none,100mbit,shm,10gbit"])
     assert args.rates == ("shm", "none", "10gbit", "1gbit", "100mbit")
 
 
 @pytest.mark.parametrize("flags", [("--rates", "fast"), ("--contenders", "3bits"), ("--model", "alexnet")])
 def test_a_bad_flag_is_one_line(flags, capsys):
     with pytest.raises(SystemExit) as ended:
-        bench_exchange.parse(list(flags))
+        exchange.parse(list(flags))
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert flags[0] in said and flags[1] in said and said.count("\n") == 1
@@ -166,10 +163,10 @@ def test_every_parameter_gets_a_gradient(name):
 
 
 def test_parts_of_another_commit_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "FOLDER", tmp_path)
-    part = bench.Part("x.py", (), ("x.json",))
-    assert not bench.measured(part)
-    bench_results.save(tmp_path / "x.json", {"rates": {"shm": {"about": {"commit": bench_results.commit()}}}})
-    assert bench.measured(part)
-    bench_results.save(tmp_path / "x.json", {"about": {"commit": "0000000"}})
-    assert not bench.measured(part)
+    monkeypatch.setattr(program, "FOLDER", tmp_path)
+    part = program.Part("x.py", (), ("x.json",))
+    assert not program.measured(part)
+    save(tmp_path / "x.json", {"rates": {"shm": {"about": {"commit": commit()}}}})
+    assert program.measured(part)
+    save(tmp_path / "x.json", {"about": {"commit": "0000000"}})
+    assert not program.measured(part)

@@ -4,12 +4,13 @@ import stat
 import tempfile
 from pathlib import Path
 
-import checkpoint
 import pytest
 import torch
-from course import RunError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from common.course import RunError
+from training import checkpoint
 
 STATE = {"format": checkpoint.FORMAT, "config": {"seed": 1}, "model": {"weight": torch.arange(1000.0)}}
 

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-import data
 import pytest
 import torch
-from batches import TrainBatches, augment, eval_batches
-from course import RunError
+
+from common.course import RunError
+from training import data
+from training.batches import TrainBatches, augment, eval_batches
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
-import data
-import datasets
 import numpy as np
 import pytest
 import torch
-from course import RunError
-from launcher import horovodrun, run
-from published import Published
+
+from common.course import RunError
+from common.launcher import horovodrun, run
 from runs import PROGRAM, TIMEOUT, main
+from training import data, datasets
+from training.published import Published
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from course import RunError
-from engine import LearningRate, Score
-from report import _NEEDED, Metrics, read_lines
+
+from common.course import RunError
+from training.engine import LearningRate, Score
+from training.report import _NEEDED, Metrics, read_lines
 
 
 def test_warm_up_goes_from_one_worker_to_all() -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from common.launcher import horovodrun, run
 from killed import POINTS
-from launcher import horovodrun, run
 from runs import PROGRAM, RELEASE, assert_same_checkpoints, metrics, train
 
 KILLED = str(Path(__file__).with_name("killed.py"))

@@ -5,7 +5,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from files import replace, replace_text
+
+from common.files import replace, replace_text
 
 
 def test_a_file_is_private_until_it_is_whole(tmp_path: Path) -> None:

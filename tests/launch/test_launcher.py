@@ -4,11 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-import launcher
+from common import launcher
 
 PROGRAM = """
 import horovod.torch as hvd
-from launcher import horovodrun, run
+from common.launcher import horovodrun, run
 hvd.init()
 ended = run(horovodrun(2, ["-c", "import horovod.torch as hvd; hvd.init(); assert hvd.size() == 2"]), timeout=60)
 assert ended.returncode == 0, ended.stdout

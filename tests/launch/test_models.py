@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from models import CifarResNet, build_model
+
+from training.models import CifarResNet, build_model
 
 
 def parameters(model: torch.nn.Module) -> int:

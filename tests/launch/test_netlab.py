@@ -8,18 +8,18 @@ import sys
 import time
 from pathlib import Path
 
-import link_rate
-import namespaces
-import netlab
 import pytest
-import shaping
-from course import RunError
-from launcher import run
 
-PROGRAM = str(Path(netlab.__file__))
+from common.course import RunError
+from common.launcher import run
+from lab import link_rate, namespaces, shaping
+from lab.hosts import LAUNCHERS, hosts, why_not
+from lab.program import main
+
+PROGRAM = str(Path(__file__).parents[2] / "launch" / "netlab.py")
 MEGABYTES = 20
 
-needs_namespaces = pytest.mark.skipif(bool(netlab.why_not()), reason=netlab.why_not() or "namespaces can be made")
+needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 
 
 def left_behind(pid: int) -> list[str]:
@@ -29,7 +29,7 @@ def left_behind(pid: int) -> list[str]:
 @needs_namespaces
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_counters_equal_a_known_transfer(size):
-    with netlab.hosts(size) as lab:
+    with hosts(size) as lab:
         before = lab.counters()
         link_rate.measure(lab, MEGABYTES << 20)
         sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
@@ -40,7 +40,7 @@ def test_the_counters_equal_a_known_transfer(size):
 
 @needs_namespaces
 def test_a_link_carries_its_rate_and_the_rate_can_be_changed():
-    with netlab.hosts(2, "50mbit") as lab:
+    with hosts(2, "50mbit") as lab:
         slow = link_rate.measure(lab, 4 << 20)
         lab.set_rate("400mbit")
         fast = link_rate.measure(lab, 32 << 20)
@@ -51,7 +51,7 @@ def test_a_link_carries_its_rate_and_the_rate_can_be_changed():
 
 @needs_namespaces
 def test_nothing_is_left_after_an_error():
-    with pytest.raises(ZeroDivisionError), netlab.hosts(3) as lab:
+    with pytest.raises(ZeroDivisionError), hosts(3) as lab:
         sleeper = subprocess.Popen(lab.on_host(1, ["sleep", "600"]))
         assert left_behind(os.getpid())
         raise ZeroDivisionError
@@ -74,7 +74,7 @@ def test_what_a_killed_lab_left_is_swept_by_the_next():
     lab = lab_that_sleeps(613)
     lab.kill()
     lab.wait()
-    with netlab.hosts(2):
+    with hosts(2):
         assert not left_behind(lab.pid)
     assert not running("sleep\x00613")
 
@@ -104,7 +104,7 @@ def wait_for(condition, seconds: float = 30) -> None:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("launcher", netlab.LAUNCHERS)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_launcher_starts_one_rank_per_host(launcher, tmp_path):
     # In one piece: mpirun puts its tags between pieces.
     program = "import horovod.torch as hvd; hvd.init(); print(f'rank {hvd.rank()} {hvd.size()} {hvd.local_size()}')"
@@ -125,7 +125,7 @@ def test_the_programs_status_is_the_labs():
 def test_without_root_one_sentence_says_so(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(SystemExit) as ended:
-        netlab.main(["--", "true"])
+        main(["--", "true"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "netlab.py: error: network namespaces need root\n"
 
@@ -133,7 +133,7 @@ def test_without_root_one_sentence_says_so(monkeypatch, capsys):
 def test_without_iproute2_one_sentence_says_so(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None)
-    with pytest.raises(RunError, match="iproute2"), netlab.hosts():
+    with pytest.raises(RunError, match="iproute2"), hosts():
         pass
 
 

@@ -1,8 +1,9 @@
 """Every bad command line ends with status 2 and one line that names the flag and its value."""
 
 import pytest
-from course import course, differences
-from options import parse
+
+from common.course import course, differences
+from training.options import parse
 
 BAD = [
     ("--model vgg16", ["--model", "'vgg16'"]),

@@ -1,7 +1,8 @@
 """What docs/design.md says about residuals when workers come and go."""
 
 import pytest
-import simulate_resize
+
+from studies import simulate_resize
 
 
 @pytest.mark.parametrize("bits", [1, 4])

@@ -4,15 +4,15 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import options
-import plots
 import pytest
-import study
-import table
-from course import RunError, course
 from matplotlib.image import imread
-from report import METRICS, write_summary
-from scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
+
+from common.course import RunError, course
+from studies import paper_table, plots
+from studies import program as study
+from studies.scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
+from training import options
+from training.report import METRICS, write_summary
 
 EPOCHS = 6
 LEVELS = {"none": [32] * 6, "static8": [8] * 6, "static4": [4] * 6}
@@ -84,14 +84,14 @@ def test_table_only_study_end_to_end(runs: Study, tmp_path: Path, capsys: pytest
 
 def test_released_epochs_are_reported_with_and_without(runs: Study) -> None:
     results = finished(runs, (0,))
-    detail = table._detail_table(results)
+    detail = paper_table._detail_table(results)
     row = next(row for row in detail.splitlines() if "4-8-16" in row)
     # Sent: 4 + 8 + 32 + 32 + 16 + 16 of 6 * 32; without the two released epochs 44 of 4 * 32.
     assert "| +0.00 | 56.2 | 34.4 | 2 | 120 | 30.0 |" in row
 
 
 def test_curves_of_one_seed_have_no_spread(runs: Study) -> None:
-    assert "±" not in table._main_table(finished(runs, (0,)))
+    assert "±" not in paper_table._main_table(finished(runs, (0,)))
 
 
 def test_unfinished_runs_are_left_out(runs: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import run
+
+from common.launcher import run
 from runs import DIGITS, PROGRAM, RELEASE, RELEASE_LEVELS, TIMEOUT, assert_same_checkpoints, metrics, same, train
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launcher import run
+from common.launcher import run
 
 BODIES = Path(__file__).parent / "bodies"
 

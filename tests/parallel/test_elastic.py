@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
-import netlab
 import pytest
 from launchers import BODIES, run_limited
+
+from lab import hosts as netlab
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 

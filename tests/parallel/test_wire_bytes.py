@@ -3,11 +3,11 @@
 import json
 import sys
 
-import netlab
 import pytest
 from launchers import BODIES, run_limited
 
 from hvd_dyncomp import LEVELS
+from lab import hosts as netlab
 
 VALUES, STEPS = 4_000_000, 5
 

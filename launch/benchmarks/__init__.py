@@ -1,0 +1,1 @@
+"""How fast it is: the arithmetic, the exchange, training steps, whole trainings."""

@@ -1,0 +1,90 @@
+"""Times contenders against each other: all in one process group, in turns, in another order each round.
+
+What else the machine does in the meantime then touches all of them alike. Contenders whose steps are long take fewer
+turns, spread evenly over the rounds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+
+from benchmarks.contenders import Contender
+from hvd_dyncomp.transport.horovod import gather_json
+from lab.shaping import INTERFACE
+
+_COUNTER = Path("/sys/class/net", INTERFACE, "statistics/tx_bytes")
+
+
+def sent_bytes() -> int:
+    """What this host's interface has sent since it was made."""
+    return int(_COUNTER.read_text())
+
+
+def timed(contender: Contender) -> float:
+    """Seconds of one step on this rank, from a moment at which all ranks stand ready. Collective."""
+    hvd.barrier()
+    began = time.perf_counter()
+    contender.step()
+    return time.perf_counter() - began
+
+
+def slowest(seconds: float, name: str) -> float:
+    """The largest of all ranks' numbers, on every rank. Collective."""
+    return max(gather_json(seconds, f"alternation.slowest.{name}"))
+
+
+def turns_of(costs: Mapping[str, float], *, seconds: float, rounds: int) -> dict[str, int]:
+    """How many steps each contender gets in about so many seconds: equal time for all, 2 to `rounds` steps each."""
+    share = seconds / len(costs)
+    return {name: min(rounds, max(2, int(share / cost))) for name, cost in costs.items()}
+
+
+def takes_part(turn: int, turns: int, rounds: int) -> bool:
+    """Whether a contender with so many turns has one in this round; turns are spread evenly."""
+    return (turn + 1) * turns // rounds > turn * turns // rounds
+
+
+def measure(
+    contenders: Mapping[str, Contender], *, seconds: float, rounds: int, seed: int, counted: bool
+) -> dict[str, dict[str, Any]]:
+    """Let the contenders take turns for about `seconds` seconds. Collective.
+
+    Args:
+        contenders: by name, the same on all ranks; their first steps, with what they build once, are over.
+        seconds: for all of them together; long steps may take more.
+        rounds: the most turns for one contender.
+        seed: of the order, the same on all ranks.
+        counted: read the interface's counter as well.
+
+    Returns:
+        For each contender "ms", the time of each of its steps on the slowest rank, and "sent", the bytes of each rank
+        in each of its steps (empty if not counted). The same on all ranks.
+    """
+    costs = {name: slowest(timed(contender), "cost") for name, contender in contenders.items()}
+    turns = turns_of(costs, seconds=seconds, rounds=rounds)
+    most = max(turns.values())
+    mine: dict[str, list[tuple[float, int]]] = {name: [] for name in contenders}
+    for turn in range(most):
+        order = [name for name in contenders if takes_part(turn, turns[name], most)]
+        random.Random(f"{seed} {turn}").shuffle(order)
+        for name in order:
+            before = sent_bytes() if counted else 0
+            took = timed(contenders[name])
+            hvd.barrier()  # what the others wait for has then left this host, too
+            mine[name].append((took, sent_bytes() - before if counted else 0))
+    everyone = gather_json(mine, "alternation.samples")
+    return {name: _merge([rank[name] for rank in everyone], counted) for name in contenders}
+
+
+def _merge(ranks: list[list[tuple[float, int]]], counted: bool) -> dict[str, Any]:
+    steps = list(zip(*ranks, strict=True))
+    return {
+        "ms": [round(1e3 * max(took for took, _ in step), 3) for step in steps],
+        "sent": [[sent for _, sent in step] for step in steps] if counted else [],
+    }

@@ -1,0 +1,125 @@
+"""The benchmarks' figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # files only: no display is there, or needed
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks import time_to_accuracy
+from benchmarks.results import Summary
+from benchmarks.tables import SHARED_MEMORY, contenders_of, rate_title, summaries, title
+from lab.shaping import bits_per_second
+
+# Okabe and Ito's colours; ours are blue to green and solid, torch's dotted, Horovod's dashed.
+_STYLES = {
+    "alone": ("#999999", "-"),
+    "none": ("#000000", "--"),
+    "fp16": ("#E69F00", "--"),
+    "1bit": ("#56B4E9", "-"),
+    "2bit": ("#0072B2", "-"),
+    "4bit": ("#009E73", "-"),
+    "8bit": ("#006046", "-"),
+    "16bit": ("#7A9E00", "-"),
+    "32bit": ("#B0B0B0", "-"),
+    "ddp": ("#D55E00", ":"),
+    "ddp-fp16": ("#CC79A7", ":"),
+    "powersgd1": ("#882255", ":"),
+    "powersgd4": ("#AA4499", ":"),
+    "dynamic": ("#0072B2", "-"),
+}
+_OTHER = ("#444444", "-.")
+_UNSHAPED = 10.5  # place on the axis of powers of ten: a bit over 10 Gbit/s
+_MEMORY = 11.0
+
+
+def place(rate: str) -> float:
+    """Where a rate is drawn: the power of ten of its bits per second; links without a rate to the right of them."""
+    if rate == SHARED_MEMORY:
+        return _MEMORY
+    bits = bits_per_second(rate)
+    return _UNSHAPED if bits is None else math.log10(bits)
+
+
+def step_times(results: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Time per step against link rate, one field per model, quartiles as bars."""
+    figure, fields = plt.subplots(
+        1, len(results), figsize=(max(8, 4 * len(results)), 5), layout="constrained", squeeze=False
+    )
+    for axes, result in zip(fields[0], results, strict=True):
+        rates = summaries(result)
+        for name in contenders_of(rates):
+            points = [(place(rate), found[name]) for rate, found in rates.items() if name in found]
+            _line(axes, name, points)
+        axes.set(yscale="log", title=f"{result['model']}, {result['values'] / 1e6:.1f} M values", ylabel="ms per step")
+        _rate_axis(axes, list(rates))
+    _finish(figure, fields[0][0], path)
+
+
+def _line(axes: Axes, name: str, points: list[tuple[float, Summary]]) -> None:
+    colour, line = _STYLES.get(name, _OTHER)
+    middle = [summary.median for _, summary in points]
+    spread = [[s.median - s.low for _, s in points], [s.high - s.median for _, s in points]]
+    axes.errorbar(
+        [x for x, _ in points], middle, spread, fmt=line, color=colour, label=title(name), marker=".", capsize=2
+    )
+
+
+def _rate_axis(axes: Axes, rates: list[str]) -> None:
+    axes.set_xticks([place(rate) for rate in rates], [rate_title(rate).replace(" ", "\n") for rate in rates])
+    axes.set_xlabel("link")
+    axes.grid(alpha=0.3, which="both")
+
+
+def speed_ups(result: Mapping[str, Any], path: Path) -> None:
+    """How many times shorter a step is than with Horovod uncompressed, against bits per value; one curve per rate."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    colours = plt.get_cmap("viridis")
+    rates = {rate: found for rate, found in summaries(result).items() if "none" in found}
+    for number, (rate, found) in enumerate(rates.items()):
+        colour = colours(0.9 * number / max(len(rates) - 1, 1))
+        ours = sorted((int(name.removesuffix("bit")), s) for name, s in found.items() if name.endswith("bit"))
+        gains = [found["none"].median / summary.median for _, summary in ours]
+        axes.plot([bits for bits, _ in ours], gains, marker=".", color=colour, label=rate_title(rate))
+        if "fp16" in found:
+            axes.plot(16, found["none"].median / found["fp16"].median, marker="x", ls="", color=colour)
+    axes.axhline(1, color="#000000", lw=0.8)
+    axes.set(
+        xscale="log", yscale="log", xlabel="bits per value (crosses: Horovod fp16)", ylabel="times faster than Horovod"
+    )
+    ticks = (1, 2, 4, 8, 16, 32)
+    axes.set_xticks(ticks, [str(bits) for bits in ticks])
+    axes.minorticks_off()
+    gains_shown = (0.25, 0.5, 1, 2, 4, 8, 16)
+    axes.set_yticks(gains_shown, [f"{gain:g}" for gain in gains_shown])
+    axes.grid(alpha=0.3)
+    _finish(figure, axes, path)
+
+
+def accuracies(results: Mapping[str, Any], path: Path) -> None:
+    """Test accuracy against seconds of training."""
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for name, run in results["runs"].items():
+        colour, line = _STYLES.get(name, _OTHER)
+        seconds, found = time_to_accuracy.curve(run)
+        label = time_to_accuracy.TITLES[name]
+        axes.plot(seconds, [100 * accuracy for accuracy in found], line, color=colour, marker=".", label=label)
+    axes.axhline(100 * time_to_accuracy.target(results), color="#999999", lw=0.8)
+    axes.set(xlabel=f"seconds of training steps, {rate_title(results['rate'])}", ylabel="test accuracy, %")
+    axes.grid(alpha=0.3)
+    _finish(figure, axes, path)
+
+
+def _finish(figure: Figure, axes: Axes, path: Path) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

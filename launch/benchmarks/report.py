@@ -1,0 +1,148 @@
+"""Draws the benchmarks' figures and writes their part of docs/benchmarks.md, from whatever JSON files are there.
+
+python launch/bench_report.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import kernels, plots, tables, time_to_accuracy
+from benchmarks.results import FOLDER, Summary, load
+from benchmarks.tables import rate_title, summaries, title
+from lab.shaping import bits_per_second
+from studies.paper_table import markdown
+
+BEGIN = "<!-- make bench writes from here -->"
+END = "<!-- to here -->"
+
+
+def break_even(rates: Mapping[str, Mapping[str, Summary]], name: str, other: str) -> str:
+    """Up to which link rate `name` has the shorter steps, in words.
+
+    Between two measured rates the logarithm of the ratio of both times is taken as linear in the logarithm of the rate.
+    """
+    points = [
+        (math.log(bits), math.log(found[name].median / found[other].median))
+        for rate, found in rates.items()
+        if rate != tables.SHARED_MEMORY and (bits := bits_per_second(rate)) and name in found and other in found
+    ]
+    if not points:
+        return "not measured"
+    if all(ratio < 0 for _, ratio in points):
+        return f"none found: faster up to {_text(points[-1][0])}"
+    if all(ratio >= 0 for _, ratio in points):
+        return f"none found: slower from {_text(points[0][0])} on"
+    found = [
+        _text(x0 + (x1 - x0) * y0 / (y0 - y1))
+        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False)
+        if (y0 < 0) != (y1 < 0)
+    ]
+    return " and ".join(found)
+
+
+def _text(log_bits: float) -> str:
+    bits = float(f"{math.exp(log_bits):.2g}")
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def break_even_table(results: Mapping[str, Any]) -> str:
+    rates = summaries(results)
+    ours = [name for name in tables.contenders_of(rates) if name.endswith("bit")]
+    others = [name for name in ("none", "fp16", "ddp") if any(name in found for found in rates.values())]
+    rows = [(title(name), *(break_even(rates, name, other) for other in others)) for name in ours]
+    return markdown(("break-even link rate", *(f"against {title(other)}" for other in others)), rows)
+
+
+def links(results: Mapping[str, Any]) -> str:
+    """What the links carried, in a sentence."""
+    reached = [
+        f"{rate_title(rate)}: {note['payload_mbit']:.0f} Mbit/s"
+        for rate, found in results["rates"].items()
+        if (note := found.get("about", {})).get("payload_mbit")
+    ]
+    return f"Payload of a plain TCP transfer over the same links: {', '.join(reached)}." if reached else ""
+
+
+def exchange_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
+    name = f"exchange-{results['model']}-{results['workers']}"
+    parts = [f"### The exchange alone: {results['model']}, {results['workers']} workers"]
+    bits = tables.bits(results)
+    if results["workers"] == 2:
+        plots.step_times([results], folder / f"{name}-time.png")
+        plots.speed_ups(results, folder / f"{name}-speedup.png")
+        shown = folder.relative_to(docs)
+        parts += [tables.times(results), break_even_table(results)]
+        parts.append(f"![Time per step against link rate]({shown}/{name}-time.png)")
+        parts.append(f"![Speed-up against bits per value]({shown}/{name}-speedup.png)")
+    return [*parts, bits, tables.caption(results), links(results)]
+
+
+def training_section(files: list[dict[str, Any]], folder: Path, docs: Path) -> list[str]:
+    plots.step_times(files, folder / "training-time.png")
+    parts = ["### Training steps", f"![Time per training step]({folder.relative_to(docs)}/training-time.png)"]
+    for results in files:
+        parts += [tables.times(results), tables.caption(results)]
+    return parts
+
+
+def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
+    figure = folder / f"accuracy-{results['model']}.png"
+    plots.accuracies(results, figure)
+    return [
+        f"### Time to accuracy: {results['model']}",
+        time_to_accuracy.table(results),
+        f"`{results['about']['command']}`: train_resnet.py `{' '.join(results['flags'])}`, "
+        f"{results['workers']} workers, one run each. The goal is the uncompressed run's last test accuracy less "
+        f"{results['tolerance']:g} points; seconds are those of training steps. Commit {results['about']['commit']}.",
+        f"![Test accuracy against time]({figure.relative_to(docs)})",
+    ]
+
+
+def report(folder: Path, docs: Path) -> str:
+    """The generated part, and the figures beside the JSON files in `folder`, which lies in `docs`."""
+    parts: list[str] = []
+    if (folder / "kernels.json").exists():
+        parts += [
+            "### Arithmetic",
+            "`python launch/bench_kernels.py`: " + kernels.report(load(folder / "kernels.json")),
+        ]
+    for path in sorted(folder.glob("exchange-*.json"), key=lambda path: (load(path)["workers"], path.name)):
+        parts += exchange_section(load(path), folder, docs)
+    training = [load(path) for path in sorted(folder.glob("training-*.json"))]
+    if training:
+        parts += training_section(training, folder, docs)
+    for path in sorted(folder.glob("accuracy-*.json")):
+        parts += accuracy_section(load(path), folder, docs)
+    return "\n\n".join(part for part in parts if part)
+
+
+def insert(page: str, generated: str) -> str:
+    """The page with the part between the markers replaced; it gets them at its end if it has none."""
+    if BEGIN not in page:
+        page = f"{page.rstrip()}\n\n## Speed\n\n{BEGIN}\n{END}\n"
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{generated}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"JSON files (default {FOLDER})")
+    parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), metavar="FILE", help="what to redraw")
+    args = parser.parse_args(argv)
+    generated = report(args.folder, args.page.parent)
+    if not generated:
+        print(f"bench_report.py: error: no results in {args.folder}", file=sys.stderr)
+        raise SystemExit(2)
+    page = args.page.read_text(encoding="utf-8") if args.page.exists() else "# Benchmarks\n"
+    args.page.write_text(insert(page, generated), encoding="utf-8")
+    print(f"wrote {args.page} and the figures in {args.folder}")
+
+
+if __name__ == "__main__":
+    main()

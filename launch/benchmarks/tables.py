@@ -1,0 +1,108 @@
+"""Markdown tables of the benchmarks' JSON files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.results import Summary, summarize
+from lab.shaping import bits_per_second
+from studies.paper_table import markdown
+
+_DASH = "—"
+SHARED_MEMORY = "shm"
+_BUSY = 5.0  # percent of all cores
+TITLES = {
+    "alone": "no exchange",
+    "none": "Horovod",
+    "fp16": "Horovod fp16",
+    "ddp": "DDP",
+    "ddp-fp16": "DDP fp16 hook",
+    "powersgd1": "DDP PowerSGD r1",
+    "powersgd4": "DDP PowerSGD r4",
+}
+
+
+def title(contender: str) -> str:
+    """How a contender is called in tables and plots."""
+    bits = contender.removesuffix("bit")
+    return TITLES.get(contender) or ("ours, 1 bit" if bits == "1" else f"ours, {bits} bits")
+
+
+def rate_title(rate: str) -> str:
+    """How a rate is called."""
+    if rate == SHARED_MEMORY:
+        return "shared memory"
+    bits = bits_per_second(rate)
+    if bits is None:
+        return "unshaped"
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def by_rate(rate: str) -> float:
+    """Sorts rates from slow to fast, shared memory last."""
+    return float("inf") if rate == SHARED_MEMORY else bits_per_second(rate) or 1e15
+
+
+def summaries(results: Mapping[str, Any]) -> dict[str, dict[str, Summary]]:
+    """Rate, from slow to fast, to contender to figures."""
+    return {
+        rate: {
+            name: summarize(measured, results["values"])
+            for name, measured in results["rates"][rate]["contenders"].items()
+        }
+        for rate in sorted(results["rates"], key=by_rate)
+    }
+
+
+def contenders_of(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """All contenders, in the order of their first appearance."""
+    return list(dict.fromkeys(name for found in rates.values() for name in found))
+
+
+def times(results: Mapping[str, Any]) -> str:
+    """One row per contender: median and quartiles of a step at every rate."""
+    rates = summaries(results)
+    rows = [
+        (title(name), *(str(found[name]) if name in found else _DASH for found in rates.values()))
+        for name in contenders_of(rates)
+    ]
+    return markdown(("ms per step", *map(rate_title, rates)), rows)
+
+
+def bits(results: Mapping[str, Any]) -> str:
+    """One row per contender: bits per value that a worker sent, by the interface's counter; beside ours, the goal.
+
+    The goal at level b is (b + 0.15) * 2(N - 1)/N for N workers. "" where nothing was counted.
+    """
+    workers = results["workers"]
+    rates = {
+        rate: found for rate, found in summaries(results).items() if any(s.bits is not None for s in found.values())
+    }
+    rows = []
+    for name in contenders_of(rates):
+        if name != "alone":
+            sent = [found[name].bits if name in found else None for found in rates.values()]
+            level = name.removesuffix("bit")
+            goal = f"{(int(level) + 0.15) * 2 * (workers - 1) / workers:.2f}" if level.isdigit() else ""
+            rows.append((title(name), goal, *(_DASH if number is None else f"{number:.2f}" for number in sent)))
+    return markdown(("bits per value and worker", "goal", *map(rate_title, rates)), rows) if rates else ""
+
+
+def caption(results: Mapping[str, Any]) -> str:
+    """What was measured, how often, and with what."""
+    rates = summaries(results)
+    steps = [s.steps for found in rates.values() for s in found.values()]
+    # A run that was cut off has rates without a description.
+    notes = [found.get("about", {}) for found in results["rates"].values()]
+    commands = dict.fromkeys(f"`{note['command']}`" for note in notes if "command" in note)
+    commits = dict.fromkeys(note["commit"] for note in notes if "commit" in note)
+    cycles = dict.fromkeys(note["environment"]["HOROVOD_CYCLE_TIME"] for note in notes if "environment" in note)
+    busiest = max((note.get("busy_before_percent", 0) for note in notes), default=0)
+    busy = f" The machine was busy with something else ({busiest:.0f} %)." if busiest > _BUSY else ""
+    return (
+        f"{', '.join(commands)}: {results['model']}, {results['tensors']} tensors, "
+        f"{results['values'] / 1e6:.1f} million values, {results['workers']} workers; median (quartiles) of "
+        f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting. HOROVOD_CYCLE_TIME "
+        f"{', '.join(cycles)} ms for all. Commit {', '.join(commits)}.{busy}"
+    )

@@ -1,0 +1,138 @@
+"""How long training takes, over a slow link, until it is as good as the uncompressed training became.
+
+Seconds are those of the training steps; evaluation, which is the same for all, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import about, save
+from benchmarks.tables import rate_title
+from common import launcher
+from common.course import RunError
+from common.values import at_least_zero, count, learning_rate, model_name
+from lab.hosts import hosts
+from studies.paper_table import markdown
+from studies.scenarios import TRAINER
+from training.report import METRICS, read_lines
+
+TITLES = {"none": "Horovod", "fp16": "Horovod fp16", "4bit": "ours, 4 bits", "dynamic": "ours, dynamic 2-4-8"}
+_FLAGS = {
+    "none": ("--compression", "none"),
+    "fp16": ("--compression", "fp16"),
+    "4bit": ("--compression", "static", "--bits", "4"),
+    "dynamic": ("--compression", "dynamic", "--levels", "2,4,8", "--thresholds", "0.75,0.85"),
+}
+_TIMEOUT = 3600.0
+
+
+def file_name(model: str) -> str:
+    """Where a model's results are."""
+    return f"accuracy-{model}.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of a training to its end."""
+    add = parser.add_argument_group("time to accuracy").add_argument
+    add("--time-to-accuracy", action="store_true", help="train to the end instead of timing single steps")
+    add("--rate", default="100mbit", metavar="RATE", help="of the links (default 100mbit)")
+    add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
+    add("--model", type=model_name, default="resnet20", metavar="NAME", help="of train_resnet.py (default resnet20)")
+    add("--epochs", type=count, default=5, metavar="N", help="of every training (default 5)")
+    add("--limit-train", type=count, default=12000, metavar="N", help="training images (default 12000)")
+    add("--val-size", type=count, default=500, metavar="N", help="validation images (default 500)")
+    add("--batch-size", type=count, default=8, metavar="N", help="images per worker and step (default 8)")
+    add("--lr", type=learning_rate, default=0.0125, help="learning rate of one worker (default 0.0125)")
+    add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
+
+
+def run(args: argparse.Namespace) -> Path:
+    """Train every contender; returns the JSON file.
+
+    Raises:
+        RunError: the network cannot be made, or a training failed.
+        ValueError: the rate is not one.
+    """
+    path = args.output_dir / file_name(args.model)
+    environment = {"HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}"}  # the rest is set by train_resnet.py itself
+    flags = ["--dataset", args.dataset, "--model", args.model, "--epochs", str(args.epochs)]
+    flags += ["--limit-train", str(args.limit_train), "--batch-size", str(args.batch_size)]
+    flags += ["--val-size", str(args.val_size)]
+    flags += ["--lr", f"{args.lr:g}"]
+    flags += ["--seed", str(args.seed), "--progress", "lines"]
+    results: dict[str, Any] = {
+        "benchmark": "accuracy",
+        "model": args.model,
+        "rate": args.rate,
+        "workers": args.workers,
+        "flags": flags,
+        "tolerance": args.tolerance,
+        "about": about(args.seed, environment),
+        "runs": {},
+    }
+    with hosts(args.workers, args.rate) as lab, tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name, own in _FLAGS.items():
+            output = Path(folder, name)
+            command = lab.command([sys.executable, str(TRAINER), *flags, *own, "--output-dir", str(output)])
+            before = lab.counters()
+            print(f"{TITLES[name]}: training", file=sys.stderr, flush=True)
+            ended = launcher.run(command, timeout=_TIMEOUT, output=sys.stderr, env={**os.environ, **environment})
+            if ended.returncode:
+                raise RunError(f"train_resnet.py ended with status {ended.returncode}; what it said is above")
+            sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
+            results["runs"][name] = {"sent": sent, "epochs": [_epoch(line) for line in read_lines(output / METRICS)]}
+            save(path, results)
+    return path
+
+
+def _epoch(line: dict[str, Any]) -> dict[str, float]:
+    return {
+        "seconds": line["seconds_compute"] + line["seconds_exchange"],
+        "test_accuracy": line["test_accuracy"],
+        "level": line["level"],
+    }
+
+
+def target(results: Mapping[str, Any]) -> float:
+    """The accuracy to be reached: that of the uncompressed run at its end, less the tolerance."""
+    return results["runs"]["none"]["epochs"][-1]["test_accuracy"] - results["tolerance"] / 100
+
+
+def curve(run: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """Seconds of training up to the end of each epoch, and the accuracies there."""
+    seconds, total = [], 0.0
+    for epoch in run["epochs"]:
+        total += epoch["seconds"]
+        seconds.append(total)
+    return seconds, [epoch["test_accuracy"] for epoch in run["epochs"]]
+
+
+def reached(run: Mapping[str, Any], accuracy: float) -> float | None:
+    """Seconds up to the end of the first epoch that is as good; None if none is."""
+    return next((s for s, found in zip(*curve(run), strict=True) if found >= accuracy), None)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Markdown: seconds to the target, seconds in all, accuracy at the end, bytes by the interfaces' counters."""
+    goal = target(results)
+    rows: list[tuple[str, ...]] = []
+    base = reached(results["runs"]["none"], goal)
+    for name, run in results["runs"].items():
+        when, (seconds, accuracies) = reached(run, goal), curve(run)
+        faster = f"{base / when:.2f}" if base and when else "—"
+        sent = f"{max(run['sent']) / 1e6:.0f}"
+        levels = " ".join(str(epoch["level"]) for epoch in run["epochs"])
+        to_goal = "not reached" if when is None else f"{when:.0f}"
+        rows.append((TITLES[name], to_goal, faster, f"{seconds[-1]:.0f}", f"{100 * accuracies[-1]:.2f}", sent, levels))
+    head = (
+        f"{rate_title(results['rate'])}", f"s to {100 * goal:.2f} %", "times faster", "s in all",
+        "test accuracy, %", "MB sent, evaluation included", "bits by epoch",
+    )  # fmt: skip
+    return markdown(head, rows)

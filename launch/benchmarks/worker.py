@@ -1,0 +1,66 @@
+"""What the benchmarks run on every rank. Started by bench_exchange.py and bench_training.py, not by hand.
+
+Its one argument is JSON: kind, model, contenders, rates, seconds, rounds, seed, folder. Rank 0 writes a file
+RATE.json into the folder as soon as a rate is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from benchmarks import workloads
+from benchmarks.alternation import measure
+from benchmarks.contenders import DDP, POWERSGD_START, Contender, start_gloo
+from lab.shaping import shape
+
+SHARED_MEMORY = "shm"
+# Negotiation, buckets that DDP builds again after the first step, PowerSGD's plain steps: over after so many.
+_WARM_UP = POWERSGD_START + 2
+
+
+def build(spec: dict[str, Any]) -> dict[str, Contender]:
+    """The contenders, warmed up. Collective."""
+    make = {"exchange": workloads.exchange, "training": workloads.training}[spec["kind"]]
+    workload = make(spec["model"], seed=1000 * spec["seed"] + hvd.rank())
+    contenders = {name: Contender(name, *workload()) for name in spec["contenders"]}
+    for contender in contenders.values():
+        for _ in range(_WARM_UP):
+            contender.step()
+    return contenders
+
+
+def values_and_tensors(spec: dict[str, Any]) -> dict[str, int]:
+    with torch.device("meta"):
+        sizes = [parameter.numel() for parameter in workloads.build(spec["model"]).parameters()]
+    return {"values": sum(sizes), "tensors": len(sizes)}
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    hvd.init()
+    torch.set_num_threads(1)
+    if any(name in DDP for name in spec["contenders"]):
+        start_gloo()
+    contenders = build(spec)
+    for rate in spec["rates"]:
+        if rate != SHARED_MEMORY:
+            shape(rate)
+        limits = {key: spec[key] for key in ("seconds", "rounds", "seed")}
+        measured = measure(contenders, **limits, counted=rate != SHARED_MEMORY)
+        if hvd.rank() == 0:
+            result = {**values_and_tensors(spec), "contenders": measured}
+            Path(spec["folder"], f"{rate}.json").write_text(json.dumps(result), encoding="utf-8")
+            print(f"{spec['kind']} {spec['model']}: {rate} measured", flush=True)
+    hvd.barrier()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Hosts that are network namespaces of this machine, over links of a given rate."""

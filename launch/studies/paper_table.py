@@ -1,0 +1,179 @@
+"""The study's table in Markdown, our numbers beside the paper's, and all numbers in results.json."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from studies.scenarios import PAPER_UNCOMPRESSED, SCENARIOS, Result, Scenario
+
+TABLE = "table.md"
+RESULTS = "results.json"
+_DASH = "—"
+
+Number = Callable[[Result], float]
+
+
+def sentence(result: Result) -> str:
+    """One line about a finished run."""
+    summary = result.summary
+    return (
+        f"{result.scenario.title}, seed {result.seed}: test accuracy {summary['test_accuracy']:.2%}, "
+        f"{summary['seconds'] / 60:.1f} minutes, {summary['bytes_sent'] / 1e6:.0f} MB sent "
+        f"({_share(result):.1f} % of float32)"
+    )
+
+
+def write(output_dir: Path, results: list[Result], *, command: str, thresholds: str | None) -> None:
+    """Write table.md and results.json.
+
+    Args:
+        output_dir: an existing folder.
+        results: at least one finished run; runs of one scenario form a row.
+        command: the command line to be named under the table.
+        thresholds: of the dynamic scenarios; None if none took part.
+    """
+    text = "\n".join(
+        [
+            _main_table(results),
+            "",
+            _caption(results, command, thresholds),
+            "",
+            "Against the uncompressed run of the same seed, and where the time went:",
+            "",
+            _detail_table(results),
+            "",
+            "The level of every epoch, R where compression was released to 32 bits:",
+            "",
+            _level_table(results),
+            "",
+        ]
+    )
+    (output_dir / TABLE).write_text(text, encoding="utf-8")
+    numbers = {
+        "command": command,
+        "thresholds": thresholds,
+        "runs": [
+            {"scenario": result.scenario.name, "seed": result.seed, "summary": result.summary, "epochs": result.epochs}
+            for result in results
+        ],
+    }
+    (output_dir / RESULTS).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+
+
+def by_scenario(results: Iterable[Result]) -> dict[Scenario, list[Result]]:
+    """The runs of each scenario, in the study's order; scenarios without runs are left out."""
+    results = list(results)
+    rows = {scenario: [result for result in results if result.scenario == scenario] for scenario in SCENARIOS}
+    return {scenario: runs for scenario, runs in rows.items() if runs}
+
+
+def _main_table(results: list[Result]) -> str:
+    head = (
+        "Scenario", "Training accuracy, %", "(paper)", "Test accuracy, %", "(paper)",
+        "Minutes", "(paper)", "MB sent per worker", "TB sent (paper)", "% of float32's bytes", "(paper)",
+    )  # fmt: skip
+    rows: list[tuple[str, ...]] = []
+    for scenario, runs in by_scenario(results).items():
+        paper = scenario.paper
+        rows.append(
+            (
+                scenario.title,
+                _spread(runs, lambda run: 100 * run.summary["train_accuracy"], ".2f"),
+                _DASH,
+                _spread(runs, lambda run: 100 * run.summary["test_accuracy"], ".2f"),
+                f"{paper.test_accuracy:.2f}" if paper else _DASH,
+                _spread(runs, lambda run: run.summary["seconds"] / 60, ".1f"),
+                f"{paper.minutes:.2f}" if paper else _DASH,
+                _spread(runs, lambda run: run.summary["bytes_sent"] / 1e6, ".0f"),
+                f"{paper.terabytes:.2f}" if paper else _DASH,
+                _spread(runs, _share, ".1f"),
+                f"{100 * paper.terabytes / PAPER_UNCOMPRESSED.terabytes:.0f}" if paper else _DASH,
+            )
+        )
+    return markdown(head, rows)
+
+
+def _detail_table(results: list[Result]) -> str:
+    head = (
+        "Scenario", "Test accuracy, points against uncompressed", "% of float32's bytes", "without released epochs",
+        "Released epochs", "Compute, s", "Exchange, s",
+    )  # fmt: skip
+    baseline = {run.seed: run.summary["test_accuracy"] for run in results if run.scenario.name == "none"}
+    rows: list[tuple[str, ...]] = []
+    for scenario, runs in by_scenario(results).items():
+        paired = [run for run in runs if run.seed in baseline]
+        rows.append(
+            (
+                scenario.title,
+                _spread(paired, lambda run: 100 * (run.summary["test_accuracy"] - baseline[run.seed]), "+.2f"),
+                _spread(runs, _share, ".1f"),
+                _spread(runs, _share_without_released, ".1f"),
+                ", ".join(str(run.summary["released"]["epochs"]) for run in runs),
+                _spread(runs, lambda run: run.summary["seconds_compute"], ".0f"),
+                _spread(runs, lambda run: run.summary["seconds_exchange"], ".1f"),
+            )
+        )
+    return markdown(head, rows)
+
+
+def _level_table(results: list[Result]) -> str:
+    rows: list[tuple[str, ...]] = []
+    for scenario, runs in by_scenario(results).items():
+        if scenario.climbs:
+            rows += [(scenario.title, str(run.seed), _levels(run)) for run in runs]
+    return markdown(("Scenario", "Seed", "Bits"), rows) if rows else "No dynamic run took part."
+
+
+def _levels(run: Result) -> str:
+    return " ".join("R" if bits == 32 else str(bits) for bits in run.summary["levels"])
+
+
+def _caption(results: list[Result], command: str, thresholds: str | None) -> str:
+    config = results[0].summary["config"]
+    seeds = sorted({run.seed for run in results})
+    spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "seed"
+    climbed = f" Thresholds of the dynamic runs: {thresholds.replace(',', ', ')}." if thresholds else ""
+    return (
+        f"`{command}`: {config['model']} on {config['dataset']}, {config['epochs']} epochs, {config['world_size']} "
+        f"workers; {spread} {', '.join(map(str, seeds))}. Accuracies are those after the last epoch, training accuracy "
+        "over the last epoch's augmented batches. Minutes are the sum of the epochs, evaluation included. Bytes are "
+        f"what one worker sent, scales and headers included.{climbed} The paper: 70 epochs of a ResNet on CIFAR-10 "
+        "over two GPUs; its training accuracies are not known to us. Another model, data set and machine: compare the "
+        "columns' pattern, not their values."
+    )
+
+
+def _share(run: Result) -> float:
+    """Bytes sent, in % of what float32 would have sent."""
+    return _percent(run.summary["bytes_sent"], run.summary["bytes_float32"])
+
+
+def _share_without_released(run: Result) -> float:
+    """The same over the epochs that were not released to 32 bits."""
+    released = run.summary["released"]
+    return _percent(
+        run.summary["bytes_sent"] - released["bytes_sent"], run.summary["bytes_float32"] - released["bytes_float32"]
+    )
+
+
+def _percent(part: float, whole: float) -> float:
+    # One worker exchanges nothing, and a run may have been released from its first epoch to its last.
+    return 100 * part / whole if whole else 0.0
+
+
+def _spread(runs: list[Result], number: Number, form: str) -> str:
+    """Mean and, from two runs on, sample standard deviation."""
+    values = [number(run) for run in runs]
+    if not values:
+        return _DASH
+    mean = format(statistics.fmean(values), form)
+    return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean
+
+
+def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
+    rule = ("---", *("---:" for _ in head[1:]))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

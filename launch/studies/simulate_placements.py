@@ -1,0 +1,114 @@
+"""Which placement of the codes trains best: an experiment with simulated workers, for docs/math.md.
+
+    python launch/simulate_placements.py --seeds 3 --epochs 4
+
+One process plays all ranks, with the same kernels and the same two error feedbacks as the real exchange, and trains a
+ResNet-8 on a part of Fashion-MNIST once for every (placement, seed). Printed is the test accuracy in %, as Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from hvd_dyncomp.kernels import reference
+from hvd_dyncomp.kernels.reference import Placement, decode, decode_sum, encode
+from training.batches import TrainBatches, eval_batches
+from training.data import Data, load
+from training.models import build_model
+
+BLOCK_SIZE = 512
+CANDIDATES = {
+    "4 bits, mid-tread": (4, Placement(7, False, 0.30, 0.04)),
+    "4 bits, mid-rise": (4, Placement(8, True, 0.29, 0.04)),
+    "4 bits, maximum": (4, Placement(7, False, 0.0, 1 / 7)),
+    "3 bits, mid-tread": (3, Placement(3, False, 0.50, 0.05)),
+    "3 bits, mid-rise": (3, Placement(4, True, 0.47, 0.05)),
+    "2 bits, mid-tread": (2, Placement(1, False, 1.1, 0.05)),
+    "2 bits, mid-rise": (2, Placement(2, True, 0.85, 0.05)),
+    "1 bit": (1, Placement(1, True, 0.0, 0.0)),
+}
+
+
+class Workers:
+    """Gradients of simulated workers on their way to the mean, with all residuals."""
+
+    def __init__(self, values: int, bits: int, size: int) -> None:
+        self.bits, self.size, self.values = bits, size, values
+        self.padding = -values % BLOCK_SIZE
+        self.residuals = [torch.zeros(values + self.padding) for _ in range(size + 1)]
+
+    def mean(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """Mean of one flat gradient per worker, as the exchange would deliver it."""
+        if self.bits == 32:
+            return torch.stack(gradients).mean(0)
+        versions = [
+            encode(F.pad(gradient, (0, self.padding)), residual, bits=self.bits, block_size=BLOCK_SIZE)
+            for gradient, residual in zip(gradients, self.residuals, strict=False)
+        ]
+        total = decode_sum(versions, bits=self.bits, block_size=BLOCK_SIZE)
+        payload = encode(total, self.residuals[-1], bits=self.bits, block_size=BLOCK_SIZE)
+        return decode(payload, bits=self.bits, block_size=BLOCK_SIZE, factor=1 / self.size)[: self.values]
+
+
+def train(data: Data, bits: int, *, epochs: int, seed: int, size: int = 2) -> float:
+    """Trains once; returns the test accuracy."""
+    model = build_model("resnet8", in_channels=data.in_channels, num_classes=10, seed=seed)
+    parameters = list(model.parameters())
+    large = [parameter.numel() >= 1024 for parameter in parameters]
+    sizes = [parameter.numel() for parameter, is_large in zip(parameters, large, strict=True) if is_large]
+    workers = Workers(sum(sizes), bits, size)
+    shards = [TrainBatches(data, 64, rank=rank, size=size, seed=seed) for rank in range(size)]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=epochs * len(shards[0]))
+    for epoch in range(epochs):
+        for batch in zip(*(shard.epoch(epoch) for shard in shards), strict=True):
+            losses = [F.cross_entropy(model(images), labels) for images, labels in batch]
+            gradients = [torch.autograd.grad(loss, parameters) for loss in losses]
+            flat = [
+                torch.cat([g.flatten() for g, is_large in zip(own, large, strict=True) if is_large])
+                for own in gradients
+            ]
+            means = iter(workers.mean(flat).split(sizes))
+            for parameter, is_large, *own in zip(parameters, large, *gradients, strict=True):
+                parameter.grad = next(means).view_as(parameter) if is_large else torch.stack(own).mean(0)
+            optimizer.step()
+            schedule.step()
+    return test_accuracy(model, data)
+
+
+@torch.no_grad()
+def test_accuracy(model: torch.nn.Module, data: Data) -> float:
+    model.eval()
+    batches = eval_batches(data.test, data, rank=0, size=1)
+    return sum((model(images).argmax(1) == labels).sum().item() for images, labels in batches) / len(data.test)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--images", type=int, default=12000, help="training images (default 12000)")
+    parser.add_argument("--dataset", default="fashion-mnist")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    data = load(args.dataset, args.data_dir, limit_train=args.images)
+    print("| placement | " + " | ".join(f"seed {seed}" for seed in range(args.seeds)) + " | mean |")
+    print("|---" * (args.seeds + 2) + "|")
+    for name, (bits, placement) in itertools.chain({"uncompressed": (32, None)}.items(), CANDIDATES.items()):
+        if placement is not None:
+            reference.PLACEMENTS[bits] = placement
+        scores = [100 * train(data, bits, epochs=args.epochs, seed=seed) for seed in range(args.seeds)]
+        print(
+            f"| {name} | " + " | ".join(f"{s:.2f}" for s in scores) + f" | {statistics.mean(scores):.2f} |", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

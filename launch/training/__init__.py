@@ -1,0 +1,1 @@
+"""Training with compressed gradients: data, models, the loop, checkpoints."""

@@ -1,0 +1,217 @@
+"""Trains a ResNet on several workers while a controller moves the bit-width of the gradients.
+
+Examples:
+    horovodrun -np 2 python launch/train_resnet.py
+    mpirun -np 2 python launch/train_resnet.py --levels 1,2,4
+    python launch/train_resnet.py --help
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from common.course import RunError, course
+from hvd_dyncomp.transport.horovod import gather_json
+from training import checkpoint, data, datasets, start
+from training.agree import alone, together
+from training.batches import TrainBatches, eval_batches
+from training.compression import Baseline, Quantized, make_compression
+from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
+from training.models import build_model
+from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary
+
+
+@dataclass
+class Run:
+    """Everything one rank trains with."""
+
+    args: argparse.Namespace
+    output_dir: Path
+    data: data.Data
+    model: torch.nn.Module
+    compression: Baseline | Quantized
+    optimizer: torch.optim.Optimizer
+    batches: TrainBatches
+    rate: LearningRate
+    config: dict[str, Any]
+    progress: Progress
+    metrics: Metrics
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.output_dir / checkpoint.FOLDER
+
+
+def main() -> None:
+    args = start.begin()
+    # Nothing here draws from the global generator; a model with dropout would, and differently on each rank.
+    torch.manual_seed(args.seed + hvd.rank())
+    run = set_up(args)
+    finished = resume(run) if args.resume else 0
+    hvd.broadcast_parameters(run.model.state_dict(), root_rank=0)
+    for epoch in range(finished, args.stop_after or args.epochs):
+        train_one_epoch(run, epoch)
+    complete = hvd.rank() == 0 and len(run.metrics.lines) == args.epochs
+    summary = alone("summary", lambda: write_summary(run.output_dir, run.config, run.metrics.lines), here=complete)
+    if summary:
+        run.progress.say(
+            f"test accuracy {summary['test_accuracy']:.2%}, sent {summary['bytes_sent'] / 1e6:.1f} MB per worker of "
+            f"float32's {summary['bytes_float32'] / 1e6:.1f}, {summary['seconds'] / 60:.1f} minutes; {run.output_dir}"
+        )
+
+
+def set_up(args: argparse.Namespace) -> Run:
+    """Data, model and optimizer, the same on every rank. Collective.
+
+    Raises:
+        SystemExit: with status 2 on every rank when something is missing on one of them.
+    """
+    images = load_data(args)
+    output_dir = prepare_output(args)
+    model = build_model(
+        args.model,
+        in_channels=images.in_channels,
+        num_classes=images.num_classes,
+        shortcut=args.shortcut,
+        seed=args.seed,
+    )
+    compression = together("compression", lambda: make_compression(args, model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), compression=compression.compressor
+    )
+    batches = TrainBatches(
+        images, args.batch_size, rank=hvd.rank(), size=hvd.size(), seed=args.seed, augmented=args.augment
+    )
+    rate = LearningRate(args.lr, hvd.size(), len(batches), args.epochs, args.warmup_epochs, args.lr_schedule)
+    progress = Progress(args.progress, args.epochs, rank=hvd.rank())
+    progress.say(
+        f"{images.name}: {len(images.train)} training, {len(images.val)} validation, {len(images.test)} test images; "
+        f"{args.model}, {sum(p.numel() for p in model.parameters())} parameters; {hvd.size()} workers, "
+        f"compression {args.compression}; {output_dir}"
+    )
+    return Run(
+        args=args,
+        output_dir=output_dir,
+        data=images,
+        model=model,
+        compression=compression,
+        optimizer=optimizer,
+        batches=batches,
+        rate=rate,
+        config=course(args, images.name, hvd.size()),
+        progress=progress,
+        metrics=Metrics(output_dir),
+    )
+
+
+def load_data(args: argparse.Namespace) -> data.Data:
+    """The data set, chosen by rank 0 and downloaded, where it must be, by one rank of each machine. Collective."""
+    folder = Path(args.data_dir)
+    name = args.dataset
+    if name == "auto":
+        chosen = alone("dataset", lambda: datasets.best_present(folder), here=hvd.rank() == 0)
+        name = gather_json(chosen, "dataset.name")[0]
+
+    def load() -> data.Data:
+        return data.load(name, folder, val_size=args.val_size, limit_train=args.limit_train, seed=args.seed)
+
+    early = alone("data.first", load, here=hvd.local_rank() == 0)
+    return together("data.others", lambda: early or load())
+
+
+def prepare_output(args: argparse.Namespace) -> Path:
+    """The output folder, made and found writable by rank 0. Collective."""
+    new = time.strftime(f"runs/%Y%m%d-%H%M%S-{args.model}-{args.compression}")
+    folder = Path(gather_json(args.output_dir or new, "output.dir")[0])
+
+    def prepare() -> None:
+        used = [name for name in (METRICS, SUMMARY) if (folder / name).exists()]
+        if used and not args.resume:
+            raise RunError(f"--output-dir {folder}: holds a run already ({used[0]}); add --resume or name another one")
+        if args.resume and not (folder / checkpoint.FOLDER).exists():
+            raise RunError(f"--resume: --output-dir {folder}: there is no run")
+        (folder / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+
+    alone("output", prepare, here=hvd.rank() == 0)
+    return folder
+
+
+def resume(run: Run) -> int:
+    """Load the newest checkpoint that is whole; returns the number of finished epochs. Collective."""
+    first = hvd.rank() == 0
+    found = alone("resume.find", lambda: checkpoint.present(run.checkpoints), here=first)
+    candidates = gather_json(found, "resume.candidates")[0]
+    if not candidates:
+        alone("resume.metrics", run.metrics.forget, here=first)
+        run.progress.say("the run was interrupted before its first checkpoint: from the beginning")
+        return 0
+    finished = checkpoint.load(
+        run.checkpoints, candidates, run.model, run.optimizer, run.compression, run.config, run.progress.say
+    )
+    alone("resume.metrics", lambda: run.metrics.keep(finished), here=first)
+    run.progress.say(f"resumed after {finished} of {run.args.epochs} epochs, at {run.compression.bits} bits")
+    return finished
+
+
+def train_one_epoch(run: Run, epoch: int) -> None:
+    """Train, evaluate, let the controller decide, and write it all down. Collective."""
+    begin = time.perf_counter()
+    level, before = run.compression.bits, run.compression.sent()
+    run.progress.begin(epoch, len(run.batches))
+
+    def on_step(score: Score) -> None:
+        run.progress.step(score, level, (run.compression.sent() - before).saved)
+
+    own, seconds = train_epoch(run.model, run.optimizer, run.compression, run.rate, run.batches, epoch, on_step)
+    sent = run.compression.sent() - before
+    average_buffers(run.model)
+    check_replicas(run.model)
+    shard = {"rank": hvd.rank(), "size": hvd.size()}
+    train = own.over_ranks("train")
+    val = evaluate(run.model, eval_batches(run.data.val, run.data, **shard), "val")
+    test = evaluate(run.model, eval_batches(run.data.test, run.data, **shard), "test")
+    # The test set is for people: the controller never sees it.
+    decision = run.compression.next_level(
+        {"train_loss": train.mean_loss, "val_accuracy": val.accuracy, "val_loss": val.mean_loss},
+        epoch=epoch,
+        num_samples=int(own.samples),
+    )
+    line = {
+        "epoch": epoch,
+        "level": level,
+        "next_level": decision[0],
+        "reason": decision[1],
+        "steps_by_level": run.compression.steps_by_level(epoch),
+        **_scores(train, val, test),
+        "bytes_sent": sent.compressed + sent.uncompressed,
+        "bytes_compressed": sent.compressed,
+        "bytes_uncompressed": sent.uncompressed,
+        "bytes_float32": sent.float32,
+        "saved_fraction": sent.saved,
+        **_times(seconds, time.perf_counter() - begin),
+        "lr": run.optimizer.param_groups[0]["lr"],
+    }
+    run.progress.end(line)
+    alone("metrics", lambda: run.metrics.add(line), here=hvd.rank() == 0)
+    checkpoint.save(run.checkpoints, epoch + 1, run.model, run.optimizer, run.compression, run.config)
+
+
+def _scores(train: Score, val: Score, test: Score) -> dict[str, float]:
+    scores = {"train": train, "val": val, "test": test}
+    losses = {f"{name}_loss": score.mean_loss for name, score in scores.items()}
+    return losses | {f"{name}_accuracy": score.accuracy for name, score in scores.items()}
+
+
+def _times(seconds: Seconds, total: float) -> dict[str, float]:
+    return {"seconds": total, "seconds_compute": seconds.compute, "seconds_exchange": seconds.exchange}

@@ -1,0 +1,54 @@
+"""How a rank of train_resnet.py begins: flags, Horovod, threads."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+
+import horovod.torch as hvd
+import torch
+
+from common import mpi_settings
+from common.course import RunError
+from training import options
+from training.agree import together
+
+
+def begin() -> argparse.Namespace:
+    """Read the command line and start Horovod. Collective.
+
+    Raises:
+        SystemExit: with status 2 on every rank for a bad command line; what is wrong is said once, not by every rank.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed: argparse.Namespace | None = options.parse()
+    except SystemExit as ended:
+        if not ended.code:  # --help
+            raise
+        parsed = None
+    for name, value in mpi_settings.DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    hvd.init()
+
+    def check() -> argparse.Namespace:
+        if parsed is None:
+            raise RunError(said.getvalue().partition(" error: ")[2])
+        return parsed
+
+    args = together("flags", check)
+    _set_threads()
+    return args
+
+
+def _set_threads() -> None:
+    """Share this machine's cores among its workers.
+
+    torch takes all cores by default; two workers with two threads each on two cores then spend more time waiting for
+    each other than computing. Fewer, by OMP_NUM_THREADS or a launcher that binds workers to cores, stay fewer.
+    """
+    share = max(1, (os.cpu_count() or 1) // hvd.local_size())
+    torch.set_num_threads(min(torch.get_num_threads(), share))
