@@ -1,16 +1,15 @@
 """How fast the arithmetic is on one core, against plain torch operators and against one pass over memory.
 
-    python launch/bench_kernels.py
+    python launch/bench.py --part kernels
 
 Every round runs all contenders once, in turn, and compares them within the round: a machine's slow spells meet all
 alike. The yardstick is `r.add_(g)`, which reads both and writes one of them. The reference kernels are the same
-arithmetic in torch operators.
+arithmetic in torch operators. Writes DIR/kernels.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -21,9 +20,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.results import FOLDER, save
+from common.values import count, natural
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, reduce_into, reference
 
+FILE = "kernels.json"
 BLOCK_SIZE = 512
 ADD, REFERENCE = "`r.add_(g)`", "reference encode, 4 bits"
 
@@ -90,26 +92,28 @@ def report(found: Mapping[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--values", type=int, default=2**25, help="gradient values (default 33554432)")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there as well")
-    args = parser.parse_args()
-    if args.values < BLOCK_SIZE or args.values % BLOCK_SIZE:
-        parser.error(f"--values {args.values}: must be a positive multiple of {BLOCK_SIZE}")
-    if args.rounds < 1:
-        parser.error(f"--rounds {args.rounds}: must be at least 1")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this benchmark can be told, and its defaults."""
+    add = parser.add_argument
+    add("--values", type=_whole_blocks, default=2**25, metavar="N", help="gradient values (default 33554432)")
+    add("--rounds", type=count, default=9, metavar="N", help="measured ones (default 9)")
+    add("--seed", type=natural, default=0, help="of the gradients (default 0)")
+    add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"where the JSON file goes (default {FOLDER})")
+
+
+def _whole_blocks(text: str) -> int:
+    values = count(text)
+    if values % BLOCK_SIZE:
+        raise argparse.ArgumentTypeError(f"{values} is not a multiple of {BLOCK_SIZE}")
+    return values
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, write the JSON file and show it as Markdown."""
     torch.set_num_threads(1)
     times = measure(args.values, args.rounds, args.seed)
     variant = native.variants()[0] if native else "none: reference kernels"
     about = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "seed": args.seed}
     found = {**about, "values": args.values, "instructions": variant, "nanoseconds": times}
+    save(args.output_dir / FILE, found)
     print(report(found))
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,11 @@
-"""Runs all benchmarks and redraws docs/benchmarks.md.
+"""Runs the benchmarks and redraws docs/benchmarks.md.
 
-    python launch/bench.py                       # everything: about 40 minutes on two cores
-    python launch/bench.py --parts exchange      # one part, and the drawing
-    python launch/bench.py --missing             # after an interruption: what this commit has no figures of
-    python launch/bench.py --parts               # no measuring: draw what is there
+    python launch/bench.py                              # everything: about 40 minutes on two cores
+    python launch/bench.py --part kernels --part links  # some parts, and the drawing
+    python launch/bench.py --missing                    # after an interruption: what this commit has no figures of
+    python launch/bench.py --draw                       # no measuring: draw what is there
+    python launch/bench.py --part exchange --model vgg16 --rates 1gbit   # one part with flags of its own, not drawn
+    python launch/bench.py --part exchange --help       # its flags
 
 A part that fails is named at the end and does not stop the others.
 """
@@ -11,40 +13,46 @@ A part that fails is named at the end and does not stop the others.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from benchmarks import exchange, kernels, links, report, time_to_accuracy, training
 from benchmarks.results import FOLDER, commit, load
+from common.errors import RunError
 from common.values import Parser
+from lab.hosts import come_down_on_signals
 
-_LAUNCH = Path(__file__).parents[1]
+PAGE = Path("docs/benchmarks.md")
 _MANY = ("--rates", "1gbit", "--contenders", "none,fp16,1bit,4bit,8bit", "--seconds", "30", "--model", "resnet18")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A program of this folder, its arguments, and the files it writes into docs/bench/."""
+    """A benchmark with some of its flags, and the files in docs/bench/ that the page is drawn from.
 
-    program: str
-    arguments: tuple[str, ...]
-    files: tuple[str, ...]
+    ``benchmark`` has ``add_arguments(parser)`` and ``run(args)``; ``args.command`` is how a reader would type it.
+    """
+
+    benchmark: ModuleType
+    flags: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
 
 PARTS = {
-    "kernels": Part("benchmarks.kernels", ("--json", str(FOLDER / "kernels.json")), ("kernels.json",)),
-    "exchange": Part("benchmarks.exchange", (), ("exchange-resnet50-2.json",)),
-    "bytes4": Part("benchmarks.exchange", ("--workers", "4", *_MANY), ("exchange-resnet18-4.json",)),
-    "bytes8": Part("benchmarks.exchange", ("--workers", "8", *_MANY), ("exchange-resnet18-8.json",)),
+    "kernels": Part(kernels, files=(kernels.FILE,)),
+    "exchange": Part(exchange, files=("exchange-resnet50-2.json",)),
+    "bytes4": Part(exchange, ("--workers", "4", *_MANY), ("exchange-resnet18-4.json",)),
+    "bytes8": Part(exchange, ("--workers", "8", *_MANY), ("exchange-resnet18-8.json",)),
     "training": Part(
-        "benchmarks.training",
-        (),
-        tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer")),
+        training, files=tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer"))
     ),
-    "accuracy": Part("benchmarks.training", ("--time-to-accuracy",), ("accuracy-resnet20.json",)),
+    "accuracy": Part(time_to_accuracy, files=("accuracy-resnet20.json",)),
+    "links": Part(links),
 }
 
 
@@ -59,37 +67,68 @@ def commits(results: Any) -> set[str]:
 
 
 def measured(part: Part) -> bool:
-    """Whether all its files are there and of this commit."""
-    return all(commits(load(FOLDER / name)) == {commit()} for name in part.files)
+    """Whether it has files, and all of them are there and of this commit."""
+    return bool(part.files) and all(commits(load(FOLDER / name)) == {commit()} for name in part.files)
 
 
-def run(part: Part) -> bool:
-    """Run a part's program; whether it succeeded."""
-    command = [sys.executable, "-P", "-m", part.program, *part.arguments]
-    print(f"bench.py: {' '.join(['python', *command[1:]])}", flush=True)
-    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(_LAUNCH)}).returncode == 0
+def parse_part(name: str, flags: Sequence[str] = ()) -> argparse.Namespace:
+    """Parse the flags of one part; a bad one ends with status 2 after one line."""
+    part = PARTS[name]
+    prog, raw = f"bench.py --part {name}", argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=prog, description=part.benchmark.__doc__, formatter_class=raw, allow_abbrev=False)
+    part.benchmark.add_arguments(parser)
+    args = parser.parse_args([*part.flags, *flags])
+    args.command = " ".join(["python launch/bench.py --part", name, *flags])
+    return args
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse a command line; a bad one ends with status 2 after one line."""
-    parser = Parser(prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def run(name: str, args: argparse.Namespace) -> bool:
+    """Run a part; whether it succeeded."""
+    print(f"bench.py: {args.command}", flush=True)
+    try:
+        PARTS[name].benchmark.run(args)
+    except (RunError, OSError, ValueError, subprocess.SubprocessError) as error:
+        print(f"bench.py: error: {name}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Parse a command line; a bad one ends with status 2 after one line. Returns the flags of a single part as well."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="bench.py", description=__doc__, formatter_class=raw, allow_abbrev=False, add_help=False)
     add = parser.add_argument
-    add("--parts", nargs="*", choices=PARTS, default=list(PARTS), metavar="PART", help=f"of {', '.join(PARTS)}")
+    add("-h", "--help", action="store_true", help="show this, or what --part PART can be told")
+    add("--part", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}; may be repeated")
     add("--missing", action="store_true", help="leave out parts whose files are there and of this commit")
-    return parser.parse_args(argv)
+    add("--draw", action="store_true", help="measure nothing")
+    args, flags = parser.parse_known_args(argv)
+    single = len(args.part or ()) == 1
+    if args.help and not single:
+        parser.print_help()
+        raise SystemExit(0)
+    if flags and (not single or args.missing or args.draw):
+        parser.error(f"unrecognized arguments: {' '.join(flags)} (a single --part has flags of its own)")
+    return args, [*flags, "--help"] if args.help else flags
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = parse(argv)
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    args, flags = parse(argv)
+    names = [] if args.draw else args.part or [name for name, part in PARTS.items() if part.files]
+    chosen = {name: parse_part(name, flags) for name in names}
+    come_down_on_signals()
     failed = []
-    for name in args.parts:
+    for name, flags_of_part in chosen.items():
         if args.missing and measured(PARTS[name]):
             print(f"bench.py: {name} is measured already", flush=True)
-        elif not run(PARTS[name]):
+        elif not run(name, flags_of_part):
             failed.append(name)
-    if not run(Part("benchmarks.report", (), ())):
-        failed.append("report")
+    if not flags:
+        try:
+            report.draw(FOLDER, PAGE)
+        except (RunError, OSError) as error:
+            print(f"bench.py: error: {error}", file=sys.stderr)
+            failed.append("the drawing")
     if failed:
         print(f"bench.py: error: failed: {', '.join(failed)}", file=sys.stderr)
-        raise SystemExit(1)
+        raise SystemExit(2)

@@ -1,22 +1,18 @@
-"""Draws the benchmarks' figures and writes their part of docs/benchmarks.md, from whatever JSON files are there.
-
-python launch/bench_report.py
-"""
+"""Draws the benchmarks' figures and writes their part of docs/benchmarks.md, from whatever JSON files are there."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kernels, plots, tables, time_to_accuracy
-from benchmarks.results import FOLDER, Summary, load
+from benchmarks.results import Summary, load
 from benchmarks.tables import rate_title, summaries, title
+from common.errors import RunError
+from common.markdown import markdown
 from lab.shaping import bits_per_second
-from studies.paper_table import markdown
 
 BEGIN = "<!-- make bench writes from here -->"
 END = "<!-- to here -->"
@@ -107,10 +103,10 @@ def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> li
 def report(folder: Path, docs: Path) -> str:
     """The generated part, and the figures beside the JSON files in `folder`, which lies in `docs`."""
     parts: list[str] = []
-    if (folder / "kernels.json").exists():
+    if (folder / kernels.FILE).exists():
         parts += [
             "### Arithmetic",
-            "`python launch/bench_kernels.py`: " + kernels.report(load(folder / "kernels.json")),
+            "`python launch/bench.py --part kernels`: " + kernels.report(load(folder / kernels.FILE)),
         ]
     for path in sorted(folder.glob("exchange-*.json"), key=lambda path: (load(path)["workers"], path.name)):
         parts += exchange_section(load(path), folder, docs)
@@ -130,19 +126,15 @@ def insert(page: str, generated: str) -> str:
     return f"{before}{BEGIN}\n\n{generated}\n\n{END}{rest.partition(END)[2]}"
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help=f"JSON files (default {FOLDER})")
-    parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), metavar="FILE", help="what to redraw")
-    args = parser.parse_args(argv)
-    generated = report(args.folder, args.page.parent)
+def draw(folder: Path, page: Path) -> None:
+    """Draw the figures into the folder of the JSON files, and put the generated part into the page.
+
+    Raises:
+        RunError: there are no results.
+    """
+    generated = report(folder, page.parent)
     if not generated:
-        print(f"bench_report.py: error: no results in {args.folder}", file=sys.stderr)
-        raise SystemExit(2)
-    page = args.page.read_text(encoding="utf-8") if args.page.exists() else "# Benchmarks\n"
-    args.page.write_text(insert(page, generated), encoding="utf-8")
-    print(f"wrote {args.page} and the figures in {args.folder}")
-
-
-if __name__ == "__main__":
-    main()
+        raise RunError(f"no results in {folder}")
+    text = page.read_text(encoding="utf-8") if page.exists() else "# Benchmarks\n"
+    page.write_text(insert(text, generated), encoding="utf-8")
+    print(f"wrote {page} and the figures in {folder}")

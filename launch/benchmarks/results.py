@@ -7,7 +7,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -62,10 +61,10 @@ def quartiles(numbers: list[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def about(seed: int, environment: Mapping[str, str]) -> dict[str, Any]:
+def about(command: str, seed: int, environment: Mapping[str, str]) -> dict[str, Any]:
     """What a reader needs to judge the figures by, or to get them again."""
     return {
-        "command": " ".join(["python", f"launch/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command,
         "commit": commit(),
         "seed": seed,
         "environment": dict(environment),

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.contenders import check_names
 from benchmarks.results import FOLDER, about, load, save
 from common import launcher, mpi_settings
-from common.course import RunError
+from common.errors import RunError
 from common.values import at_least_zero, count, natural
 from lab import link_rate
 from lab.hosts import LAUNCHERS, hosts
@@ -29,18 +29,24 @@ _PORT = 29500
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, contenders: Sequence[str], rates: str, seconds: float) -> None:
-    """What both benchmarks can be told, and their defaults."""
+    """What the benchmarks of single steps can be told, and their defaults."""
     add = parser.add_argument
     told = "see the list below; all of them in one run, in turns"
     add("--contenders", type=_contenders, default=tuple(contenders), metavar="NAME,...", help=told)
     add("--rates", type=_rates, default=rates, metavar="RATE,...", help="link rates; none: unshaped; shm: no link")
-    add("--workers", type=count, default=2, metavar="N", help="one host each, except over shm")
     add("--launcher", choices=LAUNCHERS, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
     add("--seconds", type=at_least_zero, default=seconds, metavar="S", help="about so long for each rate")
     add("--rounds", type=count, default=25, metavar="N", help="most steps of each contender and rate")
-    add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all")
-    add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns")
-    add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help="where the JSON file goes")
+    add_shared_arguments(parser)
+
+
+def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark of several workers can be told."""
+    add = parser.add_argument
+    add("--workers", type=count, default=2, metavar="N", help="one host each, except over shm (default 2)")
+    add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all (default 1)")
+    add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns (default 0)")
+    add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"where the JSON file goes (default {FOLDER})")
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -83,7 +89,7 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
             continue
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             environment = _environment(args)
-            note = about(args.seed, environment)
+            note = about(args.command, args.seed, environment)
             try:
                 reached = job({**spec, "rates": rates, "folder": folder}, args, environment)
             finally:

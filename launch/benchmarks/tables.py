@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.results import Summary, summarize
+from common.markdown import markdown
 from lab.shaping import bits_per_second
-from studies.paper_table import markdown
 
 _DASH = "—"
 SHARED_MEMORY = "shm"

@@ -1,5 +1,9 @@
 """How long training takes, over a slow link, until it is as good as the uncompressed training became.
 
+    python launch/bench.py --part accuracy --rate 100mbit
+
+launch/train_resnet.py trains to its end, one contender after the other. Writes DIR/accuracy-MODEL.json.
+
 Seconds are those of the training steps; evaluation, which is the same for all, is left out.
 """
 
@@ -14,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import about, save
+from benchmarks.run import add_shared_arguments
 from benchmarks.tables import rate_title
 from common import launcher
-from common.course import RunError
+from common.errors import RunError
+from common.launcher import TRAINER
+from common.markdown import markdown
 from common.values import at_least_zero, count, learning_rate, model_name
 from lab.hosts import hosts
-from studies.paper_table import markdown
-from studies.scenarios import TRAINER
 from training.report import METRICS, read_lines
 
 TITLES = {"none": "Horovod", "fp16": "Horovod fp16", "4bit": "ours, 4 bits", "dynamic": "ours, dynamic 2-4-8"}
@@ -39,9 +44,8 @@ def file_name(model: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of a training to its end."""
-    add = parser.add_argument_group("time to accuracy").add_argument
-    add("--time-to-accuracy", action="store_true", help="train to the end instead of timing single steps")
+    """What this benchmark can be told, and its defaults."""
+    add = parser.add_argument
     add("--rate", default="100mbit", metavar="RATE", help="of the links (default 100mbit)")
     add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
     add("--model", type=model_name, default="resnet20", metavar="NAME", help="of train_resnet.py (default resnet20)")
@@ -51,10 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=count, default=8, metavar="N", help="images per worker and step (default 8)")
     add("--lr", type=learning_rate, default=0.0125, help="learning rate of one worker (default 0.0125)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
+    add_shared_arguments(parser)
 
 
-def run(args: argparse.Namespace) -> Path:
-    """Train every contender; returns the JSON file.
+def run(args: argparse.Namespace) -> None:
+    """Train every contender, write the JSON file and show it as Markdown.
 
     Raises:
         RunError: the network cannot be made, or a training failed.
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> Path:
         "workers": args.workers,
         "flags": flags,
         "tolerance": args.tolerance,
-        "about": about(args.seed, environment),
+        "about": about(args.command, args.seed, environment),
         "runs": {},
     }
     with hosts(args.workers, args.rate) as lab, tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -89,7 +94,7 @@ def run(args: argparse.Namespace) -> Path:
             sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
             results["runs"][name] = {"sent": sent, "epochs": [_epoch(line) for line in read_lines(output / METRICS)]}
             save(path, results)
-    return path
+    print(table(results))
 
 
 def _epoch(line: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the benchmarks run on every rank. Started by bench_exchange.py and bench_training.py, not by hand.
+"""What the benchmarks run on every rank. Started by run.py, not by hand.
 
 Its one argument is JSON: kind, model, contenders, rates, seconds, rounds, seed, folder. Rank 0 writes a file
 RATE.json into the folder as soon as a rate is finished.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from common import launcher
-from common.course import RunError
+from common.errors import RunError
 from lab.namespaces import ip, join, prefix_of, present, sweep, take_down, why_not
 from lab.shaping import INTERFACE, bits_per_second, shape
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from common import launcher
-from common.course import RunError
+from common.errors import RunError
 from common.values import Parser, count
 from lab.hosts import LAUNCHERS, come_down_on_signals, hosts
 

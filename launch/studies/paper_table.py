@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from common.markdown import markdown
 from studies.scenarios import PAPER_UNCOMPRESSED, SCENARIOS, Result, Scenario
 
 TABLE = "table.md"
@@ -171,9 +172,3 @@ def _spread(runs: list[Result], number: Number, form: str) -> str:
         return _DASH
     mean = format(statistics.fmean(values), form)
     return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean
-
-
-def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """A table whose first column is text and whose others are numbers."""
-    rule = ("---", *("---:" for _ in head[1:]))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

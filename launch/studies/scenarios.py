@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.course import RunError, course, differences
-from common.launcher import horovodrun, run
+from common.errors import RunError
+from common.launcher import TRAINER, horovodrun, run
 from training import options
+from training.course import course, differences
 from training.report import METRICS, SUMMARY, read_lines
-
-TRAINER = Path(__file__).parents[1] / "train_resnet.py"
 
 
 @dataclass(frozen=True)

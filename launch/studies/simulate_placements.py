@@ -1,6 +1,6 @@
 """Which placement of the codes trains best: an experiment with simulated workers, for docs/math.md.
 
-    python launch/simulate_placements.py --seeds 3 --epochs 4
+    python launch/study.py --simulate placements --seeds 3 --epochs 4
 
 One process plays all ranks, with the same kernels and the same two error feedbacks as the real exchange, and trains a
 ResNet-8 on a part of Fashion-MNIST once for every (placement, seed). Printed is the test accuracy in %, as Markdown.
@@ -16,10 +16,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from common.values import count, natural
 from hvd_dyncomp.kernels import reference
 from hvd_dyncomp.kernels.reference import Placement, decode, decode_sum, encode
 from training.batches import TrainBatches, eval_batches
 from training.data import Data, load
+from training.datasets import DATASETS
 from training.models import build_model
 
 BLOCK_SIZE = 512
@@ -89,16 +91,24 @@ def test_accuracy(model: torch.nn.Module, data: Data) -> float:
     return sum((model(images).argmax(1) == labels).sum().item() for images, labels in batches) / len(data.test)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--images", type=int, default=12000, help="training images (default 12000)")
-    parser.add_argument("--dataset", default="fashion-mnist")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    args = parser.parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this experiment can be told, and its defaults."""
+    add = parser.add_argument
+    add("--seeds", type=count, default=3, metavar="N", help="trainings of each placement (default 3)")
+    add("--epochs", type=count, default=4, metavar="N", help="of every training (default 4)")
+    add("--limit-train", type=natural, default=12000, metavar="N", help="training images (default 12000); 0: all")
+    add("--dataset", choices=DATASETS, default="fashion-mnist", help="default fashion-mnist")
+    add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train all and print the table.
+
+    Raises:
+        RunError: the data set is not there, or is another.
+    """
     torch.set_num_threads(1)
-    data = load(args.dataset, args.data_dir, limit_train=args.images)
+    data = load(args.dataset, args.data_dir, limit_train=args.limit_train)
     print("| placement | " + " | ".join(f"seed {seed}" for seed in range(args.seeds)) + " | mean |")
     print("|---" * (args.seeds + 2) + "|")
     for name, (bits, placement) in itertools.chain({"uncompressed": (32, None)}.items(), CANDIDATES.items()):
@@ -108,7 +118,3 @@ def main() -> None:
         print(
             f"| {name} | " + " | ".join(f"{s:.2f}" for s in scores) + f" | {statistics.mean(scores):.2f} |", flush=True
         )
-
-
-if __name__ == "__main__":
-    main()

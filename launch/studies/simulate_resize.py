@@ -1,6 +1,6 @@
 """What to do with residuals when the number of workers changes: an experiment, for docs/design.md.
 
-    python launch/simulate_resize.py
+    python launch/study.py --simulate resize
 
 Gradients are Gaussian, and workers come and go: 4, 2, 3, 1, 2 of them. At every change error feedback owes something
 to each; what it owes to a worker that leaves is lost. Printed, as Markdown, is the relative error of the sum of all
@@ -19,9 +19,9 @@ import argparse
 
 import torch
 
+from common.markdown import markdown
 from common.values import count, natural
 from hvd_dyncomp.kernels.reference import decode, decode_sum, encode
-from studies.paper_table import markdown
 
 BLOCK_SIZE = 512
 SIZES = (4, 2, 3, 1, 2)
@@ -79,17 +79,16 @@ def error(rule: str, bits: int, *, steps: int, blocks: int, seed: int) -> float:
     return float((delivered - exact).norm() / exact.norm())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this experiment can be told, and its defaults."""
     parser.add_argument("--steps", type=count, default=10, metavar="N", help="steps at each size (default 10)")
     parser.add_argument("--blocks", type=count, default=60, metavar="N", help=f"of {BLOCK_SIZE} values (default 60)")
-    parser.add_argument("--seed", type=natural, default=0)
-    args = parser.parse_args()
+    parser.add_argument("--seed", type=natural, default=0, help="of the gradients (default 0)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Compute all and print the table."""
     torch.set_num_threads(1)
     sizes = {"steps": args.steps, "blocks": args.blocks, "seed": args.seed}
     rows = [(str(bits), *(f"{error(rule, bits, **sizes):.4f}" for rule in RULES)) for bits in (1, 2, 4, 8)]
     print(markdown(("bits", *RULES), rows))
-
-
-if __name__ == "__main__":
-    main()

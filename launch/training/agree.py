@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 import horovod.torch as hvd
 import torch
 
-from common.course import RunError
+from common.errors import RunError
 from hvd_dyncomp.transport.horovod import gather_json
 
 T = TypeVar("T")

@@ -18,11 +18,12 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from common.course import RunError, differences
+from common.errors import RunError
 from common.files import replace
 from hvd_dyncomp.transport.horovod import gather_json
 from training.agree import alone, together
 from training.compression import Baseline, Quantized
+from training.course import differences
 
 FORMAT = 2
 FOLDER = "checkpoints"  # in the output folder

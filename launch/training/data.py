@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.course import RunError
+from common.errors import RunError
 from training import datasets
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.course import RunError
+from common.errors import RunError
 from training.published import Published
 
 # Images uint8 (N, C, H, W) and labels int64 (N,).

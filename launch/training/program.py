@@ -17,12 +17,13 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from common.course import RunError, course
+from common.errors import RunError
 from hvd_dyncomp.transport.horovod import gather_json
 from training import checkpoint, data, datasets, start
 from training.agree import alone, together
 from training.batches import TrainBatches, eval_batches
 from training.compression import Baseline, Quantized, make_compression
+from training.course import course
 from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
 from training.models import build_model
 from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary

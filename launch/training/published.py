@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.course import RunError
+from common.errors import RunError
 from common.files import replace
 
 _PATIENCE = 30.0  # seconds without a byte

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from common.course import RunError
+from common.errors import RunError
 from common.files import replace_text
 
 if TYPE_CHECKING:  # report.py is also read by study.py, which needs no Horovod

@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import torch
 
 from common import mpi_settings
-from common.course import RunError
+from common.errors import RunError
 from training import options
 from training.agree import together
 

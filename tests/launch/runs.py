@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from common.launcher import horovodrun, run
-from studies.scenarios import TRAINER
+from common.launcher import TRAINER, horovodrun, run
 from training import program
 
 PROGRAM = str(TRAINER)

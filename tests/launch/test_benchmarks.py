@@ -1,19 +1,19 @@
 """The benchmark programs from end to end, on tiny models; and what the report makes of figures."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import alternation, exchange, program, report, workloads
+from benchmarks import alternation, kernels, links, program, report, workloads
 from benchmarks.results import Summary, commit, save, summarize
+from common.errors import RunError
 from common.launcher import run
 from lab.hosts import why_not
 
-LAUNCH = Path(__file__).parents[2] / "launch"
+BENCH = str(Path(__file__).parents[2] / "launch" / "bench.py")
 SHORT = ("--seconds", "0", "--rounds", "2")
 EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,powersgd1"
 
@@ -21,8 +21,7 @@ needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "name
 
 
 def launched(part: str, *arguments: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(LAUNCH)}
-    ended = run([sys.executable, "-P", "-m", f"benchmarks.{part}", *arguments], timeout=240, env=env)
+    ended = run([sys.executable, BENCH, "--part", part, *arguments], timeout=240)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 
@@ -44,12 +43,13 @@ def test_every_contender_is_measured(folder):
     assert list(measured) == EVERYBODY.split(",")
     assert all(len(found["ms"]) == 2 and min(found["ms"]) > 0 for found in measured.values())
     about = results["rates"]["shm"]["about"]
+    assert about["command"].startswith("python launch/bench.py --part exchange --model tiny")
     assert about["commit"] and about["versions"]["torch"] and about["environment"]["HOROVOD_CYCLE_TIME"] == "1"
     assert results["values"] == 784 * 16 + 16 + 16 * 10 + 10
 
 
 def test_kernels(tmp_path):
-    said = launched("kernels", "--values", "65536", "--rounds", "1", "--json", str(tmp_path / "kernels.json"))
+    said = launched("kernels", "--values", "65536", "--rounds", "1", "--output-dir", str(tmp_path))
     found = json.loads((tmp_path / "kernels.json").read_text())
     assert found["values"] == 65536 and all(len(times) == 1 for times in found["nanoseconds"].values())
     assert "times as fast as the reference kernels" in said
@@ -85,7 +85,7 @@ def test_time_to_accuracy(folder):
         "--rate",
         "1gbit",
     )
-    said = launched("training", "--time-to-accuracy", *small, "--output-dir", str(folder))
+    said = launched("accuracy", *small, "--output-dir", str(folder))
     assert "| ours, dynamic 2-4-8 |" in said
     assert set(json.loads((folder / "accuracy-resnet8.json").read_text())["runs"]) == {
         "none",
@@ -98,14 +98,14 @@ def test_time_to_accuracy(folder):
 def test_the_report_keeps_the_rest_of_the_page(folder):
     page = folder.parent / "benchmarks.md"
     page.write_text(f"# Benchmarks\n\nbefore\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
-    report.main(["--folder", str(folder), "--page", str(page)])
+    report.draw(folder, page)
     text = page.read_text()
     assert "before" in text and "after" in text and "old" not in text
     assert "### The exchange alone: tiny, 2 workers" in text and "### Training steps" in text
     for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
         assert f"(bench/{figure})" in text and (folder / figure).stat().st_size > 1000
     again = page.read_text()
-    report.main(["--folder", str(folder), "--page", str(page)])
+    report.draw(folder, page)
     assert page.read_text() == again
 
 
@@ -140,14 +140,14 @@ def test_bits_are_a_workers_mean_and_the_median_of_steps():
 
 
 def test_rates_are_measured_from_fast_to_slow():
-    args = exchange.parse(["--rates", "1gbit,none,100mbit,shm,10gbit"])
+    args = program.parse_part("exchange", ["--rates", "1gbit,none,100mbit,shm,10gbit"])
     assert args.rates == ("shm", "none", "10gbit", "1gbit", "100mbit")
 
 
 @pytest.mark.parametrize("flags", [("--rates", "fast"), ("--contenders", "3bits"), ("--model", "alexnet")])
 def test_a_bad_flag_is_one_line(flags, capsys):
     with pytest.raises(SystemExit) as ended:
-        exchange.parse(list(flags))
+        program.parse_part("exchange", flags)
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert flags[0] in said and flags[1] in said and said.count("\n") == 1
@@ -162,9 +162,39 @@ def test_every_parameter_gets_a_gradient(name):
         assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_a_part_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
+    def fail(args):
+        raise RunError("broken")
+
+    ran = []
+    monkeypatch.setattr(program, "FOLDER", tmp_path)
+    monkeypatch.setattr(program, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(program, "come_down_on_signals", lambda: None)
+    monkeypatch.setattr(links, "run", fail)
+    monkeypatch.setattr(kernels, "run", ran.append)
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--part", "links", "--part", "kernels"])
+    assert ended.value.code == 2 and len(ran) == 1
+    assert "links: broken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--values", "512"], ["--part", "links", "--part", "kernels", "--values", "512"]])
+def test_only_a_single_part_has_flags(flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.parse(flags)
+    assert ended.value.code == 2 and "--values 512" in capsys.readouterr().err
+
+
+@needs_namespaces
+def test_links():
+    said = launched("links", "--rates", "400mbit", "--seconds", "0.2")
+    share = float(said.splitlines()[-1].split("|")[3])
+    assert 60 < share < 100, said
+
+
 def test_parts_of_another_commit_are_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "FOLDER", tmp_path)
-    part = program.Part("x.py", (), ("x.json",))
+    part = program.Part(links, files=("x.json",))
     assert not program.measured(part)
     save(tmp_path / "x.json", {"rates": {"shm": {"about": {"commit": commit()}}}})
     assert program.measured(part)

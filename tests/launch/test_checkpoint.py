@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.course import RunError
+from common.errors import RunError
 from training import checkpoint
 
 STATE = {"format": checkpoint.FORMAT, "config": {"seed": 1}, "model": {"weight": torch.arange(1000.0)}}

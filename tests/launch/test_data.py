@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.course import RunError
+from common.errors import RunError
 from training import data
 from training.batches import TrainBatches, augment, eval_batches
 

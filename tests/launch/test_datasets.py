@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.course import RunError
+from common.errors import RunError
 from common.launcher import horovodrun, run
 from runs import PROGRAM, TIMEOUT, main
 from training import data, datasets

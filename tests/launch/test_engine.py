@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.course import RunError
+from common.errors import RunError
 from training.engine import LearningRate, Score
 from training.report import _NEEDED, Metrics, read_lines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.course import RunError
+from common.errors import RunError
 from common.launcher import run
 from lab import link_rate, namespaces, shaping
 from lab.hosts import LAUNCHERS, hosts, why_not

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.course import course, differences
+from training.course import course, differences
 from training.options import parse
 
 BAD = [

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from common.course import RunError, course
+from common.errors import RunError
+from studies import paper as study
 from studies import paper_table, plots
-from studies import program as study
 from studies.scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
 from training import options
+from training.course import course
 from training.report import METRICS, write_summary
 
 EPOCHS = 6

@@ -10,10 +10,6 @@ from typing import Any
 _FREE = ("output_dir", "data_dir", "resume", "stop_after", "progress", "dataset")
 
 
-class RunError(Exception):
-    """A mistake in the request or its surroundings that one line of text explains; the program ends with status 2."""
-
-
 def course(args: argparse.Namespace, dataset: str, world_size: int) -> dict[str, Any]:
     """The flags that matter, the data set that ``--dataset auto`` led to and the world size, as JSON would return it.
 

@@ -1,0 +1,110 @@
+"""Trains the paper's scenarios and two more, and writes its table and figures with our numbers in them.
+
+Every scenario is trained by train_resnet.py under horovodrun, seed by seed: what else the machine does in the
+meantime then touches all scenarios alike. A study that was interrupted goes on where it was.
+
+Experiments with simulated workers: --simulate placements or --simulate resize, each with flags of its own (--help).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from common.errors import RunError
+from common.values import Parser, accuracies, count, learning_rate, natural
+from studies import paper_table, plots
+from studies.scenarios import SCENARIOS, Result, Study, measured_thresholds, python_command, shared_flags
+from training.datasets import DATASETS, best_present
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse a command line; ``argv`` as in argparse. A bad one ends with status 2 after one line."""
+    names = [scenario.name for scenario in SCENARIOS]
+    parser = Parser(
+        prog="study.py", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument_group("what is trained").add_argument
+    add("--scenarios", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}")
+    add("--seeds", nargs="+", type=natural, default=[0, 1], metavar="N", help="one run of each scenario per seed")
+    add("--epochs", type=count, default=15, metavar="N", help="epochs of every run")
+    add("--depth", type=count, default=8, metavar="6n+2", help="of the ResNet")
+    add("--dataset", choices=("auto", *DATASETS), default="auto", help="auto: the best that is there already")
+    add("--data-dir", default="data", metavar="DIR", help="where data sets lie and are downloaded to")
+    add("--limit-train", type=natural, default=0, metavar="N", help="train on N images only; 0: on all")
+    add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
+    add("--lr", type=learning_rate, default=0.05, help="learning rate of one worker")
+    add("--workers", type=count, default=2, metavar="N", help="on this machine")
+    add(
+        "--thresholds",
+        type=two_thresholds,
+        default="auto",
+        metavar="A,A",
+        help="validation accuracies at which dynamic runs climb; auto: what the uncompressed run of the first seed "
+        "passes at 15 and at 40 %% of its epochs",
+    )
+    add = parser.add_argument_group("where it goes").add_argument
+    add("--runs-dir", default="runs/study", metavar="DIR", help="logs, metrics and checkpoints of the runs")
+    add("--output-dir", default="docs/study", metavar="DIR", help="table.md, the figures and results.json")
+    add("--tables-only", action="store_true", help="train nothing; show the runs that are finished")
+    add("--timeout", type=count, default=7200, metavar="S", help="seconds after which a run has failed")
+    args = parser.parse_args(argv)
+    return args
+
+
+def two_thresholds(text: str) -> str:
+    """ "auto", or two ascending accuracies separated by a comma; returned as typed."""
+    if text != "auto" and len(accuracies(text)) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: three levels need two thresholds")
+    return text
+
+
+def fail(text: str) -> NoReturn:
+    print(f"study.py: error: {text}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def collect(args: argparse.Namespace, study: Study) -> tuple[list[Result], str | None]:
+    """The results of all runs, trained where they are not there yet, and the thresholds of the dynamic ones."""
+    thresholds = None if args.thresholds == "auto" else args.thresholds
+    results = []
+    chosen = [scenario for scenario in SCENARIOS if scenario.name in args.scenarios]
+    for seed in args.seeds:
+        for scenario in chosen:
+            if scenario.climbs and thresholds is None and args.tables_only:
+                print(f"{scenario.title}, seed {seed}: no thresholds without an uncompressed run; left out", flush=True)
+                continue
+            result = study.result(scenario, seed, thresholds)
+            if result is None and args.tables_only:
+                print(f"{scenario.title}, seed {seed}: not finished; left out", flush=True)
+                continue
+            if result is None:
+                result = study.train(scenario, seed, thresholds, lambda text: print(text, flush=True))
+            if scenario.name == "none" and thresholds is None:
+                thresholds = measured_thresholds(result)
+                print(f"thresholds {thresholds}: passed at 15 and 40 % of the epochs of seed {seed}", flush=True)
+            results.append(result)
+            print(paper_table.sentence(result), flush=True)
+    return results, thresholds
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = parse(argv)
+    output_dir = Path(args.output_dir)
+    try:
+        if args.dataset == "auto":
+            args.dataset = best_present(Path(args.data_dir))
+        study = Study(Path(args.runs_dir), args.workers, shared_flags(args), args.dataset, args.timeout)
+        output_dir.mkdir(parents=True, exist_ok=True)
+        results, thresholds = collect(args, study)
+        if not results:
+            fail(f"no finished run in {args.runs_dir}")
+    except (RunError, OSError, subprocess.TimeoutExpired) as error:
+        fail(str(error))
+    command = python_command(sys.argv[1:] if argv is None else argv)
+    paper_table.write(output_dir, results, command=command, thresholds=thresholds)
+    plots.write(output_dir, results)
+    print(f"wrote {output_dir}/table.md, results.json and the figures", flush=True)
