@@ -2,6 +2,8 @@
 
 import pytest
 
+from hvd_dyncomp.kernels import reference
+
 from studies import program, simulate_placements, simulate_resize
 
 
@@ -19,6 +21,7 @@ def test_a_simulation_is_a_table(capsys) -> None:
 
 def test_a_placement_is_trained(capsys, monkeypatch) -> None:
     monkeypatch.setattr(simulate_placements, "CANDIDATES", {"1 bit": simulate_placements.CANDIDATES["1 bit"]})
+    monkeypatch.setattr(reference, "PLACEMENTS", dict(reference.PLACEMENTS))
     program.main(
         ["--simulate", "placements", *["--dataset", "digits", "--limit-train", "128", "--epochs", "1", "--seeds", "1"]]
     )
