@@ -3,7 +3,6 @@
 import pytest
 
 from hvd_dyncomp.kernels import reference
-
 from studies import program, simulate_placements, simulate_resize
 
 
