@@ -12,7 +12,7 @@ ARGS ?=
 
 setup: .venv/package.stamp
 
-.venv/setup.stamp: tools/setup.sh tools/build_horovod.sh $(wildcard tools/*.txt)
+.venv/setup.stamp: $(wildcard tools/*.sh tools/*.txt) tools/torchvision_operators.py
 	tools/setup.sh
 	@touch $@
 

@@ -75,5 +75,8 @@ if install -r tools/torch_cpu.txt 2>/dev/null; then
 else
     install -r tools/requirements.txt
 fi || die "pip could not install what tools/requirements.txt lists; its message is above"
+site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+cp tools/torchvision_operators.py "$site/"
+echo 'import torchvision_operators; torchvision_operators.install()' >"$site/torchvision_operators.pth"
 tools/build_horovod.sh .venv
 echo "setup: .venv is ready; 'source .venv/bin/activate' to use it"

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from benchmarks.contenders import Loss
 from training.models import build_model
-from training.vision import import_torchvision
 
 # Makes one contender's model and loss; every call a new model.
 Workload = Callable[[], tuple[nn.Module, Loss]]
@@ -69,7 +68,9 @@ def build(name: str) -> nn.Module:
         ImportError: torchvision is needed and not there.
     """
     if name in ("resnet50", "vgg16"):
-        return getattr(import_torchvision().models, name)(weights=None)
+        import torchvision  # takes a second, and the other models do without
+
+        return getattr(torchvision.models, name)(weights=None)
     if name == "tiny":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
     if name == "mlp":

@@ -112,9 +112,9 @@ def resnet18_cifar(in_channels: int = 3, num_classes: int = 10) -> nn.Module:
     Raises:
         ImportError: torchvision is not installed.
     """
-    from training.vision import import_torchvision
+    import torchvision  # takes a second, and the other models do without
 
-    model = import_torchvision().models.resnet18(num_classes=num_classes)
+    model = torchvision.models.resnet18(num_classes=num_classes)
     model.conv1 = nn.Conv2d(in_channels, 64, 3, 1, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     model.maxpool = nn.Identity()

@@ -1,0 +1,73 @@
+"""What tools/setup.sh adds to the packages: `import torchvision` beside a CPU build of torch."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = "torchvision_operators"
+
+
+def fresh(code: str, **options: str) -> str:
+    """What a new process prints. `path`: a folder whose modules come before what is installed."""
+    paths = f"import sys; sys.path.insert(0, {options['path']!r})\n" if options else ""
+    done = subprocess.run([sys.executable, "-P", "-c", paths + code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_models() -> None:
+    code = "import torchvision, torch; print(torchvision.models.resnet18()(torch.zeros(1, 3, 64, 64)).shape[1])"
+    assert fresh(code) == "1000"
+
+
+def test_the_imports_of_horovods_examples() -> None:
+    code = (
+        "from torchvision import datasets, transforms, models\n"
+        "import horovod.torch as hvd\n"
+        "prepare = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])\n"
+        "images = datasets.FakeData(2, (1, 28, 28), transform=transforms.Grayscale())\n"
+        "print(prepare(images[0][0]).shape[1], datasets.MNIST.__name__)"
+    )
+    assert fresh(code) == "28 MNIST"
+
+
+def test_python_starts_without_torch() -> None:
+    assert fresh("import sys; print({'torch', 'torchvision'} & sys.modules.keys())") == "set()"
+    code = "import sys, importlib.util; importlib.util.find_spec('torchvision'); print('torch' in sys.modules)"
+    assert fresh(code) == "False"
+
+
+def test_what_is_installed_is_what_is_here() -> None:
+    spec = importlib.util.find_spec(OURS)
+    assert spec is not None and spec.origin is not None
+    assert Path(spec.origin).read_text() == (ROOT / "tools" / f"{OURS}.py").read_text()
+
+
+# Whether torchvision's own operators have loaded, torch's version of CUDA, whether they are declared.
+@pytest.mark.parametrize(("load", "cuda", "declared"), [(False, None, True), (True, None, False), (False, "13", False)])
+def test_operators_are_declared_only_where_they_lack(tmp_path: Path, load: bool, cuda: str, declared: bool) -> None:
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("from . import extension\n")
+    (tmp_path / "torchvision" / "extension.py").write_text(f"def _has_ops():\n    return {load}\n")
+    code = (
+        f"import torch; torch.version.cuda = {cuda!r}\n"
+        "import torchvision\n"
+        "print([hasattr(torch.ops.torchvision, name) for name in ('nms', 'qnms')])"
+    )
+    assert fresh(code, path=str(tmp_path)) == str([declared, declared])
+
+
+def test_a_declaration_made_before_stays() -> None:
+    code = (
+        "import torch\n"
+        "library = torch.library.Library('torchvision', 'DEF')\n"
+        "for name in ('nms', 'qnms'):\n"
+        "    library.define(name + '(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n"
+        "import torchvision; print(torchvision.models.resnet18.__name__)"
+    )
+    if not fresh("import torch; print(torch.version.cuda or '')"):
+        assert fresh(code) == "resnet18"
