@@ -1,4 +1,4 @@
-"""Programs in launch/ import their neighbours plainly, as scripts do; so do tests that use them."""
+"""The folders of launch/ import each other by name, since a command lies beside them; so do tests that use them."""
 
 import sys
 from pathlib import Path

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [path for folder in ("hvd_dyncomp", "launch") for path in (ROOT / folder).rglob("*.py")]
+SOURCES = [path for folder in ("hvd_dyncomp", "launch", "tools") for path in (ROOT / folder).rglob("*.py")]
 LOCKS = sorted((ROOT / "tools").glob("*.txt"))
 
 
