@@ -90,7 +90,7 @@ def decode_into(
         values: where to, see the module; what would fall behind the last of them is dropped.
         versions: one or more (n / block_size * block_bytes(bits, block_size),) uint8, added in this order.
         first: index of the first of the n values.
-        factor: multiplied into the steps, in float32.
+        factor: multiplied into the scales, in float32.
 
     Raises:
         ValueError, TypeError: as in `encode_into`.

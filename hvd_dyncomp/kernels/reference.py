@@ -5,7 +5,7 @@ here. Sums run over a fixed tree (`_tree_sum`), because an addition in another o
 are those of docs/math.md. Tensors may be on any device; all are contiguous.
 
 A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
-scale ("step") as little-endian float32, then the codes, packed as `pack` says.
+scale as little-endian float32, then the codes, packed as `pack` says.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 
 SCALE_BYTES = 4
 
-# Below this step a block counts as zero: that keeps 1 / step and every product finite. The residual keeps the values.
-SMALLEST_STEP = 2.0**-100
+# Below this scale a block counts as zero: that keeps 1 / scale and every product finite. The residual keeps the values.
+SMALLEST_SCALE = 2.0**-100
 # A block whose outermost code stands for more counts as infinite. It is half of what float32 can hold, so that no code
-# overflows, whatever the rounding of its step, and no residual becomes infinite.
+# overflows, whatever the rounding of its scale, and no residual becomes infinite.
 LARGEST_VALUE = 2.0**127
 
 
 class Placement(NamedTuple):
-    """Where the codes of a level sit, as multiples of the step (equations 2 and 3).
+    """Where the codes of a level sit, as multiples of the scale (equations 2 and 3).
 
     Attributes:
         half: mid-rise codes sit at k + 1/2 for -half <= k < half; mid-tread codes at k for -half <= k <= half.
         mid_rise: 2^b codes and none at zero; otherwise 2^b - 1 codes with one at zero.
-        rms: with nearest rounding the step is rms * (root mean square) + maximum * (maximum) of the block.
+        rms: with nearest rounding the scale is rms * (root mean square) + maximum * (maximum) of the block.
         maximum: see `rms`.
     """
 
@@ -40,8 +40,8 @@ class Placement(NamedTuple):
     maximum: float
 
 
-# Few codes: clip, with a step near the one of least squared error for Gauss, Laplace and Student-t values alike; the
-# share of the maximum widens the step for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
+# Few codes: clip, with a scale near the one of least squared error for Gauss, Laplace and Student-t values alike; the
+# share of the maximum widens the scale for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
 # From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own.
 PLACEMENTS = {
     1: Placement(1, True, 0.0, 0.0),
@@ -96,26 +96,26 @@ def encode(
         return torch.empty(0, block_bytes(bits, block_size), dtype=torch.uint8, device=gradient.device)
     placement = PLACEMENTS[bits]
     x = (gradient if residual is None else gradient + residual).view(-1, block_size)
-    step = _step(x, bits, noise is not None)
-    live = step >= SMALLEST_STEP  # False for NaN
-    k = _round(x, torch.where(live, 1 / step, 0.0), placement, noise)
+    scale = _scale(x, bits, noise is not None)
+    live = scale >= SMALLEST_SCALE  # False for NaN
+    k = _round(x, torch.where(live, 1 / scale, 0.0), placement, noise)
     k = torch.where(live, k, 0.0)
 
-    # A NaN step on the wire makes the whole block NaN when it is decoded.
-    finite = step <= LARGEST_VALUE / placement.half  # False for NaN
-    step = torch.where(finite, torch.where(live, step, 0.0), torch.nan)
+    # A NaN scale on the wire makes the whole block NaN when it is decoded.
+    finite = scale <= LARGEST_VALUE / placement.half  # False for NaN
+    scale = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
     if residual is not None:
-        lost = x - _values(k, step, placement)
+        lost = x - _values(k, scale, placement)
         torch.where(finite, lost, residual.view_as(x), out=residual.view_as(x))
 
     payload = torch.empty(x.shape[0], block_bytes(bits, block_size), dtype=torch.uint8, device=x.device)
-    payload[:, :SCALE_BYTES] = step.contiguous().view(torch.uint8)
+    payload[:, :SCALE_BYTES] = scale.contiguous().view(torch.uint8)
     payload[:, SCALE_BYTES:] = pack((k + placement.half).to(torch.int32), bits)
     return payload
 
 
 def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
-    """The values that `payload` stands for, times `factor`, which is multiplied into the steps (equation 4).
+    """The values that `payload` stands for, times `factor`, which is multiplied into the scales (equation 4).
 
     Args:
         payload: (blocks, block_bytes(bits, block_size)) uint8.
@@ -126,10 +126,10 @@ def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float =
     if payload.numel() == 0:
         return torch.empty(0, dtype=torch.float32, device=payload.device)
     # A copy, and not `contiguous()`, which leaves a single block at its address: that need not be a float's.
-    step = payload[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    scale = payload[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)
     placement = PLACEMENTS[bits]
     k = unpack(payload[:, SCALE_BYTES:], bits, block_size).to(torch.float32) - placement.half
-    return _values(k, step * factor, placement).view(-1)
+    return _values(k, scale * factor, placement).view(-1)
 
 
 def decode_sum(payloads: Sequence[torch.Tensor], *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
@@ -200,21 +200,21 @@ def _fields(bits: int) -> list[tuple[int, int]]:
     return fields
 
 
-def _step(x: torch.Tensor, bits: int, stochastic: bool) -> torch.Tensor:
-    """Step of every block of `x`, (blocks, 1) float32 (equation 3); float64 inside, for the squares' range."""
+def _scale(x: torch.Tensor, bits: int, stochastic: bool) -> torch.Tensor:
+    """Scale of every block of `x`, (blocks, 1) float32 (equation 3); float64 inside, for the squares' range."""
     placement = PLACEMENTS[bits]
     maximum = x.abs().amax(dim=1, keepdim=True).to(torch.float64)  # NaN if there is one
     if stochastic:
         # Unbiased means that nothing may be clipped: the outermost codes sit on the maximum.
-        step = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
+        scale = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
     elif bits == 1:
-        step = _tree_sum(x.abs().to(torch.float64)) * (2.0 / x.shape[1])
+        scale = _tree_sum(x.abs().to(torch.float64)) * (2.0 / x.shape[1])
     elif placement.rms:
         rms = (_tree_sum(x.to(torch.float64).square()) / x.shape[1]).sqrt()
-        step = rms * placement.rms + maximum * placement.maximum
+        scale = rms * placement.rms + maximum * placement.maximum
     else:
-        step = maximum / placement.half
-    return step.to(torch.float32)
+        scale = maximum / placement.half
+    return scale.to(torch.float32)
 
 
 def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: Noise | None) -> torch.Tensor:
@@ -228,8 +228,8 @@ def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: 
     return k.clamp(-placement.half, placement.half - placement.mid_rise)
 
 
-def _values(k: torch.Tensor, step: torch.Tensor, placement: Placement) -> torch.Tensor:
-    return (k + 0.5) * step if placement.mid_rise else k * step
+def _values(k: torch.Tensor, scale: torch.Tensor, placement: Placement) -> torch.Tensor:
+    return (k + 0.5) * scale if placement.mid_rise else k * scale
 
 
 def _tree_sum(x: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ def blocks_of_values(draw, block_size, blocks, *, broken=True):
         scale = 2.0 ** draw(st.integers(-149, 127))
         part = torch.randn(block_size, generator=generator, dtype=torch.float64) * scale
         where = torch.randint(0, block_size, (draw(st.integers(1, block_size)),), generator=generator)
-        if kind == "ties":  # halves and quarters of a step of 5 and more bits
+        if kind == "ties":  # halves and quarters of a scale of 5 and more bits
             part = torch.randint(-120, 121, (block_size,), generator=generator).double() * scale / 8
         elif kind == "constant":
             part[:] = part[0]
@@ -182,7 +182,7 @@ def test_results_larger_than_the_caches(variant, shift):
     """Written past the caches where the address allows it; the last block is half a block short."""
     count = 2**22 + 512
     payload = torch.randint(0, 256, (count // 512 * block_bytes(4, 512),), dtype=torch.uint8)
-    payload[3::260] = 0x3F  # steps about one
+    payload[3::260] = 0x3F  # scales about one
     values = at_odd_address(torch.zeros(count - 256), shift)
     with native.using(variant):
         decode_into([values], [payload], bits=4, block_size=512)

@@ -110,7 +110,7 @@ HVD_INLINE void unpack(Ints* codes, const uint8_t* packed, size_t i, size_t stri
     }
 }
 
-// ---- the step of a block -------------------------------------------------------------------------------------------
+// ---- the scale of a block ------------------------------------------------------------------------------------------
 
 // max |x|; a NaN if there is one.
 HVD_INLINE float maximum(const float* x, size_t count) {
@@ -159,9 +159,9 @@ HVD_INLINE double tree_sum(const float* x, size_t count, double* sums) {
     return sums[0];
 }
 
-// reference._step.
+// reference._scale.
 template <int Bits, bool Stochastic>
-HVD_INLINE float block_step(const float* x, size_t count, double* sums) {
+HVD_INLINE float block_scale(const float* x, size_t count, double* sums) {
     constexpr Placement at = placement(Bits);
     if constexpr (Bits == 1 && !Stochastic) {
         return (float)(tree_sum<Absolute>(x, count, sums) * (2.0 / (double)count));
@@ -203,13 +203,13 @@ HVD_INLINE Floats quantize(Floats x, Floats inverse, Words counter, const uint32
 
 // reference._values.
 template <int Bits>
-HVD_INLINE Floats value(Floats k, Floats step) {
-    return placement(Bits).mid_rise ? (k + 0.5f) * step : k * step;
+HVD_INLINE Floats value(Floats k, Floats scale) {
+    return placement(Bits).mid_rise ? (k + 0.5f) * scale : k * scale;
 }
 
 // ---- blocks --------------------------------------------------------------------------------------------------------
 
-// All codes of a block whose step is zero or NaN stand for k = 0.
+// All codes of a block whose scale is zero or NaN stand for k = 0.
 template <int Bits>
 HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
     constexpr int n = streams(Bits);
@@ -222,9 +222,9 @@ HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
 
 // Codes of x, and what they lose into `residual`, unless that is null.
 template <int Bits, bool Stochastic>
-HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residual, size_t count, float step,
+HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residual, size_t count, float scale,
                                  uint32_t first, const uint32_t* key) {
-    const Floats steps = broadcast(step), inverse = broadcast(1.0f / step);
+    const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
     constexpr int n = streams(Bits);
     const size_t stride = count / n;
     for (size_t i = 0; i < stride; i += kLanes) {
@@ -234,28 +234,28 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residua
             const size_t at = s * stride + i;
             const Floats values = load<Floats>(x + at);
             const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
-            if (residual) store(residual + at, values - value<Bits>(k, steps));
+            if (residual) store(residual + at, values - value<Bits>(k, scales));
             codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
         }
         pack<Bits>(packed, codes, i, stride);
     }
 }
 
-// One block of reference.encode, from x = gradient + residual and its step on.
+// One block of reference.encode, from x = gradient + residual and its scale on.
 template <int Bits, bool Stochastic>
-HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float step, uint32_t first,
+HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float scale, uint32_t first,
                             const uint32_t* key) {
     constexpr float largest = (float)(0x1p127 / placement(Bits).half);  // reference.LARGEST_VALUE
-    const bool finite = step <= largest;  // steps are not negative; false for NaN
-    const bool live = step >= 0x1p-100f;  // reference.SMALLEST_STEP; false for NaN, true for infinity
+    const bool finite = scale <= largest;  // scales are not negative; false for NaN
+    const bool live = scale >= 0x1p-100f;  // reference.SMALLEST_SCALE; false for NaN, true for infinity
     if (!finite) residual = nullptr;      // it stays as it is
     if (live) {
-        write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, step, first, key);
+        write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, scale, first, key);
     } else {
         write_dead_block<Bits>(to + kScaleBytes, count);
         if (residual) __builtin_memcpy(residual, x, count * sizeof(float));
     }
-    if (finite) store(to, live ? step : 0.0f);
+    if (finite) store(to, live ? scale : 0.0f);
     else store(to, kWireNan);
 }
 
@@ -265,11 +265,11 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
     constexpr int n = streams(Bits);
     Ints codes[n];
     unpack<Bits>(codes, from + kScaleBytes, i, stride);
-    const Floats step = broadcast(load<float>(from) * factor);
+    const Floats scale = broadcast(load<float>(from) * factor);
     HVD_UNROLL
     for (int s = 0; s < n; ++s) {
         const Floats k = __builtin_convertvector(codes[s] - placement(Bits).half, Floats);
-        values[s] = value<Bits>(k, step);
+        values[s] = value<Bits>(k, scale);
     }
 }
 
@@ -365,7 +365,7 @@ class Cursor {
 // ---- messages ------------------------------------------------------------------------------------------------------
 
 // Quantizes what `next(b, own, buffer)` returns: x = values + residual of block b, in `buffer` or where it lies; `own` is
-// the block's residual or null. Several blocks are in work at a time: a step is a long chain of operations on one number
+// the block's residual or null. Several blocks are in work at a time: a scale is a long chain of operations on one number
 // (the end of the sum, root, quotients), and the processor goes through the next blocks' meanwhile.
 template <int Bits, bool Stochastic, typename Next>
 HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const Noise* noise, void* scratch, Next next) {
@@ -378,15 +378,15 @@ HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const N
     for (size_t begin = 0; begin < shape.blocks; begin += batch) {
         const size_t here = shape.blocks - begin < batch ? shape.blocks - begin : batch;
         const float* x[most];
-        float step[most];
+        float scale[most];
         for (size_t i = 0; i < here; ++i) {
             x[i] = next(begin + i, residual ? residual + (begin + i) * count : nullptr, buffers + i * count);
-            step[i] = block_step<Bits, Stochastic>(x[i], count, sums);
+            scale[i] = block_scale<Bits, Stochastic>(x[i], count, sums);
         }
         for (size_t i = 0; i < here; ++i) {
             const size_t b = begin + i;
             const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
-            write_block<Bits, Stochastic>(out + b * bytes, x[i], residual ? residual + b * count : nullptr, count, step[i],
+            write_block<Bits, Stochastic>(out + b * bytes, x[i], residual ? residual + b * count : nullptr, count, scale[i],
                                           first, Stochastic ? noise->key : nullptr);
         }
     }

@@ -47,7 +47,7 @@ struct Shape {
     int bits;
 };
 
-// Versions of the same blocks, to be summed in this order; `factor` is multiplied into their steps.
+// Versions of the same blocks, to be summed in this order; `factor` is multiplied into their scales.
 struct Versions {
     const uint8_t* const* payloads;
     size_t count;
