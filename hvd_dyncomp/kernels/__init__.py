@@ -61,7 +61,7 @@ def encode_into(
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
         first: index of the first of the n values.
-        noise: stochastic rounding with this randomness; None rounds to nearest.
+        noise: stochastic rounding with this randomness; None rounds to nearest, and so does 1 bit with a residual.
 
     Raises:
         ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the text names

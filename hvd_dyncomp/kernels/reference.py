@@ -98,13 +98,17 @@ def encode(
         bits: a level below 32.
         block_size: values per block, a power of two of at least 8.
         real: so many values count; the others are padding, whatever they are, and have a residual of zero. None: all.
-        noise: stochastic rounding with this randomness; None rounds to nearest.
+        noise: stochastic rounding with this randomness; None rounds to nearest, and so does 1 bit with a residual.
 
     Returns:
         (n / block_size, block_bytes(bits, block_size)) uint8.
     """
     if gradient.numel() == 0:  # a shard of a bucket with fewer blocks than workers
         return torch.empty(0, block_bytes(bits, block_size), dtype=torch.uint8, device=gradient.device)
+    if bits == 1 and residual is not None:
+        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles the
+        # residual in every step. A residual makes up for the bias anyway.
+        noise = None
     placement = PLACEMENTS[bits]
     is_real = torch.arange(gradient.numel(), device=gradient.device).view(-1, block_size) < (
         gradient.numel() if real is None else real

@@ -161,6 +161,14 @@ def test_a_disturbance_is_over_soon(bits, quantizations, data):
         assert step <= before + wait or errors[0] <= 1.25 * errors[1], f"{step - before} steps later"
 
 
+@each_level
+def test_feedback_of_stochastic_rounding_does_not_feed_itself(bits):
+    residual = torch.zeros(4 * B)
+    for step in range(30):
+        encoded(gauss(4 * B, step), residual, bits, noise=Noise((step * 77, step)))
+        assert residual.norm() <= 2 * (4 * B) ** 0.5, step
+
+
 @given(data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_bounded(data):
