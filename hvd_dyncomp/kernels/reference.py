@@ -106,8 +106,8 @@ def encode(
     if gradient.numel() == 0:  # a shard of a bucket with fewer blocks than workers
         return torch.empty(0, block_bytes(bits, block_size), dtype=torch.uint8, device=gradient.device)
     if bits == 1 and residual is not None:
-        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles the
-        # residual in every step. A residual makes up for the bias anyway.
+        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles
+        # the residual in every step. A residual makes up for the bias anyway.
         noise = None
     placement = PLACEMENTS[bits]
     is_real = torch.arange(gradient.numel(), device=gradient.device).view(-1, block_size) < (

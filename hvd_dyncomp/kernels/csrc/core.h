@@ -538,10 +538,10 @@ constexpr size_t kSmallestBlock = 8 * kLanes;
 
 void encode(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
     if (shape.block_size < kSmallestBlock) return HVD_SMALLER.encode(out, values, residual, shape, noise, scratch);
-#define HVD_CASE(BITS)                                                                    \
-    case BITS:                                                                            \
-        return noise && (BITS > 1 || !residual)                                           \
-                   ? encode_level<BITS, true>(out, values, residual, shape, noise, scratch)\
+#define HVD_CASE(BITS)                                                                                \
+    case BITS:                                                                                        \
+        return noise && (BITS > 1 || !residual)                                                       \
+                   ? encode_level<BITS, true>(out, values, residual, shape, noise, scratch)           \
                    : encode_level<BITS, false>(out, values, residual, shape, noise, scratch);
     HVD_EACH_LEVEL(HVD_CASE)
 #undef HVD_CASE
@@ -559,10 +559,10 @@ void decode(Values values, Versions versions, Shape shape, void* scratch) {
 void reduce(uint8_t* out, Versions versions, float* residual, size_t real, Shape shape, const Noise* noise, void* scratch) {
     if (shape.block_size < kSmallestBlock)
         return HVD_SMALLER.reduce(out, versions, residual, real, shape, noise, scratch);
-#define HVD_CASE(BITS)                                                                    \
-    case BITS:                                                                            \
-        return noise && (BITS > 1 || !residual)                                           \
-                   ? reduce_level<BITS, true>(out, versions, residual, real, shape, noise, scratch)\
+#define HVD_CASE(BITS)                                                                                \
+    case BITS:                                                                                        \
+        return noise && (BITS > 1 || !residual)                                                       \
+                   ? reduce_level<BITS, true>(out, versions, residual, real, shape, noise, scratch)   \
                    : reduce_level<BITS, false>(out, versions, residual, real, shape, noise, scratch);
     HVD_EACH_LEVEL(HVD_CASE)
 #undef HVD_CASE
