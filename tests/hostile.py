@@ -279,7 +279,14 @@ TABLE = {
     ),
     "kernels.reduce_into": Call(
         kernels.reduce_into,
-        {**OUT, **VERSIONS, "residual": None, **FORMAT, "noise": None},
-        {"out": BAD_OUT, **BAD_VERSIONS, **BAD_RESIDUAL, **BAD_FORMAT, **BAD_NOISE},
+        {**OUT, **VERSIONS, "residual": None, **FORMAT, "real": 100, "noise": None},
+        {
+            "out": BAD_OUT,
+            **BAD_VERSIONS,
+            **BAD_RESIDUAL,
+            **BAD_FORMAT,
+            "real": [-1, 1.5, "x", True, 2**62, UNPRINTABLE],
+            **BAD_NOISE,
+        },
     ),
 }

@@ -100,8 +100,6 @@ class Bucket:
         """To be called when a quantization has written `residuals.own`."""
         if self.residuals is not None:
             self.carries = True
-            # The padding of the last block owes nothing; and it must not, since only parameters' residuals are saved.
-            self.residuals.own[self.values :] = 0
 
     def release_residuals(self) -> None:
         """Gathers all that is undelivered in `residuals.own`, from where `take_residual` hands it out."""

@@ -18,7 +18,7 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.kernels import Noise, block_bytes
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 # version, phase, bits, choice, plan, step, blocks; little-endian
 _HEADER = struct.Struct("<BBBBIII")

@@ -77,6 +77,7 @@ class ShardedExchange(Exchange):
             payload,
             versions,
             bucket.residuals and bucket.residuals.shard,
+            real=max(0, bucket.values - bucket.own_range.start),
             noise=noise and noise._replace(first=bucket.own_range.start),
             **self._format,
         )

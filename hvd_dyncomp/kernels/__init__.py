@@ -1,5 +1,5 @@
 """The arithmetic. `reference` is the specification, in plain torch operators, and runs on every device; `native` is
-the same in C++, bit for bit, for tensors on the CPU.
+the same in C++, bit for bit, for tensors on the CPU. `backends` says which kernels serve a type of device.
 
 What is here works in memory of the caller's, so that a gradient is read and written where autograd left it and a
 message is built where it is sent from. `values` is a sequence of contiguous float32 tensors of any shape that stands
@@ -9,14 +9,14 @@ for the concatenation of their elements, followed by zeros without end: the para
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from hvd_dyncomp.checks import finite, shown
-from hvd_dyncomp.kernels import reference
-from hvd_dyncomp.kernels.reference import PLACEMENTS, Noise, block_bytes
+from hvd_dyncomp.kernels import portable
+from hvd_dyncomp.kernels.reference import PLACEMENTS, Noise, block_bytes, bounded
 
 native: Any
 try:
@@ -29,7 +29,11 @@ except ImportError as error:
         error,
     )
 
-__all__ = ["Noise", "block_bytes", "decode_into", "encode_into", "reduce_into"]
+# By type of device ("cuda"): a module with the three operations below, on checked arguments, as `portable` has them.
+# Where there is none `portable` serves.
+backends: dict[str, Any] = {} if native is None else {"cpu": native}
+
+__all__ = ["Noise", "backends", "block_bytes", "bounded", "decode_into", "encode_into", "reduce_into"]
 
 BLOCK_SIZES = frozenset(2**exponent for exponent in range(6, 17))
 _MOST_VALUES = 2**62  # what an index may be: far below what C's size_t holds
@@ -45,7 +49,10 @@ def encode_into(
     first: int = 0,
     noise: Noise | None = None,
 ) -> None:
-    """Quantizes n values + residual into `out`; what is lost becomes the new residual (equation 1).
+    """Quantizes n values + residual into `out`; what is lost becomes the new residual (equations 1 and 1a).
+
+    What is behind the last of the values is padding: it owes nothing, and counts in no block's mean. Blocks whose
+    values are all zero are sent as zeros, and keep their residual as it was.
 
     Args:
         out: (n / block_size * block_bytes(bits, block_size),) uint8, overwritten.
@@ -54,25 +61,18 @@ def encode_into(
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
         first: index of the first of the n values.
-        noise: stochastic rounding with this randomness; None rounds to nearest.
+        noise: stochastic rounding with this randomness; None rounds to nearest, and so does 1 bit with a residual.
 
     Raises:
-        ValueError, TypeError: an argument has another type, dtype or size, or is not contiguous; the text names it.
+        ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the text names
+            it.
     """
     blocks = _blocks("out", out, bits, block_size)
-    on_cpu = _check_values(values, first) and out.is_cpu
+    _check_values(values, first, out)
     _check_noise(noise)
     if residual is not None:
-        _check("residual", residual, torch.float32, blocks * block_size)
-        on_cpu = on_cpu and residual.is_cpu
-    if native is not None and on_cpu:
-        native.encode_into(out, values, first, residual, blocks, block_size, bits, noise)
-        return
-    gradient = torch.zeros(blocks * block_size, dtype=torch.float32, device=out.device)
-    for start, piece in _pieces(values, first, gradient.numel()):
-        gradient[start : start + piece.numel()] = piece
-    payload = reference.encode(gradient, residual, bits=bits, block_size=block_size, noise=noise)
-    out.view(-1).copy_(payload.view(-1))
+        _check("residual", residual, torch.float32, blocks * block_size, out)
+    _backend(out).encode_into(out, values, first, residual, blocks, block_size, bits, noise)
 
 
 def decode_into(
@@ -90,21 +90,15 @@ def decode_into(
         values: where to, see the module; what would fall behind the last of them is dropped.
         versions: one or more (n / block_size * block_bytes(bits, block_size),) uint8, added in this order.
         first: index of the first of the n values.
-        factor: multiplied into the steps, in float32.
+        factor: multiplied into the scales, in float32.
 
     Raises:
         ValueError, TypeError: as in `encode_into`.
     """
-    blocks, on_cpu = _check_versions(versions, bits, block_size)
-    on_cpu = _check_values(values, first) and on_cpu
+    blocks = _check_versions(versions, bits, block_size)
+    _check_values(values, first, versions[0])
     factor = finite("factor", factor)
-    if native is not None and on_cpu:
-        native.decode_into(values, first, versions, blocks, block_size, bits, factor)
-        return
-    payloads = [version.view(blocks, block_bytes(bits, block_size)) for version in versions]
-    total = reference.decode_sum(payloads, bits=bits, block_size=block_size, factor=factor)
-    for start, piece in _pieces(values, first, total.numel()):
-        piece.copy_(total[start : start + piece.numel()])
+    _backend(versions[0]).decode_into(values, first, versions, blocks, block_size, bits, factor)
 
 
 def reduce_into(
@@ -114,63 +108,60 @@ def reduce_into(
     *,
     bits: int,
     block_size: int,
+    real: int | None = None,
     noise: Noise | None = None,
 ) -> None:
-    """Decodes and sums `versions`, and quantizes the sum + residual into `out` (equations 5 and 1).
+    """Decodes and sums `versions`, and quantizes the sum + residual into `out` (equations 5, 1 and 1a).
 
     Args:
         out, residual, noise: as in `encode_into`.
         versions: as in `decode_into`; `out` may not overlap them.
+        real: so many of the n values are not padding; None, or more than n, for all.
 
     Raises:
         ValueError, TypeError: as in `encode_into`.
     """
-    blocks, on_cpu = _check_versions(versions, bits, block_size)
+    blocks = _check_versions(versions, bits, block_size)
     _check_noise(noise)
-    _check("out", out, torch.uint8, blocks * block_bytes(bits, block_size))
-    on_cpu = on_cpu and out.is_cpu
+    _check("out", out, torch.uint8, blocks * block_bytes(bits, block_size), versions[0])
     if residual is not None:
-        _check("residual", residual, torch.float32, blocks * block_size)
-        on_cpu = on_cpu and residual.is_cpu
-    if native is not None and on_cpu:
-        native.reduce_into(out, versions, residual, blocks, block_size, bits, noise)
-        return
-    payloads = [version.view(blocks, block_bytes(bits, block_size)) for version in versions]
-    total = reference.decode_sum(payloads, bits=bits, block_size=block_size)
-    payload = reference.encode(total, residual, bits=bits, block_size=block_size, noise=noise)
-    out.view(-1).copy_(payload.view(-1))
+        _check("residual", residual, torch.float32, blocks * block_size, out)
+    if real is None:
+        real = blocks * block_size
+    elif not isinstance(real, int) or real is True or not 0 <= real < _MOST_VALUES:
+        raise ValueError(f"real must be a whole number that is not negative, got {shown(real)}")
+    _backend(out).reduce_into(out, versions, residual, real, blocks, block_size, bits, noise)
+
+
+def _backend(tensor: torch.Tensor) -> Any:
+    return backends.get("cpu" if tensor.is_cpu else tensor.device.type, portable)  # a device takes long to look at
 
 
 # The checks are called for every small bucket of every step, and the native kernels trust them with addresses.
 
 
-def _check_values(values: Sequence[torch.Tensor], first: int) -> bool:
-    """Whether all are on the CPU."""
+def _check_values(values: Sequence[torch.Tensor], first: int, payload: torch.Tensor) -> None:
     if not isinstance(first, int) or not 0 <= first < _MOST_VALUES:
         raise ValueError(f"first must be a whole number that is not negative, got {shown(first)}")
     if not isinstance(values, (list, tuple)):  # what can be read once only would be empty after this check
         raise TypeError(f"values must be a list or a tuple of tensors, got {shown(values)}")
-    on_cpu = True
+    on_cpu = payload.is_cpu
     for tensor in values:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"values must be tensors, got {shown(tensor)}")
-        if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
-            _check("values", tensor, torch.float32, tensor.numel())
-        on_cpu = on_cpu and tensor.is_cpu
-    return on_cpu
+        if tensor.dtype is not torch.float32 or not tensor.is_contiguous() or not (tensor.is_cpu and on_cpu):
+            _check("values", tensor, torch.float32, tensor.numel(), payload)
 
 
-def _check_versions(versions: Sequence[torch.Tensor], bits: int, block_size: int) -> tuple[int, bool]:
-    """The number of blocks in each, and whether all are on the CPU."""
+def _check_versions(versions: Sequence[torch.Tensor], bits: int, block_size: int) -> int:
+    """The number of blocks in each."""
     if not isinstance(versions, (list, tuple)) or not versions:
         raise ValueError(f"versions must be a list or a tuple of one or more tensors, got {shown(versions)}")
     blocks = _blocks("versions", versions[0], bits, block_size)
     size = blocks * block_bytes(bits, block_size)
-    on_cpu = True
-    for version in versions:
-        _check("versions", version, torch.uint8, size)
-        on_cpu = on_cpu and version.is_cpu
-    return blocks, on_cpu
+    for version in versions[1:]:
+        _check("versions", version, torch.uint8, size, versions[0])
+    return blocks
 
 
 def _blocks(name: str, payload: torch.Tensor, bits: int, block_size: int) -> int:
@@ -185,7 +176,7 @@ def _blocks(name: str, payload: torch.Tensor, bits: int, block_size: int) -> int
     blocks, rest = divmod(payload.numel(), size)
     if rest:
         raise ValueError(f"{name} must be blocks of {size} bytes, got {payload.numel()} bytes")
-    _check(name, payload, torch.uint8, blocks * size)
+    _check(name, payload, torch.uint8, blocks * size, payload)
     return blocks
 
 
@@ -201,19 +192,12 @@ def _check_noise(noise: Noise | None) -> None:
         raise ValueError(f"noise.key must be two words of 32 bits, got {shown(noise.key)}")
 
 
-def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int) -> None:
+def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int, near: torch.Tensor) -> None:
+    """`near`: a tensor whose device it must be on."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {shown(tensor)}")
     if tensor.dtype is not dtype or tensor.numel() != size or not tensor.is_contiguous():
         got = f"{tensor.numel()} of {tensor.dtype}{'' if tensor.is_contiguous() else ', not contiguous'}"
         raise ValueError(f"{name} must be {size} contiguous elements of {dtype}, got {got}")
-
-
-def _pieces(values: Sequence[torch.Tensor], first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Flat views of the parts of `values` among elements `first` to `first + count`, and where each begins there."""
-    start = -first
-    for tensor in values:
-        begin, end = max(0, -start), min(tensor.numel(), count - start)
-        if begin < end:
-            yield start + begin, tensor.view(-1)[begin:end]
-        start += tensor.numel()
+    if not (tensor.is_cpu and near.is_cpu) and tensor.device != near.device:
+        raise ValueError(f"{name} must be on {near.device} as the other tensors are, got {tensor.device}")

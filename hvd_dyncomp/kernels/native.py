@@ -44,13 +44,14 @@ def reduce_into(
     out: torch.Tensor,
     versions: Sequence[torch.Tensor],
     residual: torch.Tensor | None,
+    real: int,
     blocks: int,
     block_size: int,
     bits: int,
     noise: Noise | None,
 ) -> None:
     address = 0 if residual is None else residual.data_ptr()
-    _native.reduce(out.data_ptr(), _addresses(versions), address, blocks, block_size, bits, noise)
+    _native.reduce(out.data_ptr(), _addresses(versions), address, real, blocks, block_size, bits, noise)
 
 
 def variants() -> list[str]:

@@ -5,7 +5,8 @@ here. Sums run over a fixed tree (`_tree_sum`), because an addition in another o
 are those of docs/math.md. Tensors may be on any device; all are contiguous.
 
 A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
-scale ("step") as little-endian float32, then the codes, packed as `pack` says.
+scale as little-endian float32, then the codes, packed as `packing.pack` says. The last block of a bucket may be filled
+up with *padding*: zeros that belong to nobody, owe nothing and count in no mean.
 """
 
 from __future__ import annotations
@@ -15,22 +16,27 @@ from typing import NamedTuple
 
 import torch
 
+from hvd_dyncomp.kernels.packing import pack, unpack
+
 SCALE_BYTES = 4
 
-# Below this step a block counts as zero: that keeps 1 / step and every product finite. The residual keeps the values.
-SMALLEST_STEP = 2.0**-100
+# Below this scale a block counts as zero: that keeps 1 / scale and every product finite. The residual keeps the values.
+SMALLEST_SCALE = 2.0**-100
 # A block whose outermost code stands for more counts as infinite. It is half of what float32 can hold, so that no code
-# overflows, whatever the rounding of its step, and no residual becomes infinite.
+# overflows, whatever the rounding of its scale, and no residual becomes infinite.
 LARGEST_VALUE = 2.0**127
+# What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a).
+# docs/math.md tells how the number was found.
+RESIDUAL_BOUND = 6.0
 
 
 class Placement(NamedTuple):
-    """Where the codes of a level sit, as multiples of the step (equations 2 and 3).
+    """Where the codes of a level sit, as multiples of the scale (equations 2 and 3).
 
     Attributes:
         half: mid-rise codes sit at k + 1/2 for -half <= k < half; mid-tread codes at k for -half <= k <= half.
         mid_rise: 2^b codes and none at zero; otherwise 2^b - 1 codes with one at zero.
-        rms: with nearest rounding the step is rms * (root mean square) + maximum * (maximum) of the block.
+        rms: with nearest rounding the scale is rms * (root mean square) + maximum * (maximum) of the block.
         maximum: see `rms`.
     """
 
@@ -40,8 +46,8 @@ class Placement(NamedTuple):
     maximum: float
 
 
-# Few codes: clip, with a step near the one of least squared error for Gauss, Laplace and Student-t values alike; the
-# share of the maximum widens the step for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
+# Few codes: clip, with a scale near the one of least squared error for Gauss, Laplace and Student-t values alike; the
+# share of the maximum widens the scale for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
 # From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own.
 PLACEMENTS = {
     1: Placement(1, True, 0.0, 0.0),
@@ -75,47 +81,78 @@ def encode(
     *,
     bits: int,
     block_size: int,
+    real: int | None = None,
     noise: Noise | None = None,
 ) -> torch.Tensor:
     """Quantizes gradient + residual; what is lost becomes the new residual (equation 1).
 
-    Blocks with a NaN, an infinity, or values so large that a code would overflow (`LARGEST_VALUE`) decode to NaN
-    everywhere and leave their residual as it was.
+    What a residual adds to a block is bounded by the block's gradient (`RESIDUAL_BOUND`); what is cut off is given up.
+    Blocks whose gradient is zero throughout decode to zeros and leave their residual as it was: what is owed to
+    parameters that are frozen, or unused in this step, waits until they are used again. Blocks with a NaN, an
+    infinity, or values so large that a code would overflow (`LARGEST_VALUE`) decode to NaN everywhere and leave their
+    residual as it was, too.
 
     Args:
         gradient: (n,) float32, n a multiple of `block_size`.
         residual: (n,) float32, updated in place; None for no error feedback.
         bits: a level below 32.
         block_size: values per block, a power of two of at least 8.
-        noise: stochastic rounding with this randomness; None rounds to nearest.
+        real: so many values count; the others are padding, whatever they are, and have a residual of zero. None: all.
+        noise: stochastic rounding with this randomness; None rounds to nearest, and so does 1 bit with a residual.
 
     Returns:
         (n / block_size, block_bytes(bits, block_size)) uint8.
     """
     if gradient.numel() == 0:  # a shard of a bucket with fewer blocks than workers
         return torch.empty(0, block_bytes(bits, block_size), dtype=torch.uint8, device=gradient.device)
+    if bits == 1 and residual is not None:
+        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles
+        # the residual in every step. A residual makes up for the bias anyway.
+        noise = None
     placement = PLACEMENTS[bits]
-    x = (gradient if residual is None else gradient + residual).view(-1, block_size)
-    step = _step(x, bits, noise is not None)
-    live = step >= SMALLEST_STEP  # False for NaN
-    k = _round(x, torch.where(live, 1 / step, 0.0), placement, noise)
+    is_real = torch.arange(gradient.numel(), device=gradient.device).view(-1, block_size) < (
+        gradient.numel() if real is None else real
+    )
+    x = torch.where(is_real, gradient.view_as(is_real), 0.0)
+    if residual is not None:
+        own = residual.view_as(x)
+        own.masked_fill_(~is_real, 0.0)
+        x, waits = _add(x, own)
+    scale = _scale(x, is_real.sum(dim=1, keepdim=True), bits, noise is not None)
+    live = scale >= SMALLEST_SCALE  # False for NaN
+    k = _round(x, torch.where(live, 1 / scale, 0.0), placement, noise)
     k = torch.where(live, k, 0.0)
 
-    # A NaN step on the wire makes the whole block NaN when it is decoded.
-    finite = step <= LARGEST_VALUE / placement.half  # False for NaN
-    step = torch.where(finite, torch.where(live, step, 0.0), torch.nan)
+    # A NaN scale on the wire makes the whole block NaN when it is decoded.
+    finite = scale <= LARGEST_VALUE / placement.half  # False for NaN
+    scale = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
     if residual is not None:
-        lost = x - _values(k, step, placement)
-        torch.where(finite, lost, residual.view_as(x), out=residual.view_as(x))
+        lost = x - _values(k, scale, placement)
+        own.copy_(torch.where(finite & ~waits & is_real, lost, own))
 
     payload = torch.empty(x.shape[0], block_bytes(bits, block_size), dtype=torch.uint8, device=x.device)
-    payload[:, :SCALE_BYTES] = step.contiguous().view(torch.uint8)
+    payload[:, :SCALE_BYTES] = scale.contiguous().view(torch.uint8)
     payload[:, SCALE_BYTES:] = pack((k + placement.half).to(torch.int32), bits)
     return payload
 
 
+def bounded(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """What a residual may add to the gradient of a step, as one block: for those who add without quantizing.
+
+    Args:
+        residual: float32, of any shape.
+        gradient: of the same shape and device, of any floating dtype.
+
+    Returns:
+        `residual`, or a copy scaled down to `RESIDUAL_BOUND` times the norm of `gradient`; zero, if that is zero.
+    """
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in (residual, gradient)]
+    most = RESIDUAL_BOUND * norms[1]
+    return residual * (most / norms[0]).to(torch.float32) if norms[0] > most else residual
+
+
 def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
-    """The values that `payload` stands for, times `factor`, which is multiplied into the steps (equation 4).
+    """The values that `payload` stands for, times `factor`, which is multiplied into the scales (equation 4).
 
     Args:
         payload: (blocks, block_bytes(bits, block_size)) uint8.
@@ -126,10 +163,10 @@ def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float =
     if payload.numel() == 0:
         return torch.empty(0, dtype=torch.float32, device=payload.device)
     # A copy, and not `contiguous()`, which leaves a single block at its address: that need not be a float's.
-    step = payload[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    scale = payload[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)
     placement = PLACEMENTS[bits]
     k = unpack(payload[:, SCALE_BYTES:], bits, block_size).to(torch.float32) - placement.half
-    return _values(k, step * factor, placement).view(-1)
+    return _values(k, scale * factor, placement).view(-1)
 
 
 def decode_sum(payloads: Sequence[torch.Tensor], *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
@@ -148,73 +185,35 @@ def decode_sum(payloads: Sequence[torch.Tensor], *, bits: int, block_size: int, 
     return total
 
 
-def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Packs codes of `bits` bits; planar, so that it vectorizes.
+def _add(gradient: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradient + bounded residual of every block (equation 1a); and whether the block waits: its gradient is zero."""
+    squares = [_tree_sum(x.to(torch.float64).square()) for x in (gradient, residual)]
+    exceeds = squares[1] > RESIDUAL_BOUND**2 * squares[0]  # False for NaN
+    factor = torch.where(exceeds, RESIDUAL_BOUND * (squares[0] / squares[1]).sqrt(), 1.0).to(torch.float32)
+    waits = squares[0] == 0
+    return torch.where(waits, 0.0, gradient + residual * factor), waits
 
-    16-bit codes are little-endian words. Below that, the bits of a code, from the lowest, are divided into fields of 8,
-    4, 2 and 1 bits as the binary digits of `bits` say (7 = 4 + 2 + 1), and every field is a section of its own, in that
-    order. A section of fields of w bits has m = n * w / 8 bytes; byte j holds the fields of codes j, j + m, j + 2m ...
-    from its lowest bits up.
+
+def _scale(x: torch.Tensor, real: torch.Tensor, bits: int, stochastic: bool) -> torch.Tensor:
+    """Scale of every block of `x`, (blocks, 1) float32 (equation 3); float64 inside, for the squares' range.
 
     Args:
-        codes: (blocks, n) int32 in [0, 2^bits).
-
-    Returns:
-        (blocks, n * bits / 8) uint8.
+        real: (blocks, 1), how many values of the block count; the others are zero.
     """
-    if bits == 16:
-        return torch.stack([codes & 255, codes >> 8], dim=2).to(torch.uint8).flatten(1)
-    sections = []
-    for width, shift in _fields(bits):
-        fields = ((codes >> shift) & ((1 << width) - 1)).view(codes.shape[0], 8 // width, -1)
-        section = fields[:, 0]
-        for i in range(1, 8 // width):
-            section = section | (fields[:, i] << (width * i))
-        sections.append(section.to(torch.uint8))
-    return torch.cat(sections, dim=1)
-
-
-def unpack(packed: torch.Tensor, bits: int, block_size: int) -> torch.Tensor:
-    """The inverse of `pack`: (blocks, block_size) int32."""
-    packed = packed.to(torch.int32)
-    if bits == 16:
-        return packed[:, 0::2] | (packed[:, 1::2] << 8)
-    codes = torch.zeros(packed.shape[0], block_size, dtype=torch.int32, device=packed.device)
-    start = 0
-    for width, shift in _fields(bits):
-        end = start + block_size * width // 8
-        section = packed[:, start:end]
-        fields = torch.cat([(section >> (width * i)) & ((1 << width) - 1) for i in range(8 // width)], dim=1)
-        codes |= fields << shift
-        start = end
-    return codes
-
-
-def _fields(bits: int) -> list[tuple[int, int]]:
-    """(width, shift) of the sections that a code of `bits` < 16 bits is divided into."""
-    fields, shift = [], 0
-    for width in (8, 4, 2, 1):
-        if bits & width:
-            fields.append((width, shift))
-            shift += width
-    return fields
-
-
-def _step(x: torch.Tensor, bits: int, stochastic: bool) -> torch.Tensor:
-    """Step of every block of `x`, (blocks, 1) float32 (equation 3); float64 inside, for the squares' range."""
     placement = PLACEMENTS[bits]
+    real = real.clamp(min=1).to(torch.float64)
     maximum = x.abs().amax(dim=1, keepdim=True).to(torch.float64)  # NaN if there is one
     if stochastic:
         # Unbiased means that nothing may be clipped: the outermost codes sit on the maximum.
-        step = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
+        scale = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
     elif bits == 1:
-        step = _tree_sum(x.abs().to(torch.float64)) * (2.0 / x.shape[1])
+        scale = _tree_sum(x.abs().to(torch.float64)) * 2.0 / real
     elif placement.rms:
-        rms = (_tree_sum(x.to(torch.float64).square()) / x.shape[1]).sqrt()
-        step = rms * placement.rms + maximum * placement.maximum
+        rms = (_tree_sum(x.to(torch.float64).square()) / real).sqrt()
+        scale = rms * placement.rms + maximum * placement.maximum
     else:
-        step = maximum / placement.half
-    return step.to(torch.float32)
+        scale = maximum / placement.half
+    return scale.to(torch.float32)
 
 
 def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: Noise | None) -> torch.Tensor:
@@ -228,8 +227,8 @@ def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: 
     return k.clamp(-placement.half, placement.half - placement.mid_rise)
 
 
-def _values(k: torch.Tensor, step: torch.Tensor, placement: Placement) -> torch.Tensor:
-    return (k + 0.5) * step if placement.mid_rise else k * step
+def _values(k: torch.Tensor, scale: torch.Tensor, placement: Placement) -> torch.Tensor:
+    return (k + 0.5) * scale if placement.mid_rise else k * scale
 
 
 def _tree_sum(x: torch.Tensor) -> torch.Tensor:

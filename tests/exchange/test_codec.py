@@ -21,7 +21,7 @@ from hvd_dyncomp.exchange.codec import (
 )
 from hvd_dyncomp.kernels.reference import encode
 
-GOLDEN = Path(__file__).parent / "fixtures" / "wire_v2.txt"
+GOLDEN = Path(__file__).parent / "fixtures" / "wire_v3.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 HEADER = Header(WIRE_VERSION, Phase.SCATTER, 4, 0, 0xDEADBEEF, 7, 3)
 
@@ -32,11 +32,13 @@ def message(header: Header = HEADER, block_size: int = 64) -> torch.Tensor:
 
 
 def golden_lines() -> list[str]:
-    """A header and one block per level of values that make every code appear, as hexadecimal."""
+    """A header, and per level a block of values that make every code appear and one half of padding, as hexadecimal."""
     x = (torch.arange(64) - 31.5) / 8
     lines = ["header " + HEADER.to_bytes().hex()]
     for bits in COMPRESSED:
-        lines.append(f"{bits} " + encode(x, None, bits=bits, block_size=64).numpy().tobytes().hex())
+        for real in (64, 32):
+            payload = encode(x, None, bits=bits, block_size=64, real=real)
+            lines.append(f"{bits} {real} " + payload.numpy().tobytes().hex())
     return lines
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.exchange.codec import (
+    WIRE_VERSION,
     Header,
     count_nonfinite,
     header_tensor,
@@ -19,7 +20,7 @@ from hvd_dyncomp.exchange.codec import (
     split_messages,
 )
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into
-from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_STEP
+from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_SCALE
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 FORMATS = st.fixed_dictionaries({"bits": st.sampled_from(COMPRESSED), "block_size": st.sampled_from([64, 128, 256])})
@@ -63,7 +64,7 @@ def decoded(payload, blocks, *, bits, block_size):
 @ORDINARY
 @given(tensors=gradients(), shape=FORMATS, noise=NOISES)
 def test_nothing_is_lost_and_errors_are_bounded(tensors, shape, noise):
-    """What arrives and what is kept make up what was given; it is off by half a step, or by what was clipped."""
+    """What arrives and what is kept make up what was given; it is off by half a scale, or by what was clipped."""
     x = padded(tensors, shape["block_size"])
     blocks = len(x) // shape["block_size"]
     residual = torch.zeros(len(x))
@@ -73,16 +74,18 @@ def test_nothing_is_lost_and_errors_are_bounded(tensors, shape, noise):
     if not blocks:
         return
     ulp = 2.0**-23 * torch.maximum(x.abs(), got.abs()).double()
-    assert ((got.double() + residual.double() - x.double()).abs() <= ulp).all()
+    real = sum(map(len, tensors))
+    assert ((got.double() + residual.double() - x.double()).abs() <= ulp)[:real].all()
+    assert not residual[real:].any(), "padding owes nothing"
 
-    step = payload.view(blocks, -1)[:, :4].contiguous().view(torch.float32).double()
+    scale = payload.view(blocks, -1)[:, :4].contiguous().view(torch.float32).double()
     half, mid_rise = PLACEMENTS[shape["bits"]][:2]
     rows, errors = x.view(blocks, -1).double(), (got - x).view(blocks, -1).double().abs()
-    outermost = (half - 0.5 if mid_rise else half) * step
-    allowed = torch.maximum(step if noise else step / 2, rows.abs() - outermost)
+    outermost = (half - 0.5 if mid_rise else half) * scale
+    allowed = torch.maximum(scale if noise else scale / 2, rows.abs() - outermost)
     assert (errors <= allowed * (1 + 1e-5) + ulp.view(blocks, -1)).all()
     if noise is None and shape["bits"] >= 5:
-        finest = torch.clamp(rows.abs().amax(dim=1, keepdim=True) / (2 * half), min=half * SMALLEST_STEP)
+        finest = torch.clamp(rows.abs().amax(dim=1, keepdim=True) / (2 * half), min=half * SMALLEST_SCALE)
         assert (errors <= finest * (1 + 1e-5) + ulp.view(blocks, -1)).all()
     zero = ~rows.any(dim=1)
     assert not got.view(blocks, -1)[zero].any() and not residual.view(blocks, -1)[zero].any()
@@ -135,7 +138,7 @@ def test_headers_survive_their_bytes(header):
 @given(shape=FORMATS, sizes=st.lists(st.integers(0, 3), min_size=1, max_size=5), seed=WORDS)
 def test_messages_are_cut_as_they_were_joined(shape, sizes, seed):
     generator = torch.Generator().manual_seed(seed)
-    headers = [Header(2, 0, shape["bits"], 0, 1, 2, blocks) for blocks in sizes]
+    headers = [Header(WIRE_VERSION, 0, shape["bits"], 0, 1, 2, blocks) for blocks in sizes]
     bodies = [
         torch.randint(256, (size * block_bytes(**shape),), generator=generator, dtype=torch.uint8) for size in sizes
     ]

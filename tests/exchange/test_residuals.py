@@ -36,7 +36,8 @@ def indebted(rank, size, seed):
     for bucket in buckets:
         bucket.residuals.own.copy_(torch.randn(bucket.residuals.own.shape, generator=generator))
         bucket.residuals.shard.copy_(torch.randn(bucket.residuals.shard.shape, generator=generator))
-        if bucket.sharded:  # the padding owes nothing, in either residual
+        bucket.residuals.own[bucket.values :] = 0  # the padding owes nothing, in either residual
+        if bucket.sharded:
             bucket.residuals.shard[max(0, bucket.values - bucket.own_range.start) :] = 0
         bucket.keep_residuals()
     return buckets

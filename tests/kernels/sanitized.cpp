@@ -81,8 +81,9 @@ std::vector<uint8_t> run(const Variant& variant, const Case& at) {
     keep(residual.items, residual.bytes);
     Exact<uint8_t> reduced(size, at.shift + 2);
     const uint8_t* versions[] = {out.items, version.items};
-    variant.reduce(reduced.items, {versions, 2, 1.0f}, own, shape, given, scratch.memory);
+    variant.reduce(reduced.items, {versions, 2, 1.0f}, own, count - tail, shape, given, scratch.memory);
     keep(reduced.items, size);
+    keep(residual.items, residual.bytes);
     variant.decode({pieces, 3, skip}, {versions, 2, 0.5f}, shape, scratch.memory);  // NaNs of any bits: not kept
     return all;
 }

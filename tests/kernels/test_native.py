@@ -32,7 +32,7 @@ def blocks_of_values(draw, block_size, blocks, *, broken=True):
         scale = 2.0 ** draw(st.integers(-149, 127))
         part = torch.randn(block_size, generator=generator, dtype=torch.float64) * scale
         where = torch.randint(0, block_size, (draw(st.integers(1, block_size)),), generator=generator)
-        if kind == "ties":  # halves and quarters of a step of 5 and more bits
+        if kind == "ties":  # halves and quarters of a scale of 5 and more bits
             part = torch.randint(-120, 121, (block_size,), generator=generator).double() * scale / 8
         elif kind == "constant":
             part[:] = part[0]
@@ -97,13 +97,18 @@ def test_encode(variant, bits, data):
     expected_residual = data.draw(st.none() | blocks_of_values(block_size, blocks))
     residual = None if expected_residual is None else at_odd_address(expected_residual, 3)
     out = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)))
-    missing = data.draw(st.integers(0, min(count, 100)))  # at the end, where zeros stand for them
+    missing = data.draw(st.just(0) | st.integers(0, count))  # at the end, where padding stands for them
+    if expected_residual is not None and data.draw(st.booleans()):  # at its bound, or nearly
+        near = data.draw(st.sampled_from([1.0, 1 - 2.0**-20, 1 + 2.0**-20, 0.99, 1.01]))
+        expected_residual = given * (reference.RESIDUAL_BOUND * near)
+        residual = at_odd_address(expected_residual, 3)
     first = data.draw(st.sampled_from([0, 0, 1, 700]))
     pieces = pieces_of(torch.cat([torch.full((first,), 7.0), given[: count - missing]]), data.draw(cuts(count + first)))
     before = [piece.clone() for piece in pieces]
 
-    gradient = torch.cat([given[: count - missing], torch.zeros(missing)])
-    expected = reference.encode(gradient, expected_residual, bits=bits, block_size=block_size, noise=noise)
+    expected = reference.encode(
+        given, expected_residual, bits=bits, block_size=block_size, real=count - missing, noise=noise
+    )
     with native.using(variant):
         encode_into(out.inside, pieces, residual, bits=bits, block_size=block_size, first=first, noise=noise)
     assert torch.equal(out.inside, expected.view(-1)) and out.untouched_outside()
@@ -149,9 +154,10 @@ def test_decode_and_reduce(variant, bits, data):
     expected_residual = data.draw(st.none() | blocks_of_values(block_size, blocks))
     residual = None if expected_residual is None else at_odd_address(expected_residual, 1)
     message = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)))
+    real = data.draw(st.none() | st.integers(0, count + 100))
     with native.using(variant):
-        reduce_into(message.inside, versions, residual, noise=noise, **shape)
-    expected = reference.encode(reference.decode_sum(rows, **shape), expected_residual, noise=noise, **shape)
+        reduce_into(message.inside, versions, residual, real=real, noise=noise, **shape)
+    expected = reference.encode(reference.decode_sum(rows, **shape), expected_residual, real=real, noise=noise, **shape)
     assert torch.equal(message.inside, expected.view(-1)) and message.untouched_outside()
     assert residual is None or same_bits(residual, expected_residual)
 
@@ -182,7 +188,7 @@ def test_results_larger_than_the_caches(variant, shift):
     """Written past the caches where the address allows it; the last block is half a block short."""
     count = 2**22 + 512
     payload = torch.randint(0, 256, (count // 512 * block_bytes(4, 512),), dtype=torch.uint8)
-    payload[3::260] = 0x3F  # steps about one
+    payload[3::260] = 0x3F  # scales about one
     values = at_odd_address(torch.zeros(count - 256), shift)
     with native.using(variant):
         decode_into([values], [payload], bits=4, block_size=512)
@@ -211,9 +217,10 @@ def test_a_bucket_of_very_many_tensors(variant):
         encode_into(out, tensors, None, bits=2, block_size=512)
         decode_into(decoded, [out], bits=2, block_size=512)
     values = torch.cat([*tensors, torch.zeros(47 * 512)])[: 47 * 512]
-    expected = reference.encode(values, None, bits=2, block_size=512)
+    count = sum(map(len, tensors))
+    expected = reference.encode(values, None, bits=2, block_size=512, real=count)
     assert torch.equal(out, expected.view(-1))
-    assert same_bits(torch.cat(decoded), reference.decode(expected, bits=2, block_size=512)[: sum(map(len, tensors))])
+    assert same_bits(torch.cat(decoded), reference.decode(expected, bits=2, block_size=512)[:count])
 
 
 @pytest.mark.parametrize(

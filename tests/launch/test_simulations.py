@@ -1,9 +1,10 @@
-"""The experiments with simulated workers: what docs/design.md says about residuals, and their command line."""
+"""The experiments with simulated workers: what docs/design.md and docs/math.md say of residuals; their command line."""
 
 import pytest
 
+from hvd_dyncomp import kernels
 from hvd_dyncomp.kernels import reference
-from studies import program, simulate_placements, simulate_resize
+from studies import program, simulate_bound, simulate_placements, simulate_resize
 
 
 @pytest.mark.parametrize("bits", [1, 4])
@@ -21,11 +22,25 @@ def test_a_simulation_is_a_table(capsys) -> None:
 def test_a_placement_is_trained(capsys, monkeypatch) -> None:
     monkeypatch.setattr(simulate_placements, "CANDIDATES", {"1 bit": simulate_placements.CANDIDATES["1 bit"]})
     monkeypatch.setattr(reference, "PLACEMENTS", dict(reference.PLACEMENTS))
+    monkeypatch.setattr(kernels, "backends", dict(kernels.backends))
+    monkeypatch.setattr(reference, "RESIDUAL_BOUND", reference.RESIDUAL_BOUND)
     program.main(
         ["--simulate", "placements", *["--dataset", "digits", "--limit-train", "128", "--epochs", "1", "--seeds", "1"]]
     )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in lines] == ["placement", "---", "uncompressed", "1 bit"]
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_the_bound_costs_nothing_where_nothing_is_wrong(bits: int) -> None:
+    found = {rule: simulate_bound.Sums(rule, "slow", 3, bits, 20, 4096, 0).error for rule in ("unbounded", "norm to 2")}
+    assert found["norm to 2"] <= 1.02 * found["unbounded"], found
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_the_bound_ends_a_disturbance(bits: int) -> None:
+    first, *_, last = map(float, simulate_bound.recovery("norm to 2", 1, 2, bits, 4096, 0).split())
+    assert first < 3 and last < 1.2 < 1000 < float(simulate_bound.recovery("unbounded", 1, 2, bits, 4096, 0).split()[0])
 
 
 @pytest.mark.parametrize("flags", ["--simulate weather", "--simulate resize --steps 0", "--simulate resize --epochs 3"])

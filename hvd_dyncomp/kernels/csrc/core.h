@@ -110,7 +110,7 @@ HVD_INLINE void unpack(Ints* codes, const uint8_t* packed, size_t i, size_t stri
     }
 }
 
-// ---- the step of a block -------------------------------------------------------------------------------------------
+// ---- the scale of a block ------------------------------------------------------------------------------------------
 
 // max |x|; a NaN if there is one.
 HVD_INLINE float maximum(const float* x, size_t count) {
@@ -159,19 +159,88 @@ HVD_INLINE double tree_sum(const float* x, size_t count, double* sums) {
     return sums[0];
 }
 
-// reference._step.
+// reference._scale. Of the `count` values `real` count; the others are zero.
 template <int Bits, bool Stochastic>
-HVD_INLINE float block_step(const float* x, size_t count, double* sums) {
+HVD_INLINE float block_scale(const float* x, size_t count, size_t real, double* sums) {
     constexpr Placement at = placement(Bits);
+    if (real == 0) real = 1;
     if constexpr (Bits == 1 && !Stochastic) {
-        return (float)(tree_sum<Absolute>(x, count, sums) * (2.0 / (double)count));
+        return (float)(tree_sum<Absolute>(x, count, sums) * 2.0 / (double)real);
     } else {
         const double most = maximum(x, count);
         if constexpr (Stochastic) return (float)(most / (at.mid_rise ? at.half - 0.5 : at.half));
         if constexpr (at.rms == 0.0) return (float)(most / at.half);
-        const double rms = __builtin_sqrt(tree_sum<Square>(x, count, sums) / (double)count);
+        const double rms = __builtin_sqrt(tree_sum<Square>(x, count, sums) / (double)real);
         return (float)(rms * at.rms + most * at.maximum);
     }
+}
+
+// ---- gradient and residual -------------------------------------------------------------------------------------------
+
+constexpr double kResidualBound = 6.0;  // reference.RESIDUAL_BOUND
+
+// A quick look at the norms of a block's gradient and residual, for the passes that add them: whether the residual is
+// surely below its bound, as nearly all are. The exact comparison needs two sums over the tree.
+class Norms {
+  public:
+    HVD_INLINE void count(int slot, Floats gradient, Floats residual) {
+        of_gradient_[slot % 4] = multiply_add(gradient, gradient, of_gradient_[slot % 4]);
+        of_residual_[slot % 4] = multiply_add(residual, residual, of_residual_[slot % 4]);
+    }
+
+    // The sums are off by less than 1e-3 of themselves (16384 additions one after the other, for the largest block and the
+    // shortest vectors), and by less than 1e-40 for what was too small to be squared. False where anything is not finite
+    // or all is zero.
+    HVD_INLINE bool within() const {
+        const Floats gradient = (of_gradient_[0] + of_gradient_[1]) + (of_gradient_[2] + of_gradient_[3]);
+        const Floats residual = (of_residual_[0] + of_residual_[1]) + (of_residual_[2] + of_residual_[3]);
+        const Floats rest = gradient * (float)(kResidualBound * kResidualBound) - residual * 1.004f;
+        float sums[kLanes];
+        store(sums, rest);
+        for (int half = kLanes / 2; half > 0; half /= 2)
+            for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+        return sums[0] > 1e-34f;
+    }
+
+  private:
+    Floats of_gradient_[4] = {}, of_residual_[4] = {};
+};
+
+// out = gradient + residual, if that is surely within the bound; otherwise false, and `out` is of no use. Fetches what comes
+// kBatchValues later, so that memory works while the processor rounds and packs.
+HVD_INLINE bool add(float* out, const float* gradient, const float* residual, size_t count) {
+    Norms norms;
+    for (size_t i = 0; i < count; i += 4 * kLanes)
+        HVD_UNROLL
+        for (int s = 0; s < 4; ++s) {
+            const size_t at = i + s * kLanes;
+            prefetch<false>(gradient + at, kBatchValues);
+            prefetch<true>(residual + at, kBatchValues);
+            const Floats a = load<Floats>(gradient + at), b = load<Floats>(residual + at);
+            norms.count(s, a, b);
+            store(out + at, a + b);
+        }
+    return norms.within();
+}
+
+// A block on its way to the wire.
+struct Block {
+    const float* x;   // gradient + bounded residual, zeros behind the real values
+    float* residual;  // where to leave what is lost; null for nowhere
+    size_t real;      // values that are not padding
+};
+
+// reference._add, for any block.
+HVD_INLINE Block add_bounded(float* out, const float* gradient, float* residual, size_t count, size_t real, double* sums) {
+    const double of_gradient = tree_sum<Square>(gradient, count, sums);
+    if (of_gradient == 0.0) return {gradient, nullptr, real};  // a zero block, and what is owed waits
+    const double of_residual = tree_sum<Square>(residual, count, sums);
+    float factor = 1.0f;
+    if (of_residual > kResidualBound * kResidualBound * of_gradient)
+        factor = (float)(kResidualBound * __builtin_sqrt(of_gradient / of_residual));
+    for (size_t i = 0; i < count; i += kLanes)
+        store(out + i, load<Floats>(gradient + i) + load<Floats>(residual + i) * factor);
+    return {out, residual, real};
 }
 
 // ---- rounding ------------------------------------------------------------------------------------------------------
@@ -203,13 +272,13 @@ HVD_INLINE Floats quantize(Floats x, Floats inverse, Words counter, const uint32
 
 // reference._values.
 template <int Bits>
-HVD_INLINE Floats value(Floats k, Floats step) {
-    return placement(Bits).mid_rise ? (k + 0.5f) * step : k * step;
+HVD_INLINE Floats value(Floats k, Floats scale) {
+    return placement(Bits).mid_rise ? (k + 0.5f) * scale : k * scale;
 }
 
 // ---- blocks --------------------------------------------------------------------------------------------------------
 
-// All codes of a block whose step is zero or NaN stand for k = 0.
+// All codes of a block whose scale is zero or NaN stand for k = 0.
 template <int Bits>
 HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
     constexpr int n = streams(Bits);
@@ -222,9 +291,9 @@ HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
 
 // Codes of x, and what they lose into `residual`, unless that is null.
 template <int Bits, bool Stochastic>
-HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residual, size_t count, float step,
+HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residual, size_t count, float scale,
                                  uint32_t first, const uint32_t* key) {
-    const Floats steps = broadcast(step), inverse = broadcast(1.0f / step);
+    const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
     constexpr int n = streams(Bits);
     const size_t stride = count / n;
     for (size_t i = 0; i < stride; i += kLanes) {
@@ -234,28 +303,28 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residua
             const size_t at = s * stride + i;
             const Floats values = load<Floats>(x + at);
             const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
-            if (residual) store(residual + at, values - value<Bits>(k, steps));
+            if (residual) store(residual + at, values - value<Bits>(k, scales));
             codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
         }
         pack<Bits>(packed, codes, i, stride);
     }
 }
 
-// One block of reference.encode, from x = gradient + residual and its step on.
+// One block of reference.encode, from x = gradient + residual and its scale on.
 template <int Bits, bool Stochastic>
-HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float step, uint32_t first,
+HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float scale, uint32_t first,
                             const uint32_t* key) {
     constexpr float largest = (float)(0x1p127 / placement(Bits).half);  // reference.LARGEST_VALUE
-    const bool finite = step <= largest;  // steps are not negative; false for NaN
-    const bool live = step >= 0x1p-100f;  // reference.SMALLEST_STEP; false for NaN, true for infinity
+    const bool finite = scale <= largest;  // scales are not negative; false for NaN
+    const bool live = scale >= 0x1p-100f;  // reference.SMALLEST_SCALE; false for NaN, true for infinity
     if (!finite) residual = nullptr;      // it stays as it is
     if (live) {
-        write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, step, first, key);
+        write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, scale, first, key);
     } else {
         write_dead_block<Bits>(to + kScaleBytes, count);
         if (residual) __builtin_memcpy(residual, x, count * sizeof(float));
     }
-    if (finite) store(to, live ? step : 0.0f);
+    if (finite) store(to, live ? scale : 0.0f);
     else store(to, kWireNan);
 }
 
@@ -265,19 +334,20 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
     constexpr int n = streams(Bits);
     Ints codes[n];
     unpack<Bits>(codes, from + kScaleBytes, i, stride);
-    const Floats step = broadcast(load<float>(from) * factor);
+    const Floats scale = broadcast(load<float>(from) * factor);
     HVD_UNROLL
     for (int s = 0; s < n; ++s) {
         const Floats k = __builtin_convertvector(codes[s] - placement(Bits).half, Floats);
-        values[s] = value<Bits>(k, step);
+        values[s] = value<Bits>(k, scale);
     }
 }
 
-// The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum), plus
-// `addend`, unless that is null. `Stream`: past the caches.
-template <int Bits, bool Stream>
-HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const float* addend, size_t count) {
+// The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum). `Stream`:
+// past the caches. `Add`: plus `residual`, if that is surely within the bound; otherwise false, and `out` is of no use.
+template <int Bits, bool Stream, bool Add>
+HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const float* residual, size_t count) {
     constexpr int n = streams(Bits);
+    Norms norms;
     const size_t stride = count / n;
     for (size_t i = 0; i < stride; i += kLanes) {
         Floats sum[n];
@@ -291,23 +361,17 @@ HVD_INLINE void read_block(float* out, Versions versions, size_t offset, const f
         HVD_UNROLL
         for (int s = 0; s < n; ++s) {
             const size_t at = s * stride + i;
-            if (addend) {
-                prefetch<true>(addend + at, kBatchValues);
-                sum[s] += load<Floats>(addend + at);
+            if constexpr (Add) {
+                prefetch<true>(residual + at, kBatchValues);
+                const Floats own = load<Floats>(residual + at);
+                norms.count(s, sum[s], own);
+                sum[s] += own;
             }
             if (Stream) stream(out + at, sum[s]);
             else store(out + at, sum[s]);
         }
     }
-}
-
-// Fetches what comes kBatchValues later, so that memory works while the processor rounds and packs.
-HVD_INLINE void add(float* out, const float* a, const float* b, size_t count) {
-    for (size_t i = 0; i < count; i += kLanes) {
-        prefetch<false>(a + i, kBatchValues);
-        prefetch<true>(b + i, kBatchValues);
-        store(out + i, load<Floats>(a + i) + load<Floats>(b + i));
-    }
+    return !Add || norms.within();
 }
 
 // Goes through values that lie in pieces, block by block.
@@ -325,12 +389,13 @@ class Cursor {
         return at;
     }
 
-    // Copies the next `count` values to `out`; zeros where there are none.
-    void gather(float* out, size_t count) {
+    // Copies the next `count` values to `out`; zeros where there are none. Returns how many there were.
+    size_t gather(float* out, size_t count) {
         const size_t found = each_part(count, [out](size_t done, float* part, size_t size) {
             __builtin_memcpy(out + done, part, size * sizeof(float));
         });
         __builtin_memset(out + found, 0, (count - found) * sizeof(float));
+        return found;
     }
 
     // Copies `x` to where the next `count` values are; drops what is behind the last of them.
@@ -364,9 +429,13 @@ class Cursor {
 
 // ---- messages ------------------------------------------------------------------------------------------------------
 
-// Quantizes what `next(b, own, buffer)` returns: x = values + residual of block b, in `buffer` or where it lies; `own` is
-// the block's residual or null. Several blocks are in work at a time: a step is a long chain of operations on one number
-// (the end of the sum, root, quotients), and the processor goes through the next blocks' meanwhile.
+HVD_INLINE void clear(float* values, size_t from, size_t to) {
+    if (from < to) __builtin_memset(values + from, 0, (to - from) * sizeof(float));
+}
+
+// Quantizes what `next(b, own, buffer, sums)` returns: block b, in `buffer` or where it lies; `own` is the block's
+// residual or null. Several blocks are in work at a time: a scale is a long chain of operations on one number (the end of
+// the sum, root, quotients), and the processor goes through the next blocks' meanwhile.
 template <int Bits, bool Stochastic, typename Next>
 HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const Noise* noise, void* scratch, Next next) {
     constexpr size_t most = 8;
@@ -377,17 +446,18 @@ HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const N
     double* sums = (double*)(buffers + (count > kBatchValues ? count : kBatchValues));
     for (size_t begin = 0; begin < shape.blocks; begin += batch) {
         const size_t here = shape.blocks - begin < batch ? shape.blocks - begin : batch;
-        const float* x[most];
-        float step[most];
+        Block block[most];
+        float scale[most];
         for (size_t i = 0; i < here; ++i) {
-            x[i] = next(begin + i, residual ? residual + (begin + i) * count : nullptr, buffers + i * count);
-            step[i] = block_step<Bits, Stochastic>(x[i], count, sums);
+            block[i] = next(begin + i, residual ? residual + (begin + i) * count : nullptr, buffers + i * count, sums);
+            scale[i] = block_scale<Bits, Stochastic>(block[i].x, count, block[i].real, sums);
         }
         for (size_t i = 0; i < here; ++i) {
             const size_t b = begin + i;
             const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
-            write_block<Bits, Stochastic>(out + b * bytes, x[i], residual ? residual + b * count : nullptr, count, step[i],
-                                          first, Stochastic ? noise->key : nullptr);
+            write_block<Bits, Stochastic>(out + b * bytes, block[i].x, block[i].residual, count, scale[i], first,
+                                          Stochastic ? noise->key : nullptr);
+            if (block[i].residual) clear(block[i].residual, block[i].real, count);
         }
     }
 }
@@ -396,15 +466,18 @@ template <int Bits, bool Stochastic>
 void encode_level(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
     const size_t count = shape.block_size;
     Cursor cursor(values);
-    const auto next = [&](size_t, const float* own, float* buffer) -> const float* {
-        const float* x = cursor.in_place(count);
-        if (!x) {
-            cursor.gather(buffer, count);
-            x = buffer;
+    const auto next = [&](size_t, float* own, float* buffer, double* sums) -> Block {
+        const float* gradient = cursor.in_place(count);
+        if (gradient && !own) return {gradient, nullptr, count};
+        if (gradient && add(buffer, gradient, own, count)) return {buffer, own, count};
+        size_t real = count;
+        if (!gradient) {
+            real = cursor.gather(buffer, count);
+            gradient = buffer;
         }
-        if (!own) return x;
-        add(buffer, x, own, count);
-        return buffer;
+        if (!own) return {gradient, nullptr, real};
+        clear(own, real, count);
+        return add_bounded(buffer, gradient, own, count, real, sums);
     };
     write_blocks<Bits, Stochastic>(out, residual, shape, noise, scratch, next);
 }
@@ -421,9 +494,9 @@ void decode_level(Values values, Versions versions, Shape shape, void* scratch) 
     for (size_t b = 0; b < shape.blocks; ++b) {
         float* out = cursor.in_place(count);
         if (large && out && (uintptr_t)out % sizeof(Floats) == 0) {
-            read_block<Bits, true>(out, versions, b * bytes, nullptr, count);
+            read_block<Bits, true, false>(out, versions, b * bytes, nullptr, count);
         } else {
-            read_block<Bits, false>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
+            read_block<Bits, false, false>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
             if (!out) cursor.scatter((float*)scratch, count);
         }
     }
@@ -431,11 +504,18 @@ void decode_level(Values values, Versions versions, Shape shape, void* scratch) 
 }
 
 template <int Bits, bool Stochastic>
-void reduce_level(uint8_t* out, Versions versions, float* residual, Shape shape, const Noise* noise, void* scratch) {
+void reduce_level(uint8_t* out, Versions versions, float* residual, size_t real, Shape shape, const Noise* noise,
+                  void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Bits, count);
-    const auto next = [&](size_t b, const float* own, float* buffer) -> const float* {
-        read_block<Bits, false>(buffer, versions, b * bytes, own, count);
-        return buffer;
+    const auto next = [&](size_t b, float* own, float* buffer, double* sums) -> Block {
+        const size_t behind = real > b * count ? real - b * count : 0, here = behind < count ? behind : count;
+        if (here == count && own && read_block<Bits, false, true>(buffer, versions, b * bytes, own, count))
+            return {buffer, own, here};
+        read_block<Bits, false, false>(buffer, versions, b * bytes, nullptr, count);
+        clear(buffer, here, count);
+        if (!own) return {buffer, nullptr, here};
+        clear(own, here, count);
+        return add_bounded(buffer, buffer, own, count, here, sums);
     };
     write_blocks<Bits, Stochastic>(out, residual, shape, noise, scratch, next);
 }
@@ -458,10 +538,11 @@ constexpr size_t kSmallestBlock = 8 * kLanes;
 
 void encode(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
     if (shape.block_size < kSmallestBlock) return HVD_SMALLER.encode(out, values, residual, shape, noise, scratch);
-#define HVD_CASE(BITS)                                                                                  \
-    case BITS:                                                                                          \
-        return noise ? encode_level<BITS, true>(out, values, residual, shape, noise, scratch)         \
-                     : encode_level<BITS, false>(out, values, residual, shape, noise, scratch);
+#define HVD_CASE(BITS)                                                                                \
+    case BITS:                                                                                        \
+        return noise && (BITS > 1 || !residual)                                                       \
+                   ? encode_level<BITS, true>(out, values, residual, shape, noise, scratch)           \
+                   : encode_level<BITS, false>(out, values, residual, shape, noise, scratch);
     HVD_EACH_LEVEL(HVD_CASE)
 #undef HVD_CASE
 }
@@ -475,12 +556,14 @@ void decode(Values values, Versions versions, Shape shape, void* scratch) {
 #undef HVD_CASE
 }
 
-void reduce(uint8_t* out, Versions versions, float* residual, Shape shape, const Noise* noise, void* scratch) {
-    if (shape.block_size < kSmallestBlock) return HVD_SMALLER.reduce(out, versions, residual, shape, noise, scratch);
-#define HVD_CASE(BITS)                                                                                  \
-    case BITS:                                                                                          \
-        return noise ? reduce_level<BITS, true>(out, versions, residual, shape, noise, scratch)         \
-                     : reduce_level<BITS, false>(out, versions, residual, shape, noise, scratch);
+void reduce(uint8_t* out, Versions versions, float* residual, size_t real, Shape shape, const Noise* noise, void* scratch) {
+    if (shape.block_size < kSmallestBlock)
+        return HVD_SMALLER.reduce(out, versions, residual, real, shape, noise, scratch);
+#define HVD_CASE(BITS)                                                                                \
+    case BITS:                                                                                        \
+        return noise && (BITS > 1 || !residual)                                                       \
+                   ? reduce_level<BITS, true>(out, versions, residual, real, shape, noise, scratch)   \
+                   : reduce_level<BITS, false>(out, versions, residual, real, shape, noise, scratch);
     HVD_EACH_LEVEL(HVD_CASE)
 #undef HVD_CASE
 }

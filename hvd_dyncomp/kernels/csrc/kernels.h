@@ -47,7 +47,7 @@ struct Shape {
     int bits;
 };
 
-// Versions of the same blocks, to be summed in this order; `factor` is multiplied into their steps.
+// Versions of the same blocks, to be summed in this order; `factor` is multiplied into their scales.
 struct Versions {
     const uint8_t* const* payloads;
     size_t count;
@@ -64,13 +64,13 @@ static inline size_t scratch_bytes(size_t block_size) {
 }
 
 // The operations of hvd_dyncomp/kernels/__init__.py. `residual` and `noise` may be null. Nothing needs to be aligned
-// but `scratch`.
+// but `scratch`. Of what is reduced the first `real` values count; the others are padding.
 struct Variant {
     const char* name;
     bool (*supported)();
     void (*encode)(uint8_t* out, Values, float* residual, Shape, const Noise* noise, void* scratch);
     void (*decode)(Values, Versions, Shape, void* scratch);
-    void (*reduce)(uint8_t* out, Versions, float* residual, Shape, const Noise* noise, void* scratch);
+    void (*reduce)(uint8_t* out, Versions, float* residual, size_t real, Shape, const Noise* noise, void* scratch);
 };
 
 extern const Variant kAvx512;

@@ -162,19 +162,20 @@ PyObject* py_decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// reduce(out, versions, residual, blocks, block_size, bits, noise)
+// reduce(out, versions, residual, real, blocks, block_size, bits, noise)
 PyObject* py_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (!has_arguments(count, 7)) return nullptr;
+    if (!has_arguments(count, 8)) return nullptr;
     uint8_t* out = (uint8_t*)PyLong_AsVoidPtr(args[0]);
     const Payloads payloads(args[1]);
     float* residual = (float*)PyLong_AsVoidPtr(args[2]);
-    const Shape shape = shape_of(args[3], args[4], args[5]);
-    const Randomness noise(args[6]);
+    const size_t real = PyLong_AsSize_t(args[3]);
+    const Shape shape = shape_of(args[4], args[5], args[6]);
+    const Randomness noise(args[7]);
     if (PyErr_Occurred()) return nullptr;
     const Scratch scratch(shape.block_size);
     if (!scratch.get()) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    in_use->reduce(out, payloads.with(1.0f), residual, shape, noise.get(), scratch.get());
+    in_use->reduce(out, payloads.with(1.0f), residual, real, shape, noise.get(), scratch.get());
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

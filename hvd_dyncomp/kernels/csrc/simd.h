@@ -64,6 +64,15 @@ HVD_INLINE Words lane_numbers() {
 // Bits of |x|. They order as |x| does, and a NaN is above every number.
 HVD_INLINE Ints magnitude(Floats x) { return (Ints)x & 0x7fffffff; }
 
+// a * b + c, rounded once or twice: for estimates only.
+HVD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__x86_64__) && HVD_LANES == 16
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+
 HVD_INLINE Doubles widen(HalfFloats x) { return __builtin_convertvector(x, Doubles); }
 
 #if defined(__x86_64__) && HVD_LANES == 16
