@@ -12,7 +12,7 @@ from collections.abc import Callable
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import BOUNDS, Compress, Linear, distribute, same_on_all_ranks, weights
+from problem import Compress, Linear, assert_close, distribute, level_of, same_on_all_ranks, weights
 from torch import Tensor, nn
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
@@ -274,16 +274,15 @@ def mixed_precision(compress):
     return [after - before for after, before in zip(weights(model), start, strict=True)]
 
 
-@pytest.mark.parametrize("bits", BOUNDS)
+@pytest.mark.parametrize("bits", [1, 4, 16, 32])
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_as_without_compression(name, bits):
     expected = SCENARIOS[name](lambda: hvd.Compression.none)
     got = SCENARIOS[name](lambda: DynamicQuantizer(Controller(Static(bits))))
-    for ours, theirs in zip(got, expected, strict=True):
-        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
-        # Small tensors are not compressed; but clipping scales them by what the norm of all is.
-        bound = BOUNDS[bits if ours.numel() >= 1024 or name == "clipping" else 32]
-        assert (ours - theirs).norm() <= bound * theirs.norm() + 1e-6, tuple(ours.shape)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        # Clipping scales small tensors, too, by what the norm of all is.
+        assert_close(mine, theirs, bits if name == "clipping" else level_of(mine, bits))
 
 
 def test_scalars_and_small_tensors_can_be_compressed_as_well():

@@ -16,7 +16,7 @@ Compress = Callable[[], object]  # makes what `hvd.DistributedOptimizer` takes a
 # Relative error that a tensor's sum of updates may have after one or a few steps, from Gaussian gradients. One step is
 # the worst: error feedback keeps the error of a sum from growing with it. At 1 bit a quantization leaves an error of
 # 0.60; the sum of four ranks' signs, quantized again, one of 0.80 (0.72 with three). Nothing at all would be 1.
-BOUNDS = {1: 0.9, 2: 0.6, 3: 0.4, 4: 0.3, 16: 1e-3, 32: 1e-5}
+BOUNDS = {1: 0.9, 2: 0.6, 3: 0.4, 4: 0.25, 16: 1e-4, 32: 1e-5}
 # How much of the expected sum must be in it: its projection. A code of least squared error that leaves an error of E
 # delivers 1 - E^2, which is 0.36 with four ranks at 1 bit.
 DELIVERED = 0.25
@@ -112,12 +112,12 @@ def ours(bits: int, **arguments) -> Compress:
     return lambda: DynamicQuantizer(controller, **arguments)
 
 
-def assert_close(got: Tensor, expected: Tensor, bits: int) -> None:
-    """Whether a tensor's sum of updates is the expected one, within what the level allows."""
-    assert got.shape == expected.shape and got.dtype == expected.dtype
+def assert_close(got: Tensor, expected: Tensor, bits: int, precision: float = 0.0) -> None:
+    """Whether a tensor's sum of updates is the expected one, within what the level allows, or the dtype's precision."""
+    assert got.shape == expected.shape
     got, expected = got.double(), expected.double()
     what = f"{bits} bits, shape {tuple(got.shape)}"
-    assert (got - expected).norm() <= BOUNDS[bits] * expected.norm() + 1e-6, what
+    assert (got - expected).norm() <= max(BOUNDS[bits], precision) * expected.norm() + 1e-6, what
     assert (got * expected).sum() >= DELIVERED * expected.square().sum(), what
 
 
