@@ -155,3 +155,31 @@ def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
     if rank == size - 1:
         assert torch.equal(after[bad], before[bad])
     assert problem.reduce(problem.draw(seed=3))["long"].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [1, 4, 16])
+def test_nans_on_several_ranks(bits, rank, size):
+    """Each in a block of its own, and all in one more: a block counts once, however many ranks have spoiled it."""
+    q = quantizer(bits)
+    problem = Problem(compression=q, names=["long"])
+    problem.reduce(problem.draw(seed=1))
+    before = q.state_dict()["residuals"]["long"]
+    wanted = problem.draw(seed=2)
+    wanted["long"][512 * rank + 17] = float("nan")
+    wanted["long"][512 * 6 + rank] = float("nan") if rank else float("inf")
+    # Infinities of both signs: a sum that is none, of blocks that are.
+    wanted["long"][512 * 8] = float("inf") if rank else -float("inf")
+    reduced = problem.reduce(wanted)["long"]
+    bad = torch.zeros(5000, dtype=torch.bool)
+    for block in [*range(size), 6, 8]:
+        bad[512 * block : 512 * (block + 1)] = True
+    assert torch.equal(reduced.isnan(), bad)
+    assert reduced[~bad].isfinite().all()
+    assert q.meter.total().nonfinite_blocks == size + 2
+    after = q.state_dict()["residuals"]["long"]
+    assert after.isfinite().all()
+    for block in (rank, 6, 8):
+        own = slice(512 * block, 512 * (block + 1))
+        assert torch.equal(after[own], before[own]), f"block {block}"
+    assert same_on_all_ranks([reduced], f"several.{bits}")
+    assert problem.reduce(problem.draw(seed=3))["long"].isfinite().all()
