@@ -130,6 +130,21 @@ def test_without_error_feedback_nothing_is_kept():
     assert q.state_dict()["residuals"] == {}
 
 
+def test_stochastic_rounding_is_independent_between_ranks_and_steps(rank, size):
+    gradient = torch.randn(50_000, generator=torch.Generator().manual_seed(1))
+
+    def two_steps(own):
+        problem = Problem(compression=quantizer(4, rounding="stochastic", error_feedback=False), names=["large"])
+        return [problem.reduce({"large": own})["large"] for _ in range(2)]
+
+    # If all ranks rounded alike, their mean would be what the first rounds to, when the sum is its own.
+    together, later = two_steps(gradient)
+    alone = two_steps(gradient * size if rank == 0 else torch.zeros(50_000))[0]
+    for other in (later, alone):
+        differs = ~torch.isclose(together, other, rtol=1e-3, atol=1e-4)
+        assert differs.double().mean() > 0.2
+
+
 def test_zeros_stay_zero():
     problem = Problem(compression=quantizer(1))
     zeros = {name: torch.zeros_like(p) for name, p in problem.parameters.items()}
