@@ -167,3 +167,14 @@ def test_the_level_is_fixed_while_gradients_are_in_flight():
         mean = exact_mean(wanted[name], f"mean.{name}")
         assert (p.grad.double() - mean).norm() <= 0.02 * mean.norm(), name
     assert set(q.meter.records) == {(0, 8)}
+
+
+def test_halves_travel_as_halves_again_when_no_residual_is_left(size):
+    """The first uncompressed step takes the residuals along, in float32; the next one has none to take."""
+    q = DynamicQuantizer(Controller(Schedule({0: 4, 1: 32})))
+    problem = Problem(names=["long"], dtype=torch.float16, compression=q)
+    for epoch in range(3):
+        problem.reduce(problem.draw(seed=epoch))
+        q.controller.step({})
+    sent = [q.meter.records[epoch, 32].uncompressed_bytes for epoch in (1, 2)]
+    assert sent[0] - sent[1] == pytest.approx(2 * 5000 * 2 * (size - 1) / size)
