@@ -51,12 +51,29 @@ class Job:
         reduced = self.problem.reduce(wanted)
         self.problem.step()
         state.step += 1
+        self.check_owed(wanted, reduced)
         # Roughly: error feedback owes something of earlier steps as well.
         mean = hvd.allreduce(wanted["long"], name="mean")
         assert (reduced["long"] - mean).norm() < 3 * mean.norm()
         assert same_on_all_ranks(self.problem.parameters.values(), "parameters"), f"replicas differ after {state.step}"
         levels = hvd.allgather_object((self.quantizer.bits, self.quantizer.state_dict()["steps"]), name="levels")
         assert len(set(levels)) == 1, levels
+
+    def check_owed(self, wanted: dict[str, torch.Tensor], reduced: dict[str, torch.Tensor]) -> None:
+        """What arrives, and what is owed afterwards, is what was put in, and what was owed at the last commit.
+
+        Not what the quantizer says that it has loaded: only the exchange shows what became of it. All of it is linear,
+        so it holds for sums over all values, wherever a shard begins.
+        """
+        put_in = total(wanted)
+        if self.committed:  # a worker that joins owes nothing, and what one owes that is gone is lost
+            then = torch.load(io.BytesIO(self.committed))[1]
+            # A residual is owed to the mean of that time; docs/design.md has the rule for a change of size.
+            put_in += owed(then) * then["factor"] * hvd.size()
+        sums = torch.tensor([put_in, owed(self.quantizer.state_dict())], dtype=torch.float64)
+        before, after = hvd.allreduce(sums, op=hvd.Sum, name="owed").tolist()
+        lost = before - after - hvd.size() * total(reduced)
+        assert abs(lost) < 2e-3, f"{lost} of {before} is neither delivered nor owed"
 
     def everything(self) -> bytes:
         """All that a step changes, but for this rank's number."""
@@ -74,6 +91,19 @@ class Job:
     def die_in_backward(self) -> None:
         """With some gradients handed out, and others not."""
         self.problem.parameters["odd"].register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def total(tensors: dict[str, torch.Tensor]) -> float:
+    return sum(tensor.double().sum().item() for tensor in tensors.values())
+
+
+def owed(quantizer: dict) -> float:
+    """Sum of all that a rank's residuals hold. There is one bucket; what lies behind its last value is padding."""
+    values = sum(residual.numel() for residual in quantizer["residuals"].values())
+    shards = {
+        name: shard["values"][: max(0, values - shard["first"])] for name, shard in quantizer["shard_residuals"].items()
+    }
+    return total(quantizer["residuals"]) + total(shards)
 
 
 def announce(hosts: Path, names: list[str]) -> None:

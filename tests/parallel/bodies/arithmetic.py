@@ -130,6 +130,21 @@ def test_without_error_feedback_nothing_is_kept():
     assert q.state_dict()["residuals"] == {}
 
 
+def test_stochastic_rounding_is_independent_between_ranks_and_steps(rank, size):
+    gradient = torch.randn(50_000, generator=torch.Generator().manual_seed(1))
+
+    def two_steps(own):
+        problem = Problem(compression=quantizer(4, rounding="stochastic", error_feedback=False), names=["large"])
+        return [problem.reduce({"large": own})["large"] for _ in range(2)]
+
+    # If all ranks rounded alike, their mean would be what the first rounds to, when the sum is its own.
+    together, later = two_steps(gradient)
+    alone = two_steps(gradient * size if rank == 0 else torch.zeros(50_000))[0]
+    for other in (later, alone):
+        differs = ~torch.isclose(together, other, rtol=1e-3, atol=1e-4)
+        assert differs.double().mean() > 0.2
+
+
 def test_zeros_stay_zero():
     problem = Problem(compression=quantizer(1))
     zeros = {name: torch.zeros_like(p) for name, p in problem.parameters.items()}
@@ -154,4 +169,32 @@ def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
     assert after.isfinite().all()
     if rank == size - 1:
         assert torch.equal(after[bad], before[bad])
+    assert problem.reduce(problem.draw(seed=3))["long"].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [1, 4, 16])
+def test_nans_on_several_ranks(bits, rank, size):
+    """Each in a block of its own, and all in one more: a block counts once, however many ranks have spoiled it."""
+    q = quantizer(bits)
+    problem = Problem(compression=q, names=["long"])
+    problem.reduce(problem.draw(seed=1))
+    before = q.state_dict()["residuals"]["long"]
+    wanted = problem.draw(seed=2)
+    wanted["long"][512 * rank + 17] = float("nan")
+    wanted["long"][512 * 6 + rank] = float("nan") if rank else float("inf")
+    # Infinities of both signs: a sum that is none, of blocks that are.
+    wanted["long"][512 * 8] = float("inf") if rank else -float("inf")
+    reduced = problem.reduce(wanted)["long"]
+    bad = torch.zeros(5000, dtype=torch.bool)
+    for block in [*range(size), 6, 8]:
+        bad[512 * block : 512 * (block + 1)] = True
+    assert torch.equal(reduced.isnan(), bad)
+    assert reduced[~bad].isfinite().all()
+    assert q.meter.total().nonfinite_blocks == size + 2
+    after = q.state_dict()["residuals"]["long"]
+    assert after.isfinite().all()
+    for block in (rank, 6, 8):
+        own = slice(512 * block, 512 * (block + 1))
+        assert torch.equal(after[own], before[own]), f"block {block}"
+    assert same_on_all_ranks([reduced], f"several.{bits}")
     assert problem.reduce(problem.draw(seed=3))["long"].isfinite().all()

@@ -1,5 +1,7 @@
 """The checks run on every rank; rank-dependent is only what they make so."""
 
+import os
+
 import horovod.torch as hvd
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def horovod() -> None:
     # Not at import: pytest may import this file when it collects the whole tree, in a process that is no rank.
+    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # so that a check may see what travels
     hvd.init()
     torch.set_num_threads(1)
 

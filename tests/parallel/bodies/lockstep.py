@@ -21,6 +21,7 @@ from hvd_dyncomp import (
     kernels,
 )
 from hvd_dyncomp.exchange import plan
+from hvd_dyncomp.exchange.base import Exchange
 
 
 class Failing(Policy):
@@ -209,11 +210,23 @@ def test_another_level_later(rank, request):
         problem.reduce(problem.draw(seed=2))
 
 
-def test_another_step_later(rank, request):
-    q = DynamicQuantizer(Controller(Static(4)))
+@pytest.mark.parametrize("bits", [4, 32])  # at 32 nothing but the handshake can tell
+def test_another_step_later(bits, rank, request):
+    q = DynamicQuantizer(Controller(Static(bits)))
     problem = after_a_step(request, compression=q)
     q._steps += rank == 1
     with pytest.raises(LockstepError, match="has step"):
+        problem.reduce(problem.draw(seed=2))
+
+
+def test_messages_of_an_earlier_step_from_one_rank(rank, request, monkeypatch):
+    """They are late, or come twice; the rank's handshake is that of the step."""
+    problem = after_a_step(request, compression=DynamicQuantizer(Controller(Static(4))))
+    make = Exchange.__init__
+    if rank == 1:
+        late = lambda self, *arguments, step, **others: make(self, *arguments, step=step - 1, **others)  # noqa: E731
+        monkeypatch.setattr(Exchange, "__init__", late)
+    with pytest.raises(LockstepError, match="has step|gave up"):
         problem.reduce(problem.draw(seed=2))
 
 
@@ -242,6 +255,32 @@ def test_a_slow_rank_does_not_block_the_backward_pass_of_the_others(rank):
     began = time.perf_counter()
     torch.stack([(p * wanted[n]).sum() for n, p in problem.parameters.items()]).sum().backward()
     assert time.perf_counter() - began < 2, "backward waited for rank 0"
+    problem.optimizer.synchronize()
+
+
+def test_buckets_travel_while_others_are_still_to_come():
+    """The mean is in the first gradient's memory before backward is over."""
+    problem = Problem(
+        names=["conv", "odd", "matrix", "long"], compression=DynamicQuantizer(Controller(Static(16)), bucket_bytes=1)
+    )
+    problem.reduce(problem.draw(seed=1))
+    wanted, order = problem.draw(seed=2), []
+    means = {name: hvd.allreduce(gradient, name=f"mean.{name}") for name, gradient in wanted.items()}
+
+    def before(name):
+        def hook(gradient):
+            order.append(name)
+            hvd.barrier()  # what has been sent until now has arrived
+
+        return hook
+
+    for name, parameter in problem.parameters.items():
+        parameter.register_hook(before(name))
+    problem.optimizer.zero_grad()
+    torch.stack([(p * wanted[n]).sum() for n, p in problem.parameters.items()]).sum().backward()
+    # One call finds the handshake agreed and sends; the next ones find what has come: the shard, then the mean.
+    first = order[0]
+    assert (problem.parameters[first].grad - means[first]).norm() <= 1e-3 * means[first].norm()
     problem.optimizer.synchronize()
 
 

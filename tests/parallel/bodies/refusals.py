@@ -1,5 +1,9 @@
 """What cannot work is refused, in a sentence, on every rank, before anything is sent."""
 
+import re
+import time
+from pathlib import Path
+
 import horovod.torch as hvd
 import pytest
 import torch
@@ -8,14 +12,36 @@ from problem import Problem
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 
 
-def test_adasum():
+def collectives(timeline: Path, last: str) -> list[str]:
+    """Names of what Horovod has done up to the collective `last`, by its own timeline."""
+    for _ in range(100):  # a thread writes it
+        names = re.findall(r'"process_name".*?"args": {"name": "(.*?)"}', timeline.read_text())
+        if last in names:
+            break
+        time.sleep(0.1)
+    return names[: names.index(last)]
+
+
+def test_adasum(rank, tmp_path):
+    """No gradient travels, neither by our collectives nor by Horovod's."""
     model = torch.nn.Linear(50, 50)
+    quantizer = DynamicQuantizer(Controller(Static(4)))
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), compression=DynamicQuantizer(), op=hvd.Adasum
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        named_parameters=[(f"adasum.{name}", p) for name, p in model.named_parameters()],
+        compression=quantizer,
+        op=hvd.Adasum,
     )
+    hvd.start_timeline(str(tmp_path / "timeline.json"))
     with pytest.raises(ValueError, match="Adasum"):
         model(torch.ones(1, 50)).sum().backward()
         optimizer.step()
+    assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))
+    if rank == 0:  # which is the one that writes
+        negotiated = collectives(tmp_path / "timeline.json", "allreduce.still alive")
+        assert not [name for name in negotiated if "adasum" in name], negotiated
+    hvd.stop_timeline()
+    assert quantizer.meter.total().sent_bytes == 0
 
 
 def test_a_second_optimizer():
