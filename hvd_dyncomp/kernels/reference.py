@@ -27,7 +27,7 @@ SMALLEST_SCALE = 2.0**-100
 LARGEST_VALUE = 2.0**127
 # What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a).
 # docs/math.md tells how the number was found.
-RESIDUAL_BOUND = 6.0
+RESIDUAL_BOUND = 2.0
 
 
 class Placement(NamedTuple):

@@ -177,7 +177,7 @@ HVD_INLINE float block_scale(const float* x, size_t count, size_t real, double* 
 
 // ---- gradient and residual -------------------------------------------------------------------------------------------
 
-constexpr double kResidualBound = 6.0;  // reference.RESIDUAL_BOUND
+constexpr double kResidualBound = 2.0;  // reference.RESIDUAL_BOUND
 
 // A quick look at the norms of a block's gradient and residual, for the passes that add them: whether the residual is
 // surely below its bound, as nearly all are. The exact comparison needs two sums over the tree.
