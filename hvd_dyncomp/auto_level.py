@@ -5,7 +5,7 @@ a few steps each, and the fastest serves until the controller moves or some epoc
 from one step to the next as a user feels it, on rank 0: the workers wait for each other in every step anyway.
 
 No collective is added. The schedule of a trial follows from the number of steps, which is the same on all ranks, and
-rank 0's choice rides in the handshake that every step has (`hvd_dyncomp.exchange.handshake`).
+rank 0's proposal rides in the handshake that every step has (`hvd_dyncomp.exchange.handshake`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from hvd_dyncomp.checks import shown, whole
+from hvd_dyncomp.checks import integer, shown
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 logger = logging.getLogger(__name__)
@@ -94,19 +94,21 @@ class AutoLevel:
         faster = [level for level, time in seconds.items() if time < limit]
         return min(faster, key=seconds.__getitem__) if faster else self._floor
 
-    def learn(self, choice: int) -> None:
+    def learn(self, proposal: int) -> None:
         """Takes over rank 0's verdict, from the handshake of a step that is over; 0 changes nothing.
 
         Raises:
             ValueError: it is no level that was tried.
         """
-        if not choice or self._chosen:
+        if not proposal or self._chosen:
             return
-        if choice not in self._schedule:
-            raise ValueError(f"rank 0 chose the level {choice}, which was not tried; tried were {set(self._schedule)}")
+        if proposal not in self._schedule:
+            raise ValueError(
+                f"rank 0 chose the level {proposal}, which was not tried; tried were {set(self._schedule)}"
+            )
         figures = ", ".join(f"{level} bits {1e3 * median(times):.1f} ms" for level, times in self._times.items())
-        logger.info("auto level: %s a step; %d bits from here on", figures, choice)
-        self._chosen = choice
+        logger.info("auto level: %s a step; %d bits from here on", figures, proposal)
+        self._chosen = proposal
         self._restart()
 
     def state_dict(self) -> dict[str, Any]:
@@ -122,7 +124,7 @@ class AutoLevel:
         try:
             floor, chosen = check_level("floor", state["floor"]), state["chosen"]
             chosen = None if chosen is None else check_level("chosen", chosen)
-            since = whole("since", state["since"], 0)
+            since = integer("since", state["since"], 0)
         except (KeyError, TypeError, ValueError) as error:
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"auto_level must come from a state_dict(), got {shown(state)}: {cause}") from error

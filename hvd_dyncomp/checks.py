@@ -52,7 +52,7 @@ def finite(name: str, value: Any, least: float = -math.inf) -> float:
     return plain
 
 
-def whole(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+def integer(name: str, value: Any, least: int, most: int = LARGEST) -> int:
     """A whole number from `least` to `most`.
 
     Raises:
@@ -77,7 +77,7 @@ def boolean(name: str, value: Any) -> bool:
     return value
 
 
-def choice(name: str, value: Any, choices: Collection[str]) -> str:
+def one_of(name: str, value: Any, choices: Collection[str]) -> str:
     """One of a few strings.
 
     Raises:

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from hvd_dyncomp.checks import choice, finite, shown, whole
+from hvd_dyncomp.checks import finite, integer, one_of, shown
 from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
-from hvd_dyncomp.transport import horovod as comm
+from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class Controller:
         if not isinstance(self.policy, Policy):
             raise TypeError(f"policy must be a Policy such as StepFunction(), got {shown(policy)}")
         _check_config(self.policy)
-        self.on_error = choice("on_error", on_error, ("raise", "hold"))
-        self.nan_patience = whole("nan_patience", nan_patience, 1)
+        self.on_error = one_of("on_error", on_error, ("raise", "hold"))
+        self.nan_patience = integer("nan_patience", nan_patience, 1)
         self.history: list[Record] = []
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
 
@@ -81,14 +81,14 @@ class Controller:
                 be used; the message has the cause and the rank.
             LockstepError: the ranks called with different metrics or epochs, or disagree about level or configuration.
         """
-        reports = comm.gather_json(self._report(metrics, epoch, num_samples), "hvd_dyncomp.controller.metrics")
+        reports = gather_json(self._report(metrics, epoch, num_samples), "hvd_dyncomp.controller.metrics")
         self._check_reports(reports)
         finished = reports[0]["epoch"]
         if finished < self.epoch:
             logger.warning("Controller.step: epoch %d was stepped before; nothing changes", finished)
             return self._bits
-        answer = self._decide(finished, _weighted_means(reports)) if comm.rank_and_size()[0] == 0 else None
-        answer = comm.gather_json(answer, "hvd_dyncomp.controller.decision")[0]
+        answer = self._decide(finished, _weighted_means(reports)) if HorovodTransport().rank == 0 else None
+        answer = gather_json(answer, "hvd_dyncomp.controller.decision")[0]
         if "error" in answer:
             raise ControllerError(answer["error"])
         record = Record(**answer)
@@ -100,7 +100,7 @@ class Controller:
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
         """What this rank tells the others. Never raises: a rank that raised here would leave them waiting."""
         try:
-            finished = whole("epoch", self.epoch if epoch is None else epoch, 0)
+            finished = integer("epoch", self.epoch if epoch is None else epoch, 0)
             weight, values = finite("num_samples", num_samples, 0), check_metrics(metrics)
         except Exception as error:  # noqa: BLE001  # user objects may raise anything when they are converted
             return {"error": f"{type(error).__name__}: {error}"}
@@ -150,7 +150,7 @@ class Controller:
         return Decision(self._bits, f"held: {', '.join(bad)} not finite"), False
 
     def _check_lockstep(self) -> None:
-        everyone = comm.gather_json(self._fingerprint(), "hvd_dyncomp.controller.lockstep")
+        everyone = gather_json(self._fingerprint(), "hvd_dyncomp.controller.lockstep")
         for rank, theirs in enumerate(everyone):
             if "error" in theirs:
                 raise ControllerError(f"the policy's config() failed on rank {rank}: {theirs['error']}")

@@ -16,10 +16,10 @@ from typing import Any
 
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.quantizer import DynamicQuantizer
-from hvd_dyncomp.transport import horovod as comm
+from hvd_dyncomp.transport import horovod
 
 
-class QuantizerHandler(comm.StateHandler):
+class QuantizerHandler(horovod.StateHandler):
     """Keeps a `DynamicQuantizer` in a `TorchState`."""
 
     def __init__(self, quantizer: DynamicQuantizer) -> None:
@@ -37,7 +37,7 @@ class QuantizerHandler(comm.StateHandler):
         self.value.sync()
 
 
-class ControllerHandler(comm.StateHandler):
+class ControllerHandler(horovod.StateHandler):
     """Keeps a `Controller` in a `TorchState`."""
 
     def __init__(self, controller: Controller) -> None:
@@ -51,8 +51,8 @@ class ControllerHandler(comm.StateHandler):
         self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
-        self.value.load_state_dict(comm.gather_json(self.value.state_dict(), "hvd_dyncomp.controller.sync")[0])
+        self.value.load_state_dict(horovod.gather_json(self.value.state_dict(), "hvd_dyncomp.controller.sync")[0])
 
 
-comm.register_state_handler(DynamicQuantizer, QuantizerHandler)
-comm.register_state_handler(Controller, ControllerHandler)
+horovod.register_state_handler(DynamicQuantizer, QuantizerHandler)
+horovod.register_state_handler(Controller, ControllerHandler)

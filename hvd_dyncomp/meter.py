@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from hvd_dyncomp.checks import finite, shown, whole
+from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.levels import check_level
 
 
@@ -50,7 +50,7 @@ class Traffic:
         for name in ("compressed_bytes", "uncompressed_bytes", "float32_bytes", "seconds"):
             finite(name, getattr(self, name), 0)
         for name in ("compressed_values", "nonfinite_blocks", "steps"):
-            whole(name, getattr(self, name), 0)
+            integer(name, getattr(self, name), 0)
 
     @property
     def sent_bytes(self) -> float:
@@ -91,14 +91,14 @@ class Meter:
         Raises:
             ValueError: it is no epoch, counted from 0, or no level.
         """
-        key = whole("epoch", epoch, 0), check_level("bits", bits)
+        key = integer("epoch", epoch, 0), check_level("bits", bits)
         if key not in self.records:
             self.records[key] = Traffic()
         return self.records[key]
 
     def epoch(self, epoch: int) -> Traffic:
         """The sum over the levels of one epoch. Raises ValueError if it is none."""
-        whole("epoch", epoch, 0)
+        integer("epoch", epoch, 0)
         return self._sum(lambda key: key[0] == epoch)
 
     def level(self, bits: int) -> Traffic:
@@ -131,7 +131,7 @@ class Meter:
         try:
             for row in state:
                 counts = {**row}
-                key = whole("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
+                key = integer("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
                 if key in meter.records:
                     raise ValueError(f"epoch and bits must be there once, got {key} twice")
                 meter.records[key] = Traffic(**counts)

@@ -6,22 +6,24 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from hvd_dyncomp.auto_level import AutoLevel
-from hvd_dyncomp.checks import boolean, choice, shown, whole
+from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange import residuals
-from hvd_dyncomp.exchange.binding import calling_optimizer, names_by_parameter
-from hvd_dyncomp.exchange.plan import Plan, Settings, agree
-from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.binding import names_by_parameter
+from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.step import FailedStep, Step
+from hvd_dyncomp.horovod_optimizer import compressor_of
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, allreduce_bytes
-from hvd_dyncomp.transport import horovod as comm
-from hvd_dyncomp.transport.horovod import Compressor, rank_and_size
+from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.horovod import Compressor, HorovodTransport
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class _Context(NamedTuple):
     """All that `decompress` needs for one tensor."""
 
     gradient: torch.Tensor
-    step: Step | None = None
+    step: Step | FailedStep | None = None
     compressed: bool = False
 
 
@@ -40,8 +42,9 @@ class DynamicQuantizer(Compressor):
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
-    One quantizer serves one optimizer, which it finds by itself; several quantizers may share a controller. Handed to
-    anything else (`hvd.allreduce(t, compression=...)`), it lets the tensor pass uncompressed and says so once.
+    One quantizer serves one optimizer, which it finds by itself at the first gradient, or is told of by `attach`;
+    several may share a controller. Handed to anything else (`hvd.allreduce(t, compression=...)`), a quantizer lets the
+    tensor pass uncompressed and says so once.
 
     How gradients travel is told in `hvd_dyncomp.exchange.base`. Gradients may be float16, bfloat16, float32 or float64,
     of any shape and strides; quantization and sums are done in float32.
@@ -50,10 +53,15 @@ class DynamicQuantizer(Compressor):
         controller: says at how many bits; default `Controller()`.
         named_parameters: (name, parameter) pairs, if the names in `state_dict` are to be others than the optimizer's.
         error_feedback: carry what quantization loses into the next step, for both quantizations of a value.
-        rounding: "nearest", or "stochastic": unbiased, reproducible from (seed, rank, step, element).
+        rounding: "nearest", or "stochastic": unbiased, reproducible from (seed, rank, step, element). 1 bit with error
+            feedback always rounds to nearest.
         block_size: values that share a scale, a power of two from 64 to 65536; the scale costs 32 / block_size bits a
             value.
         min_numel: tensors of fewer values (biases, batch norm) travel uncompressed.
+        skip: a function of a parameter's name and the parameter that says whether it travels uncompressed, too:
+            `skip=lambda name, parameter: "embedding" in name`. The same answers on all ranks.
+        fp16_uncompressed: tensors that are small or skipped travel as float16, as with `hvd.Compression.fp16`. (At 32
+            bits all others travel in their own dtype, whatever this says.)
         bucket_bytes: float32 bytes of gradients that are exchanged together.
         seed: for stochastic rounding.
         auto_level: take the controller's level as the least that quality allows, try the levels above it, 32 included,
@@ -61,6 +69,7 @@ class DynamicQuantizer(Compressor):
             Levels then depend on time, and a run cannot be repeated bit for bit.
         reprobe_epochs: with `auto_level`, epochs after which levels are tried again; so they are when the controller
             moves.
+        transport: who carries the bytes; default Horovod. For tests and simulations.
 
     Attributes:
         controller: see above.
@@ -69,10 +78,10 @@ class DynamicQuantizer(Compressor):
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type; at the first gradient: the optimizer's op
-            is not Average or Sum, or a second optimizer uses the same quantizer.
-        LockstepError: at the first gradient, on every rank: the ranks have other parameters or settings; later, from
-            the optimizer's step: they disagree about level or step. (Where a rank at 32 bits meets one that compresses,
-            Horovod's own error may come first.)
+            is not Average or Sum, or another optimizer uses the same quantizer.
+        LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have other parameters or
+            settings, or disagree about level or step. (Who calls `synchronize` by himself may see Horovod's own error
+            first, where a rank at 32 bits meets one that compresses.)
     """
 
     def __init__(
@@ -84,35 +93,35 @@ class DynamicQuantizer(Compressor):
         rounding: str = "nearest",
         block_size: int = 512,
         min_numel: int = 1024,
+        skip: Skip | None = None,
+        fp16_uncompressed: bool = False,
         bucket_bytes: int = 8 * 2**20,
         seed: int = 0,
         auto_level: bool = False,
         reprobe_epochs: int = 5,
+        transport: Transport | None = None,
     ) -> None:
+        self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
         self.controller = Controller() if controller is None else controller
         if not isinstance(self.controller, Controller):
             raise TypeError(f"controller must be a Controller, got {shown(controller)}")
         self._settings = Settings(
-            error_feedback=boolean("error_feedback", error_feedback),
-            block_size=whole("block_size", block_size, 64, 65536),
-            min_numel=whole("min_numel", min_numel, 1),
-            bucket_bytes=whole("bucket_bytes", bucket_bytes, 1),
-        )
-        if self._settings.block_size & (self._settings.block_size - 1):
-            raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(block_size)}")
-        stochastic = choice("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
-        seed = whole("seed", seed, 0)
+            error_feedback, block_size, min_numel, bucket_bytes, fp16_uncompressed, auto_level
+        ).checked()
+        if skip is not None and not callable(skip):
+            raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
+        stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
+        seed = integer("seed", seed, 0)
         self._seed = seed if stochastic else None
-        self._names = None if named_parameters is None else names_by_parameter(named_parameters)
+        names = None if named_parameters is None else names_by_parameter(named_parameters)
         self.meter = Meter()
-        reprobe_epochs = whole("reprobe_epochs", reprobe_epochs, 1)
-        self._auto = AutoLevel(reprobe_epochs) if boolean("auto_level", auto_level) else None
+        reprobe_epochs = integer("reprobe_epochs", reprobe_epochs, 1)
+        self._auto = AutoLevel(reprobe_epochs) if auto_level else None
+        self._transport = HorovodTransport() if transport is None else transport
+        if not isinstance(self._transport, Transport):
+            raise TypeError(f"transport must be a Transport, got {shown(transport)}")
+        self._lifecycle = Lifecycle(self._settings, names, skip, self._transport)
         self._steps = 0
-        self._plan: Plan | None = None
-        self._step: Step | None = None
-        self._loaded: Mapping[str, Any] | None = None
-        self._unsettled = False  # the ranks may have come apart: compare before the next step
-        self._callers: set[CodeType] = set()
         self._warned = False
 
     @property
@@ -120,31 +129,49 @@ class DynamicQuantizer(Compressor):
         """See the class."""
         return self.controller.bits if self._auto is None or self._auto.bits is None else self._auto.bits
 
-    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, _Context]:
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Says which optimizer to work for, instead of having it found at the first gradient.
+
+        Args:
+            optimizer: what `hvd.DistributedOptimizer(..., compression=this quantizer)` returned.
+
+        Raises:
+            ValueError: it is another optimizer, or cannot be used: its `op`, or a parameter without a name.
+        """
+        if compressor_of(optimizer) is not self:
+            raise ValueError(
+                "optimizer must be what hvd.DistributedOptimizer(..., compression=quantizer) returned for this "
+                f"quantizer, got {shown(optimizer)}"
+            )
+        self._lifecycle.attach(optimizer)
+
+    def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, _Context]:
         """Called by Horovod for every gradient; returns what Horovod is to reduce, and the context for `decompress`.
 
         A compressed gradient travels by this package's own asynchronous collectives. Horovod is left a ticket of one
-        float32 to reduce, so that its bookkeeping goes on.
+        float32 to reduce, so that its bookkeeping goes on. Never blocks: it is called within backward.
         """
         began = time.perf_counter()
+        if not isinstance(self, DynamicQuantizer):
+            raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
-        name = self._name_of(tensor)
-        if name is None or self._plan is None:
+        found = self._lifecycle.whose(self, tensor, sys._getframe(1), self._give_up)
+        if isinstance(self._lifecycle.state, Failed):
+            failed = self._lifecycle.state.step
+            return failed.pass_on(tensor), _Context(tensor, failed)
+        if found is None:
             self._note_uncompressed(tensor)
             return tensor, _Context(tensor)
-        # A gradient that comes a second time belongs to a new step: the old one was given up after an error, for
-        # instance because a worker died; who is there now has to introduce itself.
-        if self._step is None or name in self._step.submitted:
-            if self._step is not None or self._unsettled or self._plan.binding.outdated:
-                self._bind(self._plan.binding.optimizer)
-            self._step = self._begin_step(self._plan)
-        step, slot = self._step, self._plan.slots.get(name)
+        name, parameter = found
+        plan, step = self._stepping(name)
+        slot = plan.slots.get(name)
         step.submitted.add(name)
         if slot is None or step.bits == UNCOMPRESSED:
             wire, context = step.pass_uncompressed(tensor, slot), _Context(tensor, step)
         else:
-            wire, context = step.add(tensor, slot), _Context(tensor, step, True)
+            in_use = plan.binding.fresh(parameter) or bool(tensor.any())
+            wire, context = step.add(tensor, slot, in_use=in_use), _Context(tensor, step, True)
         step.traffic.seconds += time.perf_counter() - began
         return wire, context
 
@@ -161,32 +188,46 @@ class DynamicQuantizer(Compressor):
         if step is None:
             return tensor
         began = time.perf_counter()
-        if self._step is step:
-            self._step = None
+        self._lifecycle.end(step)
         step.collect()
+        if isinstance(step, FailedStep):  # it has raised
+            return tensor
         if self._auto is not None:
-            self._auto.learn(step.choice)
-        if not compressed and tensor is not gradient:
-            gradient.copy_(tensor)
+            self._auto.learn(step.proposal)
+        if not compressed:
+            if tensor is not gradient:
+                gradient.copy_(tensor)
+        elif tensor.is_cpu:
+            if not tensor.item():
+                gradient.zero_()  # nobody has used this parameter: not even rounding may move it
+        else:
+            gradient.masked_fill_((tensor == 0).view(()), 0)  # without waiting for the device
         step.traffic.seconds += time.perf_counter() - began
         return gradient
+
+    def drop_residuals(self) -> None:
+        """Forgets what has not been delivered yet: for who throws away the gradients of a step.
+
+        To be called on every rank, between steps: after `optimizer.synchronize()` or `optimizer.step()`.
+
+        Raises:
+            RuntimeError: gradients are in flight; nothing has changed then.
+        """
+        if isinstance(self._lifecycle.state, Stepping):
+            raise RuntimeError("drop_residuals must be called between steps, but gradients are in flight")
+        self._lifecycle.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
 
         Contains tensors, numbers, strings, lists and dicts only.
         """
-        if self._loaded is not None:
-            return dict(self._loaded)
-        binding = self._plan.binding if self._plan else None
+        # Last: what is owed may be a state that was loaded, whole, and these have moved on since.
         return {
+            **self._lifecycle.debts(),
             "steps": self._steps,
-            "rank": binding.rank if binding else 0,
-            "world_size": binding.world_size if binding else 1,
-            "factor": binding.factor if binding else 1.0,
             "meter": self.meter.state_dict(),
             "auto_level": self._auto and self._auto.state_dict(),
-            **residuals.export(self._plan.buckets if self._plan else []),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,7 +241,7 @@ class DynamicQuantizer(Compressor):
         """
         try:
             state = residuals.checked(state)
-            steps, meter = whole("steps", state["steps"], 0), Meter()
+            steps, meter = integer("steps", state["steps"], 0), Meter()
             meter.load_state_dict(state["meter"])
             if state.get("auto_level"):
                 AutoLevel(1).load_state_dict(state["auto_level"])
@@ -209,12 +250,9 @@ class DynamicQuantizer(Compressor):
             raise ValueError(
                 f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
             ) from error
-        if self._plan is not None:
-            residuals.check(self._plan.buckets, state, self._plan.binding.rank, self._plan.binding.world_size)
+        self._lifecycle.load(state)
         if self._auto is not None and state.get("auto_level"):
             self._auto.load_state_dict(state["auto_level"])
-        self._loaded, self._unsettled = state, True
-        self._step = None
         self._steps = steps
         self.meter.records = meter.records
 
@@ -224,66 +262,58 @@ class DynamicQuantizer(Compressor):
         Residuals are each rank's own: a worker that joins owes nothing.
         """
         mine = {"steps": self._steps, "auto_level": self._auto and self._auto.state_dict()}
-        first = comm.gather_json(mine, "hvd_dyncomp.quantizer.sync")[0]
-        self._steps, self._unsettled, self._step = first["steps"], True, None
-        if self._loaded is not None:
-            self._loaded = {**self._loaded, "steps": self._steps, "rank": None}
+        first = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")[0]
+        self._lifecycle.suspend()
+        self._steps = first["steps"]
         if self._auto is not None and first["auto_level"]:
             self._auto.load_state_dict(first["auto_level"])
 
-    def _name_of(self, tensor: torch.Tensor) -> str | None:
-        """Name of the parameter whose gradient this is. Binds to the calling optimizer when it is first needed."""
-        caller, plan = sys._getframe(2).f_code, self._plan
-        if plan is not None and caller in self._callers:
-            name = plan.binding.name_of_gradient(tensor)
-            if name is not None:
-                return name
-        # The first gradient, one that Horovod has made dense, or a tensor that came from elsewhere.
-        optimizer, parameter = calling_optimizer(self)
-        if optimizer is None:
-            return None
-        if plan is None:
-            plan = self._bind(optimizer)
-        elif plan.binding.optimizer is not optimizer:
-            raise ValueError(
-                "a DynamicQuantizer works for one optimizer, and this one has another already; "
-                "make one DynamicQuantizer per optimizer (they may share a controller)"
+    def __reduce__(self) -> tuple:
+        """A copy (pickle, copy.deepcopy) is unbound and owes what this one owes. Between steps only."""
+        if isinstance(self._lifecycle.state, Stepping):
+            raise RuntimeError("a DynamicQuantizer can be pickled between steps only, but gradients are in flight")
+        if self._arguments["named_parameters"] is not None:
+            raise TypeError(
+                "a DynamicQuantizer with named_parameters cannot be pickled: they are this process's own; hand them to "
+                "hvd.DistributedOptimizer instead"
             )
-        self._callers.add(caller)
-        # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
-        name = plan.binding.name_of_gradient(tensor)
-        return name if name is not None or parameter is None else plan.binding.name_of(parameter)
+        return _copy, (self.controller, self._arguments, {**self.state_dict(), "rank": None})
 
-    def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:
-        """Agrees with the other ranks about a plan: at first, and when other ranks or another state may be there."""
-        if self._plan is not None and self._loaded is None:
-            # A rank may have got another number; what it owes is still its own.
-            self._loaded = {**self.state_dict(), "rank": None}
-        about = {"bits": self.controller.bits, "steps so far": self._steps, "auto_level": self._auto is not None}
-        self._plan = agree(optimizer, self._names, self._settings, self._loaded, about)
-        self._loaded, self._unsettled = None, False
-        return self._plan
+    def _give_up(self, error: Exception, transport: Transport, label: str) -> FailedStep:
+        return FailedStep(
+            error,
+            transport=transport,
+            label=label,
+            number=self._steps,
+            bits=self.bits,
+            min_numel=self._settings.min_numel,
+        )
 
-    def _begin_step(self, plan: Plan) -> Step:
-        """Fixes the level for all gradients until they have been collected."""
+    def _stepping(self, name: str) -> tuple[Plan, Step]:
+        """The step in flight; a new one when there is none, or when a gradient comes that it has already."""
+        state = self._lifecycle.state
+        if isinstance(state, Stepping) and name not in state.step.submitted:
+            return state.plan, state.step
+        plan: Plan = self._lifecycle.plan  # type: ignore[assignment]  # whose gradient it is was known
         # A process set of one worker has nobody to send to.
-        bits = self.controller.bits if plan.binding.world_size > 1 else UNCOMPRESSED
+        bits = self.controller.bits if plan.transport.size > 1 else UNCOMPRESSED
         if self._auto is not None:
             bits = self._auto.begin_step(bits, self.controller.epoch, time.monotonic())
         step = Step(
-            plan.binding,
-            plan.buckets,
+            plan,
             bits=bits,
-            choice=self._auto.verdict if self._auto is not None else 0,
+            proposal=self._auto.verdict if self._auto is not None else 0,
             number=self._steps,
             seed=self._seed,
+            fresh=plan.binding.fresh(),
             traffic=self.meter.at(self.controller.epoch, bits),
         )
         self._steps += 1
-        return step
+        self._lifecycle.begin(step)
+        return plan, step
 
     def _note_uncompressed(self, tensor: torch.Tensor) -> None:
-        world_size = rank_and_size()[1]
+        world_size = self._transport.size
         traffic = self.meter.at(self.controller.epoch, UNCOMPRESSED)
         traffic.uncompressed_bytes += allreduce_bytes(tensor.numel() * tensor.element_size(), world_size)
         traffic.float32_bytes += allreduce_bytes(tensor.numel() * 4, world_size)
@@ -294,3 +324,9 @@ class DynamicQuantizer(Compressor):
                 "was passed outside one travels uncompressed",
                 tuple(tensor.shape),
             )
+
+
+def _copy(controller: Controller, arguments: dict[str, Any], state: dict[str, Any]) -> DynamicQuantizer:
+    quantizer = DynamicQuantizer(controller, **arguments)
+    quantizer.load_state_dict(state)
+    return quantizer

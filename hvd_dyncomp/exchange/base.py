@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket, Slot
 from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, header_tensor, noise_for
 from hvd_dyncomp.kernels import Noise
-from hvd_dyncomp.transport import horovod as comm
+from hvd_dyncomp.transport.base import Transport
+
+Ready = Callable[[Any], bool]  # of a transport's handle: may it be waited for?
 
 
 class Exchange(ABC):
@@ -27,17 +30,20 @@ class Exchange(ABC):
         step: number of the step, the same on all ranks.
         factor: what the sum over ranks is multiplied by (1/N for a mean).
         seed: for stochastic rounding; None rounds to nearest.
-        process_set: Horovod's, of the optimizer.
+        transport: who carries the messages.
 
     Attributes:
+        gradients: what has been added, by slot.
         sent_bytes: what this rank sends for the exchange, headers and scales included.
         nonfinite_blocks: blocks of the result that are not finite, because some rank's values were not.
     """
 
-    def __init__(self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, process_set) -> None:
+    def __init__(
+        self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, transport: Transport
+    ) -> None:
         self._bucket, self._bits, self._step, self._factor = bucket, bits, step, factor
-        self._seed, self._process_set = seed, process_set
-        self._gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
+        self._seed, self._transport = seed, transport
+        self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self._values: list[torch.Tensor] = []
         self._missing = len(bucket.slots)
         self._where = f"bucket {bucket.name}"
@@ -47,11 +53,15 @@ class Exchange(ABC):
         self._error: Exception | None = None
         self.sent_bytes = self.nonfinite_blocks = 0
 
-    def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Takes one parameter's gradient, of any strides and floating dtype; with the last one, all are quantized."""
-        self._gradients[slot.index] = gradient
+    def add(self, slot: Slot, gradient: torch.Tensor, *, at_once: bool) -> None:
+        """Takes one parameter's gradient, of any strides and floating dtype.
+
+        Args:
+            at_once: with the last one, quantize all; otherwise not before `start`.
+        """
+        self.gradients[slot.index] = gradient
         self._missing -= 1
-        if not self._missing:
+        if at_once and not self._missing:
             self._outgoing = self._quantize()
 
     def start(self) -> None:
@@ -66,7 +76,7 @@ class Exchange(ABC):
         self._outgoing = None
 
     def _quantize(self) -> tuple[torch.Tensor, list[int]]:
-        for slot, gradient in zip(self._bucket.slots, self._gradients, strict=True):
+        for slot, gradient in zip(self._bucket.slots, self.gradients, strict=True):
             if gradient is None:
                 value = torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
             else:  # both leave a contiguous float32 tensor as it is
@@ -84,9 +94,9 @@ class Exchange(ABC):
         """
         if self._error is not None or (self._missing and not self._started):
             return False
-        self.start()
         try:
-            self._move(comm.poll)
+            self.start()
+            self._move(self._transport.poll)
         except Exception as error:  # noqa: BLE001  # raised again by deliver()
             self._error = error
         return self._delivered
@@ -116,15 +126,27 @@ class Exchange(ABC):
         """Starts the first collective, with what `_encode` has returned."""
 
     @abstractmethod
-    def _move(self, ready: Callable[[int], bool]) -> None:
+    def _move(self, ready: Ready) -> None:
         """Does everything whose collective is `ready`, up to `_write_back`."""
 
     def _write_back(self) -> None:
         """To be called when `_values` hold what was received."""
-        for gradient, value in zip(self._gradients, self._values, strict=True):
+        for gradient, value in zip(self.gradients, self._values, strict=True):
             if gradient is not None and gradient is not value:
-                gradient.copy_(value)
-        self._gradients, self._values, self._delivered = [], [], True
+                gradient.copy_(self._representable(value, gradient.dtype))
+        self.gradients, self._values, self._delivered = [], [], True
+
+    def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Codes of few bits overshoot: what float16 could hold before is not to become infinite by that.
+
+        A mean of float16 values can always be held. A sum that is more than twice too large for float16 is no
+        overshoot, and becomes infinite, as it would uncompressed: gradient scalers rely on it.
+        """
+        if dtype is not torch.float16:
+            return value
+        most = torch.finfo(dtype).max
+        clipped = value.clamp(-most, most)
+        return clipped if self._factor < 1 else torch.where(value.abs() <= 2 * most, clipped, value)
 
     def _message(self, phase: Phase, counts: list[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
         """Room for one message per entry of `counts` (blocks), headers written.
@@ -146,7 +168,7 @@ class Exchange(ABC):
         return noise_for(self._seed, self._bucket.rank, self._step, f"{self._bucket.name}/{phase.name}")
 
     def _header(self, phase: Phase, blocks: int) -> Header:
-        return Header(WIRE_VERSION, phase, self._bits, 0, self._bucket.plan, self._step & 0xFFFFFFFF, blocks)
+        return Header(WIRE_VERSION, phase, self._bits, 0, self._bucket.composition, self._step & 0xFFFFFFFF, blocks)
 
     def _name(self, phase: Phase) -> str:
         return f"hvd_dyncomp.{self._bucket.name}.{phase.name.lower()}"

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp.exchange.codec import checksum, message_bytes, shard_bounds
+from hvd_dyncomp.exchange.settings import Skip
+from hvd_dyncomp.kernels import bounded
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,12 @@ class Bucket:
         slots: its parameters, in order.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
-        sharded: whether ranks reduce a shard each (`ShardedExchange`), or all of it (`WholeExchange`).
+        sharded: whether ranks reduce a shard each (`ShardedExchange`), or all of it (`PairExchange`).
         bounds: first block of each rank's shard, and the end.
         shards: blocks of each rank's shard.
         tickets: per slot, (1,) float32, zero: what Horovod reduces in the gradient's place.
         layout: checksum over parameters and block size: where which value is.
-        plan: checksum over everything that the ranks must agree about, which is layout and world size.
+        composition: checksum over everything that the ranks must agree about, which is layout and world size.
         residuals: what error feedback carries; None without it.
         carries: whether the residuals may be non-zero.
     """
@@ -77,7 +79,7 @@ class Bucket:
         self.tickets = [torch.zeros(1, dtype=torch.float32, device=device) for _ in slots]
         content = [(slot.name, slot.shape) for slot in slots]
         self.layout = checksum(f"{content} block_size={block_size}")
-        self.plan = checksum(f"{content} block_size={block_size} world_size={world_size}")
+        self.composition = checksum(f"{content} block_size={block_size} world_size={world_size}")
         self.residuals: Residuals | None = None
         self.carries = False
         if error_feedback:
@@ -102,33 +104,49 @@ class Bucket:
             self.carries = True
 
     def release_residuals(self) -> None:
-        """Gathers all that is undelivered in `residuals.own`, from where `take_residual` hands it out."""
-        if self.residuals is not None:
-            if self.sharded:
-                # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
-                self.residuals.own[self.own_range] += self.residuals.shard
-                self.residuals.shard.zero_()
-            self.keep_residuals()
+        """Gathers all that is undelivered in `residuals.own`, from where `with_residual` hands it out."""
+        if self.residuals is not None and self.carries and self.sharded:
+            # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
+            self.residuals.own[self.own_range] += self.residuals.shard
+            self.residuals.shard.zero_()
 
-    def take_residual(self, slot: Slot) -> torch.Tensor | None:
-        """The residual of one parameter, of its shape, which is then zero here; None if there is none."""
+    def with_residual(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+        """A parameter's gradient plus its residual, in the gradient's dtype; the residual is then zero here."""
         if self.residuals is None or not self.carries:
-            return None
-        taken = self.residuals.own[slot.range].clone().view(slot.shape)
-        self.residuals.own[slot.range] = 0
-        return taken
+            return gradient
+        residual = self.residuals.own[slot.range].view(slot.shape)
+        total = gradient + bounded(residual, gradient)
+        residual.zero_()
+        if gradient.dtype is torch.float16:
+            limits = torch.finfo(torch.float16)
+            total = total.clamp_(limits.min, limits.max)
+        return total.to(gradient.dtype)
+
+    def drop_residuals(self) -> None:
+        """Owes nothing any more."""
+        if self.residuals is not None:
+            self.residuals.own.zero_()
+            self.residuals.shard.zero_()
+        self.carries = False
 
 
 def make_buckets(
-    parameters: list[tuple[str, torch.Tensor]], *, min_numel: int, bucket_bytes: int, **common
+    parameters: list[tuple[str, torch.Tensor]],
+    *,
+    min_numel: int,
+    bucket_bytes: int,
+    skip: Skip | None = None,
+    **common,
 ) -> tuple[list[Bucket], dict[str, Slot]]:
     """Fills buckets with parameters, last parameter first: backward produces gradients roughly in that order.
 
-    Parameters of fewer than `min_numel` values, and complex ones, stay out. A bucket ends when another parameter would
-    take it over `bucket_bytes` bytes of float32, or when the device changes; a parameter is never divided.
+    Parameters of fewer than `min_numel` values, complex ones, and those that `skip` says, stay out. A bucket ends when
+    another parameter would take it over `bucket_bytes` bytes of float32, or when the device changes; a parameter is
+    never divided.
 
     Args:
         parameters: (unique name, parameter), in the same order on every rank.
+        skip: says of a name and a parameter that it is to stay out.
         common: passed to every `Bucket`.
 
     Returns:
@@ -137,7 +155,7 @@ def make_buckets(
     groups: list[tuple[torch.device, list[Slot]]] = []
     for name, parameter in reversed(parameters):
         numel = parameter.numel()
-        if numel < min_numel or not parameter.is_floating_point():
+        if numel < min_numel or not parameter.is_floating_point() or (skip is not None and skip(name, parameter)):
             continue
         device, slots = groups[-1] if groups else (None, [])
         start = slots[-1].start + slots[-1].numel if slots else 0

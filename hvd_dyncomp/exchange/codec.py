@@ -2,7 +2,8 @@
 
 A message is a header of 16 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
 rank s sends to every rank r one message with its version of shard r; in the gather phase rank r sends to everyone one
-message with the reduced shard r. Two workers need one phase only, in which each sends all blocks to the other.
+message with the reduced shard r. Two workers need one phase only, in which each sends all blocks to the other. Before
+any of them, all ranks send greetings.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from hvd_dyncomp.kernels import Noise, block_bytes
 
 WIRE_VERSION = 3
 
-# version, phase, bits, choice, plan, step, blocks; little-endian
+# version, phase, bits, proposal, composition, step, blocks (greetings: flags); little-endian
 _HEADER = struct.Struct("<BBBBIII")
 HEADER_BYTES = _HEADER.size
 
@@ -28,27 +29,26 @@ HEADER_BYTES = _HEADER.size
 class Phase(IntEnum):
     """What a message is for.
 
-    SCATTER and GATHER are the halves of an exchange; WHOLE is both in one, between two workers. A HANDSHAKE begins a
-    step, an ABORT stands in for the gather message of a rank that could not reduce its shard; both are headers without
-    blocks.
+    SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A HANDSHAKE begins a
+    step, an ABORT stands in for the gather message of a rank that could not reduce its shard; both have no blocks.
     """
 
     SCATTER = 0
     GATHER = 1
     HANDSHAKE = 2
     ABORT = 3
-    WHOLE = 4
+    PAIR = 4
 
 
 class Header(NamedTuple):
-    """What sender and receiver must agree about.
+    """What sender and receiver of a message must agree about.
 
     Attributes:
         version: of the wire format.
         phase: see `Phase`.
         bits: level of the blocks.
-        choice: in rank 0's handshake, the level that it wants from the next step on (`auto_level`); otherwise 0.
-        plan: checksum of the bucket's composition (names, shapes, block size, world size).
+        proposal: always 0.
+        composition: checksum of the bucket's parameters (names, shapes), block size and world size.
         step: the exchange's number, modulo 2^32.
         blocks: blocks that follow.
     """
@@ -56,17 +56,57 @@ class Header(NamedTuple):
     version: int
     phase: int
     bits: int
-    choice: int
-    plan: int
+    proposal: int
+    composition: int
     step: int
     blocks: int
 
     def to_bytes(self) -> bytes:
-        return _HEADER.pack(self.version, self.phase, self.bits, self.choice, self.plan, self.step, self.blocks)
+        return _HEADER.pack(*self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Header:
         return cls(*_HEADER.unpack(data))
+
+
+class Greeting(NamedTuple):
+    """What a rank tells all others when a step begins; as long as a header, and read like one.
+
+    Attributes:
+        version: of the wire format.
+        phase: HANDSHAKE.
+        bits: level of the step; 32 means uncompressed.
+        proposal: on rank 0, the level that it wants from the next step on (`auto_level`); otherwise 0.
+        composition: checksum of all parameters, settings and world size.
+        step: its number, modulo 2^32.
+        flags: see `Flag`.
+    """
+
+    version: int
+    phase: int
+    bits: int
+    proposal: int
+    composition: int
+    step: int
+    flags: int
+
+    def to_bytes(self) -> bytes:
+        return _HEADER.pack(*self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Greeting:
+        return cls(*_HEADER.unpack(data))
+
+
+class Flag(IntFlag):
+    """In a greeting.
+
+    FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
+    will say why.
+    """
+
+    FRESH = 1
+    FAILED = 2
 
 
 def message_bytes(blocks: int, bits: int, block_size: int) -> int:

@@ -2,68 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from hvd_dyncomp.errors import JOINED, LockstepError
-from hvd_dyncomp.exchange.binding import Binding
-from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, check_header, checksum, header_tensor
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, Flag, Greeting
+from hvd_dyncomp.exchange.introduction import Introduction
 from hvd_dyncomp.meter import allreduce_bytes
-from hvd_dyncomp.transport import horovod as comm
+from hvd_dyncomp.transport.base import Transport
 
 
 class Handshake:
-    """16 bytes from every rank to every rank: level, step, a checksum of all buckets, and rank 0's choice of a level.
+    """16 bytes from every rank to every rank: its greeting. If they differ, the ranks tell each other everything.
 
     It goes out with the first gradient. It is the same collective whatever the ranks disagree about; without it, a rank
     at 4 bits would wait for ever for the scatter of one at 32. And it is an allreduce, a sum to which every rank adds
     zeros for the others: the only collective that Horovod completes when a rank has left by `hvd.join()`, whose own
     place then remains zero.
+
+    Args:
+        transport: among the ranks of the optimizer.
+        label: the optimizer's, in the names of collectives.
+        greeting: this rank's.
+        about: all that the ranks must agree about, in words (`introduction`); called when the greetings differ.
     """
 
-    def __init__(self, buckets: list[Bucket], *, bits: int, choice: int, step: int, binding: Binding) -> None:
-        plan = checksum(" ".join(f"{bucket.plan:08x}" for bucket in buckets))
-        blocks = sum(bucket.blocks for bucket in buckets)
-        choice = choice if binding.rank == 0 else 0
-        self._mine = Header(WIRE_VERSION, Phase.HANDSHAKE, bits, choice, plan, step & 0xFFFFFFFF, blocks & 0xFFFFFFFF)
-        # Named like the gradients themselves: the same on all ranks, and no other optimizer's.
-        self._world_size, self._name = binding.world_size, f"hvd_dyncomp.{binding.named[0][0]}.handshake"
-        self._places = torch.zeros(binding.world_size, HEADER_BYTES, dtype=torch.uint8)
-        self._places[binding.rank] = header_tensor(self._mine, torch.device("cpu"))
-        self._handle = comm.start_sum(self._places.view(torch.int64), self._name, binding.process_set)
-        self._outcome: int | Exception | None = None
+    def __init__(
+        self, transport: Transport, label: str, greeting: Greeting, about: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._transport, self._mine, self._about = transport, greeting, about
+        self._name = f"hvd_dyncomp.{label}"
+        self._places = torch.zeros(transport.size, HEADER_BYTES, dtype=torch.uint8)
+        self._places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
+        self._handle = transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
+        self._greetings: list[Greeting] = []
+        self._introduction: Introduction | None = None
+        self._error: Exception | None = None
 
     @property
     def sent_bytes(self) -> int:
         """What this rank sends for it."""
-        return int(allreduce_bytes(self._places.numel(), self._world_size))
+        return int(allreduce_bytes(self._places.numel(), self._transport.size))
 
     def agreed(self) -> bool:
         """Whether all ranks are known by now to do the same thing. Neither blocks nor raises."""
-        if self._outcome is None and comm.poll(self._handle):
-            self._outcome = self._compare()
-        return isinstance(self._outcome, int)
+        if not self._greetings and self._error is None:
+            self._receive(self._transport.poll)
+        return bool(self._greetings) and self._introduction is None and self._error is None
 
-    def check(self) -> int:
-        """Waits for all ranks' messages and compares them. Returns rank 0's choice.
+    def anyone(self, flag: Flag) -> bool:
+        """Whether a rank has raised `flag`; False before the greetings are known."""
+        return any(greeting.flags & flag for greeting in self._greetings)
+
+    def check(self) -> list[Greeting]:
+        """Waits for all ranks' greetings; returns them, in rank order. Blocking: never to be called within backward.
 
         Raises:
             LockstepError: a rank differs; the text names the rank and what differs.
         """
-        if self._outcome is None:
-            self._outcome = self._compare()
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+        if not self._greetings and self._error is None:
+            self._receive(lambda handle: True)
+        if self._error is None and self._introduction is not None:
+            try:
+                self._introduction.finish()
+            except Exception as error:  # noqa: BLE001  # raised again each time that somebody asks
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._greetings
 
-    def _compare(self) -> int | Exception:
+    def _receive(self, ready: Callable[[Any], bool]) -> None:
+        """Reads the greetings. If they differ, starts the introduction: all ranks come to the same conclusion."""
         try:
-            comm.wait(self._handle)
-            choice = Header.from_bytes(self._places[0].numpy().tobytes()).choice
-            for rank, message in enumerate(self._places):
-                if not message.any():
+            if not ready(self._handle):
+                return
+            self._transport.wait(self._handle)
+            messages = [place.numpy().tobytes() for place in self._places]
+            for rank, message in enumerate(messages):
+                if not any(message):
                     raise LockstepError(f"{self._name}: rank {rank} takes no part in this step: {JOINED}")
-                check_header(message, self._mine._replace(choice=choice if rank == 0 else 0), rank, self._name)
+            self._greetings = [Greeting.from_bytes(message) for message in messages]
+            first = _comparable(self._greetings[0])
+            if self.anyone(Flag.FAILED) or any(_comparable(greeting) != first for greeting in self._greetings):
+                self._introduction = Introduction(self._transport, self._name, self._about())
         except Exception as error:  # noqa: BLE001  # raised by check()
-            return error
-        return choice
+            self._error = error
+
+
+def _comparable(greeting: Greeting) -> Greeting:
+    return greeting._replace(proposal=0, flags=0)

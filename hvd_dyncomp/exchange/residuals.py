@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.checks import boolean, finite, shown, whole
+from hvd_dyncomp.checks import boolean, finite, integer, shown
 from hvd_dyncomp.exchange.buckets import Bucket, Residuals
 
 logger = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"state must be a mapping, got {shown(state)}")
     # A copy, because it is put back at the first gradient only, and its owner may go on with it before.
     own = copy.deepcopy(dict(state))
-    size = whole("world_size", own["world_size"], 1)
+    size = integer("world_size", own["world_size"], 1)
     if own["rank"] is not None:
-        whole("rank", own["rank"], 0, size - 1)
+        integer("rank", own["rank"], 0, size - 1)
     if finite("factor", own["factor"]) <= 0:
         raise ValueError(f"factor must be more than 0, got {shown(own['factor'])}")
     for name, values in dict(own["residuals"]).items():
@@ -61,8 +61,8 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         _check_values(f"the shard residuals of {name!r}", shard["values"])
         if shard["values"].dim() != 1:
             raise ValueError(f"the shard residuals of {name!r} must have one dimension, got {shown(shard['values'])}")
-        whole("layout", shard["layout"], 0)
-        whole("first", shard["first"], 0)
+        integer("layout", shard["layout"], 0)
+        integer("first", shard["first"], 0)
         boolean("carries", shard["carries"])
     return own
 
@@ -108,7 +108,8 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
 
     A residual r is owed to the result as factor * r. Where the number of workers has changed, and with it the factor,
     r is scaled so that what is owed stays what it was; a shard's residual, whose shard is no more, joins the residuals
-    of its own rank, from where it arrives once as well. `launch/simulate_resize.py` compares this with other rules.
+    of its own rank, from where it arrives once as well. `launch/study.py --simulate resize` compares this with other
+    rules.
 
     Args:
         factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
@@ -147,4 +148,3 @@ def _restore_shard(bucket: Bucket, into: Residuals, saved: Mapping[str, Any] | N
         own_shard.copy_(values)
     else:
         own[first : first + values.numel()] += values.to(own.device)
-        own[bucket.values :] = 0  # padding owes nothing

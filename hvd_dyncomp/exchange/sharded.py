@@ -10,21 +10,20 @@ Whatever the number of workers N, a value costs a worker 2(N-1)/N * bits on the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.base import Exchange
+from hvd_dyncomp.exchange.base import Exchange, Ready
 from hvd_dyncomp.exchange.codec import Phase, count_nonfinite, header_tensor, split_messages
-from hvd_dyncomp.transport import horovod as comm
 
 
 class ShardedExchange(Exchange):
     """See the module."""
 
-    _scatter: int | None = None
-    _gather: int | None = None
+    _scatter: Any = None
+    _gather: Any = None
 
     def forward(self) -> None:
         super().forward()
@@ -44,10 +43,10 @@ class ShardedExchange(Exchange):
 
     def _send(self, messages: torch.Tensor, lengths: list[int]) -> None:
         self.sent_bytes += messages.numel() - lengths[self._bucket.rank]
-        self._scatter = comm.start_alltoall(messages, lengths, self._name(Phase.SCATTER), self._process_set)
+        self._scatter = self._transport.alltoall(messages, lengths, self._name(Phase.SCATTER))
 
-    def _move(self, ready: Callable[[int], bool]) -> None:
-        if self._gather is None and ready(self._scatter):  # type: ignore[arg-type]  # set by _send
+    def _move(self, ready: Ready) -> None:
+        if self._gather is None and ready(self._scatter):
             self._reduce()
         if not self._delivered and self._gather is not None and self._error is None and ready(self._gather):
             self._decode()
@@ -57,14 +56,14 @@ class ShardedExchange(Exchange):
 
         The others wait for it: if there can be none, they are told, and the error is kept for `deliver`.
         """
-        received = comm.wait(self._scatter)  # type: ignore[arg-type]
+        received = self._transport.wait(self._scatter)
         try:
             message = self._reduced(received)
         except Exception as error:  # noqa: BLE001
             self._error = error
             message = header_tensor(self._header(Phase.ABORT, 0), self._bucket.device)
         self.sent_bytes += message.numel() * (self._bucket.world_size - 1)
-        self._gather = comm.start_allgather(message, self._name(Phase.GATHER), self._process_set)
+        self._gather = self._transport.allgather(message, self._name(Phase.GATHER))
 
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:
         bucket = self._bucket
@@ -86,7 +85,7 @@ class ShardedExchange(Exchange):
     def _decode(self) -> None:
         bucket = self._bucket
         expected = [self._header(Phase.GATHER, count) for count in bucket.shards]
-        shards = split_messages(comm.wait(self._gather), expected, bucket.block_size, self._where)  # type: ignore[arg-type]
+        shards = split_messages(self._transport.wait(self._gather), expected, bucket.block_size, self._where)
         for shard, block in zip(shards, bucket.bounds, strict=False):
             first = block * bucket.block_size
             kernels.decode_into(self._values, [shard], first=first, factor=self._factor, **self._format)

@@ -3,94 +3,116 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Sequence
 
 import torch
 
+from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.base import Exchange
-from hvd_dyncomp.exchange.binding import Binding
-from hvd_dyncomp.exchange.buckets import Bucket, Slot
+from hvd_dyncomp.exchange.buckets import Slot
+from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.pair import PairExchange
+from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.sharded import ShardedExchange
-from hvd_dyncomp.exchange.whole import WholeExchange
+from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
+from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
-
-# What Horovod's allreduce takes on CPUs.
-_HOROVOD_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 class Step:
     """The gradients of one step, from the first `compress` to the last `decompress`.
 
+    Everything that does not have to wait is also done in the background: what other ranks wait for must go out while
+    this one is busy with something else, such as another optimizer's step.
+
     Args:
-        binding: the optimizer.
-        buckets: its buckets.
+        plan: what travels where.
         bits: the level of the step; what the controller does meanwhile concerns the next one.
-        choice: for the handshake.
+        proposal: for the handshake.
         number: of the step, the same on all ranks.
         seed: for stochastic rounding, or None.
+        fresh: whether backward has run since the last exchange.
         traffic: where its bytes are counted.
 
     Attributes:
         submitted: names of the parameters whose gradients have come.
-        choice: rank 0's, once `collect` has been called.
+        proposal: rank 0's, once `collect` has been called.
     """
 
     def __init__(
-        self,
-        binding: Binding,
-        buckets: list[Bucket],
-        *,
-        bits: int,
-        choice: int,
-        number: int,
-        seed: int | None,
-        traffic: Traffic,
+        self, plan: Plan, *, bits: int, proposal: int, number: int, seed: int | None, fresh: bool, traffic: Traffic
     ) -> None:
-        self._world_size, self._buckets = binding.world_size, buckets
-        self.bits, self.traffic, self._number = bits, traffic, number
+        self._plan, self.bits, self._number, self._fresh, self.traffic = plan, bits, number, fresh, traffic
         self.submitted: set[str] = set()
-        self.choice = 0
-        self._collected = False
-        self._handshake = Handshake(buckets, bits=bits, choice=choice, step=number, binding=binding)
+        self.proposal = 0
+        self._over = False
+        self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
-        self._under_way: list[Exchange] = []
+        rank, buckets = plan.transport.rank, plan.buckets
+        greeting = Greeting(
+            WIRE_VERSION,
+            Phase.HANDSHAKE,
+            bits,
+            proposal if rank == 0 else 0,
+            plan.composition,
+            number & 0xFFFFFFFF,
+            Flag.FRESH if fresh else 0,
+        )
+        self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
         traffic.steps += 1
         if bits == UNCOMPRESSED:
             for bucket in buckets:
-                if bucket.carries:
-                    bucket.release_residuals()
-            return
-        for bucket in buckets:
-            way = ShardedExchange if bucket.sharded else WholeExchange
-            self._exchanges.append(
-                way(bucket, bits=bits, step=number, factor=binding.factor, seed=seed, process_set=binding.process_set)
-            )
-            traffic.float32_bytes += allreduce_bytes(4 * bucket.values, self._world_size)
-            traffic.compressed_values += bucket.values
+                bucket.release_residuals()
+        else:
+            binding = plan.binding
+            for bucket in buckets:
+                way = ShardedExchange if bucket.sharded else PairExchange
+                self._exchanges.append(
+                    way(bucket, bits=bits, step=number, factor=binding.factor, seed=seed, transport=plan.transport)
+                )
+                traffic.float32_bytes += self._allreduce_bytes(4 * bucket.values)
+                traffic.compressed_values += bucket.values
         self._under_way = list(self._exchanges)
+        plan.transport.in_background(self._in_background)
 
-    def add(self, gradient: torch.Tensor, slot: Slot) -> torch.Tensor:
-        """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place."""
-        self._exchanges[slot.bucket].add(slot, gradient)
-        # Before it is known that all ranks do the same, nothing is sent that only fits if they do.
-        if self._handshake.agreed():
-            self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
-        self.traffic.uncompressed_bytes += allreduce_bytes(4, self._world_size)
-        return self._buckets[slot.bucket].tickets[slot.index]
+    def add(self, gradient: torch.Tensor, slot: Slot, *, in_use: bool) -> torch.Tensor:
+        """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place.
+
+        Args:
+            in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
+        """
+        with self._lock:
+            # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize.
+            self._exchanges[slot.bucket].add(slot, gradient, at_once=self._fresh)
+            self._advance()
+        self.traffic.uncompressed_bytes += self._allreduce_bytes(4)
+        return self._plan.buckets[slot.bucket].tickets[slot.index].fill_(in_use)
 
     def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
         """What Horovod reduces for a small tensor, or at 32 bits; with what its residual has left to deliver."""
-        residual = self._buckets[slot.bucket].take_residual(slot) if slot else None
-        wire = gradient if residual is None else gradient + residual
-        if wire.is_floating_point() and wire.dtype not in _HOROVOD_FLOATS:
-            wire = wire.float()
-        wire = wire.contiguous()  # Horovod refuses other strides
-        self.traffic.uncompressed_bytes += allreduce_bytes(wire.numel() * wire.element_size(), self._world_size)
-        self.traffic.float32_bytes += allreduce_bytes(wire.numel() * 4, self._world_size)
+        wire = wire_form(gradient)
+        # What is not fresh has been reduced before, and its residual with it.
+        if slot is not None and self._fresh:
+            wire = self._plan.buckets[slot.bucket].with_residual(slot, wire)
+        if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
+            wire = wire.half()
+        self.traffic.uncompressed_bytes += self._allreduce_bytes(wire.numel() * wire.element_size())
+        self.traffic.float32_bytes += self._allreduce_bytes(wire.numel() * 4)
         return wire
+
+    def check(self) -> None:
+        """Blocks until it is known that all ranks do the same in this step.
+
+        Raises:
+            LockstepError: they do not.
+        """
+        with self._lock:
+            self._handshake.check()
 
     def collect(self) -> None:
         """Ends all exchanges. Called when every gradient of the step is in, so that each wait has an end.
@@ -98,11 +120,23 @@ class Step:
         Raises:
             LockstepError: the ranks disagree about level, step or parameters.
         """
-        if self._collected:
-            return
-        self._collected = True
-        # First of all: ranks that disagree wait for exchanges that never come.
-        self.choice = self._handshake.check()
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+            # First of all: ranks that disagree wait for exchanges that never come.
+            self.proposal = self._handshake.check()[0].proposal
+            if self._handshake.anyone(Flag.FRESH):
+                self._finish()
+            else:
+                self._finish_uncompressed()
+
+    def abandon(self) -> None:
+        """To be called when nobody will collect it any more."""
+        with self._lock:
+            self._over = True
+
+    def _finish(self) -> None:
         for exchange in self._exchanges:
             exchange.start()
         # All that others wait for goes out before this rank waits for what it needs itself.
@@ -112,20 +146,84 @@ class Step:
             exchange.deliver()
         if self.bits == UNCOMPRESSED:
             self.traffic.uncompressed_bytes += self._handshake.sent_bytes
-            for bucket in self._buckets:
-                bucket.carries = False
+            for bucket in self._plan.buckets:
+                bucket.carries = bucket.carries and not self._fresh
         else:
             self.traffic.compressed_bytes += self._handshake.sent_bytes
             self.traffic.compressed_bytes += sum(exchange.sent_bytes for exchange in self._exchanges)
             self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
 
+    def _finish_uncompressed(self) -> None:
+        """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
+        factor, transport = self._plan.binding.factor, self._plan.transport
+        ways: Sequence[UncompressedExchange] = [
+            UncompressedExchange(bucket, exchange.gradients, factor=factor, transport=transport)
+            for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False)
+        ]
+        for way in ways:
+            way.start()
+        for way in ways:
+            way.deliver()
+        self.traffic.uncompressed_bytes += self._handshake.sent_bytes + sum(way.sent_bytes for way in ways)
+
+    def _in_background(self) -> bool:
+        """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._over:
+                    self._advance()
+                return self._over
+            finally:
+                self._lock.release()
+        return False
+
+    def _advance(self) -> None:
+        # Before it is known that all ranks do the same, nothing is sent that only fits if they do.
+        if self._handshake.agreed() and self._handshake.anyone(Flag.FRESH):
+            self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
+
+    def _allreduce_bytes(self, nbytes: float) -> float:
+        return allreduce_bytes(nbytes, self._plan.transport.size)
+
     def _note_nonfinite(self, blocks: int) -> None:
         """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""
         if blocks and not self.traffic.nonfinite_blocks:
             logger.warning(
-                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN and leave residuals "
-                "as they were; more of them in this epoch are counted in the meter only (nonfinite_blocks)",
+                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; more of them in "
+                "this epoch are counted in the meter only (nonfinite_blocks)",
                 self._number,
                 blocks,
             )
         self.traffic.nonfinite_blocks += blocks
+
+
+class FailedStep:
+    """In place of a step, on a rank that has no plan: the others hear why, and then it raises as well.
+
+    Args:
+        error: why.
+        transport, label, number, bits: as in `Step`, `Binding` and `Plan`.
+        min_numel: as in `Settings`.
+    """
+
+    def __init__(
+        self, error: Exception, *, transport: Transport, label: str, number: int, bits: int, min_numel: int
+    ) -> None:
+        self._error, self._bits, self._min_numel = error, bits, min_numel
+        greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED)
+        self._handshake = Handshake(transport, label, greeting, lambda: {"error": str(error)})
+
+    def pass_on(self, gradient: torch.Tensor) -> torch.Tensor:
+        """What Horovod reduces: of the shape that it has on the other ranks, so that they come as far as to hear."""
+        compressed = self._bits != UNCOMPRESSED and gradient.numel() >= self._min_numel
+        return torch.zeros(1, device=gradient.device) if compressed else wire_form(gradient)
+
+    def check(self) -> None:
+        """Raises the error, when all ranks have heard of it."""
+        try:
+            self._handshake.check()
+        except LockstepError as said:
+            raise self._error from said
+        raise self._error
+
+    collect = check

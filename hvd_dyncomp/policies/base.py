@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hvd_dyncomp.checks import boolean, number, sequence, shown, whole
+from hvd_dyncomp.checks import boolean, integer, number, sequence, shown
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 
@@ -49,7 +49,7 @@ class Record:
 
     def __post_init__(self) -> None:
         # What is kept is a copy: the caller may go on filling its own.
-        object.__setattr__(self, "epoch", whole("epoch", self.epoch, 0))
+        object.__setattr__(self, "epoch", integer("epoch", self.epoch, 0))
         object.__setattr__(self, "metrics", check_metrics(self.metrics))
         object.__setattr__(self, "bits", check_level("bits", self.bits))
         if not isinstance(self.reason, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_dyncomp.checks import shown, whole
+from hvd_dyncomp.checks import integer, shown
 from hvd_dyncomp.levels import check_level
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
@@ -43,7 +43,7 @@ class Schedule(Policy):
             raise ValueError(f"levels must be a mapping from epochs to levels, got {shown(levels)}")
         plain = {}
         for epoch, bits in levels.items():
-            epoch = whole("an epoch in levels", epoch, 0)
+            epoch = integer("an epoch in levels", epoch, 0)
             plain[epoch] = check_level(f"levels[{epoch}]", bits)
         if 0 not in plain:
             raise ValueError(f"levels must say the level of epoch 0, got {shown(levels)}")

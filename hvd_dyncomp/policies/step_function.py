@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_dyncomp.checks import boolean, choice, finite, sequence, shown, whole
+from hvd_dyncomp.checks import boolean, finite, integer, one_of, sequence, shown
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
@@ -89,13 +89,13 @@ class StepFunction(Policy):
         self.min_improvement = finite("min_improvement", min_improvement, 0)
         if self.min_improvement >= 1:
             raise ValueError(f"min_improvement must be less than 1, got {shown(min_improvement)}")
-        self.loss_patience = whole("loss_patience", loss_patience, 1)
-        self.stagnation = None if stagnation is None else choice("stagnation", stagnation, ("time", "plateau"))
-        self.stagnation_patience = whole("stagnation_patience", stagnation_patience, 0)
-        self.release_epochs = whole("release_epochs", release_epochs, 1)
-        self.cooldown = whole("cooldown", cooldown, 0)
+        self.loss_patience = integer("loss_patience", loss_patience, 1)
+        self.stagnation = None if stagnation is None else one_of("stagnation", stagnation, ("time", "plateau"))
+        self.stagnation_patience = integer("stagnation_patience", stagnation_patience, 0)
+        self.release_epochs = integer("release_epochs", release_epochs, 1)
+        self.cooldown = integer("cooldown", cooldown, 0)
         self.release_at_top = boolean("release_at_top", release_at_top)
-        self.total_epochs = None if total_epochs is None else whole("total_epochs", total_epochs, 1)
+        self.total_epochs = None if total_epochs is None else integer("total_epochs", total_epochs, 1)
 
     def config(self) -> dict[str, Any]:
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}

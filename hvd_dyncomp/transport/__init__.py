@@ -1,1 +1,1 @@
-"""Who carries the bytes."""
+"""Who carries the bytes: `base` has the contract, `horovod` and `in_process` keep it."""

@@ -1,17 +1,20 @@
-"""The only file that talks to Horovod.
-
-Every collective here takes the name it travels under. Horovod matches collectives by name, so a name must be the same
-on all ranks and must not depend on the order of calls or on the type of what is sent.
-"""
+"""Horovod as the transport. The only file that imports Horovod."""
 
 from __future__ import annotations
 
-import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hvd_dyncomp.errors import HorovodMissing
+from hvd_dyncomp.transport import base
+from hvd_dyncomp.transport.base import Topology
 
 try:
     import horovod.torch as hvd
@@ -25,28 +28,112 @@ except ImportError as _error:
 
 __all__ = [
     "Compressor",
+    "HorovodTransport",
     "StateHandler",
     "averaging_factor",
     "gather_json",
-    "poll",
-    "rank_and_size",
     "register_state_handler",
-    "start_allgather",
-    "start_alltoall",
-    "start_sum",
-    "wait",
 ]
 
+logger = logging.getLogger(__name__)
 
-def rank_and_size(process_set=None) -> tuple[int, int]:
-    """(rank, world size) within `process_set`, or among all workers.
+_advised = False
+_BACKGROUND_SECONDS = 0.002  # between two calls of what goes on in the background
 
-    Raises:
-        ValueError: `hvd.init()` has not been called.
-    """
-    if process_set is None:
-        return hvd.rank(), hvd.size()
-    return process_set.rank(), process_set.size()
+
+class HorovodTransport(base.Transport):
+    """The ranks of a Horovod process set, or all workers."""
+
+    def __init__(self, process_set: Any = None) -> None:
+        self._process_set = process_set
+
+    # rank, size and topology: ValueError if `hvd.init()` has not been called.
+
+    @property
+    def rank(self) -> int:
+        return hvd.rank() if self._process_set is None else self._process_set.rank()
+
+    @property
+    def size(self) -> int:
+        return hvd.size() if self._process_set is None else self._process_set.size()
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+
+    def within(self, process_set: Any) -> HorovodTransport:
+        return HorovodTransport(process_set)
+
+    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> int:
+        return hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32), name, self._everyone)
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> int:
+        return hvd.allgather_async(tensor, name, self._everyone)
+
+    def sum(self, tensor: torch.Tensor, name: str) -> int:
+        return hvd.allreduce_async_(tensor, name=name, op=hvd.Sum, process_set=self._everyone)
+
+    def poll(self, handle: int) -> bool:
+        return hvd.poll(handle)
+
+    def wait(self, handle: int) -> torch.Tensor:
+        received = hvd.synchronize(handle)
+        return received[0] if isinstance(received, tuple) else received
+
+    def in_background(self, work: Callable[[], bool]) -> None:
+        _background.add(work)
+
+    def advise(self) -> None:
+        """Open MPI waits by polling: with hardly more cores than ranks, who waits takes the time of who computes.
+
+        docs/benchmarks.md has what that costs. Whether it polls can be told from its settings only.
+        """
+        global _advised
+        cores, ranks = len(os.sched_getaffinity(0)), hvd.local_size()
+        told = "OMPI_MCA_mpi_yield_when_idle" in os.environ
+        if _advised or told or not hvd.mpi_enabled() or 2 * ranks <= cores or hvd.rank() != 0:
+            return
+        _advised = True
+        logger.warning(
+            "%d ranks on a machine with %d cores: Open MPI will poll on them while it waits; "
+            "export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_tcp_flags=send for shorter steps",
+            ranks,
+            cores,
+        )
+
+    @property
+    def _everyone(self) -> Any:
+        return hvd.global_process_set if self._process_set is None else self._process_set
+
+
+class _Background:
+    """One thread a process, which calls what it was given until there is nothing left to do, and then sleeps."""
+
+    def __init__(self) -> None:
+        self._new: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: Callable[[], bool]) -> None:
+        self._new.put(work)
+        if self._thread is None or not self._thread.is_alive():  # a process that was forked has no thread
+            self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        works = [self._new.get()]
+        while True:
+            time.sleep(_BACKGROUND_SECONDS)
+            while not self._new.empty():
+                works.append(self._new.get())
+            works = [work for work in works if not work()] or [self._new.get()]
+
+
+_background = _Background()
+
+
+def gather_json(value: Any, name: str) -> list[Any]:
+    """`transport.base.gather_json` among all workers."""
+    return base.gather_json(HorovodTransport(), value, name)
 
 
 def averaging_factor(op: object, world_size: int) -> float:
@@ -61,53 +148,6 @@ def averaging_factor(op: object, world_size: int) -> float:
         return 1.0
     name = "Adasum" if op == hvd.Adasum else repr(op)
     raise ValueError(f"DynamicQuantizer works with op=hvd.Average and op=hvd.Sum, got op={name}")
-
-
-def start_alltoall(tensor: torch.Tensor, splits: list[int], name: str, process_set) -> int:
-    """Starts sending `splits[r]` bytes of the uint8 vector `tensor` to each rank r; returns a handle."""
-    return hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32), name, process_set)
-
-
-def start_allgather(tensor: torch.Tensor, name: str, process_set) -> int:
-    """Starts gathering every rank's uint8 vector, in rank order; lengths may differ; returns a handle."""
-    return hvd.allgather_async(tensor, name, hvd.global_process_set if process_set is None else process_set)
-
-
-def start_sum(tensor: torch.Tensor, name: str, process_set) -> int:
-    """Starts adding up every rank's int64 `tensor`, in its own memory; returns a handle."""
-    everyone = hvd.global_process_set if process_set is None else process_set
-    return hvd.allreduce_async_(tensor, name=name, op=hvd.Sum, process_set=everyone)
-
-
-def poll(handle: int) -> bool:
-    """Whether `wait(handle)` would return at once."""
-    return hvd.poll(handle)
-
-
-def wait(handle: int) -> torch.Tensor:
-    """Blocks until the collective is done and returns what was received."""
-    received = hvd.synchronize(handle)
-    return received[0] if isinstance(received, tuple) else received
-
-
-def gather_json(value: Any, name: str, process_set=None) -> list[Any]:
-    """Every rank's `value`, in rank order, on every rank. Collective over the process set (all workers), blocking.
-
-    JSON, because what comes from another worker should be data and never code, and because an allgather of bytes does
-    not care whether the ranks agree about the shape of what they send: a disagreement can be seen and named, where an
-    allreduce or a broadcast would fail or hang.
-
-    Args:
-        value: plain data (dicts, lists, numbers with NaN and infinities, strings, None).
-        name: what the collective is called on the wire.
-    """
-    text = json.dumps(value)
-    if rank_and_size(process_set)[1] == 1:
-        return [json.loads(text)]
-    # json.dumps never emits a newline by itself, so that a newline can end a rank's text.
-    sent = torch.frombuffer(bytearray(text.encode() + b"\n"), dtype=torch.uint8)
-    received = wait(start_allgather(sent, name, process_set))
-    return [json.loads(line) for line in received.numpy().tobytes().splitlines()]
 
 
 def register_state_handler(kind: type, handler: type[StateHandler]) -> None:

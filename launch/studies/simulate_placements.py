@@ -2,8 +2,8 @@
 
     python launch/study.py --simulate placements --seeds 3 --epochs 4
 
-One process plays all ranks, with the same kernels and the same two error feedbacks as the real exchange, and trains a
-ResNet-8 on a part of Fashion-MNIST once for every (placement, seed). Printed is the test accuracy in %, as Markdown.
+One process plays all ranks, with the library's own exchange, and trains a ResNet-8 on a part of Fashion-MNIST once for
+every (placement, seed). Printed is the test accuracy in %, as Markdown.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import torch
 import torch.nn.functional as F
 
 from common.values import count, natural
+from hvd_dyncomp import kernels
 from hvd_dyncomp.kernels import reference
-from hvd_dyncomp.kernels.reference import Placement, decode, decode_sum, encode
+from hvd_dyncomp.kernels.reference import Placement
+from studies.workers import Workers
 from training.batches import TrainBatches, eval_batches
 from training.data import Data, load
 from training.datasets import DATASETS
 from training.models import build_model
 
-BLOCK_SIZE = 512
 CANDIDATES = {
     "4 bits, mid-tread": (4, Placement(7, False, 0.30, 0.04)),
     "4 bits, mid-rise": (4, Placement(8, True, 0.29, 0.04)),
@@ -37,34 +38,13 @@ CANDIDATES = {
 }
 
 
-class Workers:
-    """Gradients of simulated workers on their way to the mean, with all residuals."""
-
-    def __init__(self, values: int, bits: int, size: int) -> None:
-        self.bits, self.size, self.values = bits, size, values
-        self.padding = -values % BLOCK_SIZE
-        self.residuals = [torch.zeros(values + self.padding) for _ in range(size + 1)]
-
-    def mean(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Mean of one flat gradient per worker, as the exchange would deliver it."""
-        if self.bits == 32:
-            return torch.stack(gradients).mean(0)
-        versions = [
-            encode(F.pad(gradient, (0, self.padding)), residual, bits=self.bits, block_size=BLOCK_SIZE)
-            for gradient, residual in zip(gradients, self.residuals, strict=False)
-        ]
-        total = decode_sum(versions, bits=self.bits, block_size=BLOCK_SIZE)
-        payload = encode(total, self.residuals[-1], bits=self.bits, block_size=BLOCK_SIZE)
-        return decode(payload, bits=self.bits, block_size=BLOCK_SIZE, factor=1 / self.size)[: self.values]
-
-
-def train(data: Data, bits: int, *, epochs: int, seed: int, size: int = 2) -> float:
+def train(data: Data, bits: int, *, epochs: int, seed: int, size: int) -> float:
     """Trains once; returns the test accuracy."""
     model = build_model("resnet8", in_channels=data.in_channels, num_classes=10, seed=seed)
     parameters = list(model.parameters())
     large = [parameter.numel() >= 1024 for parameter in parameters]
     sizes = [parameter.numel() for parameter, is_large in zip(parameters, large, strict=True) if is_large]
-    workers = Workers(sum(sizes), bits, size)
+    workers = Workers(size, sum(sizes), bits) if bits < 32 else None
     shards = [TrainBatches(data, 64, rank=rank, size=size, seed=seed) for rank in range(size)]
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=epochs * len(shards[0]))
@@ -76,7 +56,8 @@ def train(data: Data, bits: int, *, epochs: int, seed: int, size: int = 2) -> fl
                 torch.cat([g.flatten() for g, is_large in zip(own, large, strict=True) if is_large])
                 for own in gradients
             ]
-            means = iter(workers.mean(flat).split(sizes))
+            mean = workers.mean(flat) if workers else torch.stack(flat).mean(0)
+            means = iter(mean.split(sizes))
             for parameter, is_large, *own in zip(parameters, large, *gradients, strict=True):
                 parameter.grad = next(means).view_as(parameter) if is_large else torch.stack(own).mean(0)
             optimizer.step()
@@ -97,6 +78,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=count, default=3, metavar="N", help="trainings of each placement (default 3)")
     add("--epochs", type=count, default=4, metavar="N", help="of every training (default 4)")
     add("--limit-train", type=natural, default=12000, metavar="N", help="training images (default 12000); 0: all")
+    add("--workers", type=count, default=2, metavar="N", help="that are simulated (default 2)")
+    add(
+        "--bound",
+        type=float,
+        default=reference.RESIDUAL_BOUND,
+        metavar="C",
+        help="equation 1a's c (default %(default)s)",
+    )
     add("--dataset", choices=DATASETS, default="fashion-mnist", help="default fashion-mnist")
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
 
@@ -108,13 +97,17 @@ def run(args: argparse.Namespace) -> None:
         RunError: the data set is not there, or is another.
     """
     torch.set_num_threads(1)
+    kernels.backends.clear()  # the native ones know the library's constants only
+    reference.RESIDUAL_BOUND = args.bound
     data = load(args.dataset, args.data_dir, limit_train=args.limit_train)
     print("| placement | " + " | ".join(f"seed {seed}" for seed in range(args.seeds)) + " | mean |")
     print("|---" * (args.seeds + 2) + "|")
     for name, (bits, placement) in itertools.chain({"uncompressed": (32, None)}.items(), CANDIDATES.items()):
         if placement is not None:
             reference.PLACEMENTS[bits] = placement
-        scores = [100 * train(data, bits, epochs=args.epochs, seed=seed) for seed in range(args.seeds)]
+        scores = [
+            100 * train(data, bits, epochs=args.epochs, seed=seed, size=args.workers) for seed in range(args.seeds)
+        ]
         print(
             f"| {name} | " + " | ".join(f"{s:.2f}" for s in scores) + f" | {statistics.mean(scores):.2f} |", flush=True
         )

@@ -21,47 +21,22 @@ import torch
 
 from common.markdown import markdown
 from common.values import count, natural
-from hvd_dyncomp.kernels.reference import decode, decode_sum, encode
+from studies.workers import BLOCK_SIZE, Workers
 
-BLOCK_SIZE = 512
 SIZES = (4, 2, 3, 1, 2)
 RULES = ("drop", "keep", "rescale own", "rescale")
 
 
-class Workers:
-    """Residuals of simulated workers, and the mean that their exchange delivers."""
-
-    def __init__(self, size: int, values: int, bits: int) -> None:
-        self.size, self.values, self.bits = size, values, bits
-        self.own = [torch.zeros(values) for _ in range(size)]
-        self.shards = torch.zeros(values)
-
-    def resized(self, size: int, rule: str) -> Workers:
-        """Those who stay after a change, and new ones, who owe nothing."""
-        after = Workers(size, self.values, self.bits)
-        scale = size / self.size if rule.startswith("rescale") else 1.0
-        each = self.values // self.size
-        for rank in range(min(size, self.size) if rule != "drop" else 0):
-            after.own[rank] = self.own[rank].clone()
-            if rule != "rescale own":
-                mine = slice(rank * each, (rank + 1) * each)
-                after.own[rank][mine] += self.shards[mine]
-            after.own[rank] *= scale
-        return after
-
-    def mean(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """As the exchange does it: one worker sends nothing, two send all to each other, more share the sum."""
-        if self.size == 1:
-            released, self.own[0] = self.own[0], torch.zeros(self.values)
-            return gradients[0] + released
-        sent = [self._encode(gradient, own) for gradient, own in zip(gradients, self.own, strict=True)]
-        total = decode_sum(sent, bits=self.bits, block_size=BLOCK_SIZE)
-        if self.size > 2:
-            total = decode(self._encode(total, self.shards), bits=self.bits, block_size=BLOCK_SIZE)
-        return total / self.size
-
-    def _encode(self, values: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return encode(values, residual, bits=self.bits, block_size=BLOCK_SIZE)
+def resized(workers: Workers, size: int, rule: str) -> Workers:
+    """Those who stay after a change, and new ones, who owe nothing. The library's own rule is "rescale"."""
+    debts = [workers.debts(rank) for rank in range(workers.size)] if rule != "drop" else []
+    for owed in debts:
+        if rule == "keep":
+            owed["factor"] = 1 / size  # as if it had been owed to so many workers already
+        if rule == "rescale own":
+            for shard in owed["shard_residuals"].values():
+                shard["values"].zero_()
+    return workers.resized(size, debts)
 
 
 def error(rule: str, bits: int, *, steps: int, blocks: int, seed: int) -> float:
@@ -71,7 +46,7 @@ def error(rule: str, bits: int, *, steps: int, blocks: int, seed: int) -> float:
     workers = Workers(SIZES[0], values, bits)
     delivered, exact = torch.zeros(values), torch.zeros(values)
     for size in SIZES:
-        workers = workers.resized(size, rule) if size != workers.size else workers
+        workers = resized(workers, size, rule) if size != workers.size else workers
         for _ in range(steps):
             gradients = [torch.randn(values, generator=generator) for _ in range(size)]
             exact += torch.stack(gradients).mean(0)

@@ -6,38 +6,38 @@ quantization and one collective less. With more it would cost (N-1) * bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.base import Exchange
+from hvd_dyncomp.exchange.base import Exchange, Ready
 from hvd_dyncomp.exchange.codec import Phase, count_nonfinite, split_messages
-from hvd_dyncomp.transport import horovod as comm
 
 
-class WholeExchange(Exchange):
+class PairExchange(Exchange):
     """See the module."""
 
-    _handle: int | None = None
+    _handle: Any = None
 
     def _encode(self) -> tuple[torch.Tensor, list[int]]:
         bucket = self._bucket
-        message, [payload], lengths = self._message(Phase.WHOLE, [bucket.blocks])
+        message, [payload], lengths = self._message(Phase.PAIR, [bucket.blocks])
         residual = bucket.residuals and bucket.residuals.own
-        kernels.encode_into(payload, self._values, residual, noise=self._noise(Phase.WHOLE), **self._format)
+        kernels.encode_into(payload, self._values, residual, noise=self._noise(Phase.PAIR), **self._format)
         return message, lengths
 
     def _send(self, message: torch.Tensor, lengths: list[int]) -> None:
         self.sent_bytes += message.numel() * (self._bucket.world_size - 1)
-        self._handle = comm.start_allgather(message, self._name(Phase.WHOLE), self._process_set)
+        self._handle = self._transport.allgather(message, self._name(Phase.PAIR))
 
-    def _move(self, ready: Callable[[int], bool]) -> None:
-        if self._delivered or not ready(self._handle):  # type: ignore[arg-type]  # set by _send
+    def _move(self, ready: Ready) -> None:
+        if self._delivered or not ready(self._handle):
             return
         bucket = self._bucket
-        expected = [self._header(Phase.WHOLE, bucket.blocks)] * bucket.world_size
-        versions = split_messages(comm.wait(self._handle), expected, bucket.block_size, self._where)  # type: ignore[arg-type]
+        expected = [self._header(Phase.PAIR, bucket.blocks)] * bucket.world_size
+        received = self._transport.wait(self._handle)
+        versions = split_messages(received, expected, bucket.block_size, self._where)
         # In the order of the ranks, so that all replicas hold the same bits.
         kernels.decode_into(self._values, versions, factor=self._factor, **self._format)
         # Now that decoding has brought them into the caches.

@@ -1,0 +1,235 @@
+"""The states of a quantizer, and what leads from one to another.
+
+    Unbound --plan_for, attach--> Bound --begin--> Stepping --end--> Bound
+       ^                            |                  |
+       +------- load, suspend ------+------------------+        Unbound --(no plan)--> Failed --end--> Unbound
+
+Nothing here waits for another rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from hvd_dyncomp import horovod_optimizer
+from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.step import FailedStep, Step
+from hvd_dyncomp.transport.base import Transport
+
+
+class Unbound(NamedTuple):
+    """No optimizer is known: before the first gradient, after a state was loaded, or when ranks have come or gone.
+
+    Attributes:
+        debts: what the next plan takes over; None for nothing.
+    """
+
+    debts: Mapping[str, Any] | None
+
+
+class Bound(NamedTuple):
+    """Between steps."""
+
+    plan: Plan
+
+
+class Stepping(NamedTuple):
+    """From the first gradient of a step until it is collected."""
+
+    plan: Plan
+    step: Step
+
+
+class Failed(NamedTuple):
+    """This rank cannot make a plan; it raises as soon as the others have heard of it."""
+
+    step: FailedStep
+    debts: Mapping[str, Any] | None
+
+
+State = Unbound | Bound | Stepping | Failed
+GiveUp = Callable[[Exception, Transport, str], FailedStep]  # the error, whom to tell, the optimizer's label
+
+_ANOTHER = (
+    "a DynamicQuantizer works for one optimizer, and this one has another already; make one DynamicQuantizer per "
+    "optimizer (they may share a controller). If the other is to be no more, delete it and call gc.collect(): as long "
+    "as it lives, Horovod goes on reducing for it"
+)
+
+
+class Lifecycle:
+    """The state of one quantizer.
+
+    Args:
+        settings, names, skip: as in `Plan`.
+        transport: among all workers.
+
+    Attributes:
+        state: see the module.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        names: dict[torch.Tensor, str] | None,
+        skip: Skip | None,
+        transport: Transport,
+    ) -> None:
+        self._settings, self._names, self._skip, self._transport = settings, names, skip, transport
+        self.state: State = Unbound(None)
+        self._unhook: Callable[[], None] | None = None
+        self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
+
+    @property
+    def plan(self) -> Plan | None:
+        """None while there is none."""
+        return self.state.plan if isinstance(self.state, (Bound, Stepping)) else None
+
+    @property
+    def step(self) -> Step | FailedStep | None:
+        """What is in flight, or stands in for it."""
+        return self.state.step if isinstance(self.state, (Stepping, Failed)) else None
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> Plan:
+        """Makes a plan for an optimizer, whatever there was before; what is owed goes over into it.
+
+        Raises:
+            ValueError: the optimizer cannot be used; nothing has changed then.
+        """
+        plan = Plan(optimizer, self._names, self._settings, self._skip, self._carried(optimizer), self._transport)
+        plan.transport.advise()
+        self._leave()
+        self.state = Bound(plan)
+        if self._unhook is not None:
+            self._unhook()
+        # Weakly: the optimizer is not to keep alive a quantizer that nobody wants any more.
+        this = weakref.ref(self)
+        self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
+        return plan
+
+    def plan_for(self, optimizer: torch.optim.Optimizer, give_up: GiveUp) -> Plan | None:
+        """The plan for the optimizer that has been seen to call; None if there can be none: then the state is `Failed`.
+
+        Args:
+            give_up: tells the other ranks why.
+
+        Raises:
+            ValueError: another optimizer is still there, or this one's op is neither Average nor Sum. So it is on all
+                ranks.
+        """
+        if isinstance(self.state, Failed):
+            return None
+        if self.plan is not None:
+            bound = self.plan.binding.optimizer
+            if bound is optimizer and not self.plan.binding.outdated:
+                return self.plan
+            if bound is not None and bound is not optimizer:
+                raise ValueError(_ANOTHER)
+        horovod_optimizer.factor_of(optimizer, 1)
+        try:
+            return self.attach(optimizer)
+        except Exception as error:  # noqa: BLE001  # raised when the others, who wait for this rank, have heard of it
+            debts = self.debts()
+            self._leave()
+            ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
+            self.state = Failed(give_up(error, ranks, horovod_optimizer.label_of(optimizer)), debts)
+            return None
+
+    def whose(
+        self, compressor: object, gradient: torch.Tensor, caller: FrameType, give_up: GiveUp
+    ) -> tuple[str, torch.Tensor] | None:
+        """Name and parameter whose gradient this is, or None. Finds the optimizer when that is first needed.
+
+        Args:
+            compressor: the quantizer.
+            caller: of its `compress`.
+            give_up: as in `plan_for`.
+        """
+        if isinstance(self.state, Stepping) and caller.f_code in self._callers:
+            found = self.state.plan.binding.whose(gradient)
+            if found is not None and found[0] not in self.state.step.submitted:
+                return found
+        # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made dense,
+        # or a tensor that came from elsewhere.
+        optimizer, parameter = horovod_optimizer.calling(compressor, caller)
+        plan = None if optimizer is None else self.plan_for(optimizer, give_up)
+        if plan is None:
+            return None
+        self._callers.add(caller.f_code)
+        # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
+        found = plan.binding.whose(gradient)
+        return found if found is not None or parameter is None else plan.binding.named_like(parameter)
+
+    def begin(self, step: Step) -> None:
+        """A step of the current plan; one that is still in flight has been given up, for instance after an error."""
+        plan = self.plan
+        self._leave()
+        self.state = Stepping(plan, step)  # type: ignore[arg-type]  # a step has been made for it
+
+    def end(self, step: Step | FailedStep) -> None:
+        """`step` is about to be collected."""
+        if self.step is step:
+            self.state = Bound(self.state.plan) if isinstance(self.state, Stepping) else Unbound(self.state.debts)  # type: ignore[union-attr]
+
+    def load(self, debts: Mapping[str, Any]) -> None:
+        """Takes over what `debts` has returned; a step in flight is given up.
+
+        Raises:
+            ValueError: it does not belong here, as far as that is known yet; nothing has changed then.
+        """
+        if self.plan is not None:
+            residuals.check(self.plan.buckets, debts, self.plan.binding.rank, self.plan.binding.world_size)
+        self._leave()
+        self.state = Unbound(debts)
+
+    def suspend(self) -> None:
+        """To be called when ranks may have come or gone: what is owed stays this process's own, whatever its rank."""
+        debts = self.debts()
+        self._leave()
+        self.state = Unbound({**debts, "rank": None})
+
+    def forget(self) -> None:
+        """Nothing is owed any more."""
+        if self.plan is not None:
+            for bucket in self.plan.buckets:
+                bucket.drop_residuals()
+        else:
+            self.state = Unbound(None)
+
+    def debts(self) -> dict[str, Any]:
+        """Both residuals by parameter name (`residuals.export`), and whose they are."""
+        if isinstance(self.state, (Unbound, Failed)) and self.state.debts is not None:
+            return dict(self.state.debts)
+        binding = self.plan.binding if self.plan else None
+        return {
+            "rank": binding.rank if binding else 0,
+            "world_size": binding.world_size if binding else 1,
+            "factor": binding.factor if binding else 1.0,
+            **residuals.export(self.plan.buckets if self.plan else []),
+        }
+
+    def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
+        """What a new plan for `optimizer` takes over: its own parameters' debts, and not another model's."""
+        if self.plan is None:
+            return self.state.debts  # type: ignore[union-attr]  # Unbound or Failed
+        parameters = set(horovod_optimizer.reduced_parameters(optimizer))
+        same = parameters == {parameter for _, parameter in self.plan.binding.named}
+        return {**self.debts(), "rank": None} if same else None
+
+    def _leave(self) -> None:
+        """To be called before the state changes for another reason than the end of a step."""
+        if isinstance(self.state, Stepping):
+            self.state.step.abandon()
+
+
+def _compare(lifecycle: Lifecycle | None) -> None:
+    """Before Horovod waits for gradients, and perhaps for what never comes: do all ranks do the same?"""
+    if lifecycle is not None and lifecycle.step is not None:
+        lifecycle.step.check()

@@ -1,0 +1,99 @@
+"""All that this package knows of Horovod's optimizer beyond its documentation.
+
+Horovod calls `compress(tensor)` with no name. But it does so from a method of its optimizer, and the tensor is the
+`.grad` of one of the optimizer's parameters. Both can be seen from here without patching anything. Nobody has promised
+that it stays so: tests/test_horovod_optimizer.py says what has changed when it does not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.transport.horovod import averaging_factor
+
+
+def calling(compressor: object, frame: FrameType | None) -> tuple[torch.optim.Optimizer | None, torch.Tensor | None]:
+    """The optimizer in or above `frame` whose compressor is `compressor`, and the parameter that it is busy with.
+
+    Walking the stack costs microseconds, so it is done only for the first gradient of a step and for unknown tensors.
+    """
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.optim.Optimizer) and getattr(caller, "_compression", None) is compressor:
+            parameter = frame.f_locals.get("p")
+            return caller, parameter if isinstance(parameter, torch.Tensor) else None
+        frame = frame.f_back
+    return None, None
+
+
+def compressor_of(optimizer: Any) -> Any:
+    """What the optimizer compresses with; None if it is none of Horovod's."""
+    return getattr(optimizer, "_compression", None)
+
+
+def reduced_parameters(optimizer: Any) -> list[torch.Tensor]:
+    """Every parameter that has a hook, and so takes part in every step, in the optimizer's order."""
+    # _requires_update holds exactly these, but as a set; the groups have the order.
+    return [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]
+
+
+def names_of(optimizer: Any) -> dict[torch.Tensor, str]:
+    """The names under which gradients are reduced."""
+    return optimizer._parameter_names
+
+
+def label_of(optimizer: Any) -> str:
+    """A name for the optimizer: the same on ranks whose models differ a little, and another one for each optimizer."""
+    # Gradients of two optimizers must not have the same names anyway.
+    return min(names_of(optimizer)[parameter] for parameter in reduced_parameters(optimizer))
+
+
+def process_set_of(optimizer: Any) -> Any:
+    """Whose gradients are reduced; None for all workers'."""
+    return getattr(optimizer, "process_set", None)
+
+
+def factor_of(optimizer: Any, world_size: int) -> float:
+    """What sums over ranks are multiplied by.
+
+    Raises:
+        ValueError: the reduction is neither a sum nor a mean.
+    """
+    # Horovod's Adasum optimizer is a class of its own, without the attribute.
+    return averaging_factor(getattr(optimizer, "op", "Adasum"), world_size)
+
+
+def fresh(optimizer: Any, parameter: torch.Tensor) -> bool:
+    """Whether backward has made a gradient for this parameter since the last exchange."""
+    # Horovod counts down from there, and starts anew when it hands back the reduced gradient.
+    return optimizer._allreduce_delay[parameter] != optimizer.backward_passes_per_step
+
+
+def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[], None]:
+    """Has `action` called whenever gradients are about to be waited for, by `step` or by the user.
+
+    Horovod has no place for that, and waits name by name: where another rank has no such name, for ever. So this one
+    object, not Horovod, gets a method of its own.
+
+    Returns:
+        What to call to have it so no more.
+    """
+    this = weakref.ref(optimizer)
+
+    def synchronize() -> None:
+        action()
+        own: Any = this()
+        type(own).synchronize(own)
+
+    def undo() -> None:
+        own = this()
+        if own is not None and vars(own).get("synchronize") is synchronize:
+            del own.synchronize
+
+    optimizer.synchronize = synchronize
+    return undo

@@ -1,0 +1,113 @@
+"""Who carries the bytes: what an exchange needs of it, whoever it is.
+
+An exchange knows nothing of Horovod. It is handed a `Transport`, one rank's end of a group of ranks, and starts named
+collectives on it: `horovod.HorovodTransport` in training, `in_process.World` where N ranks live in one process.
+
+Collectives meet by name. A name must be the same on all ranks and must not depend on the order of calls or on the type
+of what is sent.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Topology(NamedTuple):
+    """Where a rank sits, among all workers of a job.
+
+    Attributes:
+        local_rank, local_size: its place among the ranks of its host, and their number.
+        cross_rank, cross_size: its host's place among the hosts that have such a local rank, and their number.
+    """
+
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+class Transport(ABC):
+    """One rank's end of a group of ranks. Starting a collective never blocks; `wait` does."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Of this process, within the group; it may change when the group is formed anew."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """The number of ranks in the group."""
+
+    @property
+    @abstractmethod
+    def topology(self) -> Topology:
+        """Hosts, among all workers."""
+
+    @abstractmethod
+    def within(self, process_set: Any) -> Transport:
+        """The same for the ranks of a process set; None for all."""
+
+    @abstractmethod
+    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> Any:
+        """Starts sending `splits[r]` bytes of the uint8 vector `tensor` to each rank r; returns a handle."""
+
+    @abstractmethod
+    def allgather(self, tensor: torch.Tensor, name: str) -> Any:
+        """Starts gathering every rank's uint8 vector, in rank order; lengths may differ; returns a handle."""
+
+    @abstractmethod
+    def sum(self, tensor: torch.Tensor, name: str) -> Any:
+        """Starts adding up every rank's `tensor` (int64 or floating), in its own memory; returns a handle."""
+
+    @abstractmethod
+    def poll(self, handle: Any) -> bool:
+        """Whether `wait(handle)` would return at once."""
+
+    @abstractmethod
+    def wait(self, handle: Any) -> torch.Tensor:
+        """Blocks until the collective is over and returns what was received."""
+
+    @abstractmethod
+    def in_background(self, work: Callable[[], bool]) -> None:
+        """Has `work` called now and then, whatever the program does or waits for, until it returns True.
+
+        It must be quick, never block and never raise.
+        """
+
+    @abstractmethod
+    def advise(self) -> None:
+        """Says in the log what would make it faster here, if anything. Once a process."""
+
+
+def start_gather_json(transport: Transport, value: Any, name: str) -> Any:
+    """Starts `gather_json`; returns a handle for `finish_gather_json`."""
+    # json.dumps never emits a newline by itself, so that a newline can end a rank's text.
+    text = json.dumps(value).encode() + b"\n"
+    return transport.allgather(torch.frombuffer(bytearray(text), dtype=torch.uint8), name)
+
+
+def finish_gather_json(transport: Transport, handle: Any) -> list[Any]:
+    """Blocks; returns every rank's value, in rank order."""
+    return [json.loads(line) for line in transport.wait(handle).numpy().tobytes().splitlines()]
+
+
+def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
+    """Every rank's `value`, in rank order, on every rank. Collective, blocking.
+
+    JSON, because what comes from another worker should be data and never code, and because an allgather of bytes does
+    not care whether the ranks agree about the shape of what they send: a disagreement can be seen and named, where an
+    allreduce or a broadcast would fail or hang.
+
+    Args:
+        value: plain data (dicts, lists, numbers with NaN and infinities, strings, None).
+        name: what the collective is called on the wire.
+    """
+    if transport.size == 1:
+        return [json.loads(json.dumps(value))]
+    return finish_gather_json(transport, start_gather_json(transport, value, name))

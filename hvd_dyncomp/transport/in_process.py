@@ -1,0 +1,285 @@
+"""N ranks in one process: for tests, in which a scheduler decides who goes on and what has arrived, and simulations.
+
+    world = World(3)
+    for transport in world.transports:           # ranks that never wait for each other, one after the other
+        ...
+    results = world.run(lambda transport: ...)   # or a program per rank, with everything that Horovod allows
+
+`run` gives every rank a thread, of which one at a time runs. At every call of its transport a rank may lose its turn;
+`choose` decides who goes on, whether a collective that is complete has arrived yet at a rank that polls, and when
+background work is done. Runs with the same choices are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from hvd_dyncomp.transport.base import Topology, Transport
+
+Result = TypeVar("Result")
+Choose = Callable[[int], int]
+
+
+class Deadlock(RuntimeError):
+    """Every rank that has not ended waits for something that will never come. The text says who waits for what."""
+
+
+class Mismatch(RuntimeError):
+    """Ranks have started different collectives under one name, or one rank has started one twice."""
+
+
+class _Collective:
+    """One collective under way.
+
+    Attributes:
+        kind: alltoall, allgather or sum.
+        sent: what each rank has sent.
+        received: what each rank gets, once all have sent.
+    """
+
+    def __init__(self, kind: str, name: str, size: int) -> None:
+        self.kind, self.name, self.size = kind, name, size
+        self.sent: dict[int, tuple[torch.Tensor, list[int]]] = {}
+        self.received: list[torch.Tensor] | None = None
+        self.error: Exception | None = None
+
+    def add(self, rank: int, tensor: torch.Tensor, splits: list[int]) -> None:
+        self.sent[rank] = tensor, splits
+        if len(self.sent) == self.size:
+            self._complete()
+
+    @property
+    def over(self) -> bool:
+        return self.received is not None or self.error is not None
+
+    def _complete(self) -> None:
+        tensors = [self.sent[rank][0] for rank in range(self.size)]
+        if self.kind == "sum":
+            if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
+                shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+                self.error = Mismatch(f"{self.name}: ranks sum {shapes}")
+                return
+            total = tensors[0].clone()
+            for tensor in tensors[1:]:
+                total += tensor
+            for tensor in tensors:
+                tensor.copy_(total)
+            self.received = tensors
+        elif self.kind == "allgather":
+            gathered = torch.cat(tensors)
+            self.received = [gathered.clone() for _ in tensors]
+        else:
+            parts = [tensor.split(splits) for tensor, splits in (self.sent[rank] for rank in range(self.size))]
+            self.received = [torch.cat([theirs[rank] for theirs in parts]) for rank in range(self.size)]
+
+
+class InProcessTransport(Transport):
+    """One rank's end of a `World`."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self._world, self._rank = world, rank
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        return len(self._world.transports)
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(0, 1, self._rank, self.size)
+
+    def within(self, process_set: Any) -> InProcessTransport:
+        if process_set is not None:
+            raise ValueError(f"a World has no process sets, got {process_set!r}")
+        return self
+
+    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
+        return self._start("alltoall", tensor.clone(), splits, name)
+
+    def allgather(self, tensor: torch.Tensor, name: str) -> _Collective:
+        return self._start("allgather", tensor.clone(), [], name)
+
+    def sum(self, tensor: torch.Tensor, name: str) -> _Collective:
+        return self._start("sum", tensor, [], name)
+
+    def _start(self, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
+        self._world.take_turns(self._rank)
+        return self._world.start(self._rank, kind, tensor, splits, name)
+
+    def poll(self, handle: _Collective) -> bool:
+        self._world.take_turns(self._rank)
+        return handle.over and self._world.has_arrived()
+
+    def wait(self, handle: _Collective) -> torch.Tensor:
+        self._world.block(self._rank, handle)
+        if handle.error is not None:
+            raise handle.error
+        return handle.received[self._rank]  # type: ignore[index]  # it is over, and without an error
+
+    def in_background(self, work: Callable[[], bool]) -> None:
+        self._world.add_background(self._rank, work)
+
+    def advise(self) -> None:
+        pass
+
+
+class World:
+    """`size` ranks in this process.
+
+    Args:
+        size: their number.
+        choices: whole numbers that decide, one after the other and from the beginning again, whatever is open; without,
+            ranks go on until they have to wait, and everything that is complete has arrived.
+
+    Attributes:
+        transports: one a rank.
+        bytes_sent: by rank, what it has handed over for other ranks.
+    """
+
+    def __init__(self, size: int, choices: Sequence[int] = ()) -> None:
+        self.transports = [InProcessTransport(self, rank) for rank in range(size)]
+        self.bytes_sent = [0] * size
+        self._choices, self._next = list(choices), 0
+        self._open: dict[str, _Collective] = {}
+        self._background: list[list[Callable[[], bool]]] = [[] for _ in range(size)]
+        self._in_background = False
+        self._broken: Exception | None = None
+        self._turn = [threading.Semaphore(0) for _ in range(size)]
+        self._waits: dict[int, _Collective] = {}
+        self._running: set[int] = set()
+        self._patient = False
+        self._dead = ""
+
+    def run(self, program: Callable[[InProcessTransport], Result]) -> list[Result]:
+        """Runs `program(transport)` on every rank, all at once; returns what they returned, in rank order.
+
+        Raises:
+            Deadlock: no rank can go on.
+            RuntimeError: work in the background has raised an error, which it must not.
+            Exception: what the first rank raised that raised anything.
+        """
+        results: list[Any] = [None] * len(self.transports)
+        errors: dict[int, BaseException] = {}
+        self._running = set(range(len(self.transports)))
+        over = threading.Event()
+
+        def play(rank: int) -> None:
+            self._turn[rank].acquire()
+            try:
+                results[rank] = program(self.transports[rank])
+            except BaseException as error:  # noqa: BLE001  # raised again by run
+                errors[rank] = error
+            self._running.discard(rank)
+            if self._running:
+                self._pass_on(None)
+            else:
+                over.set()
+
+        threads = [threading.Thread(target=play, args=(rank,), daemon=True) for rank in self._running]
+        for thread in threads:
+            thread.start()
+        self._turn[0].release()
+        over.wait()
+        for thread in threads:
+            thread.join()
+        if self._broken is not None:
+            raise RuntimeError("work in the background has raised an error") from self._broken
+        for rank in sorted(errors, key=lambda rank: (isinstance(errors[rank], Deadlock), rank)):
+            raise errors[rank]
+        return results
+
+    def choose(self, count: int) -> int:
+        """A number below `count`."""
+        if not self._choices or count == 1:
+            return 0
+        self._next += 1
+        return self._choices[(self._next - 1) % len(self._choices)] % count
+
+    def chance(self) -> bool:
+        return self.choose(2) == 0
+
+    def has_arrived(self) -> bool:
+        """Whether a rank that polls for a collective that is over sees that. In the end it does."""
+        return self._patient or self.chance()
+
+    def start(self, rank: int, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
+        collective = self._open.get(name)
+        if collective is None:
+            collective = self._open[name] = _Collective(kind, name, len(self.transports))
+        if rank in collective.sent or collective.kind != kind:
+            raise Mismatch(f"rank {rank} starts {kind} {name}, which is under way as {collective.kind}")
+        size, nbytes = len(self.transports), tensor.numel() * tensor.element_size()
+        share = {"alltoall": (nbytes - splits[rank]) if splits else 0, "allgather": nbytes * (size - 1)}
+        self.bytes_sent[rank] += share.get(kind, 2 * nbytes * (size - 1) // size)
+        collective.add(rank, tensor, splits)
+        if collective.over:
+            del self._open[name]
+        return collective
+
+    def add_background(self, rank: int, work: Callable[[], bool]) -> None:
+        self._background[rank].append(work)
+
+    def take_turns(self, rank: int) -> None:
+        """Lets another rank go on, perhaps."""
+        if rank in self._running and not self._in_background and not self.chance():
+            self._pass_on(rank)
+
+    def block(self, rank: int, collective: _Collective) -> None:
+        """Returns when `collective` is over."""
+        while not collective.over:
+            if rank not in self._running or self._in_background:
+                raise Deadlock(f"rank {rank} waits for {collective.name}, which {sorted(collective.sent)} have started")
+            self._waits[rank] = collective
+            self._pass_on(rank)
+            self._waits.pop(rank, None)
+            if self._dead:
+                raise Deadlock(self._dead)
+
+    def _pass_on(self, rank: int | None) -> None:
+        """Gives the turn to a rank that can go on; returns when `rank` (None: which has ended) has it again."""
+        chosen = self._who_is_next()
+        if chosen == rank:
+            return
+        self._turn[chosen].release()
+        if rank is not None:
+            self._turn[rank].acquire()
+
+    def _who_is_next(self) -> int:
+        if self._choices and self.chance():
+            self._work_in_background()
+        while not (able := [r for r in sorted(self._running) if r not in self._waits or self._waits[r].over]):
+            before = self._progress()
+            self._patient = True
+            self._work_in_background()
+            self._patient = False
+            if self._progress() == before:
+                waits = [f"rank {rank} for {wait.name}" for rank, wait in sorted(self._waits.items())]
+                self._dead = "nobody can go on: " + ", ".join(waits)
+                return min(self._running)
+        return able[self.choose(len(able))]
+
+    def _progress(self) -> tuple[int, int]:
+        return sum(self.bytes_sent), sum(wait.over for wait in self._waits.values())
+
+    def _work_in_background(self) -> None:
+        """Done by whoever has the turn, in the name of a rank or, without choices, of all."""
+        self._in_background = True
+        try:
+            for works in self._background:
+                works[:] = [work for work in list(works) if self._goes_on(work)]
+        finally:
+            self._in_background = False
+
+    def _goes_on(self, work: Callable[[], bool]) -> bool:
+        try:
+            return not work()
+        except Exception as error:  # noqa: BLE001  # raised again by run: whose turn it is has nothing to do with it
+            self._broken = self._broken or error
+            return False
