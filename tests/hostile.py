@@ -235,11 +235,19 @@ TABLE = {
             "rounding": CHOICE,
             "block_size": [*COUNT, 32, 96, 100, 2**17],
             "min_numel": COUNT,
+            "skip": [4, "embedding", [], {}, b"x"],
+            "fp16_uncompressed": SWITCH,
             "bucket_bytes": COUNT,
             "seed": NATURAL,
             "auto_level": SWITCH,
             "reprobe_epochs": COUNT,
+            "transport": [4, "mpi", [], object(), Unspeakable()],
         },
+    ),
+    "DynamicQuantizer.attach": Call(
+        lambda optimizer: None if optimizer is None else DynamicQuantizer().attach(optimizer),
+        {"optimizer": None},
+        {"optimizer": [4, "x", object(), WEIGHT, torch.optim.SGD([WEIGHT.clone()], lr=0.1), Unspeakable()]},
     ),
     "DynamicQuantizer.compress": Call(
         lambda tensor: DynamicQuantizer().compress(tensor), {"tensor": WEIGHT}, {"tensor": NO_TENSOR}

@@ -1,15 +1,22 @@
 """The compressor on one worker: arguments, and what needs no other rank. The rest is in parallel/bodies."""
 
+import copy
+import io
+import logging
+import pickle
+
 import horovod.torch as hvd
 import pytest
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 from hvd_dyncomp.exchange.binding import Binding
+from hvd_dyncomp.transport import horovod
+from hvd_dyncomp.transport.horovod import HorovodTransport
 
 
 @pytest.fixture(autouse=True, scope="module")
-def horovod():
+def initialized():
     hvd.init()
 
 
@@ -81,10 +88,78 @@ class Optimizer(torch.optim.SGD):
 def test_gradients_are_recognised_in_any_order():
     parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(7)]
     optimizer = Optimizer(parameters)
-    binding = Binding(optimizer, None)
+    binding = Binding(optimizer, None, HorovodTransport())
     for order in ([6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6], [3, 1, 6, 0], [5, 2, 4, 3], [6, 5, 4, 3, 2, 1, 0]):
         for p in parameters:
             p.grad = torch.zeros(3)
-        assert [binding.name_of_gradient(parameters[i].grad) for i in order] == [f"p{i}" for i in order]
-    assert binding.name_of_gradient(torch.zeros(3)) is None
+        assert [binding.whose(parameters[i].grad)[0] for i in order] == [f"p{i}" for i in order]
+    assert binding.whose(torch.zeros(3)) is None
     assert sorted(binding._order) == list(range(7))
+
+
+def test_the_class_instead_of_a_quantizer_is_told_what_to_write(monkeypatch):
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # hooks, although there is one worker only
+    model = torch.nn.Linear(100, 50)
+    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=DynamicQuantizer)
+    with pytest.raises(TypeError, match=r"write compression=DynamicQuantizer\(\)"):
+        model(torch.ones(4, 100)).sum().backward()
+
+
+def trained(monkeypatch, **arguments):
+    """A quantizer bound to an optimizer. (One worker sends nothing, so it owes nothing either.)"""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    quantizer, model = DynamicQuantizer(**arguments), torch.nn.Linear(100, 50)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=quantizer)
+    model(torch.ones(4, 100)).sum().backward()
+    optimizer.step()
+    return quantizer, model, optimizer
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])  # noqa: S301
+def test_a_copy_owes_what_the_original_owes_and_has_no_optimizer(monkeypatch, duplicate):
+    quantizer, _, optimizer = trained(monkeypatch, block_size=128, rounding="stochastic", seed=7)
+    quantizer._lifecycle.plan.buckets[0].residuals.own[:5] = 3.0
+    other = duplicate(quantizer)
+    state, copied = quantizer.state_dict(), other.state_dict()
+    assert copied["steps"] == state["steps"] == 1 and copied["meter"] == state["meter"]
+    for name, residual in state["residuals"].items():
+        assert torch.equal(copied["residuals"][name], residual)
+    assert other._lifecycle.plan is None
+    assert other._settings == quantizer._settings and other._seed == 7
+    assert other.controller.bits == quantizer.controller.bits and other.controller is not quantizer.controller
+
+
+def test_what_cannot_be_copied_says_why(monkeypatch):
+    quantizer, model, optimizer = trained(monkeypatch)
+    model(torch.ones(4, 100)).sum().backward()
+    for forbidden in (lambda: pickle.dump(quantizer, io.BytesIO()), quantizer.drop_residuals):
+        with pytest.raises(RuntimeError, match="between steps"):
+            forbidden()
+    optimizer.step()
+    quantizer.drop_residuals()
+    with pytest.raises(TypeError, match="named_parameters cannot be pickled"):
+        pickle.dumps(DynamicQuantizer(named_parameters=model.named_parameters()))
+
+
+def test_attached_to_what_is_not_its_optimizer(monkeypatch):
+    quantizer, _, optimizer = trained(monkeypatch)
+    quantizer.attach(optimizer)
+    with pytest.raises(ValueError, match="optimizer must be what hvd.DistributedOptimizer"):
+        DynamicQuantizer().attach(optimizer)
+
+
+@pytest.mark.parametrize(("cores", "told", "ranks", "says"), [(2, 0, 2, 1), (4, 0, 2, 0), (2, 1, 2, 0), (3, 0, 2, 1)])
+def test_ranks_that_poll_on_each_others_cores_are_advised_once(monkeypatch, caplog, cores, told, ranks, says):
+    monkeypatch.setattr(horovod, "_advised", False)
+    monkeypatch.setattr(horovod.os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(hvd, "local_size", lambda: ranks)
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
+    monkeypatch.delenv("OMPI_MCA_mpi_yield_when_idle", raising=False)
+    if told:
+        monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        for _ in range(2):
+            HorovodTransport().advise()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == says
+    assert all("OMPI_MCA_mpi_yield_when_idle=1" in line and "OMPI_MCA_btl_tcp_flags=send" in line for line in lines)

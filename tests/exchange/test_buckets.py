@@ -33,13 +33,19 @@ def test_every_large_parameter_has_a_place_of_its_own(sizes):
     assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] >= 10]
 
 
-def test_the_plan_knows_what_the_ranks_must_agree_about():
-    def plans(sizes=(100, 200), **changes):
-        return [bucket.plan for bucket in plan(sizes, **changes)[0]]
+def test_the_composition_knows_what_the_ranks_must_agree_about():
+    def compositions(sizes=(100, 200), **changes):
+        return [bucket.composition for bucket in plan(sizes, **changes)[0]]
 
-    assert plans() == plans() == plans(rank=1)
-    for other in (plans((200, 100)), plans((100,)), plans(block_size=128), plans(world_size=3), plans(min_numel=150)):
-        assert other != plans()
+    assert compositions() == compositions() == compositions(rank=1)
+    for other in (
+        compositions((200, 100)),
+        compositions((100,)),
+        compositions(block_size=128),
+        compositions(world_size=3),
+        compositions(min_numel=150),
+    ):
+        assert other != compositions()
 
 
 def test_shards_and_residuals():
@@ -57,9 +63,21 @@ def test_released_residuals_are_handed_out_once():
     bucket.residuals.own[:300] = torch.arange(300.0)
     bucket.residuals.shard[:] = 1000
     bucket.keep_residuals()
-    assert not bucket.residuals.own[300:].any(), "the padding owes nothing"
     bucket.release_residuals()
-    taken = bucket.take_residual(slots["p0"])  # values 200 to 299; rank 0's shard is value 0 to 63
+    ones = torch.full((100,), 1e6), torch.full((200,), 1e6)  # against which no residual is too large
+    taken = bucket.with_residual(slots["p0"], ones[0]) - ones[0]  # values 200 to 299; rank 0's shard is value 0 to 63
     assert torch.equal(taken, torch.arange(200.0, 300))
-    assert torch.equal(bucket.take_residual(slots["p1"])[:64], torch.arange(64.0) + 1000)
-    assert not bucket.take_residual(slots["p0"]).any() and not bucket.residuals.shard.any()
+    taken = bucket.with_residual(slots["p1"], ones[1]) - ones[1]
+    assert torch.equal(taken[:64], torch.arange(64.0) + 1000)
+    assert torch.equal(bucket.with_residual(slots["p0"], ones[0]), ones[0]) and not bucket.residuals.shard.any()
+
+
+def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype():
+    buckets, slots = plan([100])
+    bucket = buckets[0]
+    bucket.residuals.own[:100] = 1e8
+    bucket.keep_residuals()
+    total = bucket.with_residual(slots["p0"], torch.full((100,), 50_000.0, dtype=torch.float16))
+    assert total.dtype is torch.float16 and total.isfinite().all()
+    bucket.residuals.own[:100] = 1e8
+    assert not bucket.with_residual(slots["p0"], torch.zeros(100)).any(), "nothing is added to no gradient"

@@ -22,7 +22,7 @@ def as_tensor(data: bytes) -> torch.Tensor:
 
 
 def expected(bits: int, blocks: int) -> Header:
-    return Header(WIRE_VERSION, Phase.WHOLE, bits, 0, 0xDEADBEEF, 7, blocks)
+    return Header(WIRE_VERSION, Phase.PAIR, bits, 0, 0xDEADBEEF, 7, blocks)
 
 
 def decode(payloads: list[torch.Tensor], bits: int) -> torch.Tensor:

@@ -22,8 +22,8 @@ import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer
 from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.pair import PairExchange
 from hvd_dyncomp.exchange.sharded import ShardedExchange
-from hvd_dyncomp.exchange.whole import WholeExchange
 from training import checkpoint, program
 
 
@@ -77,7 +77,7 @@ class Killer:
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
     "before it has read the handshake": lambda killer: killer.before(Handshake, "check"),
-    "with its message on the way": lambda killer: killer.after(WholeExchange, "_send"),
+    "with its message on the way": lambda killer: killer.after(PairExchange, "_send"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
     "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
     "while it writes a checkpoint": lambda killer: killer.half_written(),

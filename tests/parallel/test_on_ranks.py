@@ -3,7 +3,10 @@
 import pytest
 from launchers import run_body
 
-BODIES = ["arithmetic", "auto_level", "gradients", "features", "replicas", "lockstep", "resume", "refusals", "memory"]
+BODIES = [
+    *("arithmetic", "auto_level", "gradients", "features", "options", "replicas", "lockstep", "resume", "refusals"),
+    "memory",
+]
 JOBS = [("horovodrun", 2), ("mpirun", 2), ("gloo", 2), ("mpirun", 3), ("mpirun", 4)]
 # Where the order of calls matters, so does the launcher, whose collectives end at other times.
 LOOPS = ["loops_order", "loops_load", "loops_values"]

@@ -21,7 +21,7 @@ def undelivered(q, name, shape):
     """Sum over ranks of what both residuals hold for a parameter; shards are put together from their owners."""
     state = q.state_dict()
     total = float64_sum(state["residuals"][name].numpy(), f"residual.{name}")
-    for bucket in q._plan.buckets:
+    for bucket in q._lifecycle.plan.buckets:
         for slot in bucket.slots:
             if slot.name == name:
                 values = state["shard_residuals"][bucket.name]["values"]

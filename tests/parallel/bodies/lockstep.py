@@ -22,6 +22,7 @@ from hvd_dyncomp import (
 )
 from hvd_dyncomp.exchange import plan
 from hvd_dyncomp.exchange.base import Exchange
+from hvd_dyncomp.exchange.codec import WIRE_VERSION
 
 
 class Failing(Policy):
@@ -162,33 +163,42 @@ def test_another_block_size_on_one_rank(rank, request):
     assert "rank 0 has block_size 512, rank 1 has 256" in text
 
 
-def test_another_model_on_one_rank(rank):
+def test_another_model_on_one_rank(rank, request):
     problem = Problem(
+        prefix=request.node.name,
         names=["bias", "long", "odd"] if rank != 1 else ["bias", "matrix"],
         compression=DynamicQuantizer(Controller(Static(4))),
     )
-    with pytest.raises(LockstepError, match=r"parameter long has shape \(5000,\) on rank 0, none .* on rank 1"):
+    with pytest.raises(LockstepError, match=r"parameter \S+long has shape \(5000,\) on rank 0, none .* on rank 1"):
         problem.reduce(problem.draw(seed=1))
 
 
-def test_another_order_of_parameters_on_one_rank(rank):
+def test_another_order_of_parameters_on_one_rank(rank, request):
     names = ["bias", "long", "odd"]
-    problem = Problem(names=names[::-1] if rank == 1 else names, compression=DynamicQuantizer(Controller(Static(4))))
+    problem = Problem(
+        prefix=request.node.name,
+        names=names[::-1] if rank == 1 else names,
+        compression=DynamicQuantizer(Controller(Static(4))),
+    )
     with pytest.raises(LockstepError, match="same parameters in another order"):
         problem.reduce(problem.draw(seed=1))
 
 
-def test_another_wire_format_on_one_rank(rank, monkeypatch):
+def test_another_wire_format_on_one_rank(rank, request, monkeypatch):
     if rank == 1:
         monkeypatch.setattr(plan, "WIRE_VERSION", 99)
-    problem = Problem(names=["long"], compression=DynamicQuantizer(Controller(Static(4))))
-    with pytest.raises(LockstepError, match="wire version 2, rank 1 has 99"):
+    problem = Problem(prefix=request.node.name, names=["long"], compression=DynamicQuantizer(Controller(Static(4))))
+    with pytest.raises(LockstepError, match=f"wire version {WIRE_VERSION}, rank 1 has 99"):
         problem.reduce(problem.draw(seed=1))
 
 
-def test_one_rank_cannot_begin(rank):
+def test_one_rank_cannot_begin(rank, request):
     named = [("other", torch.nn.Parameter(torch.zeros(5)))] if rank == 1 else None
-    problem = Problem(names=["long"], compression=DynamicQuantizer(Controller(Static(4)), named_parameters=named))
+    problem = Problem(
+        prefix=request.node.name,
+        names=["long"],
+        compression=DynamicQuantizer(Controller(Static(4)), named_parameters=named),
+    )
     expected = (ValueError, "must name every") if rank == 1 else (LockstepError, "rank 1 cannot .* must name every")
     with pytest.raises(expected[0], match=expected[1]):
         problem.reduce(problem.draw(seed=1))

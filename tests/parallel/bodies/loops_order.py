@@ -59,6 +59,27 @@ def branches_of_one_model(compress):
     return weights(model)
 
 
+def an_optimizer_of_some_ranks_only(compress):
+    """Even ranks train an expert among themselves, beside a trunk that all share: they make a quantizer more."""
+    even = hvd.add_process_set(list(range(0, hvd.size(), 2)))
+    try:
+        models, optimizers = [], []
+        if hvd.rank() % 2 == 0:
+            models.append(Linear((2048, 1500)))
+            optimizers.append(distribute(models[0], compress, prefix="expert.", process_set=even))
+        models.append(Linear())
+        optimizers.append(distribute(models[-1], compress, prefix="trunk."))
+        for step in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            sum(model(step) for model in models).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return weights(models[-1])
+    finally:
+        hvd.remove_process_set(even)
+
+
 def empty_batches(compress, first, backward=True):
     """A loss that is averaged for the log between backward and step; a rank in turn has nothing to add to it."""
     model = Linear()
@@ -119,7 +140,7 @@ def steps_of_three_optimizers_in_another_order(compress):
 
 
 def later_steps_in_another_order(compress):
-    """The first step is the same on all ranks; the ranks have introduced themselves by then."""
+    """The first step is the same on all ranks."""
     models, optimizers = heads(compress)
     for step in range(4):
         for optimizer in optimizers:
@@ -148,6 +169,7 @@ LOOPS = [
     each_rank_trains_another_expert,
     first_gradients_in_another_order,
     branches_of_one_model,
+    an_optimizer_of_some_ranks_only,
     empty_batch_on_rank_0_first,
     empty_batch_on_the_last_rank_first,
     empty_batches_with_two_optimizers,

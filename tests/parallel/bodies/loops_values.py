@@ -71,7 +71,11 @@ def test_step_synchronizes_a_second_time(bits):
 # One step whose gradients are far too large, and which has no right to be remembered.
 
 AT, STEPS, SPIKE = 3, 10, 1e4
-RECOVERED = 4  # steps after the spike from which on it must not be seen any more
+# Steps after the spike from which on it must not be seen any more, by quantizations of a value (docs/math.md).
+RECOVERED = {1: 4, 2: 6}
+# How many times as large an update may be meanwhile: what a residual adds has at most twice the norm of what it is
+# added to, and so has what the second quantization's adds to that.
+GROWN = {1: 3, 2: 7}
 
 
 def disturbed(compression, react: str, spike: float, ranks: str = "all") -> list[Tensor]:
@@ -110,10 +114,11 @@ def test_a_spike_is_soon_forgotten(react, ranks, bits):
     got = disturbed(ours(bits)(), react, SPIKE, ranks)
     assert same_on_all_ranks(got, f"spike.{react}.{ranks}.{bits}")
     assert got[AT].norm() <= 300.1
+    quantizations = 1 if hvd.size() == 2 else 2
     for step in range(AT + 1, STEPS):
-        assert got[step].norm() <= 4 * expected[step].norm(), f"{step - AT} steps later"
+        assert got[step].norm() <= GROWN[quantizations] * expected[step].norm(), f"{step - AT} steps later"
         mine, undisturbed = (cosine(updates[step], expected[step]) for updates in (got, calm))
-        assert mine >= 0.9 * undisturbed or step < AT + RECOVERED, f"{step - AT} steps later"
+        assert mine >= 0.9 * undisturbed or step < AT + RECOVERED[quantizations], f"{step - AT} steps later"
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 32])
@@ -136,7 +141,7 @@ def test_a_spike_is_forgotten_at_once_when_residuals_are_dropped(bits):
 def test_a_spike_does_not_come_back_when_compression_is_released(bits):
     expected, got = disturbed(stock(), "skip", 1), disturbed(released(bits), "release", SPIKE)
     assert same_on_all_ranks(got, f"spike.released.{bits}")
-    assert got[AT + 1].norm() <= 4 * expected[AT + 1].norm()
+    assert got[AT + 1].norm() <= 3 * expected[AT + 1].norm()
     for step in range(AT + 2, STEPS):
         torch.testing.assert_close(got[step], expected[step], rtol=1e-3, atol=1e-3)
 

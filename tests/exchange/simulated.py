@@ -1,0 +1,152 @@
+"""Horovod's optimizer on a `World` of ranks in this process: as much of it as decides who waits for what, and when."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import horovod.torch as hvd
+import torch
+
+from hvd_dyncomp import Controller, DynamicQuantizer, Static
+from hvd_dyncomp.transport.in_process import InProcessTransport, World
+
+
+class SimulatedOptimizer(torch.optim.SGD):
+    """Submits a gradient when backward makes it, the others in `synchronize`, which waits for one after the other."""
+
+    def __init__(self, named: dict[str, torch.nn.Parameter], compression, transport: InProcessTransport) -> None:
+        super().__init__(named.values(), lr=1.0)
+        self._compression, self._transport = compression, transport
+        self._parameter_names = {parameter: name for name, parameter in named.items()}
+        self._requires_update = set(named.values())
+        self.backward_passes_per_step = 1
+        self._allreduce_delay = dict.fromkeys(named.values(), 1)
+        self._handles: dict[torch.Tensor, tuple] = {}
+        self._synchronized = False
+        self.op, self.process_set = hvd.Average, None
+
+    def backward(self, p: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """What a hook does: `gradient` has come for `p`."""
+        p.grad = gradient.clone() if p.grad is None else p.grad.add_(gradient)
+        self._allreduce_delay[p] -= 1
+        self._submit(p)
+
+    def _submit(self, p: torch.nn.Parameter) -> None:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        wire, context = self._compression.compress(p.grad)
+        handle = self._transport.sum(wire, f"allreduce.{self._parameter_names[p]}")
+        self._handles[p] = handle, context
+
+    def synchronize(self) -> None:
+        # A set, in no order that ranks would share; here in one that they do not.
+        missing = sorted(self._requires_update - set(self._handles), key=lambda p: self._parameter_names[p])
+        for p in missing[:: -1 if self._transport.rank % 2 else 1]:
+            self._submit(p)
+        for p, (handle, context) in self._handles.items():
+            total = self._transport.wait(handle)
+            self._allreduce_delay[p] = 1
+            p.grad.set_(self._compression.decompress(total / self._transport.size, context))
+        self._handles.clear()
+        self._synchronized = True
+
+    def give_up(self) -> None:
+        """Waits for nothing any more, as after an error: every gradient may be handed in anew."""
+        for handle, _ in self._handles.values():
+            self._transport.wait(handle)
+        self._handles.clear()
+        self._allreduce_delay = dict.fromkeys(self._allreduce_delay, 1)
+
+    def step(self, closure=None) -> None:
+        if not self._synchronized or self._handles:
+            self.synchronize()
+        self._synchronized = False
+        super().step()
+
+
+def parameters(sizes: dict[str, int]) -> dict[str, torch.nn.Parameter]:
+    return {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+
+
+def noise(name: str, size: int, rank: int, step: int) -> torch.Tensor:
+    """A gradient, another one for every rank and step."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{rank}/{step}".encode()))
+    return torch.randn(size, generator=generator)
+
+
+def mean_of(name: str, size: int, step: int, users: Sequence[int], ranks: int) -> torch.Tensor:
+    """What stock Horovod makes of it, where `users` are the ranks on which it was used."""
+    return sum((noise(name, size, rank, step) for rank in users), torch.zeros(size)) / ranks
+
+
+class Sent(NamedTuple):
+    """What a rank has handed to the network: a copy, and the address it came from."""
+
+    rank: int
+    kind: str
+    name: str
+    tensor: torch.Tensor
+    address: int
+
+
+class RecordingWorld(World):
+    """A `World` that writes down what is sent, in the order of sending."""
+
+    def __init__(self, size: int, choices: Sequence[int] = ()) -> None:
+        super().__init__(size, choices)
+        self.sent: list[Sent] = []
+
+    def start(self, rank, kind, tensor, splits, name):
+        self.sent.append(Sent(rank, kind, name, tensor.clone(), tensor.data_ptr()))
+        return super().start(rank, kind, tensor, splits, name)
+
+    def messages(self, ending: str, rank: int | None = None) -> list[torch.Tensor]:
+        """What was sent under names that end so, of one rank or of all."""
+        return [s.tensor for s in self.sent if s.name.endswith(ending) and rank in (None, s.rank)]
+
+
+class Worker:
+    """One rank that trains one model."""
+
+    def __init__(
+        self, transport: InProcessTransport, sizes: dict[str, int], bits: int, *, op=hvd.Average, **arguments
+    ) -> None:
+        self.transport, self.parameters = transport, parameters(sizes)
+        self.controller = arguments.pop("controller", None) or Controller(Static(bits))
+        self.quantizer = DynamicQuantizer(
+            self.controller, transport=transport, **{"block_size": 64, "min_numel": 10, **arguments}
+        )
+        self.optimizer = SimulatedOptimizer(self.parameters, self.quantizer, transport)
+        self.optimizer.op = op
+
+    def backward(self, gradients: dict[str, torch.Tensor]) -> None:
+        self.optimizer.zero_grad()
+        for name, gradient in gradients.items():
+            self.optimizer.backward(self.parameters[name], gradient)
+
+    def step(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A whole step; returns the reduced gradients."""
+        self.backward(gradients)
+        self.optimizer.step()
+        return {name: p.grad.clone() for name, p in self.parameters.items()}
+
+    def noise(self, step: int) -> dict[str, torch.Tensor]:
+        return {name: noise(name, p.numel(), self.transport.rank, step) for name, p in self.parameters.items()}
+
+    def barrier(self, name: str) -> None:
+        self.transport.wait(self.transport.sum(torch.ones(1), f"barrier.{name}"))
+
+
+def set_level(controller: Controller, bits: int) -> None:
+    """Has a controller at another level from here on, as `Controller.step` would."""
+    controller._bits = bits
+
+
+def on_ranks(
+    size: int, program: Callable[[Worker], object], sizes: dict[str, int], bits: int, *, choices=(), **arguments
+) -> tuple[list, RecordingWorld]:
+    """Runs `program(worker)` on every rank; returns what the ranks returned, and the world."""
+    world = RecordingWorld(size, choices)
+    return world.run(lambda transport: program(Worker(transport, sizes, bits, **arguments))), world

@@ -1,0 +1,75 @@
+"""What a user can choose about which gradients are compressed, and how the others travel."""
+
+import horovod.torch as hvd
+import pytest
+import torch
+from problem import Problem, same_on_all_ranks
+
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
+
+
+def reduced(request, names=("long", "odd", "bias"), steps=1, **arguments):
+    """The quantizer, the last step's means and the exact ones."""
+    quantizer = DynamicQuantizer(Controller(Static(4)), **arguments)
+    problem = Problem(names=list(names), prefix=f"{request.node.name}.", compression=quantizer)
+    for step in range(steps):
+        wanted = problem.draw(seed=step)
+        got = problem.reduce(wanted)
+    exact = {name: hvd.allreduce(wanted[name].double(), name=f"exact.{name}") for name in wanted}
+    assert same_on_all_ranks(got.values(), "got")
+    return quantizer, got, exact
+
+
+def error(got, exact):
+    return ((got.double() - exact).norm() / exact.norm()).item()
+
+
+def test_what_is_skipped_arrives_exactly(request):
+    skip = lambda name, parameter: name.endswith("odd") and parameter.numel() == 1031  # noqa: E731
+    quantizer, got, exact = reduced(request, skip=skip)
+    assert error(got["odd"], exact["odd"]) < 1e-6 < 1e-2 < error(got["long"], exact["long"])
+    assert quantizer.meter.total().compressed_values == 5000
+
+
+def test_a_parameter_that_one_rank_skips(request, rank):
+    with pytest.raises(
+        LockstepError, match=r"odd has shape \(1031,\) on rank 0, \(1031,\) \(not compressed\) on rank 1"
+    ):
+        reduced(request, skip=lambda name, parameter: rank == 1 and name.endswith("odd"))
+
+
+def test_a_skip_that_fails_on_one_rank(request, rank):
+    def skip(name, parameter):
+        return rank == 1 and {}[name]
+
+    expected = (KeyError, "long|odd|bias") if rank == 1 else (LockstepError, "rank 1 cannot use its DynamicQuantizer")
+    with pytest.raises(expected[0], match=expected[1]):
+        reduced(request, skip=skip)
+
+
+def test_small_tensors_as_float16(request, size):
+    """Half the bytes, and the precision of float16; what is compressed is the same."""
+    full, exact = reduced(request, steps=2)[::2]
+    half, got, _ = reduced(request, steps=2, fp16_uncompressed=True)
+    assert 0 < error(got["bias"], exact["bias"]) < 1e-3
+    saved = full.meter.total().uncompressed_bytes - half.meter.total().uncompressed_bytes
+    assert saved == pytest.approx(2 * 2 * 10 * 2 * (size - 1) / size)
+    assert full.meter.total().compressed_bytes == half.meter.total().compressed_bytes
+
+
+def test_attached_before_the_first_gradient(request):
+    quantizer = DynamicQuantizer(Controller(Static(16)))
+    problem = Problem(names=["long", "bias"], prefix=f"{request.node.name}.", compression=quantizer)
+    quantizer.attach(problem.optimizer)
+    assert quantizer.state_dict()["world_size"] == hvd.size(), "it knows its optimizer"
+    for step in range(2):
+        wanted = problem.draw(seed=step)
+        got = problem.reduce(wanted)
+        exact = hvd.allreduce(wanted["long"].double(), name=f"exact.{step}")
+        assert error(got["long"], exact) < 1e-3
+    # Again in mid-run: what it owes goes over.
+    before = quantizer.state_dict()["residuals"]
+    quantizer.attach(problem.optimizer)
+    after = quantizer.state_dict()["residuals"]
+    assert before[f"{request.node.name}.long"].any()
+    assert all(torch.equal(before[name], after[name]) for name in before)
