@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train test soak lint lock audit study bench clean
+.PHONY: setup train test soak mutants lint lock audit study bench clean
 
 setup: .venv/package.stamp
 
@@ -31,6 +31,10 @@ test: setup
 # What takes too long for every day: about an hour.
 soak: setup
 	pytest -m soak $(ARGS)
+
+# Do the tests notice the faults that tests/mutants/faults.toml puts into the library? Some 20 minutes on two cores.
+mutants: setup
+	python tests/mutants/mutate.py $(ARGS)
 
 lint: setup
 	ruff check .

@@ -32,7 +32,15 @@ def compute_bound(bits):
     return 1.0 if bits == 32 else 1.2
 
 
-@pytest.mark.parametrize(("seconds", "fastest"), [(wire_bound, 4), (compute_bound, 32), (lambda bits: 1.0, 4)])
+def hardly_faster(bits):
+    return 0.99 if bits == 32 else 1.0
+
+
+def alike(bits):
+    return 1.0
+
+
+@pytest.mark.parametrize(("seconds", "fastest"), [(wire_bound, 4), (compute_bound, 32), (alike, 4), (hardly_faster, 4)])
 def test_the_fastest_level_that_quality_allows(seconds, fastest):
     levels = Steps(seconds).run(100)
     assert set(levels[:41]) == {4, 8, 16, 32}
@@ -67,6 +75,29 @@ def test_what_happens_between_epochs_does_not_count():
         steps.run(8, epoch=epoch)
         steps.now += 1000.0
     assert set(steps.run(10, epoch=8)) == {4}
+
+
+def test_neither_switches_nor_evaluations_nor_a_slow_spell_count():
+    """All of them fall on the level that is fastest."""
+    steps, before = Steps(compute_bound), [0]
+
+    def seconds(bits):
+        switched, before[0] = bits != before[0], bits
+        return compute_bound(bits) + 10 * (switched and bits == 32)
+
+    steps.seconds = seconds
+    assert set(steps.run(60)[41:]) == {32}
+
+    steps = Steps(compute_bound)
+    for epoch in range(3):  # three of the five visits of 32 bits are the last steps of an epoch
+        steps.run(8, epoch=epoch)
+        steps.now += 1000.0
+    assert set(steps.run(60, epoch=3)[20:]) == {32}
+
+    steps = Steps(compute_bound)
+    steps.run(8)
+    steps.now += 1000.0  # within an epoch, once
+    assert set(steps.run(60)[40:]) == {32}
 
 
 def test_a_choice_survives_a_restart_and_an_unfinished_trial_does_not():

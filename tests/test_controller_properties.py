@@ -181,6 +181,22 @@ def test_a_mean_lies_between_its_values(reports):
 
 
 @ORDINARY
+@given(reports=st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 1000)), min_size=1, max_size=5))
+def test_a_mean_counts_every_sample_once(reports):
+    total = sum(weight for _, weight in reports)
+    if total:
+        expected = sum(value * weight for value, weight in reports) / total
+        means = _weighted_means([{"metrics": {"a": value}, "weight": weight} for value, weight in reports])
+        assert means["a"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("nothing", [math.nan, math.inf, 7.0])
+def test_a_rank_without_samples_does_not_count(nothing):
+    reports = [{"metrics": {"a": value}, "weight": weight} for value, weight in ((nothing, 0), (0.5, 3), (1.0, 1))]
+    assert _weighted_means(reports) == {"a": 0.625}
+
+
+@ORDINARY
 @given(data=st.data())
 def test_meters_survive_json(data):
     meter = Meter()

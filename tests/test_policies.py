@@ -41,6 +41,24 @@ def test_a_stalled_loss_raises_the_step_after_loss_patience_epochs_in_a_row():
     assert trace(ladder(loss=None, stagnation=None), [0.1] * 7, losses) == [4] * 8
 
 
+def test_the_loss_counts_by_fractions_of_itself():
+    losses = [1.0, 0.995, 0.99, 0.985, 0.9, 0.8, 0.799, 0.798, 0.797]
+    expected = trace(ladder(), [0.1] * 9, losses)
+    assert 8 in expected and 16 in expected
+    for scale in (2.0**-20, 2.0**20):
+        assert trace(ladder(), [0.1] * 9, [scale * loss for loss in losses]) == expected
+
+
+def test_slow_epochs_of_a_release_do_not_count():
+    policy = ladder(loss_patience=3, stagnation_patience=1, release_epochs=2, cooldown=9)
+    assert trace(policy, [0.1] * 7, [1.0] * 7) == [4, 4, 32, 32, 4, 4, 4, 8]
+
+
+def test_a_step_that_is_raised_spends_an_epoch_of_the_cooldown():
+    policy = ladder(loss=None, stagnation_patience=0, release_epochs=1, cooldown=2)
+    assert trace(policy, [0.1, 0.1, 0.6, 0.6, 0.6]) == [4, 32, 4, 8, 8, 32]
+
+
 def test_stagnation_in_time_releases_and_returns():
     policy = ladder(stagnation_patience=2, release_epochs=2, cooldown=1)
     # Three epochs at the step exceed patience; two at 32; cooldown, and three more.

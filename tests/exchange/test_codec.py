@@ -77,7 +77,9 @@ def test_arbitrary_bytes_are_an_error_or_exactly_what_was_expected(data):
 def test_truncated_messages_are_an_error(cut):
     whole = torch.cat([message(), message()])
     assert whole.numel() == 248
-    with pytest.raises(LockstepError):
+    rank, sent = divmod(cut, 124)
+    least = "less than a header" if sent < HEADER_BYTES else "expected 124"
+    with pytest.raises(LockstepError, match=f"here: rank {rank} sent {sent} bytes, .*{least}"):
         split_messages(whole[:cut], [HEADER, HEADER], 64, "here")
 
 

@@ -47,14 +47,15 @@ def state_of(buckets, factor, rank, size):
     return {"rank": rank, "world_size": size, "factor": factor, **residuals.export(buckets)}
 
 
-@pytest.mark.parametrize("averaged", [True, False])
+@pytest.mark.parametrize("averaged", [(True, True), (False, False), (True, False), (False, True)])
 @pytest.mark.parametrize(("before", "after"), SIZE_CHANGES)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), data=st.data())
 def test_a_change_of_size_changes_nothing_of_what_is_owed(before, after, averaged, seed, data):
     rank = data.draw(st.integers(0, before - 1))
     new_rank = rank if before == after else data.draw(st.integers(0, after - 1))
-    old_factor, new_factor = (1 / before, 1 / after) if averaged else (1.0, 1.0)
+    # A sum may become a mean: the shards stay where they are, and what they owe counts for more or less.
+    old_factor, new_factor = 1 / before if averaged[0] else 1.0, 1 / after if averaged[1] else 1.0
     old = indebted(rank, before, seed)
     state = state_of(old, old_factor, rank if before == after else None, before)
     new = buckets_of(new_rank, after)

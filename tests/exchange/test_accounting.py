@@ -1,0 +1,89 @@
+"""What the meter says against what was handed to the network."""
+
+import logging
+
+import pytest
+import torch
+from simulated import Worker, noise, on_ranks, set_level
+
+SIZES = {"a": 130, "b": 500, "small": 5}
+RANKS = pytest.mark.parametrize("ranks", [2, 3])
+
+
+@RANKS
+@pytest.mark.parametrize("bits", [1, 4, 32])
+@pytest.mark.parametrize("fp16", [False, True])
+def test_the_meter_counts_what_is_sent(ranks, bits, fp16):
+    def program(worker: Worker):
+        for step in range(3):
+            worker.step(worker.noise(step))
+        worker.backward(worker.noise(3))
+        worker.optimizer.synchronize()
+        worker.optimizer._synchronized = False
+        worker.optimizer.step()  # reduces a second time
+        return worker.quantizer.meter
+
+    meters, world = on_ranks(ranks, program, SIZES, bits, fp16_uncompressed=fp16)
+    share = 2 * (ranks - 1) / ranks
+    for rank in range(ranks):
+        total = meters[rank].total()
+        # Of each sum the world counts whole bytes, and the meter the mean over ranks.
+        sums = [s.tensor.numel() * s.tensor.element_size() for s in world.sent if s.rank == rank and s.kind == "sum"]
+        rounded = sum(nbytes * share - int(nbytes * 2 * (ranks - 1) // ranks) for nbytes in sums)
+        assert total.sent_bytes == pytest.approx(world.bytes_sent[rank] + rounded)
+        assert total.steps == 5 and set(meters[rank].records) == {(0, bits)}
+        float32 = 5 * 4 * 635 * share
+        assert total.float32_bytes == pytest.approx(float32)
+        assert total.compressed_values == (0 if bits == 32 else 5 * 630)
+        assert (total.compressed_bytes > 0) == (bits < 32)
+        assert total.seconds > 0
+
+
+@RANKS
+def test_levels_are_counted_apart(ranks):
+    def program(worker: Worker):
+        worker.step(worker.noise(0))
+        set_level(worker.controller, 8)
+        worker.step(worker.noise(1))
+        return worker.quantizer.meter
+
+    meters, _ = on_ranks(ranks, program, SIZES, 4)
+    four, eight = meters[0].level(4), meters[0].level(8)
+    assert four.steps == eight.steps == 1
+    assert eight.compressed_bytes - four.compressed_bytes == pytest.approx(2 * (ranks - 1) / ranks * 630 * 0.5, rel=0.1)
+
+
+@RANKS
+@pytest.mark.parametrize("where", ["one rank", "all ranks"])
+def test_blocks_that_are_not_finite_are_counted_once(ranks, where, caplog):
+    """Whoever has them, and how many. Blocks 1 and 9 of 10: in the shards of different ranks."""
+
+    def program(worker: Worker):
+        gradient = noise("a", 640, worker.transport.rank, 0)
+        if where == "all ranks" or worker.transport.rank == 1:
+            gradient[64 + 3 : 64 + 6] = float("nan")
+            gradient[9 * 64] = float("inf")
+        got = worker.step({"a": gradient})["a"].view(10, 64)
+        worker.step({"a": gradient})
+        return got, worker.quantizer.meter.total().nonfinite_blocks
+
+    with caplog.at_level(logging.WARNING):
+        results, _ = on_ranks(ranks, program, {"a": 640}, 4)
+    for got, count in results:
+        assert count == 2 * 2
+        assert got.isnan().all(dim=1).tolist() == [block in (1, 9) for block in range(10)]
+        assert got[[0, *range(2, 9)]].isfinite().all()
+    assert caplog.text.count("NaN or infinity in 2 blocks") == ranks, "once for each rank, epoch and level"
+
+
+def test_a_tensor_that_is_no_gradient_passes_and_is_counted(caplog):
+    def program(worker: Worker):
+        tensor = torch.arange(12.0)
+        for _ in range(2):
+            wire, context = worker.quantizer.compress(tensor)
+            assert wire is tensor and worker.quantizer.decompress(wire, context) is tensor
+        return worker.quantizer.meter.total()
+
+    totals, _ = on_ranks(2, program, SIZES, 4)
+    assert all(total.uncompressed_bytes == total.float32_bytes == 2 * 48 for total in totals)
+    assert caplog.text.count("travels uncompressed") == 2, "once a quantizer"

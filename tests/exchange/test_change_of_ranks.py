@@ -1,0 +1,89 @@
+"""Ranks come and go: with `hvd.elastic` a process may have another rank, among others, from one step to the next."""
+
+import pytest
+import torch
+from simulated import Worker, noise, on_ranks
+
+from hvd_dyncomp.transport.in_process import World
+
+SIZES = {"a": 130, "b": 500}
+
+
+def owed(state: dict) -> torch.Tensor:
+    """What a rank's residuals will add to the result, by value of the bucket, in which "b" comes first."""
+    total = torch.zeros(640)
+    total[:630] = torch.cat([state["residuals"]["b"], state["residuals"]["a"]])
+    shard = state["shard_residuals"]["b"]
+    total[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
+    return state["factor"] * total
+
+
+def regrouped(before: int, after: list[int]) -> list[tuple[dict, dict, dict]]:
+    """Two steps on `before` ranks, then one of those in `after` alone, in that order.
+
+    Per rank: its state before, its state once it has seen that it is another, and the reduced gradients.
+    """
+
+    def first(worker: Worker) -> Worker:
+        for step in range(2):
+            worker.step(worker.noise(step))
+        return worker
+
+    workers, _ = on_ranks(before, first, SIZES, 2)
+    states = [workers[old].quantizer.state_dict() for old in after]
+    world = World(len(after))
+    for rank, old in enumerate(after):
+        worker = workers[old]
+        worker.transport._world, worker.transport._rank = world, rank
+
+    def second(transport):
+        worker = workers[after[transport.rank]]
+        gradients = worker.noise(2)
+        worker.backward({"b": gradients["b"]})  # and "a" is still to come: nothing has been quantized
+        bound = worker.quantizer.state_dict()
+        worker.optimizer.backward(worker.parameters["a"], gradients["a"])
+        worker.optimizer.step()
+        return bound, {name: p.grad.clone() for name, p in worker.parameters.items()}
+
+    return [(state, *seen) for state, seen in zip(states, world.run(second), strict=True)]
+
+
+@pytest.mark.parametrize("after", [[2, 0], [1, 2, 0]])
+def test_the_quantizer_sees_by_itself_that_ranks_are_others(after):
+    results = regrouped(3, after)
+    for rank, (before, bound, got) in enumerate(results):
+        assert (bound["rank"], bound["world_size"], bound["factor"]) == (rank, len(after), 1 / len(after))
+        torch.testing.assert_close(owed(bound), owed(before), rtol=1e-5, atol=1e-7)
+        assert owed(before).abs().sum() > 1
+        assert all(torch.equal(got[name], results[0][2][name]) for name in SIZES)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_who_joins_begins_where_rank_0_is(loaded):
+    """Also who has gone back to a state before, as after a reset."""
+
+    def program(worker: Worker):
+        if loaded:
+            worker.quantizer.load_state_dict(worker.quantizer.state_dict())
+        if worker.transport.rank == 0:
+            worker.quantizer._steps = 41
+        worker.quantizer.sync()
+        state = worker.quantizer.state_dict()
+        worker.step({name: noise(name, size, worker.transport.rank, 0) for name, size in SIZES.items()})
+        return state["steps"], worker.quantizer.state_dict()["steps"]
+
+    results, _ = on_ranks(2, program, SIZES, 4)
+    assert results == [(41, 42)] * 2
+
+
+def test_after_sync_what_is_owed_is_the_process_own_whatever_its_rank():
+    def program(worker: Worker):
+        worker.step(worker.noise(0))
+        before = worker.quantizer.state_dict()
+        worker.quantizer.sync()
+        after = worker.quantizer.state_dict()
+        assert all(torch.equal(after["residuals"][name], before["residuals"][name]) for name in SIZES)
+        return before["rank"], after["rank"]
+
+    results, _ = on_ranks(2, program, SIZES, 4)
+    assert results == [(0, None), (1, None)]

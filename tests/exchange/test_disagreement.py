@@ -1,0 +1,175 @@
+"""Ranks that differ: each says the same, in words, and nothing is sent that only fits if they do not differ."""
+
+from collections.abc import Callable
+
+import horovod.torch as hvd
+import pytest
+import torch
+from simulated import RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks, parameters, set_level
+
+from hvd_dyncomp import DynamicQuantizer, LockstepError
+
+SIZES = {"a": 130, "b": 500, "small": 5}
+
+
+def said(ranks: int, odd: dict, sizes: dict[str, int] = SIZES, bits: int = 4) -> tuple[list[str], RecordingWorld]:
+    """What the ranks say in a step when rank 1 has other arguments, another model or another level."""
+
+    def program(transport) -> str:
+        mine = odd if transport.rank == 1 else {}
+        own = sizes if transport.rank == 1 else SIZES
+        worker = Worker(transport, own, bits if transport.rank == 1 else 4, **{"bucket_bytes": 1, **mine})
+        with pytest.raises((LockstepError, ValueError)) as caught:
+            worker.step({name: noise(name, p.numel(), transport.rank, 0) for name, p in worker.parameters.items()})
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    world = RecordingWorld(ranks)
+    return world.run(program), world
+
+
+CASES = {
+    "another level": ({}, SIZES, 8, "rank 0 has bits 4, rank 1 has 8"),
+    "uncompressed": ({}, SIZES, 32, "rank 0 has bits 4, rank 1 has 32"),
+    "another block size": ({"block_size": 128}, SIZES, 4, "rank 0 has block_size 64, rank 1 has 128"),
+    "error feedback": ({"error_feedback": False}, SIZES, 4, "rank 0 has error_feedback True, rank 1 has False"),
+    "fp16": ({"fp16_uncompressed": True}, SIZES, 4, "rank 0 has fp16_uncompressed False, rank 1 has True"),
+    "skip": (
+        {"skip": lambda name, p: name == "b"},
+        SIZES,
+        4,
+        r"parameter b has shape (500,) on rank 0, (500,) (not compressed) on rank 1",
+    ),
+    "a shape": ({}, {**SIZES, "a": 131}, 4, "parameter a has shape (130,) on rank 0, (131,) on rank 1"),
+    "a parameter": (
+        {},
+        {"a": 130, "small": 5},
+        4,
+        "parameter b has shape (500,) on rank 0, none (there is no such parameter) on rank 1",
+    ),
+    "an order": ({}, dict(reversed(SIZES.items())), 4, "rank 0 and rank 1 have the same parameters in another order"),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_says_who_differs_in_what(case, ranks):
+    odd, sizes, bits, words = CASES[case]
+    texts, world = said(ranks, odd, sizes, bits)
+    assert len(set(texts)) == 1 and words in texts[0] and texts[0].startswith("LockstepError"), texts
+    kinds = {sent.kind for sent in world.sent if "introduction" not in sent.name}
+    assert kinds == {"sum"}, "something was exchanged between ranks that differ"
+
+
+def test_a_rank_in_another_step():
+    def program(worker: Worker) -> str:
+        worker.step(worker.noise(0))
+        worker.quantizer._steps += worker.transport.rank
+        with pytest.raises(LockstepError) as caught:
+            worker.step(worker.noise(1))
+        return str(caught.value)
+
+    texts, _ = on_ranks(2, program, SIZES, 4)
+    assert len(set(texts)) == 1 and "rank 0 has step 1, rank 1 has 2 (was its state loaded" in texts[0]
+
+
+def test_a_rank_that_moves_to_another_level_later():
+    def program(worker: Worker) -> str:
+        worker.step(worker.noise(0))
+        set_level(worker.controller, 32 if worker.transport.rank else 4)
+        with pytest.raises(LockstepError) as caught:
+            worker.step(worker.noise(1))
+        return str(caught.value)
+
+    texts, _ = on_ranks(2, program, SIZES, 4)
+    assert len(set(texts)) == 1 and "rank 0 has bits 4, rank 1 has 32 (have the controllers" in texts[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_rank_that_cannot_begin_tells_the_others_why(ranks):
+    other = torch.nn.Parameter(torch.zeros(5))
+    texts, _ = said(ranks, {"named_parameters": [("other", other)]})
+    assert texts[1].startswith("ValueError: named_parameters must name every parameter")
+    for text in texts[:1] + texts[2:]:
+        assert text.startswith("LockstepError: rank 1 cannot use its DynamicQuantizer: named_parameters must name")
+
+
+def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(monkeypatch):
+    from hvd_dyncomp import kernels
+
+    def program(worker: Worker) -> str:
+        if worker.transport.rank == 1:
+            real = kernels.reduce_into
+
+            def reduce_into(out, *arguments, **keywords):
+                if out.numel() == worker.quantizer._lifecycle.plan.buckets[0].shards[1] * 36 and not failed:
+                    failed.append(out)
+                    raise MemoryError("no room")
+                return real(out, *arguments, **keywords)
+
+            failed: list = []
+            monkeypatch.setattr(kernels, "reduce_into", reduce_into)
+        with pytest.raises((MemoryError, LockstepError)) as caught:
+            worker.step(worker.noise(0))
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    # Shards of 1, 2 and 2 blocks: the first that is reduced with two is rank 1's or rank 2's.
+    texts, _ = on_ranks(3, program, {"a": 320}, 4)
+    gave_up = [rank for rank, text in enumerate(texts) if text == "MemoryError: no room"]
+    assert len(gave_up) == 1, texts
+    for rank, text in enumerate(texts):
+        assert rank in gave_up or text == (
+            f"LockstepError: bucket a: rank {gave_up[0]} gave up the exchange; its own error says why"
+        )
+
+
+@pytest.mark.parametrize("op", ["Adasum", "Min"])
+def test_a_reduction_that_is_not_linear_is_refused_before_anything_is_sent(op):
+    def program(worker: Worker) -> str:
+        with pytest.raises(ValueError) as caught:
+            worker.backward(worker.noise(0))
+        return str(caught.value)
+
+    texts, world = on_ranks(2, program, SIZES, 4, op=getattr(hvd, op))
+    assert all("works with op=hvd.Average and op=hvd.Sum, got op=" in text for text in texts) and not world.sent
+
+
+def test_a_second_optimizer_is_refused_while_the_first_one_lives():
+    def program(worker: Worker) -> str:
+        worker.step(worker.noise(0))
+        second = SimulatedOptimizer(parameters(SIZES), worker.quantizer, worker.transport)
+        with pytest.raises(ValueError) as caught:
+            second.backward(next(iter(second.param_groups[0]["params"])), torch.ones(130))
+        return str(caught.value)
+
+    texts, _ = on_ranks(2, program, SIZES, 4)
+    assert all(text.startswith("a DynamicQuantizer works for one optimizer") for text in texts)
+
+
+def test_attach_wants_an_optimizer_that_compresses_with_this_quantizer():
+    def program(worker: Worker) -> Callable:
+        other = SimulatedOptimizer(parameters(SIZES), DynamicQuantizer(), worker.transport)
+        with pytest.raises(ValueError, match="for this quantizer, got"):
+            worker.quantizer.attach(other)
+        worker.quantizer.attach(worker.optimizer)
+        worker.quantizer.attach(worker.optimizer)
+        return worker.step(worker.noise(0))
+
+    attached, _ = on_ranks(2, program, SIZES, 4)
+    found, _ = on_ranks(2, lambda worker: worker.step(worker.noise(0)), SIZES, 4)
+    assert all(torch.equal(attached[0][name], found[0][name]) for name in SIZES)
+
+
+def test_optimizers_are_told_apart_by_their_first_parameter():
+    """Whichever of two models a rank comes to first."""
+
+    def program(transport) -> None:
+        workers = [Worker(transport, sizes, 4) for sizes in ({"a": 130}, {"b": 130})]
+        for worker in workers[:: -1 if transport.rank else 1]:
+            worker.backward(worker.noise(0))
+        for worker in workers:
+            worker.optimizer.step()
+
+    world = RecordingWorld(2)
+    world.run(program)
+    names = [[s.name for s in world.sent if s.rank == rank and "handshake" in s.name] for rank in range(2)]
+    assert names == [[f"hvd_dyncomp.{first}.handshake" for first in order] for order in ("ab", "ba")]

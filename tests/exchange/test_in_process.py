@@ -1,0 +1,77 @@
+"""The simulated network: as strict as the real one, and under the control of the choices."""
+
+import pytest
+import torch
+
+from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, Mismatch, World
+
+
+def test_collectives():
+    def program(transport: InProcessTransport):
+        rank = transport.rank
+        tensor = torch.full((2,), float(rank + 1))
+        total = transport.wait(transport.sum(tensor, "sum"))
+        gathered = transport.wait(transport.allgather(torch.full((rank + 1,), rank, dtype=torch.uint8), "gather"))
+        sent = torch.arange(6, dtype=torch.uint8) + 10 * rank
+        received = transport.wait(transport.alltoall(sent, [1, 2, 3], "scatter"))
+        return tensor, total, gathered.tolist(), received.tolist()
+
+    world = World(3)
+    for rank, (tensor, total, gathered, received) in enumerate(world.run(program)):
+        assert torch.equal(tensor, torch.full((2,), 6.0)), "a sum is in the ranks' own memory"
+        assert torch.equal(total, tensor)
+        assert gathered == [0, 1, 1, 2, 2, 2]
+        part = [[0], [1, 2], [3, 4, 5]][rank]
+        assert received == [value + 10 * sender for sender in range(3) for value in part]
+    # 2 (N - 1) / N of 8 bytes, N - 1 times its own piece, all but its own part.
+    assert world.bytes_sent == [10 + 2 * (rank + 1) + 6 - (rank + 1) for rank in range(3)]
+
+
+def test_what_never_comes_is_a_deadlock_that_names_it():
+    def program(transport: InProcessTransport):
+        transport.wait(transport.sum(torch.ones(1), f"of {transport.rank}"))
+
+    with pytest.raises(Deadlock, match="rank 0 for of 0, rank 1 for of 1"):
+        World(2).run(program)
+
+
+@pytest.mark.parametrize("other", ["kind", "twice", "shape"])
+def test_collectives_that_do_not_fit_together(other):
+    def program(transport: InProcessTransport):
+        if other == "kind" and transport.rank:
+            handle = transport.allgather(torch.ones(4, dtype=torch.uint8), "it")
+        else:
+            handle = transport.sum(torch.ones(1 + (other == "shape" and transport.rank)), "it")
+        if other == "twice":
+            transport.sum(torch.ones(1), "it")
+        transport.wait(handle)
+
+    with pytest.raises(Mismatch, match="it"):
+        World(2).run(program)
+
+
+def test_choices_decide_who_goes_on_and_a_run_can_be_repeated():
+    def program(transport: InProcessTransport):
+        handle = transport.sum(torch.zeros(1), "begin")
+        for _ in range(5):
+            order.append(transport.rank)
+            transport.poll(handle)
+        transport.wait(handle)
+
+    orders = []
+    for choices in ([], [1, 0, 2], [1, 0, 2], [1, 1, 0, 1, 2]):
+        order: list[int] = []
+        World(3, choices).run(program)
+        orders.append(tuple(order))
+    assert orders[0] == (0,) * 5 + (1,) * 5 + (2,) * 5, "without choices a rank goes on until it has to wait"
+    assert orders[1] == orders[2] and len(set(orders)) == 3
+
+
+def test_what_was_raised_first_is_raised():
+    def program(transport: InProcessTransport):
+        if transport.rank == 1:
+            raise RuntimeError("of rank 1")
+        transport.wait(transport.sum(torch.ones(1), "it"))
+
+    with pytest.raises(RuntimeError, match="of rank 1"):
+        World(2).run(program)

@@ -1,0 +1,93 @@
+"""What is in the messages: numbers by which ranks notice that they are not where the others are, and randomness."""
+
+import pytest
+import torch
+from simulated import Worker, on_ranks
+
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, Greeting, Header
+
+SIZES = {"a": 130, "b": 200}
+PHASES = {2: ["pair"], 3: ["scatter", "gather"]}
+
+
+def greetings(world, rank: int) -> list[Greeting]:
+    places = [tensor.view(torch.uint8).view(-1, HEADER_BYTES)[rank] for tensor in world.messages(".handshake", rank)]
+    return [Greeting.from_bytes(place.numpy().tobytes()) for place in places]
+
+
+def header(message: torch.Tensor) -> Header:
+    return Header.from_bytes(message[:HEADER_BYTES].numpy().tobytes())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_step_has_its_number(ranks):
+    def program(worker: Worker) -> None:
+        for step in range(4):
+            worker.step(worker.noise(step))
+
+    _, world = on_ranks(ranks, program, SIZES, 4)
+    for rank in range(ranks):
+        assert [greeting.step for greeting in greetings(world, rank)] == [0, 1, 2, 3]
+        assert len({greeting.composition for greeting in greetings(world, rank)}) == 1
+        for phase in PHASES[ranks]:
+            assert [header(message).step for message in world.messages(f".{phase}", rank)] == [0, 1, 2, 3]
+
+
+def payloads(world, phase: str, rank: int) -> list[bytes]:
+    """Behind the first header of each message of a rank; where there are several messages, they differ anyway."""
+    return [message[HEADER_BYTES:].numpy().tobytes() for message in world.messages(f".{phase}", rank)]
+
+
+def stochastic(ranks: int, seed: int = 0, steps: int = 3, values: int = 640, **arguments):
+    """A world whose ranks have sent the same gradient, which all rounding but a random one treats alike."""
+
+    def program(worker: Worker) -> None:
+        gradient = torch.linspace(-1, 1, 64).repeat(values // 64)
+        for _ in range(steps):
+            worker.step({name: gradient for name in worker.parameters})
+
+    sizes = {"a": values, "b": values}
+    arguments = {"rounding": "stochastic", "error_feedback": False, "seed": seed, "bucket_bytes": 1, **arguments}
+    return on_ranks(ranks, program, sizes, 4, **arguments)[1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_stochastic_rounding_differs_by_rank_by_step_and_by_bucket(ranks):
+    world, again, other = stochastic(ranks), stochastic(ranks), stochastic(ranks, seed=1)
+    first = PHASES[ranks][0]
+    drawn = [payload for rank in range(ranks) for payload in payloads(world, first, rank)]
+    assert len(set(drawn)) == len(drawn) == ranks * 3 * 2, "two messages were rounded alike"
+    for rank in range(ranks):
+        for phase in PHASES[ranks]:
+            assert payloads(world, phase, rank) == payloads(again, phase, rank), "it cannot be repeated"
+        assert not set(payloads(world, first, rank)) & set(payloads(other, first, rank)), "the seed does not matter"
+
+
+def test_stochastic_rounding_differs_by_block():
+    """Whole message or shards: a value's randomness is its own, wherever in the bucket it lies."""
+    for ranks in (2, 3):
+        world = stochastic(ranks, values=64 * 6)
+        message = world.messages(f".{PHASES[ranks][0]}", 0)[0]
+        shards = message.split(len(message) // (1 if ranks == 2 else 3))
+        blocks = torch.cat([shard[HEADER_BYTES:].view(-1, 36) for shard in shards])
+        assert len(blocks) == 6 and len(blocks.unique(dim=0)) == 6
+
+
+def test_the_two_roundings_of_a_rank_differ():
+    """One value that every rank sends exactly: its owner rounds the sum with other randomness than its own version."""
+    from hvd_dyncomp.exchange.base import Phase
+    from hvd_dyncomp.exchange.buckets import make_buckets
+    from hvd_dyncomp.exchange.sharded import ShardedExchange
+    from hvd_dyncomp.transport.in_process import World
+
+    [bucket], _ = make_buckets(
+        [("a", torch.zeros(640))],
+        **{"min_numel": 1, "bucket_bytes": 4000, "block_size": 64, "rank": 1, "world_size": 3, "error_feedback": True},
+    )
+    exchange = ShardedExchange(bucket, bits=4, step=5, factor=1.0, seed=1, transport=World(3).transports[1])
+    assert exchange._noise(Phase.SCATTER).key != exchange._noise(Phase.GATHER).key
+
+
+def test_rounding_to_nearest_has_no_randomness():
+    world = stochastic(2, rounding="nearest")
+    assert len({payload for rank in range(2) for payload in payloads(world, "pair", rank)}) == 1

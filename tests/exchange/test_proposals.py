@@ -1,0 +1,38 @@
+"""Rank 0 proposes a level, and all follow it in the same step."""
+
+import pytest
+from simulated import Worker, on_ranks
+
+SIZES = {"a": 130}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("fast", [4, 32])
+def test_all_ranks_follow_rank_0(ranks, fast, monkeypatch):
+    """Time passes at the other levels, on rank 0; the other ranks have measured something else."""
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr("hvd_dyncomp.quantizer.time", clock)
+
+    def program(worker: Worker) -> list[int]:
+        levels = []
+        for step in range(45):
+            worker.step(worker.noise(step))
+            levels.append(worker.quantizer.bits)
+            if worker.transport.rank == 0:
+                clock.now += 1.0 if worker.quantizer.bits == fast else 2.0
+            worker.barrier(str(step))
+        return levels
+
+    results, _ = on_ranks(ranks, program, SIZES, 4, auto_level=True)
+    assert all(levels == results[0] for levels in results)
+    assert set(results[0][:40]) == {4, 8, 16, 32} and set(results[0][42:]) == {fast}

@@ -1,0 +1,191 @@
+"""Which gradients are compressed, and what arrives where codes of few bits would not be harmless."""
+
+import horovod.torch as hvd
+import pytest
+import torch
+from simulated import RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks
+
+RANKS = pytest.mark.parametrize("ranks", [2, 3])
+LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
+
+
+@RANKS
+@LEVELS
+def test_what_nobody_has_used_does_not_move(ranks, bits):
+    """Not even by rounding, where it shares a block with what was used, and is owed something."""
+
+    def program(worker: Worker):
+        worker.step(worker.noise(0))
+        both = worker.step({name: gradient for name, gradient in worker.noise(1).items() if name != "b"})
+        return both["b"], both["a"]
+
+    results, _ = on_ranks(ranks, program, {"a": 40, "b": 40, "c": 40}, bits)
+    for unused, used in results:
+        assert not unused.any() and used.any()
+
+
+@RANKS
+@LEVELS
+def test_what_only_one_rank_has_used_arrives_everywhere(ranks, bits):
+    def program(worker: Worker):
+        mine = worker.noise(0) if worker.transport.rank == 1 else {"b": worker.noise(0)["b"]}
+        return worker.step(mine)["a"]
+
+    results, _ = on_ranks(ranks, program, {"a": 640, "b": 40}, bits)
+    expected = noise("a", 640, 1, 0) / ranks
+    for got in results:
+        assert torch.equal(got, results[0])
+        assert (got * expected).sum() / expected.square().sum() > 0.25
+
+
+@RANKS
+def test_the_last_block_is_as_good_as_any(ranks):
+    """Values of one magnitude are exact at 1 bit, and so is their sum, however much padding shares their block."""
+    signs = noise("a", 70, 0, 0).sign()
+
+    def program(worker: Worker):
+        return worker.step({"a": signs * (-3 if worker.transport.rank == 1 else 3)})["a"]
+
+    results, _ = on_ranks(ranks, program, {"a": 70}, 1)
+    for got in results:
+        torch.testing.assert_close(got, signs * 3 * (ranks - 2) / ranks)
+
+
+@RANKS
+@pytest.mark.parametrize("op", ["Average", "Sum"])
+def test_float16_becomes_infinite_only_where_the_sum_does(ranks, op):
+    """Codes of few bits overshoot; what is more than twice too large is no overshoot."""
+
+    def program(worker: Worker):
+        p = worker.parameters["a"]
+        p.data = p.data.half()
+        gradient = torch.full((640,), 64_000.0)
+        gradient[::2] *= 0.9
+        if op == "Sum":
+            gradient[:320] /= ranks
+            gradient[320:] = 64_000
+        worker.backward({"a": gradient.half()})
+        worker.optimizer.step()
+        return p.grad.clone()
+
+    results, _ = on_ranks(ranks, program, {"a": 640}, 2, op=getattr(hvd, op))
+    for got in results:
+        assert got.dtype is torch.float16 and got[:320].isfinite().all()
+        if op == "Sum" and ranks == 3:  # 192,000
+            assert got[320:].isinf().all()
+
+
+@RANKS
+@pytest.mark.parametrize("bits", [16, 32])
+def test_bfloat16_and_strides_come_back_as_they_were(ranks, bits):
+    """Horovod cannot reduce bfloat16: it gets float32."""
+
+    def program(worker: Worker):
+        p = worker.parameters["a"]
+        p.data = torch.zeros(20, 32, dtype=torch.bfloat16).t()
+        worker.backward({"a": noise("a", 640, worker.transport.rank, 0).view(32, 20).bfloat16()})
+        worker.optimizer.step()
+        assert p.grad.dtype is torch.bfloat16
+        return p.grad.float().flatten()
+
+    results, world = on_ranks(ranks, program, {"a": 640}, bits)
+    expected = sum(noise("a", 640, rank, 0) for rank in range(ranks)) / ranks
+    for got in results:
+        assert (got - expected).norm() <= 0.02 * expected.norm()
+    assert {sent.tensor.dtype for sent in world.sent if sent.name == "allreduce.a"} == {torch.float32}
+
+
+def test_complex_small_and_skipped_parameters_travel_as_they_are():
+    sizes = {"a": 130, "skipped": 140, "small": 5, "complex": 150}
+
+    def program(transport):
+        worker = Worker(transport, sizes, 1, skip=lambda name, p: name == "skipped" and p.shape == (140,))
+        worker.parameters["complex"].data = torch.zeros(150, dtype=torch.complex64)
+        gradients = {**worker.noise(0), "complex": torch.full((150,), 1 + 2j)}
+        return worker.step(gradients)
+
+    world = RecordingWorld(2)
+    results = world.run(program)
+    for name in ("skipped", "small"):
+        expected = (noise(name, sizes[name], 0, 0) + noise(name, sizes[name], 1, 0)) / 2
+        torch.testing.assert_close(results[0][name], expected)
+    assert torch.equal(results[0]["complex"], torch.full((150,), 1 + 2j))
+    lengths = {sent.name: sent.tensor.numel() for sent in world.sent if sent.name.startswith("allreduce")}
+    assert lengths == {"allreduce.a": 1, "allreduce.skipped": 140, "allreduce.small": 5, "allreduce.complex": 150}
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_what_is_small_travels_as_float16_if_asked(fp16):
+    def program(worker: Worker):
+        return worker.step(worker.noise(0))["small"]
+
+    results, world = on_ranks(2, program, {"a": 130, "small": 5}, 4, fp16_uncompressed=fp16)
+    [sent, _] = [sent.tensor for sent in world.sent if sent.name == "allreduce.small"]
+    assert sent.dtype is (torch.float16 if fp16 else torch.float32)
+    expected = (noise("small", 5, 0, 0) + noise("small", 5, 1, 0)) / 2
+    assert results[0].dtype is torch.float32
+    torch.testing.assert_close(results[0], expected, rtol=2e-3 if fp16 else 1e-6, atol=2e-3 if fp16 else 1e-6)
+
+
+def test_a_group_of_one_rank_has_nobody_to_compress_for():
+    def program(worker: Worker):
+        return worker.step(worker.noise(0))["a"]
+
+    results, world = on_ranks(1, program, {"a": 130}, 1)
+    assert torch.equal(results[0], noise("a", 130, 0, 0))
+    assert {sent.kind for sent in world.sent} == {"sum"}
+
+
+@RANKS
+def test_a_parameter_that_horovod_does_not_reduce_is_none_of_ours(ranks):
+    """A group that was added later: its parameters have neither a hook nor a name."""
+
+    def program(worker: Worker):
+        worker.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(500))]})
+        return worker.step(worker.noise(0))["a"]
+
+    results, _ = on_ranks(ranks, program, {"a": 130}, 16)
+    expected = sum(noise("a", 130, rank, 0) for rank in range(ranks)) / ranks
+    assert all((got - expected).norm() <= 2e-3 * expected.norm() for got in results)
+
+
+class Densifying(SimulatedOptimizer):
+    """As with `sparse_as_dense`: what is compressed is made from the gradient, and nobody's `.grad`."""
+
+    def _submit(self, p: torch.nn.Parameter) -> None:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+        dense = p.grad.clone()
+        wire, context = self._compression.compress(dense)
+        handle = self._transport.sum(wire, f"allreduce.{self._parameter_names[p]}")
+        self._handles[p] = handle, context
+
+
+@RANKS
+def test_a_gradient_made_dense_on_the_way_is_its_parameters(ranks):
+    def program(worker: Worker):
+        worker.optimizer = Densifying(worker.parameters, worker.quantizer, worker.transport)
+        return [worker.step(worker.noise(step)) for step in range(2)][-1]
+
+    results, world = on_ranks(ranks, program, {"a": 130, "b": 200}, 16)
+    assert all(len(sent.tensor) == 1 for sent in world.sent if sent.name.startswith("allreduce"))
+    for name, size in (("a", 130), ("b", 200)):
+        expected = sum(noise(name, size, rank, 1) for rank in range(ranks)) / ranks
+        assert (results[0][name] - expected).norm() <= 2e-3 * expected.norm()
+
+
+@RANKS
+def test_a_gradient_that_comes_twice_begins_a_new_step(ranks):
+    """The step in flight was given up, after an error for instance; on every rank alike."""
+
+    def program(worker: Worker):
+        worker.backward({"a": noise("a", 130, worker.transport.rank, 0)})
+        worker.optimizer.give_up()
+        return worker.step(worker.noise(1)), worker.quantizer.state_dict()["steps"]
+
+    results, _ = on_ranks(ranks, program, {"a": 130, "b": 200}, 16)
+    for got, steps in results:
+        assert steps == 2
+        for name, size in (("a", 130), ("b", 200)):
+            expected = sum(noise(name, size, rank, 1) for rank in range(ranks)) / ranks
+            assert (got[name] - expected).norm() <= 2e-3 * expected.norm()

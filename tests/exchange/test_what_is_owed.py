@@ -1,0 +1,225 @@
+"""What quantization loses is owed, and delivered: once, by the steps that follow, unless somebody drops it."""
+
+import copy
+
+import pytest
+import torch
+from simulated import Worker, mean_of, on_ranks, set_level
+
+SIZES = {"a": 130, "b": 500, "small": 5}
+RANKS = pytest.mark.parametrize("ranks", [2, 3])
+
+
+def mean(name: str, step: int, ranks: int) -> torch.Tensor:
+    return mean_of(name, SIZES[name], step, range(ranks), ranks)
+
+
+def error_of_sum(ranks: int, bits: int, steps: int, **arguments) -> float:
+    """Relative error of all that was delivered by some steps."""
+
+    def program(worker: Worker) -> torch.Tensor:
+        total = torch.zeros(630)
+        for step in range(steps):
+            got = worker.step(worker.noise(step))
+            total += torch.cat([got["a"], got["b"]])
+        return total
+
+    [total, *_], _ = on_ranks(ranks, program, SIZES, bits, **arguments)
+    expected = sum(torch.cat([mean(name, step, ranks) for name in ("a", "b")]) for step in range(steps))
+    return ((total - expected).norm() / expected.norm()).item()
+
+
+@RANKS
+def test_the_error_of_a_sum_does_not_grow(ranks):
+    """At 2 bits one step is wrong by a third; docs/math.md has what is left of that after thirty."""
+    assert error_of_sum(ranks, 2, 30) < 0.12
+    assert error_of_sum(ranks, 2, 30) < 0.7 * error_of_sum(ranks, 2, 30, error_feedback=False)
+
+
+@RANKS
+def test_a_step_at_32_bits_delivers_all_that_is_owed_and_leaves_nothing(ranks):
+    def program(worker: Worker):
+        total = {name: torch.zeros(size) for name, size in SIZES.items()}
+        carries = []
+        for step in range(6):
+            if step == 3:
+                set_level(worker.controller, 32)
+            for name, got in worker.step(worker.noise(step)).items():
+                total[name] += got
+            shards = worker.quantizer.state_dict()["shard_residuals"].values()
+            carries.append(all(shard["carries"] for shard in shards) if step < 3 else any(s["carries"] for s in shards))
+            addresses = {name: p.grad.data_ptr() for name, p in worker.parameters.items()}
+        return total, carries, addresses
+
+    results, world = on_ranks(ranks, program, SIZES, 3)
+    for rank, (total, carries, addresses) in enumerate(results):
+        for name in SIZES:
+            expected = sum(mean(name, step, ranks) for step in range(6))
+            torch.testing.assert_close(total[name], expected, rtol=1e-4, atol=1e-4)
+        assert carries == [True] * 3 + [False] * 3
+        # Nothing is owed any more: gradients are reduced where they lie, without a copy.
+        last = {sent.name: sent.address for sent in world.sent if sent.rank == rank and "allreduce" in sent.name}
+        assert {name: last[f"allreduce.{name}"] for name in SIZES} == addresses
+
+
+@RANKS
+def test_residuals_that_are_dropped_never_arrive(ranks):
+    def program(worker: Worker, drop: bool, first: int):
+        for step in range(first, 3):
+            worker.step(worker.noise(step))
+        if drop:
+            worker.quantizer.drop_residuals()
+        return worker.step(worker.noise(3))
+
+    dropped, _ = on_ranks(ranks, lambda worker: program(worker, True, 0), SIZES, 2)
+    fresh, _ = on_ranks(ranks, lambda worker: program(worker, False, 3), SIZES, 2)
+    owed, _ = on_ranks(ranks, lambda worker: program(worker, False, 0), SIZES, 2)
+    assert all(torch.equal(dropped[0][name], fresh[0][name]) for name in SIZES)
+    assert not torch.equal(owed[0]["b"], fresh[0]["b"])
+
+
+def test_residuals_that_were_loaded_can_be_dropped_before_the_first_step():
+    def indebted(worker: Worker):
+        worker.step(worker.noise(0))
+        return worker.quantizer.state_dict()
+
+    states, _ = on_ranks(2, indebted, SIZES, 2)
+
+    def program(worker: Worker, load: bool):
+        if load:
+            worker.quantizer.load_state_dict({**states[worker.transport.rank], "steps": 0})
+            worker.quantizer.drop_residuals()
+        return worker.step(worker.noise(3))
+
+    dropped, _ = on_ranks(2, lambda worker: program(worker, True), SIZES, 2)
+    fresh, _ = on_ranks(2, lambda worker: program(worker, False), SIZES, 2)
+    assert all(torch.equal(dropped[0][name], fresh[0][name]) for name in SIZES)
+
+
+def test_residuals_are_dropped_between_steps_only():
+    def program(worker: Worker):
+        worker.backward(worker.noise(0))
+        with pytest.raises(RuntimeError, match="between steps, but gradients are in flight"):
+            worker.quantizer.drop_residuals()
+        worker.optimizer.step()
+        worker.quantizer.drop_residuals()
+
+    on_ranks(2, program, SIZES, 2)
+
+
+@RANKS
+def test_a_state_that_is_loaded_in_mid_run_is_gone_back_to(ranks):
+    """From there on everything is, bit for bit, as it was the first time."""
+
+    def program(worker: Worker):
+        for step in range(2):
+            worker.step(worker.noise(step))
+        state = worker.quantizer.state_dict()
+        first = [worker.step(worker.noise(step)) for step in (2, 3)]
+        worker.quantizer.load_state_dict(state)
+        loaded = worker.quantizer.state_dict()
+        assert loaded["steps"] == 2 and loaded["meter"] == state["meter"]
+        for name, residual in state["residuals"].items():
+            assert torch.equal(loaded["residuals"][name], residual)
+        for bucket, shard in state["shard_residuals"].items():
+            assert torch.equal(loaded["shard_residuals"][bucket]["values"], shard["values"])
+        assert worker.quantizer.meter.total().steps == 2
+        return first, [worker.step(worker.noise(step)) for step in (2, 3)]
+
+    results, _ = on_ranks(ranks, program, SIZES, 2)
+    for first, second in results:
+        for step in range(2):
+            assert all(torch.equal(first[step][name], second[step][name]) for name in SIZES)
+
+
+def test_a_state_of_another_rank_is_refused_at_once_and_changes_nothing():
+    def program(worker: Worker):
+        worker.step(worker.noise(0))
+        before = worker.quantizer.state_dict()
+        worker.step(worker.noise(1))
+        other = {**before, "rank": 1 - worker.transport.rank}
+        with pytest.raises(ValueError, match=f"state is that of rank {other['rank']}"):
+            worker.quantizer.load_state_dict(other)
+        after = worker.quantizer.state_dict()
+        assert after["steps"] == 2 and after["meter"] != before["meter"]
+        return worker.step(worker.noise(2))
+
+    def undisturbed(worker: Worker):
+        return [worker.step(worker.noise(step)) for step in range(3)][-1]
+
+    refused, _ = on_ranks(2, program, SIZES, 2)
+    expected, _ = on_ranks(2, undisturbed, SIZES, 2)
+    assert all(torch.equal(refused[0][name], expected[0][name]) for name in SIZES)
+
+
+def test_residuals_of_another_block_size_lose_their_shards_and_say_so(caplog):
+    def indebted(worker: Worker):
+        worker.step(worker.noise(0))
+        return worker.quantizer.state_dict()
+
+    states, _ = on_ranks(3, indebted, SIZES, 2)
+
+    def program(worker: Worker):
+        worker.quantizer.load_state_dict(copy.deepcopy(states[worker.transport.rank]))
+        worker.backward(worker.noise(1))
+        loaded = worker.quantizer.state_dict()
+        worker.optimizer.step()
+        return loaded
+
+    loaded, _ = on_ranks(3, program, SIZES, 2, block_size=128, bucket_bytes=10**6)
+    assert "shard residual is dropped" in caplog.text
+    assert not any(shard["values"].any() for state in loaded for shard in state["shard_residuals"].values())
+
+
+@RANKS
+@pytest.mark.parametrize(("bits", "later"), [(2, 2), (32, 32), (2, 32), (32, 2)])
+def test_a_second_synchronize_delivers_nothing_more(ranks, bits, later):
+    """`synchronize`, clip, `step`: the clipped mean comes back, and residuals stay as they were."""
+
+    def program(worker: Worker):
+        worker.step(worker.noise(0))
+        set_level(worker.controller, bits)
+        worker.backward(worker.noise(1))
+        worker.optimizer.synchronize()
+        for p in worker.parameters.values():
+            p.grad.mul_(0.125)
+        clipped = {name: p.grad.clone() for name, p in worker.parameters.items()}
+        before = worker.quantizer.state_dict()
+        set_level(worker.controller, later)
+        worker.optimizer._synchronized = False  # not within skip_synchronize
+        worker.optimizer.step()
+        torch.testing.assert_close(owed(worker.quantizer.state_dict()), owed(before), rtol=1e-6, atol=0)
+        for name, p in worker.parameters.items():
+            torch.testing.assert_close(p.grad, clipped[name], rtol=1e-6, atol=1e-7)
+        return worker.step(worker.noise(2))
+
+    on_ranks(ranks, program, SIZES, 2)
+
+
+def owed(state: dict) -> torch.Tensor:
+    """By value of the only bucket, both residuals: of shards, it is this rank's part alone."""
+    [(name, shard)] = state["shard_residuals"].items()
+    total = torch.cat([state["residuals"][key] for key in ("b", "a")] + [torch.zeros(10)])
+    total[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
+    return total
+
+
+def test_a_quantizer_that_works_for_another_model_does_not_owe_it_anything():
+    """Wrapped, trained and thrown away; the next model has parameters of the same names and shapes."""
+    import gc
+
+    from simulated import SimulatedOptimizer, parameters
+
+    def program(worker: Worker, before: int):
+        for step in range(before):
+            worker.step(worker.noise(step))
+        worker.quantizer._steps = 0
+        del worker.optimizer
+        gc.collect()
+        worker.parameters = parameters(SIZES)
+        worker.optimizer = SimulatedOptimizer(worker.parameters, worker.quantizer, worker.transport)
+        return worker.step(worker.noise(5))
+
+    second, _ = on_ranks(2, lambda worker: program(worker, 2), SIZES, 2)
+    first, _ = on_ranks(2, lambda worker: program(worker, 0), SIZES, 2)
+    assert all(torch.equal(second[0][name], first[0][name]) for name in SIZES)
