@@ -68,10 +68,18 @@ def factor_of(optimizer: Any, world_size: int) -> float:
     return averaging_factor(getattr(optimizer, "op", "Adasum"), world_size)
 
 
-def fresh(optimizer: Any, parameter: torch.Tensor) -> bool:
-    """Whether backward has made a gradient for this parameter since the last exchange."""
-    # Horovod counts down from there, and starts anew when it hands back the reduced gradient.
-    return optimizer._allreduce_delay[parameter] != optimizer.backward_passes_per_step
+def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:
+    """By parameter, how many backward passes are left before its gradient is handed over.
+
+    Horovod counts down from `passes_of`, and starts anew when it hands back the reduced gradient. So backward has made
+    a gradient since the last exchange where it is less.
+    """
+    return optimizer._allreduce_delay
+
+
+def passes_of(optimizer: Any) -> int:
+    """Backward passes in a step."""
+    return optimizer.backward_passes_per_step
 
 
 def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[], None]:

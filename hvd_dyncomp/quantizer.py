@@ -188,8 +188,9 @@ class DynamicQuantizer(Compressor):
         if step is None:
             return tensor
         began = time.perf_counter()
-        self._lifecycle.end(step)
-        step.collect()
+        if not step.over:
+            self._lifecycle.end(step)
+            step.collect()
         if isinstance(step, FailedStep):  # it has raised
             return tensor
         if self._auto is not None:
@@ -296,7 +297,7 @@ class DynamicQuantizer(Compressor):
             return state.plan, state.step
         plan: Plan = self._lifecycle.plan  # type: ignore[assignment]  # whose gradient it is was known
         # A process set of one worker has nobody to send to.
-        bits = self.controller.bits if plan.transport.size > 1 else UNCOMPRESSED
+        bits = self.controller.bits if plan.binding.world_size > 1 else UNCOMPRESSED
         if self._auto is not None:
             bits = self._auto.begin_step(bits, self.controller.epoch, time.monotonic())
         step = Step(
@@ -305,7 +306,7 @@ class DynamicQuantizer(Compressor):
             proposal=self._auto.verdict if self._auto is not None else 0,
             number=self._steps,
             seed=self._seed,
-            fresh=plan.binding.fresh(),
+            fresh=plan.binding.begin_step(),
             traffic=self.meter.at(self.controller.epoch, bits),
         )
         self._steps += 1

@@ -78,15 +78,17 @@ def test_a_sparse_gradient_that_is_made_dense_is_known_by_its_parameter(made):
     assert caller is optimizer and parameter is table.weight and gradient is not table.weight.grad
 
 
-def test_fresh_is_what_backward_has_made(made):
+def test_the_countdown_tells_what_backward_has_made(made):
     _, parameters, optimizer = made(backward_passes_per_step=2)
     first, _, last = parameters
-    assert not horovod_optimizer.fresh(optimizer, first)
+    left, passes = horovod_optimizer.countdown_of(optimizer), horovod_optimizer.passes_of(optimizer)
+    assert left[first] == passes == 2
     for _ in range(2):
         first.sum().backward()
-        assert horovod_optimizer.fresh(optimizer, first) and not horovod_optimizer.fresh(optimizer, last)
+        assert left[first] < passes and left[last] == passes
     optimizer.synchronize()
-    assert not horovod_optimizer.fresh(optimizer, first), "what was handed back is not fresh any more"
+    assert left[first] == passes, "what was handed back is not fresh any more"
+    assert horovod_optimizer.countdown_of(optimizer) is left
 
 
 def test_an_action_before_gradients_are_waited_for(made):

@@ -81,6 +81,7 @@ class Optimizer(torch.optim.SGD):
         super().__init__(parameters, lr=0.1)
         self._requires_update = set(parameters)
         self._parameter_names = {p: f"p{i}" for i, p in enumerate(parameters)}
+        self._allreduce_delay = dict.fromkeys(parameters, 1)
         self.process_set = None
         self.op = hvd.Average
 

@@ -40,6 +40,7 @@ class Binding:
         if unnamed:
             raise ValueError(f"named_parameters must name every parameter of the optimizer; missing shapes: {unnamed}")
         self.named = [(names[p], p) for p in parameters]
+        self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1
         self._order = list(range(len(self.named)))
         self._cursor = 0
 
@@ -53,11 +54,14 @@ class Binding:
         """Whether rank or world size are others by now, as they may be after Horovod was initialized again."""
         return (self.rank, self.world_size) != (self.transport.rank, self.transport.size)
 
-    def fresh(self, parameter: torch.Tensor | None = None) -> bool:
-        """Whether backward has made a gradient since the last exchange: of this parameter; None: of any."""
-        optimizer = self.optimizer
-        parameters = [p for _, p in self.named] if parameter is None else [parameter]
-        return any(horovod_optimizer.fresh(optimizer, p) for p in parameters)
+    def begin_step(self) -> bool:
+        """Whether backward has made any gradient since the last exchange. For every step, before `fresh`."""
+        self._passes = horovod_optimizer.passes_of(self.optimizer)
+        return any(self.fresh(parameter) for _, parameter in self.named)
+
+    def fresh(self, parameter: torch.Tensor) -> bool:
+        """Whether backward has made a gradient for this parameter since the last exchange."""
+        return self._countdown[parameter] != self._passes
 
     def named_like(self, parameter: torch.Tensor) -> tuple[str, torch.Tensor] | None:
         """Name and parameter; None if it is not reduced."""

@@ -51,7 +51,6 @@ class Bucket:
         sharded: whether ranks reduce a shard each (`ShardedExchange`), or all of it (`PairExchange`).
         bounds: first block of each rank's shard, and the end.
         shards: blocks of each rank's shard.
-        tickets: per slot, (1,) float32, zero: what Horovod reduces in the gradient's place.
         layout: checksum over parameters and block size: where which value is.
         composition: checksum over everything that the ranks must agree about, which is layout and world size.
         residuals: what error feedback carries; None without it.
@@ -76,7 +75,10 @@ class Bucket:
         self.sharded = world_size > 2
         self.bounds = shard_bounds(self.blocks, world_size)
         self.shards = [last - first for first, last in zip(self.bounds, self.bounds[1:], strict=False)]
-        self.tickets = [torch.zeros(1, dtype=torch.float32, device=device) for _ in slots]
+        self._tickets = torch.zeros(len(slots), dtype=torch.float32, device=device)
+        self._each_ticket = list(self._tickets.split(1))
+        # Written once a gradient: on the CPU, an operator of torch's for one value costs more than all else.
+        self._ticket_values = self._tickets.numpy() if device.type == "cpu" else self._tickets
         content = [(slot.name, slot.shape) for slot in slots]
         self.layout = checksum(f"{content} block_size={block_size}")
         self.composition = checksum(f"{content} block_size={block_size} world_size={world_size}")
@@ -97,6 +99,11 @@ class Bucket:
     def own_range(self) -> slice:
         """The values of this rank's shard."""
         return slice(self.bounds[self.rank] * self.block_size, self.bounds[self.rank + 1] * self.block_size)
+
+    def ticket(self, slot: Slot, in_use: bool) -> torch.Tensor:
+        """What Horovod reduces in a gradient's place: (1,) float32, 1 if there is a gradient and 0 if there is none."""
+        self._ticket_values[slot.index] = in_use
+        return self._each_ticket[slot.index]
 
     def keep_residuals(self) -> None:
         """To be called when a quantization has written `residuals.own`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,9 @@ class Handshake:
         label: the optimizer's, in the names of collectives.
         greeting: this rank's.
         about: all that the ranks must agree about, in words (`introduction`); called when the greetings differ.
+
+    Attributes:
+        fresh: whether any rank's greeting has the flag; False before they are known.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class Handshake:
         self._places = torch.zeros(transport.size, HEADER_BYTES, dtype=torch.uint8)
         self._places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
         self._handle = transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
+        self.fresh = False
         self._greetings: list[Greeting] = []
         self._introduction: Introduction | None = None
         self._error: Exception | None = None
@@ -51,10 +57,6 @@ class Handshake:
         if not self._greetings and self._error is None:
             self._receive(self._transport.poll)
         return bool(self._greetings) and self._introduction is None and self._error is None
-
-    def anyone(self, flag: Flag) -> bool:
-        """Whether a rank has raised `flag`; False before the greetings are known."""
-        return any(greeting.flags & flag for greeting in self._greetings)
 
     def check(self) -> list[Greeting]:
         """Waits for all ranks' greetings; returns them, in rank order. Blocking: never to be called within backward.
@@ -85,7 +87,9 @@ class Handshake:
                     raise LockstepError(f"{self._name}: rank {rank} takes no part in this step: {JOINED}")
             self._greetings = [Greeting.from_bytes(message) for message in messages]
             first = _comparable(self._greetings[0])
-            if self.anyone(Flag.FAILED) or any(_comparable(greeting) != first for greeting in self._greetings):
+            flags = functools.reduce(operator.or_, (greeting.flags for greeting in self._greetings))
+            self.fresh = bool(flags & Flag.FRESH)
+            if flags & Flag.FAILED or any(_comparable(greeting) != first for greeting in self._greetings):
                 self._introduction = Introduction(self._transport, self._name, self._about())
         except Exception as error:  # noqa: BLE001  # raised by check()
             self._error = error

@@ -42,6 +42,7 @@ class Step:
     Attributes:
         submitted: names of the parameters whose gradients have come.
         proposal: rank 0's, once `collect` has been called.
+        over: whether `collect` or `abandon` has been called.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class Step:
         self._plan, self.bits, self._number, self._fresh, self.traffic = plan, bits, number, fresh, traffic
         self.submitted: set[str] = set()
         self.proposal = 0
-        self._over = False
+        self.over = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
-        rank, buckets = plan.transport.rank, plan.buckets
+        rank, buckets = plan.binding.rank, plan.buckets
         greeting = Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
@@ -91,7 +92,7 @@ class Step:
             self._exchanges[slot.bucket].add(slot, gradient, at_once=self._fresh)
             self._advance()
         self.traffic.uncompressed_bytes += self._allreduce_bytes(4)
-        return self._plan.buckets[slot.bucket].tickets[slot.index].fill_(in_use)
+        return self._plan.buckets[slot.bucket].ticket(slot, in_use)
 
     def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
         """What Horovod reduces for a small tensor, or at 32 bits; with what its residual has left to deliver."""
@@ -113,6 +114,7 @@ class Step:
         """
         with self._lock:
             self._handshake.check()
+            self._advance()  # Horovod waits for its own next
 
     def collect(self) -> None:
         """Ends all exchanges. Called when every gradient of the step is in, so that each wait has an end.
@@ -121,12 +123,12 @@ class Step:
             LockstepError: the ranks disagree about level, step or parameters.
         """
         with self._lock:
-            if self._over:
+            if self.over:
                 return
-            self._over = True
+            self.over = True
             # First of all: ranks that disagree wait for exchanges that never come.
             self.proposal = self._handshake.check()[0].proposal
-            if self._handshake.anyone(Flag.FRESH):
+            if self._handshake.fresh:
                 self._finish()
             else:
                 self._finish_uncompressed()
@@ -134,7 +136,7 @@ class Step:
     def abandon(self) -> None:
         """To be called when nobody will collect it any more."""
         with self._lock:
-            self._over = True
+            self.over = True
 
     def _finish(self) -> None:
         for exchange in self._exchanges:
@@ -170,20 +172,20 @@ class Step:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
         if self._lock.acquire(blocking=False):
             try:
-                if not self._over:
+                if not self.over:
                     self._advance()
-                return self._over
+                return self.over
             finally:
                 self._lock.release()
         return False
 
     def _advance(self) -> None:
         # Before it is known that all ranks do the same, nothing is sent that only fits if they do.
-        if self._handshake.agreed() and self._handshake.anyone(Flag.FRESH):
+        if self._handshake.agreed() and self._handshake.fresh:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
 
     def _allreduce_bytes(self, nbytes: float) -> float:
-        return allreduce_bytes(nbytes, self._plan.transport.size)
+        return allreduce_bytes(nbytes, self._plan.binding.world_size)
 
     def _note_nonfinite(self, blocks: int) -> None:
         """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""
@@ -205,6 +207,8 @@ class FailedStep:
         transport, label, number, bits: as in `Step`, `Binding` and `Plan`.
         min_numel: as in `Settings`.
     """
+
+    over = False  # it raises whenever somebody asks
 
     def __init__(
         self, error: Exception, *, transport: Transport, label: str, number: int, bits: int, min_numel: int
