@@ -63,6 +63,26 @@ def test_a_step_at_32_bits_delivers_all_that_is_owed_and_leaves_nothing(ranks):
 
 
 @RANKS
+def test_a_rank_without_gradients_at_32_bits_delivers_what_it_owes_later(ranks):
+    """An empty batch in the first step at 32 bits; with nothing to add to, its residuals wait for the next."""
+
+    def program(worker: Worker) -> torch.Tensor:
+        total = torch.zeros(500)
+        for step in range(6):
+            if step == 3:
+                set_level(worker.controller, 32)
+            empty = step == 3 and worker.transport.rank == 1
+            total += worker.step({} if empty else worker.noise(step))["b"]
+        return total
+
+    results, _ = on_ranks(ranks, program, SIZES, 3)
+    expected = sum(mean("b", step, ranks) for step in range(6) if step != 3)
+    expected += mean_of("b", 500, 3, [rank for rank in range(ranks) if rank != 1], ranks)
+    for total in results:
+        torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+
+
+@RANKS
 def test_residuals_that_are_dropped_never_arrive(ranks):
     def program(worker: Worker, drop: bool, first: int):
         for step in range(first, 3):
@@ -188,7 +208,8 @@ def test_a_second_synchronize_delivers_nothing_more(ranks, bits, later):
         set_level(worker.controller, later)
         worker.optimizer._synchronized = False  # not within skip_synchronize
         worker.optimizer.step()
-        torch.testing.assert_close(owed(worker.quantizer.state_dict()), owed(before), rtol=1e-6, atol=0)
+        after = worker.quantizer.state_dict()
+        torch.testing.assert_close(owed(after), owed(before), rtol=1e-6, atol=0)
         for name, p in worker.parameters.items():
             torch.testing.assert_close(p.grad, clipped[name], rtol=1e-6, atol=1e-7)
         return worker.step(worker.noise(2))

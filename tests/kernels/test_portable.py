@@ -59,3 +59,8 @@ def test_sums_run_over_a_tree_of_halves():
     """An addition in another order gives other bits: here, other numbers."""
     rows = torch.tensor([[1e16, 1.0, -1e16, 1.0], [1e16, -1e16, 1.0, 1.0]], dtype=torch.float64)
     assert reference._tree_sum(rows).tolist() == [[2.0], [1e16 + 1.0 + (-1e16 + 1.0)]]
+
+
+def test_a_key_of_more_than_32_bits_is_refused():
+    with pytest.raises(ValueError, match="^noise.key must be two words of 32 bits, got"):
+        encode_into(torch.zeros(36, dtype=torch.uint8), [], None, bits=4, block_size=64, noise=Noise((2**32, 0)))
