@@ -91,17 +91,22 @@ def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[
     Returns:
         What to call to have it so no more.
     """
-    this = weakref.ref(optimizer)
+    this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have put one there as well
 
     def synchronize() -> None:
         action()
         own: Any = this()
-        type(own).synchronize(own)
+        if before is None:
+            type(own).synchronize(own)
+        else:
+            before()
 
     def undo() -> None:
         own = this()
         if own is not None and vars(own).get("synchronize") is synchronize:
             del own.synchronize
+            if before is not None:
+                own.synchronize = before
 
     optimizer.synchronize = synchronize
     return undo

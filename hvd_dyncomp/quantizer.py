@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -121,6 +123,7 @@ class DynamicQuantizer(Compressor):
         if not isinstance(self._transport, Transport):
             raise TypeError(f"transport must be a Transport, got {shown(transport)}")
         self._lifecycle = Lifecycle(self._settings, names, skip, self._transport)
+        self._lock = threading.Lock()
         self._steps = 0
         self._warned = False
 
@@ -156,7 +159,14 @@ class DynamicQuantizer(Compressor):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
-        found = self._lifecycle.whose(self, tensor, sys._getframe(1), self._give_up)
+        with self._lock:  # backward has a thread for each device
+            wire, context = self._compress(tensor, sys._getframe(1))
+        if context.step is not None and not isinstance(context.step, FailedStep):
+            context.step.traffic.seconds += time.perf_counter() - began
+        return wire, context
+
+    def _compress(self, tensor: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, _Context]:
+        found = self._lifecycle.whose(self, tensor, caller, self._give_up)
         if isinstance(self._lifecycle.state, Failed):
             failed = self._lifecycle.state.step
             return failed.pass_on(tensor), _Context(tensor, failed)
@@ -168,12 +178,9 @@ class DynamicQuantizer(Compressor):
         slot = plan.slots.get(name)
         step.submitted.add(name)
         if slot is None or step.bits == UNCOMPRESSED:
-            wire, context = step.pass_uncompressed(tensor, slot), _Context(tensor, step)
-        else:
-            in_use = plan.binding.fresh(parameter) or bool(tensor.any())
-            wire, context = step.add(tensor, slot, in_use=in_use), _Context(tensor, step, True)
-        step.traffic.seconds += time.perf_counter() - began
-        return wire, context
+            return step.pass_uncompressed(tensor, slot), _Context(tensor, step)
+        in_use = plan.binding.fresh(parameter) or bool(tensor.any())
+        return step.add(tensor, slot, in_use=in_use), _Context(tensor, step, True)
 
     def decompress(self, tensor: torch.Tensor, ctx: _Context | None) -> torch.Tensor:
         """Called by Horovod with what it reduced; returns the reduced gradient, in the original's memory and dtype.
@@ -262,9 +269,9 @@ class DynamicQuantizer(Compressor):
 
         Residuals are each rank's own: a worker that joins owes nothing.
         """
+        self._lifecycle.suspend()
         mine = {"steps": self._steps, "auto_level": self._auto and self._auto.state_dict()}
         first = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")[0]
-        self._lifecycle.suspend()
         self._steps = first["steps"]
         if self._auto is not None and first["auto_level"]:
             self._auto.load_state_dict(first["auto_level"])
@@ -296,6 +303,7 @@ class DynamicQuantizer(Compressor):
         if isinstance(state, Stepping) and name not in state.step.submitted:
             return state.plan, state.step
         plan: Plan = self._lifecycle.plan  # type: ignore[assignment]  # whose gradient it is was known
+        self._lifecycle.abandon()  # what is still in flight was given up, for instance after an error
         # A process set of one worker has nobody to send to.
         bits = self.controller.bits if plan.binding.world_size > 1 else UNCOMPRESSED
         if self._auto is not None:

@@ -55,6 +55,7 @@ class Bucket:
         composition: checksum over everything that the ranks must agree about, which is layout and world size.
         residuals: what error feedback carries; None without it.
         carries: whether the residuals may be non-zero.
+        withheld: whether, since `release_residuals`, some have waited for a gradient that takes them along.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Bucket:
         self.layout = checksum(f"{content} block_size={block_size}")
         self.composition = checksum(f"{content} block_size={block_size} world_size={world_size}")
         self.residuals: Residuals | None = None
-        self.carries = False
+        self.carries = self.withheld = False
         if error_feedback:
             own_values = self.own_range.stop - self.own_range.start if self.sharded else 0
             self.residuals = Residuals(
@@ -112,14 +113,22 @@ class Bucket:
 
     def release_residuals(self) -> None:
         """Gathers all that is undelivered in `residuals.own`, from where `with_residual` hands it out."""
+        self.withheld = False
         if self.residuals is not None and self.carries and self.sharded:
             # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
             self.residuals.own[self.own_range] += self.residuals.shard
             self.residuals.shard.zero_()
 
     def with_residual(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """A parameter's gradient plus its residual, in the gradient's dtype; the residual is then zero here."""
+        """A parameter's gradient plus its residual, in the gradient's dtype; the residual is then zero here.
+
+        As where it is quantized, a gradient of zeros, or one that is not finite, takes nothing along.
+        """
         if self.residuals is None or not self.carries:
+            return gradient
+        largest = float(gradient.abs().max())
+        if not 0 < largest < float("inf"):
+            self.withheld = True
             return gradient
         residual = self.residuals.own[slot.range].view(slot.shape)
         total = gradient + bounded(residual, gradient)

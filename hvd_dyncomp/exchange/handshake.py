@@ -32,6 +32,7 @@ class Handshake:
 
     Attributes:
         fresh: whether any rank's greeting has the flag; False before they are known.
+        known: whether all greetings have come, or never will.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Handshake:
     ) -> None:
         self._transport, self._mine, self._about = transport, greeting, about
         self._name = f"hvd_dyncomp.{label}"
-        self._places = torch.zeros(transport.size, HEADER_BYTES, dtype=torch.uint8)
+        self._places = torch.zeros(transport.size, HEADER_BYTES, dtype=torch.uint8, device="cpu")
         self._places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
         self._handle = transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
         self.fresh = False
@@ -52,9 +53,14 @@ class Handshake:
         """What this rank sends for it."""
         return int(allreduce_bytes(self._places.numel(), self._transport.size))
 
+    @property
+    def known(self) -> bool:
+        """See the class."""
+        return bool(self._greetings) or self._error is not None
+
     def agreed(self) -> bool:
         """Whether all ranks are known by now to do the same thing. Neither blocks nor raises."""
-        if not self._greetings and self._error is None:
+        if not self.known:
             self._receive(self._transport.poll)
         return bool(self._greetings) and self._introduction is None and self._error is None
 
@@ -64,7 +70,7 @@ class Handshake:
         Raises:
             LockstepError: a rank differs; the text names the rank and what differs.
         """
-        if not self._greetings and self._error is None:
+        if not self.known:
             self._receive(lambda handle: True)
         if self._error is None and self._introduction is not None:
             try:

@@ -4,7 +4,7 @@
        ^                            |                  |
        +------- load, suspend ------+------------------+        Unbound --(no plan)--> Failed --end--> Unbound
 
-Nothing here waits for another rank.
+Nothing here waits for another rank, but for what is called at the beginning of `optimizer.synchronize()`.
 """
 
 from __future__ import annotations
@@ -103,16 +103,19 @@ class Lifecycle:
         Raises:
             ValueError: the optimizer cannot be used; nothing has changed then.
         """
+        self.abandon()
         plan = Plan(optimizer, self._names, self._settings, self._skip, self._carried(optimizer), self._transport)
         plan.transport.advise()
-        self._leave()
         self.state = Bound(plan)
+        self._hook(optimizer)
+        return plan
+
+    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
         if self._unhook is not None:
             self._unhook()
         # Weakly: the optimizer is not to keep alive a quantizer that nobody wants any more.
         this = weakref.ref(self)
         self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
-        return plan
 
     def plan_for(self, optimizer: torch.optim.Optimizer, give_up: GiveUp) -> Plan | None:
         """The plan for the optimizer that has been seen to call; None if there can be none: then the state is `Failed`.
@@ -137,7 +140,7 @@ class Lifecycle:
             return self.attach(optimizer)
         except Exception as error:  # noqa: BLE001  # raised when the others, who wait for this rank, have heard of it
             debts = self.debts()
-            self._leave()
+            self._hook(optimizer)
             ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
             self.state = Failed(give_up(error, ranks, horovod_optimizer.label_of(optimizer)), debts)
             return None
@@ -168,10 +171,8 @@ class Lifecycle:
         return found if found is not None or parameter is None else plan.binding.named_like(parameter)
 
     def begin(self, step: Step) -> None:
-        """A step of the current plan; one that is still in flight has been given up, for instance after an error."""
-        plan = self.plan
-        self._leave()
-        self.state = Stepping(plan, step)  # type: ignore[arg-type]  # a step has been made for it
+        """A step of the current plan."""
+        self.state = Stepping(self.plan, step)  # type: ignore[arg-type]  # a step has been made for it
 
     def end(self, step: Step | FailedStep) -> None:
         """`step` is about to be collected."""
@@ -186,14 +187,13 @@ class Lifecycle:
         """
         if self.plan is not None:
             residuals.check(self.plan.buckets, debts, self.plan.binding.rank, self.plan.binding.world_size)
-        self._leave()
+        self.abandon()
         self.state = Unbound(debts)
 
     def suspend(self) -> None:
         """To be called when ranks may have come or gone: what is owed stays this process's own, whatever its rank."""
-        debts = self.debts()
-        self._leave()
-        self.state = Unbound({**debts, "rank": None})
+        self.abandon()
+        self.state = Unbound({**self.debts(), "rank": None})
 
     def forget(self) -> None:
         """Nothing is owed any more."""
@@ -223,8 +223,8 @@ class Lifecycle:
         same = parameters == {parameter for _, parameter in self.plan.binding.named}
         return {**self.debts(), "rank": None} if same else None
 
-    def _leave(self) -> None:
-        """To be called before the state changes for another reason than the end of a step."""
+    def abandon(self) -> None:
+        """A step in flight does no more by itself: to be called before its plan's residuals are read or left."""
         if isinstance(self.state, Stepping):
             self.state.step.abandon()
 

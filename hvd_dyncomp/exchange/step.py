@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -42,7 +43,7 @@ class Step:
     Attributes:
         submitted: names of the parameters whose gradients have come.
         proposal: rank 0's, once `collect` has been called.
-        over: whether `collect` or `abandon` has been called.
+        over: whether `collect` has been called.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Step:
         self._plan, self.bits, self._number, self._fresh, self.traffic = plan, bits, number, fresh, traffic
         self.submitted: set[str] = set()
         self.proposal = 0
-        self.over = False
+        self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         rank, buckets = plan.binding.rank, plan.buckets
@@ -79,7 +80,7 @@ class Step:
                 traffic.float32_bytes += self._allreduce_bytes(4 * bucket.values)
                 traffic.compressed_values += bucket.values
         self._under_way = list(self._exchanges)
-        plan.transport.in_background(self._in_background)
+        in_background(plan.transport, self._in_background)
 
     def add(self, gradient: torch.Tensor, slot: Slot, *, in_use: bool) -> torch.Tensor:
         """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place.
@@ -123,8 +124,6 @@ class Step:
             LockstepError: the ranks disagree about level, step or parameters.
         """
         with self._lock:
-            if self.over:
-                return
             self.over = True
             # First of all: ranks that disagree wait for exchanges that never come.
             self.proposal = self._handshake.check()[0].proposal
@@ -134,9 +133,9 @@ class Step:
                 self._finish_uncompressed()
 
     def abandon(self) -> None:
-        """To be called when nobody will collect it any more."""
+        """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
         with self._lock:
-            self.over = True
+            self._abandoned = True
 
     def _finish(self) -> None:
         for exchange in self._exchanges:
@@ -149,7 +148,7 @@ class Step:
         if self.bits == UNCOMPRESSED:
             self.traffic.uncompressed_bytes += self._handshake.sent_bytes
             for bucket in self._plan.buckets:
-                bucket.carries = bucket.carries and not self._fresh
+                bucket.carries = bucket.withheld or (bucket.carries and not self._fresh)
         else:
             self.traffic.compressed_bytes += self._handshake.sent_bytes
             self.traffic.compressed_bytes += sum(exchange.sent_bytes for exchange in self._exchanges)
@@ -172,9 +171,9 @@ class Step:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
         if self._lock.acquire(blocking=False):
             try:
-                if not self.over:
+                if not (self.over or self._abandoned):
                     self._advance()
-                return self.over
+                return self.over or self._abandoned
             finally:
                 self._lock.release()
         return False
@@ -214,8 +213,10 @@ class FailedStep:
         self, error: Exception, *, transport: Transport, label: str, number: int, bits: int, min_numel: int
     ) -> None:
         self._error, self._bits, self._min_numel = error, bits, min_numel
+        self._lock = threading.Lock()
         greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED)
         self._handshake = Handshake(transport, label, greeting, lambda: {"error": str(error)})
+        in_background(transport, self._in_background)
 
     def pass_on(self, gradient: torch.Tensor) -> torch.Tensor:
         """What Horovod reduces: of the shape that it has on the other ranks, so that they come as far as to hear."""
@@ -224,10 +225,32 @@ class FailedStep:
 
     def check(self) -> None:
         """Raises the error, when all ranks have heard of it."""
-        try:
-            self._handshake.check()
-        except LockstepError as said:
-            raise self._error from said
-        raise self._error
+        with self._lock:
+            try:
+                self._handshake.check()
+            except LockstepError as said:
+                raise self._error from said
+            raise self._error
 
     collect = check
+
+    def _in_background(self) -> bool:
+        """The others wait for what this rank has to say, and it may come to `check` only after them."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._handshake.agreed()
+            return self._handshake.known
+        finally:
+            self._lock.release()
+
+
+def in_background(transport: Transport, work: Callable[[], bool]) -> None:
+    """As the transport's, for a method: until it returns True, or its object is no more."""
+    this = weakref.WeakMethod(work)
+
+    def alive() -> bool:
+        method = this()
+        return method is None or method()
+
+    transport.in_background(alive)

@@ -49,7 +49,9 @@ class UncompressedExchange:
     def start(self) -> None:
         """Sends everything. All ranks have the same slots: those without a gradient send zeros."""
         for slot, gradient in zip(self._bucket.slots, self._gradients, strict=True):
-            wire = wire_form(torch.zeros(slot.shape) if gradient is None else gradient.clone())
+            if gradient is None:
+                gradient = torch.zeros(slot.shape, device=self._bucket.device)
+            wire = wire_form(gradient.clone())
             self.sent_bytes += allreduce_bytes(wire.numel() * wire.element_size(), self._bucket.world_size)
             self._handles.append(self._transport.sum(wire, f"hvd_dyncomp.{slot.name}.uncompressed"))
 

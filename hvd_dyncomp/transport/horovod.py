@@ -65,7 +65,7 @@ class HorovodTransport(base.Transport):
         return HorovodTransport(process_set)
 
     def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> int:
-        return hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32), name, self._everyone)
+        return hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32, device="cpu"), name, self._everyone)
 
     def allgather(self, tensor: torch.Tensor, name: str) -> int:
         return hvd.allgather_async(tensor, name, self._everyone)
@@ -89,7 +89,7 @@ class HorovodTransport(base.Transport):
         docs/benchmarks.md has what that costs. Whether it polls can be told from its settings only.
         """
         global _advised
-        cores, ranks = len(os.sched_getaffinity(0)), hvd.local_size()
+        cores, ranks = len(os.sched_getaffinity(0)), self.topology.local_size
         told = "OMPI_MCA_mpi_yield_when_idle" in os.environ
         if _advised or told or not hvd.mpi_enabled() or 2 * ranks <= cores or hvd.rank() != 0:
             return
@@ -125,7 +125,9 @@ class _Background:
             time.sleep(_BACKGROUND_SECONDS)
             while not self._new.empty():
                 works.append(self._new.get())
-            works = [work for work in works if not work()] or [self._new.get()]
+            works = [work for work in works if not work()]
+            if not works:  # a list of its own: what is over must not live on here
+                works.append(self._new.get())
 
 
 _background = _Background()

@@ -1,5 +1,6 @@
 """Which parameter travels where."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,7 +78,26 @@ def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype()
     bucket = buckets[0]
     bucket.residuals.own[:100] = 1e8
     bucket.keep_residuals()
+    bucket.release_residuals()
     total = bucket.with_residual(slots["p0"], torch.full((100,), 50_000.0, dtype=torch.float16))
     assert total.dtype is torch.float16 and total.isfinite().all()
-    bucket.residuals.own[:100] = 1e8
-    assert not bucket.with_residual(slots["p0"], torch.zeros(100)).any(), "nothing is added to no gradient"
+    assert not bucket.residuals.own.any() and not bucket.withheld
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_is_no_gradient_takes_no_residual_along(value, dtype):
+    """An unused parameter, or a step that a gradient scaler is about to skip, and has to know of."""
+    buckets, slots = plan([100])
+    bucket = buckets[0]
+    bucket.residuals.own[:100] = 5
+    bucket.keep_residuals()
+    bucket.release_residuals()
+    gradient = torch.ones(100, dtype=dtype) * (value == value and value != 0.0)
+    gradient[3] = value
+    if value == 0.0:
+        gradient.zero_()
+    assert torch.equal(bucket.with_residual(slots["p0"], gradient).nan_to_num(7, 8), gradient.nan_to_num(7, 8))
+    assert bucket.withheld and (bucket.residuals.own[:100] == 5).all(), "it waits"
+    bucket.release_residuals()
+    assert (bucket.with_residual(slots["p0"], torch.ones(100)) > 1).all() and not bucket.withheld

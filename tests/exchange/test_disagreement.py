@@ -173,3 +173,20 @@ def test_optimizers_are_told_apart_by_their_first_parameter():
     world.run(program)
     names = [[s.name for s in world.sent if s.rank == rank and "handshake" in s.name] for rank in range(2)]
     assert names == [[f"hvd_dyncomp.{first}.handshake" for first in order] for order in ("ab", "ba")]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rank_that_cannot_begin_beside_a_parameter_without_a_gradient(first):
+    """Its own `synchronize` would wait for what the others hand over only when they have heard of it."""
+
+    def program(transport) -> str:
+        names = [("other", torch.nn.Parameter(torch.zeros(5)))] if transport.rank == 1 else None
+        worker = Worker(transport, SIZES, 4, named_parameters=names)
+        used = ["a", "small"] if first else []
+        with pytest.raises((LockstepError, ValueError)) as caught:
+            worker.step({name: noise(name, SIZES[name], transport.rank, 0) for name in used})
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    texts = RecordingWorld(3).run(program)
+    assert texts[1].startswith("ValueError: named_parameters must name every parameter"), texts
+    assert texts[0] == texts[2] and "rank 1 cannot use its DynamicQuantizer: named_parameters must" in texts[0], texts

@@ -244,3 +244,25 @@ def test_a_quantizer_that_works_for_another_model_does_not_owe_it_anything():
     second, _ = on_ranks(2, lambda worker: program(worker, 2), SIZES, 2)
     first, _ = on_ranks(2, lambda worker: program(worker, 0), SIZES, 2)
     assert all(torch.equal(second[0][name], first[0][name]) for name in SIZES)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("everyone", [True, False])
+def test_a_state_loaded_between_backward_and_step(ranks, everyone):
+    """The step in flight ends as it began; from then on the loaded state counts."""
+
+    def program(worker):
+        worker.step(worker.noise(0))
+        saved = worker.quantizer.state_dict()
+        worker.backward(worker.noise(1))
+        if everyone or worker.transport.rank == 1:
+            worker.quantizer.load_state_dict(saved)
+        worker.optimizer.step()
+        return {name: p.grad.clone() for name, p in worker.parameters.items()}, worker.quantizer.state_dict()["steps"]
+
+    results, _ = on_ranks(ranks, program, {"a": 130, "b": 500}, 16)
+    for name, size in {"a": 130, "b": 500}.items():
+        exact = mean_of(name, size, 1, range(ranks), ranks)
+        assert all((gradients[name] - exact).norm() <= 2e-3 * exact.norm() for gradients, _ in results)
+        assert all(torch.equal(gradients[name], results[0][0][name]) for gradients, _ in results)
+    assert [steps for _, steps in results] == [1 if everyone or rank == 1 else 2 for rank in range(ranks)]

@@ -169,12 +169,16 @@ def test_the_level_is_fixed_while_gradients_are_in_flight():
     assert set(q.meter.records) == {(0, 8)}
 
 
-def test_halves_travel_as_halves_again_when_no_residual_is_left(size):
-    """The first uncompressed step takes the residuals along, in float32; the next one has none to take."""
+def test_halves_travel_as_halves_with_a_residual_as_well(size):
+    """At 32 bits a residual joins its gradient in its dtype: ranks that owe nothing send the same thing."""
     q = DynamicQuantizer(Controller(Schedule({0: 4, 1: 32})))
     problem = Problem(names=["long"], dtype=torch.float16, compression=q)
+    delivered, exact = 0, 0
     for epoch in range(3):
-        problem.reduce(problem.draw(seed=epoch))
+        wanted = problem.draw(seed=epoch)
+        delivered = delivered + problem.reduce(wanted)["long"].double()
+        exact = exact + exact_mean(wanted["long"], f"mean.{epoch}")
         q.controller.step({})
     sent = [q.meter.records[epoch, 32].uncompressed_bytes for epoch in (1, 2)]
-    assert sent[0] - sent[1] == pytest.approx(2 * 5000 * 2 * (size - 1) / size)
+    assert sent[0] == sent[1] and sent[0] * size / (2 * (size - 1)) == pytest.approx(5000 * 2 + 16 * size)
+    assert (delivered - exact).norm() <= 2e-3 * exact.norm(), "what was owed after the first step arrived in the second"
