@@ -82,6 +82,12 @@ def passes_of(optimizer: Any) -> int:
     return optimizer.backward_passes_per_step
 
 
+def any_fresh(optimizer: Any) -> bool:
+    """Whether backward has made any gradient since the last exchange."""
+    left, passes = countdown_of(optimizer), passes_of(optimizer)
+    return any(left[parameter] != passes for parameter in reduced_parameters(optimizer))
+
+
 def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[], None]:
     """Has `action` called whenever gradients are about to be waited for, by `step` or by the user.
 

@@ -126,6 +126,7 @@ class Lifecycle:
         Raises:
             ValueError: another optimizer is still there, or this one's op is neither Average nor Sum. So it is on all
                 ranks.
+            Exception: there can be no plan, and the others have heard of it.
         """
         if isinstance(self.state, Failed):
             return None
@@ -142,7 +143,11 @@ class Lifecycle:
             debts = self.debts()
             self._hook(optimizer)
             ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
-            self.state = Failed(give_up(error, ranks, horovod_optimizer.label_of(optimizer)), debts)
+            step = give_up(error, ranks, horovod_optimizer.label_of(optimizer))
+            if not horovod_optimizer.any_fresh(optimizer):  # so this is no backward, but `synchronize`
+                self.state = Unbound(debts)
+                step.check()
+            self.state = Failed(step, debts)
             return None
 
     def whose(

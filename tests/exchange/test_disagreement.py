@@ -8,6 +8,7 @@ import torch
 from simulated import RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks, parameters, set_level
 
 from hvd_dyncomp import DynamicQuantizer, LockstepError
+from hvd_dyncomp.transport.in_process import Deadlock
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 
@@ -190,3 +191,17 @@ def test_a_rank_that_cannot_begin_beside_a_parameter_without_a_gradient(first):
     texts = RecordingWorld(3).run(program)
     assert texts[1].startswith("ValueError: named_parameters must name every parameter"), texts
     assert texts[0] == texts[2] and "rank 1 cannot use its DynamicQuantizer: named_parameters must" in texts[0], texts
+
+
+def test_a_rank_that_cannot_begin_is_heard_while_it_is_busy_with_something_else():
+    def program(transport) -> str:
+        names = [("other", torch.nn.Parameter(torch.zeros(5)))] if transport.rank == 1 else None
+        worker = Worker(transport, SIZES, 4, named_parameters=names)
+        worker.backward(worker.noise(0))
+        try:
+            worker.barrier("loss") if transport.rank == 1 else worker.optimizer.step()
+        except (LockstepError, Deadlock) as error:
+            return type(error).__name__
+        return "nothing"
+
+    assert RecordingWorld(3).run(program) == ["LockstepError", "Deadlock", "LockstepError"]
