@@ -26,13 +26,14 @@ class Traffic:
     """What one worker sent; all byte counts are per worker.
 
     Attributes:
-        compressed_bytes: scatter and gather messages, scales and headers included.
-        uncompressed_bytes: what travelled as it was: small tensors, released epochs, tickets.
+        compressed_bytes: messages of exchanges, scales and headers included, and the handshakes of their steps.
+        uncompressed_bytes: what travelled as it was: small tensors, released epochs with their handshakes, tickets.
         float32_bytes: what the same values would have cost as float32.
         compressed_values: gradient values that travelled compressed.
         nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
         steps: exchanges.
-        seconds: time spent inside `compress` and `decompress`, waiting included.
+        seconds: time spent inside `compress` and `decompress`, waiting for what they send included. (The handshake is
+            waited for before, in `synchronize`.)
 
     Raises:
         ValueError: a field is not a finite number of at least 0 (counts: a whole one).
