@@ -38,7 +38,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _advised = False
-_BACKGROUND_SECONDS = 0.005  # between two calls of what goes on in the background
+_BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
 
 
 class HorovodTransport(base.Transport):
