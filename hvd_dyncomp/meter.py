@@ -3,7 +3,8 @@
 Bytes are those of the messages themselves, with scales, headers and padding, and without what the transport adds
 (TCP/IP headers, Horovod's own negotiation). For collectives in which a rank's share depends on the algorithm the
 count is the mean over ranks, which all bandwidth-optimal algorithms share: 2(N-1)/N of the buffer for an allreduce,
-N-1 times its own piece for an allgather.
+N-1 times its own piece for an allgather. What leaves a host of an allreduce is what must: 2(H-1)/H of the buffer with H
+hosts, divided among the host's workers. (Gloo's ring sends more than that from hosts of several workers.)
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ class Traffic:
     Attributes:
         compressed_bytes: messages of exchanges, scales and headers included, and the handshakes of their steps.
         uncompressed_bytes: what travelled as it was: small tensors, released epochs with their handshakes, tickets.
-        float32_bytes: what the same values would have cost as float32.
+        float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.
         nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
         steps: exchanges.
         seconds: time spent inside `compress` and `decompress`, waiting for what they send included. (The handshake is
             waited for before, in `synchronize`.)
+        leaving_bytes: of compressed and uncompressed bytes, those that left the host; the rest stayed on it.
+        float32_leaving_bytes: of `float32_bytes`, those that would have left it.
 
     Raises:
         ValueError: a field is not a finite number of at least 0 (counts: a whole one).
@@ -46,12 +49,14 @@ class Traffic:
     nonfinite_blocks: int = 0
     steps: int = 0
     seconds: float = 0.0
+    leaving_bytes: float = 0.0
+    float32_leaving_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("compressed_bytes", "uncompressed_bytes", "float32_bytes", "seconds"):
-            finite(name, getattr(self, name), 0)
         for name in ("compressed_values", "nonfinite_blocks", "steps"):
             integer(name, getattr(self, name), 0)
+        for name in (field.name for field in fields(self) if isinstance(field.default, float)):
+            finite(name, getattr(self, name), 0)
 
     @property
     def sent_bytes(self) -> float:
@@ -59,8 +64,15 @@ class Traffic:
         return self.compressed_bytes + self.uncompressed_bytes
 
     @property
+    def staying_bytes(self) -> float:
+        """What this worker sent to others on its host."""
+        return self.sent_bytes - self.leaving_bytes
+
+    @property
     def saved_fraction(self) -> float:
-        """1 - sent / float32; 0 where nothing was exchanged."""
+        """1 - sent / float32: of what left the host, if anything did; otherwise of all that was sent; 0 for nothing."""
+        if self.float32_leaving_bytes:
+            return 1 - self.leaving_bytes / self.float32_leaving_bytes
         return 1 - self.sent_bytes / self.float32_bytes if self.float32_bytes else 0.0
 
     def __iadd__(self, other: Traffic) -> Traffic:

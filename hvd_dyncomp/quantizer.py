@@ -48,7 +48,7 @@ class DynamicQuantizer(Compressor):
     several may share a controller. Handed to anything else (`hvd.allreduce(t, compression=...)`), a quantizer lets the
     tensor pass uncompressed and says so once.
 
-    How gradients travel is told in `hvd_dyncomp.exchange.base`. Gradients may be float16, bfloat16, float32 or float64,
+    How gradients travel is told in docs/design.md. Gradients may be float16, bfloat16, float32 or float64,
     of any shape and strides; quantization and sums are done in float32.
 
     Args:
@@ -71,6 +71,9 @@ class DynamicQuantizer(Compressor):
             Levels then depend on time, and a run cannot be repeated bit for bit.
         reprobe_epochs: with `auto_level`, epochs after which levels are tried again; so they are when the controller
             moves.
+        hierarchical: on hosts of several workers, exchange gradients within each host first, and then between hosts, so
+            that what leaves a host is what the level says, however many workers it has. None: where all hosts have
+            equally many workers; True: demand it; False: all workers at once.
         transport: who carries the bytes; default Horovod. For tests and simulations.
 
     Attributes:
@@ -80,7 +83,7 @@ class DynamicQuantizer(Compressor):
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type; at the first gradient: the optimizer's op
-            is not Average or Sum, or another optimizer uses the same quantizer.
+            is not Average or Sum, another optimizer uses the same quantizer, or `hierarchical=True` cannot be.
         LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have other parameters or
             settings, or disagree about level or step. (Who calls `synchronize` by himself may see Horovod's own error
             first, where a rank at 32 bits meets one that compresses.)
@@ -101,6 +104,7 @@ class DynamicQuantizer(Compressor):
         seed: int = 0,
         auto_level: bool = False,
         reprobe_epochs: int = 5,
+        hierarchical: bool | None = None,
         transport: Transport | None = None,
     ) -> None:
         self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
@@ -108,7 +112,7 @@ class DynamicQuantizer(Compressor):
         if not isinstance(self.controller, Controller):
             raise TypeError(f"controller must be a Controller, got {shown(controller)}")
         self._settings = Settings(
-            error_feedback, block_size, min_numel, bucket_bytes, fp16_uncompressed, auto_level
+            error_feedback, block_size, min_numel, bucket_bytes, fp16_uncompressed, auto_level, hierarchical
         ).checked()
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
@@ -322,10 +326,14 @@ class DynamicQuantizer(Compressor):
         return plan, step
 
     def _note_uncompressed(self, tensor: torch.Tensor) -> None:
-        world_size = self._transport.size
+        size, neighbours = self._transport.size, self._transport.local_size
+        hosts = -(-size // neighbours)  # as if all had as many workers as this one
         traffic = self.meter.at(self.controller.epoch, UNCOMPRESSED)
-        traffic.uncompressed_bytes += allreduce_bytes(tensor.numel() * tensor.element_size(), world_size)
-        traffic.float32_bytes += allreduce_bytes(tensor.numel() * 4, world_size)
+        nbytes, float32 = tensor.numel() * tensor.element_size(), tensor.numel() * 4
+        traffic.uncompressed_bytes += allreduce_bytes(nbytes, size)
+        traffic.leaving_bytes += allreduce_bytes(nbytes, hosts) / neighbours
+        traffic.float32_bytes += allreduce_bytes(float32, size)
+        traffic.float32_leaving_bytes += allreduce_bytes(float32, hosts) / neighbours
         if not self._warned:
             self._warned = True
             logger.warning(

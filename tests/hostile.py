@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,7 @@ QUANTIZER_STATE: dict[str, Any] = {
     "factor": 0.5,
     "meter": [],
     "auto_level": None,
+    "hosts": [[0], [1]],
     "residuals": {"a": torch.zeros(3)},
     "shard_residuals": {"a": {"layout": 1, "first": 0, "carries": True, "values": torch.zeros(2)}},
 }
@@ -182,8 +184,7 @@ TABLE = {
     "Traffic": Call(
         Traffic,
         {},
-        {name: [*NOT_FINITE, -1] for name in ("compressed_bytes", "uncompressed_bytes", "float32_bytes", "seconds")}
-        | {name: NATURAL for name in ("compressed_values", "nonfinite_blocks", "steps")},
+        {field.name: [*NOT_FINITE, -1] if field.type == "float" else NATURAL for field in fields(Traffic)},
     ),
     "Meter": Call(Meter, {}, {}),
     "Meter.at": Call(Meter().at, {"epoch": 0, "bits": 4}, {"epoch": NATURAL, "bits": LEVEL}),
@@ -241,6 +242,7 @@ TABLE = {
             "seed": NATURAL,
             "auto_level": SWITCH,
             "reprobe_epochs": COUNT,
+            "hierarchical": SWITCH[1:],
             "transport": [4, "mpi", [], object(), Unspeakable()],
         },
     ),
@@ -263,6 +265,7 @@ TABLE = {
         {
             "state": MAPPINGS
             + states(steps=NATURAL, world_size=COUNT, rank=[*NATURAL[1:], 2], factor=[*NOT_FINITE, 0, -1])
+            + states(hosts=[5, "x", [0, 1], [[0], [0]], [[0]], [[0, 1], []], [[0], [2]], [[0], ["1"]]])
             + states(meter=[None, 5, TWICE, *([row] for row in ROWS)])
             + states(residuals=[None, 5, "x", *({"a": value} for value in BAD_TENSORS)])
             + states(shard_residuals=[None, 5, "x", *({"a": shard} for shard in SHARDS)])

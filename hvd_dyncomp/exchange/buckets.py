@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.exchange.codec import checksum, message_bytes, shard_bounds
+from hvd_dyncomp.exchange.codec import checksum, message_bytes
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.kernels import bounded
+from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
+from hvd_dyncomp.kernels import block_bytes, bounded
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Residuals(NamedTuple):
     """What the two quantizations of a bucket have yet to deliver.
 
     Attributes:
-        own: (blocks * block_size,) float32, of this rank's gradient.
-        shard: (values of this rank's shard,) float32, of the sum over ranks; empty where the exchange has no shards.
+        own: (values of this rank's section,) float32, of what it quantizes first: its gradient, or its host's sum.
+        shard: (values of this rank's shard,) float32, of the sum over its section's ranks; empty without shards.
     """
 
     own: torch.Tensor
@@ -48,13 +49,12 @@ class Bucket:
         slots: its parameters, in order.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
-        sharded: whether ranks reduce a shard each (`ShardedExchange`), or all of it (`PairExchange`).
-        bounds: first block of each rank's shard, and the end.
-        shards: blocks of each rank's shard.
+        arrangement: who reduces which blocks; flat until `arrange` is called.
         layout: checksum over parameters and block size: where which value is.
-        composition: checksum over everything that the ranks must agree about, which is layout and world size.
+        composition: checksum over everything that the ranks must agree about: layout, world size and topology.
         residuals: what error feedback carries; None without it.
         carries: whether the residuals may be non-zero.
+        failure: why it cannot take part in exchanges: it could not be arranged.
         withheld: whether, since `release_residuals`, some have waited for a gradient that takes them along.
     """
 
@@ -73,33 +73,108 @@ class Bucket:
         self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
-        self.sharded = world_size > 2
-        self.bounds = shard_bounds(self.blocks, world_size)
-        self.shards = [last - first for first, last in zip(self.bounds, self.bounds[1:], strict=False)]
         self._tickets = torch.zeros(len(slots), dtype=torch.float32, device=device)
         self._each_ticket = list(self._tickets.split(1))
         # Written once a gradient: on the CPU, an operator of torch's for one value costs more than all else.
         self._ticket_values = self._tickets.numpy() if device.type == "cpu" else self._tickets
-        content = [(slot.name, slot.shape) for slot in slots]
-        self.layout = checksum(f"{content} block_size={block_size}")
-        self.composition = checksum(f"{content} block_size={block_size} world_size={world_size}")
+        self._content = f"{[(slot.name, slot.shape) for slot in slots]} block_size={block_size}"
+        self.layout = checksum(self._content)
+        self._error_feedback = error_feedback
         self.residuals: Residuals | None = None
         self.carries = self.withheld = False
-        if error_feedback:
-            own_values = self.own_range.stop - self.own_range.start if self.sharded else 0
-            self.residuals = Residuals(
-                torch.zeros(self.blocks * block_size, dtype=torch.float32, device=device),
-                torch.zeros(own_values, dtype=torch.float32, device=device),
-            )
+        # What this rank owes outside its section, (blocks * block_size,) float32, since it was arranged anew.
+        self._debts: torch.Tensor | None = None
+        self.failure: Exception | None = None
+        self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
+        self.composition = self._composition(None)
+        self._allocate()
+
+    def arrange(self, topology: Topology, *, by_host: bool) -> None:
+        """Divides the blocks anew. What is owed stays owed. Before anything of a step is quantized or released.
+
+        Args:
+            topology: where the ranks are.
+            by_host: hierarchically, for which there must be no obstacle.
+        """
+        new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
+        same = new[:2] == self.arrangement[:2]
+        try:
+            owed = None if same or self.residuals is None or not self.carries else self._all_owed(self.residuals.shard)
+        finally:  # as on the other ranks, whatever becomes of the memory here
+            self.arrangement, self.composition = new, self._composition(topology if by_host else None)
+        if not same:
+            self._allocate()
+        if owed is not None:
+            self.owe(owed)
+
+    def _composition(self, topology: Topology | None) -> int:
+        note = f" hosts={topology.hosts}" if topology else ""
+        return checksum(f"{self._content} world_size={self.world_size}{note}")
+
+    def _allocate(self) -> None:
+        self._debts = None
+        if not self._error_feedback:
+            return
+        own, shard = ((values.stop - values.start) for values in (self.section_range, self.shard_range))
+        self.residuals = Residuals(
+            torch.zeros(own, dtype=torch.float32, device=self.device),
+            torch.zeros(shard if self.section.sharded else 0, dtype=torch.float32, device=self.device),
+        )
+
+    @property
+    def section(self) -> Section:
+        """What this rank takes part in reducing."""
+        return self.arrangement.sections[self.arrangement.own]
+
+    @property
+    def section_range(self) -> slice:
+        """Its values."""
+        first, size = self.section.first, self.block_size
+        return slice(first * size, (first + self.section.blocks) * size)
+
+    @property
+    def shard_range(self) -> slice:
+        """The values of this rank's shard of it."""
+        place, bounds = self.section.ranks.index(self.rank), self.section.bounds
+        return slice(bounds[place] * self.block_size, bounds[place + 1] * self.block_size)
+
+    def block_bytes(self, bits: int) -> int:
+        """Length of one of its blocks."""
+        return block_bytes(bits, self.block_size)
+
+    def owed(self) -> torch.Tensor:
+        """(blocks * block_size,) float32: all that this rank owes, but for its shard. May be `residuals.own` itself."""
+        residuals: Residuals = self.residuals  # type: ignore[assignment]  # asked with error feedback only
+        if not self.arrangement.hierarchical:
+            return residuals.own
+        size = self.blocks * self.block_size
+        if self._debts is None:
+            owed = torch.zeros(size, dtype=torch.float32, device=self.device)
+        else:
+            owed = self._debts.clone()
+        owed[self.section_range] += residuals.own
+        return owed
+
+    def _all_owed(self, shard: torch.Tensor) -> torch.Tensor:
+        owed = self.owed()
+        if self.section.sharded:
+            # Part of the sum over ranks: delivered once, by its owner, it arrives once.
+            owed[self.shard_range] += shard
+        return owed
+
+    def owe(self, owed: torch.Tensor) -> None:
+        """Puts what `owed` returned in place of all that this rank owes, but for its shard."""
+        residuals: Residuals = self.residuals  # type: ignore[assignment]  # called with error feedback only
+        residuals.own.copy_(owed[self.section_range])
+        self._debts = None
+        if self.arrangement.hierarchical:
+            rest = owed.clone()
+            rest[self.section_range] = 0
+            self._debts = rest if rest.any() else None
 
     def message_bytes(self, blocks: int, bits: int) -> int:
         """Length of a message of so many of its blocks."""
         return message_bytes(blocks, bits, self.block_size)
-
-    @property
-    def own_range(self) -> slice:
-        """The values of this rank's shard."""
-        return slice(self.bounds[self.rank] * self.block_size, self.bounds[self.rank + 1] * self.block_size)
 
     def ticket(self, slot: Slot, in_use: bool) -> torch.Tensor:
         """What Horovod reduces in a gradient's place: (1,) float32, 1 if there is a gradient and 0 if there is none."""
@@ -112,38 +187,61 @@ class Bucket:
             self.carries = True
 
     def release_residuals(self) -> None:
-        """Gathers all that is undelivered in `residuals.own`, from where `with_residual` hands it out."""
+        """Gathers all that is undelivered where `with_residual` hands it out."""
         self.withheld = False
-        if self.residuals is not None and self.carries and self.sharded:
-            # The shard's residual is part of the sum over ranks: delivered once, by its owner, it arrives once.
-            self.residuals.own[self.own_range] += self.residuals.shard
-            self.residuals.shard.zero_()
+        if self.residuals is None or not self.carries:
+            return
+        own, shard = self.residuals
+        self._debts = self._all_owed(shard)  # in the flat arrangement, the residual itself
+        shard.zero_()
+        if self.arrangement.hierarchical:
+            own.zero_()
 
     def with_residual(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """A parameter's gradient plus its residual, in the gradient's dtype; the residual is then zero here.
+        """A parameter's gradient plus what is owed to it, in the gradient's dtype; that is then zero here.
 
         As where it is quantized, a gradient of zeros, or one that is not finite, takes nothing along.
         """
-        if self.residuals is None or not self.carries:
+        if self._debts is None:
+            return gradient
+        owed = self._debts[slot.range].view(slot.shape)
+        if not owed.any():
             return gradient
         largest = float(gradient.abs().max())
         if not 0 < largest < float("inf"):
             self.withheld = True
             return gradient
-        residual = self.residuals.own[slot.range].view(slot.shape)
-        total = gradient + bounded(residual, gradient)
-        residual.zero_()
+        total = gradient + bounded(owed, gradient)
+        owed.zero_()
         if gradient.dtype is torch.float16:
             limits = torch.finfo(torch.float16)
             total = total.clamp_(limits.min, limits.max)
         return total.to(gradient.dtype)
+
+    def released(self, fresh: bool) -> None:
+        """To be called at the end of a step that has sent what `with_residual` returned; `fresh`: it was called."""
+        self.carries = self.withheld or (self.carries and not fresh)
+        if self.carries and self.arrangement.hierarchical:
+            self.owe(self.owed())  # as it would be if it was saved and loaded
+        else:
+            self._debts = None
+
+    def with_debts(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The values of all slots with what is owed outside this rank's section, which is then zero here."""
+        if self._debts is None:
+            return values
+        self.withheld = False
+        total = [self.with_residual(slot, value) for slot, value in zip(self.slots, values, strict=True)]
+        if not self.withheld:
+            self._debts = None
+        return total
 
     def drop_residuals(self) -> None:
         """Owes nothing any more."""
         if self.residuals is not None:
             self.residuals.own.zero_()
             self.residuals.shard.zero_()
-        self.carries = False
+        self._debts, self.carries = None, False
 
 
 def make_buckets(

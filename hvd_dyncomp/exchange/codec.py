@@ -2,8 +2,9 @@
 
 A message is a header of 16 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
 rank s sends to every rank r one message with its version of shard r; in the gather phase rank r sends to everyone one
-message with the reduced shard r. Two workers need one phase only, in which each sends all blocks to the other. Before
-any of them, all ranks send greetings.
+message with the reduced shard r. Two workers need one phase only, in which each sends all blocks to the other. On hosts
+of several workers these phases are between hosts, and there is one within hosts before and after. Before any of them,
+all ranks send greetings.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import random
 import struct
 import zlib
+from collections.abc import Sequence
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
@@ -19,18 +21,22 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.kernels import Noise, block_bytes
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
-# version, phase, bits, proposal, composition, step, blocks (greetings: flags); little-endian
+# version, phase, bits, 0, composition, step, blocks; little-endian
 _HEADER = struct.Struct("<BBBBIII")
 HEADER_BYTES = _HEADER.size
+# version, phase, bits, proposal, composition, step, flags, host, topology; little-endian
+_GREETING = struct.Struct("<BBBBIIIII")
+GREETING_BYTES = _GREETING.size
 
 
 class Phase(IntEnum):
     """What a message is for.
 
-    SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A HANDSHAKE begins a
-    step, an ABORT stands in for the gather message of a rank that could not reduce its shard; both have no blocks.
+    SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A LOCAL_SCATTER has
+    values for a neighbour on the same host; LOCAL_GATHER hands on, among neighbours, messages as they came. A HANDSHAKE
+    begins a step; an ABORT stands in for what a rank cannot send, and has no blocks.
     """
 
     SCATTER = 0
@@ -38,6 +44,8 @@ class Phase(IntEnum):
     HANDSHAKE = 2
     ABORT = 3
     PAIR = 4
+    LOCAL_SCATTER = 5
+    LOCAL_GATHER = 6  # the name of a collective only
 
 
 class Header(NamedTuple):
@@ -46,9 +54,10 @@ class Header(NamedTuple):
     Attributes:
         version: of the wire format.
         phase: see `Phase`.
-        bits: level of the blocks.
-        proposal: always 0.
-        composition: checksum of the bucket's parameters (names, shapes), block size and world size.
+        bits: level of the step.
+        reserved: always 0.
+        composition: checksum of the bucket's parameters (names, shapes), block size, world size, and who reduces which
+            blocks.
         step: the exchange's number, modulo 2^32.
         blocks: blocks that follow.
     """
@@ -56,7 +65,7 @@ class Header(NamedTuple):
     version: int
     phase: int
     bits: int
-    proposal: int
+    reserved: int
     composition: int
     step: int
     blocks: int
@@ -70,7 +79,7 @@ class Header(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """What a rank tells all others when a step begins; as long as a header, and read like one.
+    """What a rank tells all others when a step begins.
 
     Attributes:
         version: of the wire format.
@@ -80,6 +89,8 @@ class Greeting(NamedTuple):
         composition: checksum of all parameters, settings and world size.
         step: its number, modulo 2^32.
         flags: see `Flag`.
+        host: checksum of the name of its host.
+        topology: checksum of the `Topology` that it has worked with before; 0 if it has not.
     """
 
     version: int
@@ -89,13 +100,15 @@ class Greeting(NamedTuple):
     composition: int
     step: int
     flags: int
+    host: int
+    topology: int
 
     def to_bytes(self) -> bytes:
-        return _HEADER.pack(*self)
+        return _GREETING.pack(*self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Greeting:
-        return cls(*_HEADER.unpack(data))
+        return cls(*_GREETING.unpack(data))
 
 
 class Flag(IntFlag):
@@ -135,23 +148,36 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
             raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")
 
 
-def split_messages(received: torch.Tensor, expected: list[Header], block_size: int, where: str) -> list[torch.Tensor]:
-    """Cuts what a collective delivered into one message per rank and checks every header.
+def split_messages(
+    received: torch.Tensor, expected: list[Header], block_size: int, where: str, senders: Sequence[int] | None = None
+) -> list[torch.Tensor]:
+    """As `split`, for messages of codes: per rank, (blocks * block_bytes(bits, block_size),) uint8."""
+    sizes = [header.blocks * block_bytes(header.bits, block_size) for header in expected]
+    return split(received, expected, sizes, where, senders)
+
+
+def split(
+    received: torch.Tensor, expected: list[Header], sizes: list[int], where: str, senders: Sequence[int] | None = None
+) -> list[torch.Tensor]:
+    """Cuts what a collective delivered into its messages and checks every header.
 
     Args:
-        received: (bytes,) uint8, the ranks' messages one after the other.
-        expected: what this rank expects of each rank.
-        where: for the error message.
+        received: (bytes,) uint8, the messages one after the other.
+        expected: their headers.
+        sizes: bytes in each, without the header.
+        where: for the error message, and
+        senders: the rank that each came from; None: from all ranks, in order.
 
     Returns:
-        Per rank, a (blocks * block_bytes(bits, block_size),) uint8 view into `received`.
+        Their payloads, uint8 views into `received`.
 
     Raises:
         LockstepError: a message is not what this rank expects; the text names the rank and what differs.
     """
     bodies, start = [], 0
-    for rank, header in enumerate(expected):
-        length = message_bytes(header.blocks, header.bits, block_size)
+    ranks = range(len(expected)) if senders is None else senders
+    for rank, header, size in zip(ranks, expected, sizes, strict=True):
+        length = HEADER_BYTES + size
         message = received[start : start + length]
         check_header(message, header, rank, where)
         if message.numel() < length:

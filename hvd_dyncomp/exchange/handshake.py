@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.errors import JOINED, LockstepError
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, Flag, Greeting
+from hvd_dyncomp.exchange.codec import GREETING_BYTES, Flag, Greeting
 from hvd_dyncomp.exchange.introduction import Introduction
-from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.base import Transport
 
 
 class Handshake:
-    """16 bytes from every rank to every rank: its greeting. If they differ, the ranks tell each other everything.
+    """A few bytes from every rank to every rank: its greeting. If they differ, the ranks tell each other everything.
 
     It goes out with the first gradient. It is the same collective whatever the ranks disagree about; without it, a rank
     at 4 bits would wait for ever for the scatter of one at 32. And it is an allreduce, a sum to which every rank adds
@@ -40,7 +39,7 @@ class Handshake:
     ) -> None:
         self._transport, self._mine, self._about = transport, greeting, about
         self._name = f"hvd_dyncomp.{label}"
-        self._places = torch.zeros(transport.size, HEADER_BYTES, dtype=torch.uint8, device="cpu")
+        self._places = torch.zeros(transport.size, GREETING_BYTES, dtype=torch.uint8, device="cpu")
         self._places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
         self._handle = transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
         self.fresh = False
@@ -49,9 +48,14 @@ class Handshake:
         self._error: Exception | None = None
 
     @property
-    def sent_bytes(self) -> int:
-        """What this rank sends for it."""
-        return int(allreduce_bytes(self._places.numel(), self._transport.size))
+    def nbytes(self) -> int:
+        """What is reduced for it."""
+        return self._places.numel()
+
+    @property
+    def greetings(self) -> list[Greeting]:
+        """Of all ranks, in rank order; empty before they are known."""
+        return self._greetings
 
     @property
     def known(self) -> bool:
@@ -102,4 +106,4 @@ class Handshake:
 
 
 def _comparable(greeting: Greeting) -> Greeting:
-    return greeting._replace(proposal=0, flags=0)
+    return greeting._replace(proposal=0, flags=0, host=0, topology=0)

@@ -217,6 +217,7 @@ class Lifecycle:
             "rank": binding.rank if binding else 0,
             "world_size": binding.world_size if binding else 1,
             "factor": binding.factor if binding else 1.0,
+            "hosts": list(map(list, self.plan.arranged.hosts)) if self.plan and self.plan.arranged else None,
             **residuals.export(self.plan.buckets if self.plan else []),
         }
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange import residuals
 from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, checksum
+from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,9 @@ class Plan:
         buckets: what travels together, with its residuals.
         slots: a compressed parameter's place, by name.
         composition: checksum over everything that the ranks must agree about, but for level and step.
+        topology: which ranks share a host; before `settle`, what was assumed.
+        checksum: of the topology; 0 before `settle`.
+        arranged: the topology by which the buckets are divided.
 
     Raises:
         ValueError: a parameter has no name, or the state is another rank's or of other parameters.
@@ -65,6 +70,17 @@ class Plan:
             rank=rank,
             world_size=world_size,
         )
+        # As it was when the state was saved, so that nothing has to move if it still is so.
+        hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
+        host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
+        self.topology = Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.apart(world_size)
+        self._names: list[int] = []
+        self.checksum = 0
+        self.arranged: Topology | None = None
+        self.arrange()
+        for bucket in self.buckets:
+            if bucket.failure is not None:
+                raise bucket.failure
         if state is not None:
             residuals.restore(self.buckets, state, rank, world_size, self.binding.factor)
         self.composition = checksum(json.dumps(self._about()))
@@ -75,6 +91,59 @@ class Plan:
             len(self.binding.named),
             len(self.buckets),
         )
+
+    @property
+    def hierarchical(self) -> bool:
+        """Whether gradients travel within hosts first, and then between them."""
+        return self.settings.hierarchical is not False and not self.topology.obstacle
+
+    def settle(self, greetings: Sequence[Greeting]) -> None:
+        """Learns from the first handshake where the ranks are, and sees that it stays so.
+
+        Raises:
+            LockstepError: somebody has worked with another topology. On all ranks.
+            ValueError: `hierarchical` is True, and there is an obstacle. On all ranks.
+        """
+        names = [greeting.host for greeting in greetings]
+        topology, number = self.topology, self.checksum
+        if names != self._names:  # every step comes here, and there may be a thousand ranks
+            topology = Topology.of(names)
+            number = topology.checksum
+        for rank, greeting in enumerate(greetings):
+            if greeting.topology not in (0, number):
+                raise LockstepError(
+                    f"rank {rank} has trained with workers on other hosts than now, where the ranks of each host are "
+                    f"{list(map(list, topology.hosts))} (elastic training: give the quantizer to "
+                    "hvd.elastic.TorchState)"
+                )
+        if self.checksum:
+            return
+        if self.settings.hierarchical and topology.obstacle:
+            raise ValueError(f"hierarchical must be False or None here, got True: {topology.obstacle}")
+        self.topology, self.checksum, self._names = topology, number, names
+        if self.binding.rank == 0:
+            self._say()
+
+    def arrange(self) -> None:
+        """Divides the buckets as the topology says. Before anything of a step is quantized or released."""
+        if self.arranged == self.topology:
+            return
+        self.arranged = self.topology
+        for bucket in self.buckets:
+            try:
+                bucket.arrange(self.topology, by_host=self.hierarchical)
+            except Exception as error:  # noqa: BLE001  # the others wait for its exchanges, which tell them
+                bucket.failure = error
+
+    def _say(self) -> None:
+        hosts = self.topology.hosts
+        if self.hierarchical:
+            logger.info("%d hosts of %d workers: hierarchical exchange", len(hosts), len(hosts[0]))
+        elif self.settings.hierarchical is None and self.topology.uneven:
+            logger.warning(
+                "gradients are exchanged among all workers at once, so that more leaves a host than the level says: %s",
+                self.topology.obstacle,
+            )
 
     def about(self, bits: int, step: int) -> dict[str, Any]:
         """What the ranks tell each other when they disagree (`introduction.Introduction`)."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.checks import boolean, finite, integer, shown
-from hvd_dyncomp.exchange.buckets import Bucket, Residuals
+from hvd_dyncomp.exchange.buckets import Bucket
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +29,12 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
     for bucket in buckets:
         if bucket.residuals is None:
             continue
+        owed = bucket.owed()
         for slot in bucket.slots:
-            own[slot.name] = bucket.residuals.own[slot.range].view(slot.shape).to("cpu", copy=True)
+            own[slot.name] = owed[slot.range].view(slot.shape).to("cpu", copy=True)
         shards[bucket.name] = {
             "layout": bucket.layout,
-            "first": bucket.own_range.start,
+            "first": bucket.shard_range.start,
             "carries": bucket.carries,
             "values": bucket.residuals.shard.to("cpu", copy=True),
         }
@@ -55,6 +56,10 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         integer("rank", own["rank"], 0, size - 1)
     if finite("factor", own["factor"]) <= 0:
         raise ValueError(f"factor must be more than 0, got {shown(own['factor'])}")
+    if own.get("hosts") is not None:
+        ranks = [integer("hosts", rank, 0) for host in own["hosts"] for rank in host]
+        if sorted(ranks) != list(range(size)) or not all(own["hosts"]):
+            raise ValueError(f"hosts must have every rank once, got {shown(own['hosts'])}")
     for name, values in dict(own["residuals"]).items():
         _check_values(f"residuals[{name!r}]", values)
     for name, shard in dict(own["shard_residuals"]).items():
@@ -108,8 +113,8 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
 
     A residual r is owed to the result as factor * r. Where the number of workers has changed, and with it the factor,
     r is scaled so that what is owed stays what it was; a shard's residual, whose shard is no more, joins the residuals
-    of its own rank, from where it arrives once as well. `launch/study.py --simulate resize` compares this with other
-    rules.
+    of its own rank, from where it arrives once as well; and so does what a rank owes outside the section that it has
+    now. `launch/study.py --simulate resize` compares this with other rules.
 
     Args:
         factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
@@ -122,29 +127,27 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
     for bucket in buckets:
         if bucket.residuals is None:
             continue
-        own, own_shard = bucket.residuals
-        own.zero_()
-        own_shard.zero_()
-        bucket.carries = False
+        owed = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float32, device=bucket.device)
+        bucket.drop_residuals()
         if not state["residuals"]:  # saved before the first step, or without error feedback
             continue
         for slot in bucket.slots:
-            own[slot.range].view(slot.shape).copy_(state["residuals"][slot.name])
-        _restore_shard(bucket, bucket.residuals, state["shard_residuals"].get(bucket.name))
+            owed[slot.range].view(slot.shape).copy_(state["residuals"][slot.name])
+        _restore_shard(bucket, bucket.residuals.shard, owed, state["shard_residuals"].get(bucket.name))
         if scale != 1:
-            own *= scale
-            own_shard *= scale
+            owed *= scale
+            bucket.residuals.shard.mul_(scale)
+        bucket.owe(owed)
 
 
-def _restore_shard(bucket: Bucket, into: Residuals, saved: Mapping[str, Any] | None) -> None:
-    own, own_shard = into
+def _restore_shard(bucket: Bucket, shard: torch.Tensor, owed: torch.Tensor, saved: Mapping[str, Any] | None) -> None:
     if saved is None or saved["layout"] != bucket.layout:
         bucket.carries = True
         logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
         return
     bucket.carries = saved["carries"]
     first, values = saved["first"], saved["values"]
-    if first == bucket.own_range.start and values.shape == own_shard.shape:
-        own_shard.copy_(values)
+    if first == bucket.shard_range.start and values.shape == shard.shape:
+        shard.copy_(values)
     else:
-        own[first : first + values.numel()] += values.to(own.device)
+        owed[first : first + values.numel()] += values.to(owed.device)

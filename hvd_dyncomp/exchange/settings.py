@@ -21,6 +21,7 @@ class Settings(NamedTuple):
     bucket_bytes: int
     fp16_uncompressed: bool
     auto_level: bool
+    hierarchical: bool | None
 
     def checked(self) -> Settings:
         """The same, as plain Python values.
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
             bucket_bytes=integer("bucket_bytes", self.bucket_bytes, 1),
             fp16_uncompressed=boolean("fp16_uncompressed", self.fp16_uncompressed),
             auto_level=boolean("auto_level", self.auto_level),
+            hierarchical=None if self.hierarchical is None else boolean("hierarchical", self.hierarchical),
         )
         if plain.block_size & (plain.block_size - 1):
             raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(plain.block_size)}")

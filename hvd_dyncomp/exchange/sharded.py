@@ -1,4 +1,4 @@
-"""The exchange in two halves: scatter, reduce, gather (docs/math.md, equations 1 to 5).
+"""The reduction in two halves: scatter, reduce, gather (docs/math.md, equations 1 to 5).
 
 1. Every rank quantizes gradient + residual, cuts the blocks into one shard per rank and sends each shard to its owner
    (an alltoall of bytes).
@@ -15,79 +15,69 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.base import Exchange, Ready
-from hvd_dyncomp.exchange.codec import Phase, count_nonfinite, header_tensor, split_messages
+from hvd_dyncomp.exchange.codec import Header, Phase, count_nonfinite, split_messages
+from hvd_dyncomp.exchange.reduction import Course, Outgoing, Reduction
 
 
-class ShardedExchange(Exchange):
+class ShardedReduction(Reduction):
     """See the module."""
 
-    _scatter: Any = None
-    _gather: Any = None
+    @property
+    def _first_messages(self) -> int:
+        return len(self.section.ranks)
 
-    def forward(self) -> None:
-        super().forward()
-        if self._gather is None and self._error is None:
-            self._reduce()
-
-    def _encode(self) -> tuple[torch.Tensor, list[int]]:
-        bucket = self._bucket
-        messages, payloads, lengths = self._message(Phase.SCATTER, bucket.shards)
-        noise = self._noise(Phase.SCATTER)
-        for payload, block, count in zip(payloads, bucket.bounds, bucket.shards, strict=False):
+    def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
+        bucket, section = self._bucket, self.section
+        messages, payloads, lengths = self._messages.codes(Phase.SCATTER, section.shards)
+        begin = section.first * bucket.block_size
+        for payload, block, count in zip(payloads, section.bounds, section.shards, strict=False):
             first = block * bucket.block_size
-            residual = bucket.residuals and bucket.residuals.own[first : first + count * bucket.block_size]
-            shard_noise = noise and noise._replace(first=first)
-            kernels.encode_into(payload, self._values, residual, first=first, noise=shard_noise, **self._format)
+            owed = bucket.residuals and bucket.residuals.own[first - begin :][: count * bucket.block_size]
+            noise = self._messages.noise(Phase.SCATTER, first)
+            kernels.encode_into(payload, values, owed, first=first - origin, noise=noise, **self._messages.format)
+        bucket.keep_residuals()
         return messages, lengths
 
-    def _send(self, messages: torch.Tensor, lengths: list[int]) -> None:
-        self.sent_bytes += messages.numel() - lengths[self._bucket.rank]
-        self._scatter = self._transport.alltoall(messages, lengths, self._name(Phase.SCATTER))
+    def _start(self, messages: torch.Tensor, lengths: list[int]) -> Any:
+        return self._group.alltoall(messages, lengths, self._messages.name(Phase.SCATTER))
 
-    def _move(self, ready: Ready) -> None:
-        if self._gather is None and ready(self._scatter):
-            self._reduce()
-        if not self._delivered and self._gather is not None and self._error is None and ready(self._gather):
-            self._decode()
-
-    def _reduce(self) -> None:
-        """From all versions of this rank's shard to the message with their sum.
-
-        The others wait for it: if there can be none, they are told, and the error is kept for `deliver`.
-        """
-        received = self._transport.wait(self._scatter)
-        try:
-            message = self._reduced(received)
-        except Exception as error:  # noqa: BLE001
-            self._error = error
-            message = header_tensor(self._header(Phase.ABORT, 0), self._bucket.device)
-        self.sent_bytes += message.numel() * (self._bucket.world_size - 1)
-        self._gather = self._transport.allgather(message, self._name(Phase.GATHER))
+    def _rest(self, handle: Any, failure: Exception | None) -> Course[torch.Tensor]:
+        if failure is None:
+            received = yield handle
+            try:
+                message = self._reduced(received)
+                del received
+            except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
+                failure = error
+        handle = self._group.allgather(self._abort() if failure else message, self._messages.name(Phase.GATHER))
+        if failure is not None:
+            raise failure
+        return (yield handle)
 
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:
-        bucket = self._bucket
-        own = bucket.shards[bucket.rank]
-        expected = [self._header(Phase.SCATTER, own)] * bucket.world_size
-        versions = split_messages(received, expected, bucket.block_size, self._where)
-        message, [payload], _ = self._message(Phase.GATHER, [own])
-        noise = self._noise(Phase.GATHER)
+        """From all versions of this rank's shard to the message with their sum."""
+        bucket, section = self._bucket, self.section
+        place = section.ranks.index(bucket.rank)
+        own, first = section.shards[place], section.bounds[place] * bucket.block_size
+        expected = [self._header(Phase.SCATTER, own)] * len(section.ranks)
+        versions = split_messages(received, expected, bucket.block_size, self._messages.where, section.ranks)
+        message, [payload], _ = self._messages.codes(Phase.GATHER, [own])
         kernels.reduce_into(
             payload,
             versions,
             bucket.residuals and bucket.residuals.shard,
-            real=max(0, bucket.values - bucket.own_range.start),
-            noise=noise and noise._replace(first=bucket.own_range.start),
-            **self._format,
+            real=max(0, bucket.values - first),
+            noise=self._messages.noise(Phase.GATHER, first),
+            **self._messages.format,
         )
         return message
 
-    def _decode(self) -> None:
-        bucket = self._bucket
-        expected = [self._header(Phase.GATHER, count) for count in bucket.shards]
-        shards = split_messages(self._transport.wait(self._gather), expected, bucket.block_size, self._where)
-        for shard, block in zip(shards, bucket.bounds, strict=False):
-            first = block * bucket.block_size
-            kernels.decode_into(self._values, [shard], first=first, factor=self._factor, **self._format)
-            self.nonfinite_blocks += count_nonfinite([shard], self._bits, bucket.block_size)
-        self._write_back()
+    def _expected(self) -> list[Header]:
+        return [self._header(Phase.GATHER, count) for count in self.section.shards]
+
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
+        size, form = self._bucket.block_size, self._messages.format
+        shards = self.messages_in(result, senders)
+        for shard, block in zip(shards, self.section.bounds, strict=False):
+            kernels.decode_into(values, [shard], first=block * size, factor=factor, **form)
+        return sum(count_nonfinite([shard], self._messages.bits, size) for shard in shards)

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange.base import Exchange
 from hvd_dyncomp.exchange.buckets import Slot
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase
+from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.exchange.handshake import Handshake
-from hvd_dyncomp.exchange.pair import PairExchange
+from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.sharded import ShardedExchange
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
@@ -64,20 +62,24 @@ class Step:
             plan.composition,
             number & 0xFFFFFFFF,
             Flag.FRESH if fresh else 0,
+            checksum(plan.transport.host),
+            plan.checksum,
         )
         self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
+        self._bytes = self._float32_bytes = 0  # that Horovod reduces for this step as they are, and as float32
+        self._agreed = False  # whether it is known that all ranks do the same
+        self._error: Exception | None = None
         traffic.steps += 1
         if bits == UNCOMPRESSED:
             for bucket in buckets:
                 bucket.release_residuals()
         else:
-            binding = plan.binding
+            plan.arrange()
+            factor, transport = plan.binding.factor, plan.transport
             for bucket in buckets:
-                way = ShardedExchange if bucket.sharded else PairExchange
-                self._exchanges.append(
-                    way(bucket, bits=bits, step=number, factor=binding.factor, seed=seed, transport=plan.transport)
-                )
-                traffic.float32_bytes += self._allreduce_bytes(4 * bucket.values)
+                exchange = Exchange(bucket, bits=bits, step=number, factor=factor, seed=seed, transport=transport)
+                self._exchanges.append(exchange)
+                self._float32_bytes += 4 * bucket.values
                 traffic.compressed_values += bucket.values
         self._under_way = list(self._exchanges)
         in_background(plan.transport, self._in_background)
@@ -89,10 +91,11 @@ class Step:
             in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
         """
         with self._lock:
-            # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize.
-            self._exchanges[slot.bucket].add(slot, gradient, at_once=self._fresh)
+            # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
+            # the first handshake it is not known who quantizes what.
+            self._exchanges[slot.bucket].add(slot, gradient, at_once=self._fresh and self._plan.checksum > 0)
             self._advance()
-        self.traffic.uncompressed_bytes += self._allreduce_bytes(4)
+        self._bytes += 4
         return self._plan.buckets[slot.bucket].ticket(slot, in_use)
 
     def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
@@ -103,8 +106,8 @@ class Step:
             wire = self._plan.buckets[slot.bucket].with_residual(slot, wire)
         if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
             wire = wire.half()
-        self.traffic.uncompressed_bytes += self._allreduce_bytes(wire.numel() * wire.element_size())
-        self.traffic.float32_bytes += self._allreduce_bytes(wire.numel() * 4)
+        self._bytes += wire.numel() * wire.element_size()
+        self._float32_bytes += wire.numel() * 4
         return wire
 
     def check(self) -> None:
@@ -112,9 +115,10 @@ class Step:
 
         Raises:
             LockstepError: they do not.
+            ValueError: `hierarchical` cannot be True here.
         """
         with self._lock:
-            self._handshake.check()
+            self._agree()
             self._advance()  # Horovod waits for its own next
 
     def collect(self) -> None:
@@ -122,11 +126,14 @@ class Step:
 
         Raises:
             LockstepError: the ranks disagree about level, step or parameters.
+            ValueError: `hierarchical` cannot be True here.
         """
         with self._lock:
             self.over = True
             # First of all: ranks that disagree wait for exchanges that never come.
-            self.proposal = self._handshake.check()[0].proposal
+            self._agree()
+            self.proposal = self._handshake.greetings[0].proposal
+            self._count_reduced(self._bytes, self._float32_bytes)
             if self._handshake.fresh:
                 self._finish()
             else:
@@ -140,19 +147,27 @@ class Step:
     def _finish(self) -> None:
         for exchange in self._exchanges:
             exchange.start()
-        # All that others wait for goes out before this rank waits for what it needs itself.
+        # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
+        # for first, on all ranks: so no two wait for each other, and a bucket's sum is made while another's values
+        # travel.
+        while under_way := [exchange for exchange in self._exchanges if not exchange.over]:
+            min(under_way, key=lambda exchange: exchange.collectives).wait()
+            self._advance()
         for exchange in self._exchanges:
-            exchange.forward()
-        for exchange in self._exchanges:
-            exchange.deliver()
+            if exchange.error is not None:
+                raise exchange.error
         if self.bits == UNCOMPRESSED:
-            self.traffic.uncompressed_bytes += self._handshake.sent_bytes
+            self._count_reduced(self._handshake.nbytes)
             for bucket in self._plan.buckets:
-                bucket.carries = bucket.withheld or (bucket.carries and not self._fresh)
-        else:
-            self.traffic.compressed_bytes += self._handshake.sent_bytes
-            self.traffic.compressed_bytes += sum(exchange.sent_bytes for exchange in self._exchanges)
-            self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
+                bucket.released(self._fresh)
+            return
+        size, rank = self._plan.binding.world_size, self._plan.binding.rank
+        self.traffic.compressed_bytes += allreduce_bytes(self._handshake.nbytes, size)
+        self.traffic.leaving_bytes += self._plan.topology.leaving(self._handshake.nbytes, rank)
+        for group in (group for exchange in self._exchanges for group in exchange.groups):
+            self.traffic.compressed_bytes += group.sent_bytes
+            self.traffic.leaving_bytes += group.leaving_bytes
+        self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
 
     def _finish_uncompressed(self) -> None:
         """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
@@ -165,7 +180,7 @@ class Step:
             way.start()
         for way in ways:
             way.deliver()
-        self.traffic.uncompressed_bytes += self._handshake.sent_bytes + sum(way.sent_bytes for way in ways)
+        self._count_reduced(self._handshake.nbytes + sum(way.nbytes for way in ways))
 
     def _in_background(self) -> bool:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
@@ -180,11 +195,36 @@ class Step:
 
     def _advance(self) -> None:
         # Before it is known that all ranks do the same, nothing is sent that only fits if they do.
-        if self._handshake.agreed() and self._handshake.fresh:
+        if not self._agreed and self._error is None and self._handshake.agreed():
+            self._settle()
+        if self._agreed and self._handshake.fresh:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
 
-    def _allreduce_bytes(self, nbytes: float) -> float:
-        return allreduce_bytes(nbytes, self._plan.binding.world_size)
+    def _agree(self) -> None:
+        """Blocks until it is known that all ranks do the same; raises what `check` does."""
+        self._handshake.check()
+        if not self._agreed and self._error is None:
+            self._settle()
+        if self._error is not None:
+            raise self._error
+
+    def _settle(self) -> None:
+        """To be called when all have said the same; an error is kept, as hooks must raise none."""
+        try:
+            self._plan.settle(self._handshake.greetings)
+            if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
+                self._plan.arrange()
+            self._agreed = True
+        except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
+            self._error = error
+
+    def _count_reduced(self, nbytes: float, float32_bytes: float = 0) -> None:
+        """What Horovod reduces as it is."""
+        binding, topology, traffic = self._plan.binding, self._plan.topology, self.traffic
+        traffic.uncompressed_bytes += allreduce_bytes(nbytes, binding.world_size)
+        traffic.leaving_bytes += topology.leaving(nbytes, binding.rank)
+        traffic.float32_bytes += allreduce_bytes(float32_bytes, binding.world_size)
+        traffic.float32_leaving_bytes += topology.leaving(float32_bytes, binding.rank)
 
     def _note_nonfinite(self, blocks: int) -> None:
         """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""
@@ -214,7 +254,7 @@ class FailedStep:
     ) -> None:
         self._error, self._bits, self._min_numel = error, bits, min_numel
         self._lock = threading.Lock()
-        greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED)
+        greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
         self._handshake = Handshake(transport, label, greeting, lambda: {"error": str(error)})
         in_background(transport, self._in_background)
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.base import Transport
 
 # What Horovod's allreduce takes on CPUs.
@@ -36,7 +35,7 @@ class UncompressedExchange:
         transport: who carries it.
 
     Attributes:
-        sent_bytes: what this rank sends.
+        nbytes: what is reduced.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class UncompressedExchange:
     ) -> None:
         self._bucket, self._gradients, self._factor, self._transport = bucket, gradients, factor, transport
         self._handles: list[Any] = []
-        self.sent_bytes = 0.0
+        self.nbytes = 0
 
     def start(self) -> None:
         """Sends everything. All ranks have the same slots: those without a gradient send zeros."""
@@ -52,7 +51,7 @@ class UncompressedExchange:
             if gradient is None:
                 gradient = torch.zeros(slot.shape, device=self._bucket.device)
             wire = wire_form(gradient.clone())
-            self.sent_bytes += allreduce_bytes(wire.numel() * wire.element_size(), self._bucket.world_size)
+            self.nbytes += wire.numel() * wire.element_size()
             self._handles.append(self._transport.sum(wire, f"hvd_dyncomp.{slot.name}.uncompressed"))
 
     def deliver(self) -> None:

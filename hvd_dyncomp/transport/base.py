@@ -12,23 +12,9 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-
-
-class Topology(NamedTuple):
-    """Where a rank sits, among all workers of a job.
-
-    Attributes:
-        local_rank, local_size: its place among the ranks of its host, and their number.
-        cross_rank, cross_size: its host's place among the hosts that have such a local rank, and their number.
-    """
-
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
 
 
 class Transport(ABC):
@@ -46,8 +32,13 @@ class Transport(ABC):
 
     @property
     @abstractmethod
-    def topology(self) -> Topology:
-        """Hosts, among all workers."""
+    def host(self) -> str:
+        """The name of the machine on which this process runs: ranks that have the same are near each other."""
+
+    @property
+    @abstractmethod
+    def local_size(self) -> int:
+        """The number of workers on this machine, of this group or not."""
 
     @abstractmethod
     def within(self, process_set: Any) -> Transport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,6 @@ import torch
 
 from hvd_dyncomp.errors import HorovodMissing
 from hvd_dyncomp.transport import base
-from hvd_dyncomp.transport.base import Topology
 
 try:
     import horovod.torch as hvd
@@ -47,7 +47,7 @@ class HorovodTransport(base.Transport):
     def __init__(self, process_set: Any = None) -> None:
         self._process_set = process_set
 
-    # rank, size and topology: ValueError if `hvd.init()` has not been called.
+    # rank, size and local_size: ValueError if `hvd.init()` has not been called.
 
     @property
     def rank(self) -> int:
@@ -58,8 +58,14 @@ class HorovodTransport(base.Transport):
         return hvd.size() if self._process_set is None else self._process_set.size()
 
     @property
-    def topology(self) -> Topology:
-        return Topology(hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    def host(self) -> str:
+        # Not Horovod's cross_rank: it counts hosts among the ranks of equal local rank, and so another host may have
+        # the same number for another local rank.
+        return socket.gethostname()
+
+    @property
+    def local_size(self) -> int:
+        return hvd.local_size()
 
     def within(self, process_set: Any) -> HorovodTransport:
         return HorovodTransport(process_set)
@@ -89,7 +95,7 @@ class HorovodTransport(base.Transport):
         docs/benchmarks.md has what that costs. Whether it polls can be told from its settings only.
         """
         global _advised
-        cores, ranks = len(os.sched_getaffinity(0)), self.topology.local_size
+        cores, ranks = len(os.sched_getaffinity(0)), self.local_size
         told = "OMPI_MCA_mpi_yield_when_idle" in os.environ
         if _advised or told or not hvd.mpi_enabled() or 2 * ranks <= cores or hvd.rank() != 0:
             return

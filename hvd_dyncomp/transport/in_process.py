@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_dyncomp.transport.base import Topology, Transport
+from hvd_dyncomp.transport.base import Transport
 
 Result = TypeVar("Result")
 Choose = Callable[[int], int]
@@ -92,8 +92,12 @@ class InProcessTransport(Transport):
         return len(self._world.transports)
 
     @property
-    def topology(self) -> Topology:
-        return Topology(0, 1, self._rank, self.size)
+    def host(self) -> str:
+        return f"host{self._world.hosts[self._rank]}"
+
+    @property
+    def local_size(self) -> int:
+        return self._world.hosts.count(self._world.hosts[self._rank])
 
     def within(self, process_set: Any) -> InProcessTransport:
         if process_set is not None:
@@ -137,15 +141,19 @@ class World:
         size: their number.
         choices: whole numbers that decide, one after the other and from the beginning again, whatever is open; without,
             ranks go on until they have to wait, and everything that is complete has arrived.
+        hosts: the number of each rank's host; without, every rank has one of its own.
 
     Attributes:
         transports: one a rank.
+        hosts: see above.
         bytes_sent: by rank, what it has handed over for other ranks.
+        bytes_leaving: by rank, so much of it as was for ranks of other hosts, in what goes from rank to rank.
     """
 
-    def __init__(self, size: int, choices: Sequence[int] = ()) -> None:
+    def __init__(self, size: int, choices: Sequence[int] = (), hosts: Sequence[int] = ()) -> None:
         self.transports = [InProcessTransport(self, rank) for rank in range(size)]
-        self.bytes_sent = [0] * size
+        self.hosts = list(hosts) or list(range(size))
+        self.bytes_sent, self.bytes_leaving = [0] * size, [0] * size
         self._choices, self._next = list(choices), 0
         self._open: dict[str, _Collective] = {}
         self._background: list[list[Callable[[], bool]]] = [[] for _ in range(size)]
@@ -216,8 +224,13 @@ class World:
         if rank in collective.sent or collective.kind != kind:
             raise Mismatch(f"rank {rank} starts {kind} {name}, which is under way as {collective.kind}")
         size, nbytes = len(self.transports), tensor.numel() * tensor.element_size()
-        share = {"alltoall": (nbytes - splits[rank]) if splits else 0, "allgather": nbytes * (size - 1)}
-        self.bytes_sent[rank] += share.get(kind, 2 * nbytes * (size - 1) // size)
+        to = {"alltoall": splits, "allgather": [nbytes] * size}.get(kind)
+        if to is None:
+            self.bytes_sent[rank] += 2 * nbytes * (size - 1) // size
+        else:
+            self.bytes_sent[rank] += sum(to) - to[rank]
+            away = [other != self.hosts[rank] for other in self.hosts]
+            self.bytes_leaving[rank] += sum(count for count, leaves in zip(to, away, strict=True) if leaves)
         collective.add(rank, tensor, splits)
         if collective.over:
             del self._open[name]

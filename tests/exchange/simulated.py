@@ -7,10 +7,44 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import horovod.torch as hvd
+import pytest
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
+
+# Where ranks are, by host; () for each on its own. Hosts of equally many workers exchange hierarchically: in pairs of
+# hosts, or among three with shards; in blocks or dealt out. The last are uneven, and so all at once.
+PLACES = {
+    "2": (2, ()),
+    "3": (3, ()),
+    "2x2": (4, (0, 0, 1, 1)),
+    "3x2": (6, (0, 0, 1, 1, 2, 2)),
+    "2x2 dealt": (4, (0, 1, 0, 1)),
+    "2x3 dealt": (6, (0, 1, 0, 1, 0, 1)),
+    "2+1": (3, (0, 0, 1)),
+}
+
+
+def places(*names: str) -> pytest.MarkDecorator:
+    """Runs a test with these values of its arguments `ranks` and `hosts`."""
+    return pytest.mark.parametrize(("ranks", "hosts"), [PLACES[name] for name in names], ids=names)
+
+
+WORLDS = places("2", "3", "2x2", "3x2", "2x3 dealt", "2+1")
+BY_HOST = places("2x2", "3x2")
+
+
+def by_host(hosts: Sequence[int]) -> bool:
+    """Whether ranks in these places exchange hierarchically."""
+    return len(set(map(list(hosts).count, hosts))) == 1 < list(hosts).count(0)
+
+
+def phases(ranks: int, hosts: Sequence[int]) -> list[str]:
+    """The collectives of an exchange, one after the other."""
+    groups = len(set(hosts)) if by_host(hosts) else ranks
+    inner = ["pair"] if groups == 2 else ["scatter", "gather"]
+    return ["local_scatter", *inner, "local_gather"] if by_host(hosts) else inner
 
 
 class SimulatedOptimizer(torch.optim.SGD):
@@ -94,13 +128,19 @@ class Sent(NamedTuple):
 class RecordingWorld(World):
     """A `World` that writes down what is sent, in the order of sending."""
 
-    def __init__(self, size: int, choices: Sequence[int] = ()) -> None:
-        super().__init__(size, choices)
+    def __init__(self, size: int, choices: Sequence[int] = (), hosts: Sequence[int] = ()) -> None:
+        super().__init__(size, choices, hosts)
         self.sent: list[Sent] = []
+        self.waits: list[tuple[int, str, int]] = []  # who had to wait, for what; what had been sent
 
     def start(self, rank, kind, tensor, splits, name):
         self.sent.append(Sent(rank, kind, name, tensor.clone(), tensor.data_ptr()))
         return super().start(rank, kind, tensor, splits, name)
+
+    def block(self, rank, collective):
+        if not collective.over:
+            self.waits.append((rank, collective.name, len(self.sent)))
+        super().block(rank, collective)
 
     def messages(self, ending: str, rank: int | None = None) -> list[torch.Tensor]:
         """What was sent under names that end so, of one rank or of all."""
@@ -145,8 +185,15 @@ def set_level(controller: Controller, bits: int) -> None:
 
 
 def on_ranks(
-    size: int, program: Callable[[Worker], object], sizes: dict[str, int], bits: int, *, choices=(), **arguments
+    size: int,
+    program: Callable[[Worker], object],
+    sizes: dict[str, int],
+    bits: int,
+    *,
+    choices: Sequence[int] = (),
+    hosts: Sequence[int] = (),
+    **arguments,
 ) -> tuple[list, RecordingWorld]:
     """Runs `program(worker)` on every rank; returns what the ranks returned, and the world."""
-    world = RecordingWorld(size, choices)
+    world = RecordingWorld(size, choices, hosts)
     return world.run(lambda transport: program(Worker(transport, sizes, bits, **arguments))), world

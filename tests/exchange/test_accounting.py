@@ -4,16 +4,15 @@ import logging
 
 import pytest
 import torch
-from simulated import Worker, noise, on_ranks, set_level
+from simulated import WORLDS, Worker, noise, on_ranks, places, set_level
 
 SIZES = {"a": 130, "b": 500, "small": 5}
-RANKS = pytest.mark.parametrize("ranks", [2, 3])
 
 
-@RANKS
+@WORLDS
 @pytest.mark.parametrize("bits", [1, 4, 32])
 @pytest.mark.parametrize("fp16", [False, True])
-def test_the_meter_counts_what_is_sent(ranks, bits, fp16):
+def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
     def program(worker: Worker):
         for step in range(3):
             worker.step(worker.noise(step))
@@ -23,7 +22,7 @@ def test_the_meter_counts_what_is_sent(ranks, bits, fp16):
         worker.optimizer.step()  # reduces a second time
         return worker.quantizer.meter
 
-    meters, world = on_ranks(ranks, program, SIZES, bits, fp16_uncompressed=fp16)
+    meters, world = on_ranks(ranks, program, SIZES, bits, fp16_uncompressed=fp16, hosts=hosts)
     share = 2 * (ranks - 1) / ranks
     for rank in range(ranks):
         total = meters[rank].total()
@@ -39,23 +38,23 @@ def test_the_meter_counts_what_is_sent(ranks, bits, fp16):
         assert total.seconds > 0
 
 
-@RANKS
-def test_levels_are_counted_apart(ranks):
+@places("2", "3", "2x2", "3x2", "2x3 dealt")
+def test_levels_are_counted_apart(ranks, hosts):
     def program(worker: Worker):
         worker.step(worker.noise(0))
         set_level(worker.controller, 8)
         worker.step(worker.noise(1))
         return worker.quantizer.meter
 
-    meters, _ = on_ranks(ranks, program, SIZES, 4)
-    four, eight = meters[0].level(4), meters[0].level(8)
-    assert four.steps == eight.steps == 1
-    assert eight.compressed_bytes - four.compressed_bytes == pytest.approx(2 * (ranks - 1) / ranks * 630 * 0.5, rel=0.1)
+    meters, _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts)
+    assert all(meter.level(4).steps == meter.level(8).steps == 1 for meter in meters)
+    more = sum(meter.level(8).leaving_bytes - meter.level(4).leaving_bytes for meter in meters)
+    assert more == pytest.approx(2 * (len(set(hosts) or range(ranks)) - 1) * 640 * 0.5), "of ten blocks"
 
 
-@RANKS
+@WORLDS
 @pytest.mark.parametrize("where", ["one rank", "all ranks"])
-def test_blocks_that_are_not_finite_are_counted_once(ranks, where, caplog):
+def test_blocks_that_are_not_finite_are_counted_once(ranks, hosts, where, caplog):
     """Whoever has them, and how many. Blocks 1 and 9 of 10: in the shards of different ranks."""
 
     def program(worker: Worker):
@@ -68,7 +67,7 @@ def test_blocks_that_are_not_finite_are_counted_once(ranks, where, caplog):
         return got, worker.quantizer.meter.total().nonfinite_blocks
 
     with caplog.at_level(logging.WARNING):
-        results, _ = on_ranks(ranks, program, {"a": 640}, 4)
+        results, _ = on_ranks(ranks, program, {"a": 640}, 4, hosts=hosts)
     for got, count in results:
         assert count == 2 * 2
         assert got.isnan().all(dim=1).tolist() == [block in (1, 9) for block in range(10)]
@@ -76,7 +75,8 @@ def test_blocks_that_are_not_finite_are_counted_once(ranks, where, caplog):
     assert caplog.text.count("NaN or infinity in 2 blocks") == ranks, "once for each rank, epoch and level"
 
 
-def test_a_tensor_that_is_no_gradient_passes_and_is_counted(caplog):
+@places("2", "2x2", "3x2")
+def test_a_tensor_that_is_no_gradient_passes_and_is_counted(ranks, hosts, caplog):
     def program(worker: Worker):
         tensor = torch.arange(12.0)
         for _ in range(2):
@@ -84,6 +84,10 @@ def test_a_tensor_that_is_no_gradient_passes_and_is_counted(caplog):
             assert wire is tensor and worker.quantizer.decompress(wire, context) is tensor
         return worker.quantizer.meter.total()
 
-    totals, _ = on_ranks(2, program, SIZES, 4)
-    assert all(total.uncompressed_bytes == total.float32_bytes == 2 * 48 for total in totals)
-    assert caplog.text.count("travels uncompressed") == 2, "once a quantizer"
+    totals, _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts)
+    n_hosts = len(set(hosts) or range(ranks))
+    for total in totals:
+        assert total.uncompressed_bytes == total.float32_bytes == pytest.approx(2 * 48 * 2 * (ranks - 1) / ranks)
+        leaving = 2 * 48 * 2 * (n_hosts - 1) / n_hosts / (ranks // n_hosts)
+        assert total.leaving_bytes == total.float32_leaving_bytes == pytest.approx(leaving)
+    assert caplog.text.count("travels uncompressed") == ranks, "once a quantizer"

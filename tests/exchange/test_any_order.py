@@ -8,11 +8,10 @@ ranks wait for each other in a circle, is not asked of ours.
 from __future__ import annotations
 
 import horovod.torch as hvd
-import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from simulated import SimulatedOptimizer, mean_of, noise, parameters
+from simulated import SimulatedOptimizer, mean_of, noise, parameters, places
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, World
@@ -25,16 +24,28 @@ MODELS = {
 SHAPE = {"block_size": 64, "min_numel": 10, "bucket_bytes": 600}
 SIZES = {name: size for sizes in MODELS.values() for name, size in sizes.items()}
 
+# With many ranks few programs are completed by stock Horovod: that is no fault of a test.
+ANY = {"deadline": None, "suppress_health_check": [HealthCheck.filter_too_much]}
+
 
 @st.composite
-def programs(draw, steps: int) -> list[list[tuple]]:
-    """Per step, what one rank does: uses some parameters in some order, then steps both optimizers, logs a loss."""
-    program = []
-    for _ in range(steps):
-        used = draw(st.permutations(sorted(SIZES)))[: draw(st.integers(0, len(SIZES)))]
-        then = draw(st.permutations(["expert", "head", "loss"]))
-        program.append((used, then))
-    return program
+def programs(draw, ranks: int) -> list[list[tuple]]:
+    """Per rank and step, what it does: uses some parameters in some order, then steps both optimizers, logs a loss.
+
+    Where there are many ranks, all but one do the latter in one order: otherwise hardly ever would all complete it.
+    """
+    steps = draw(st.integers(1, 3))
+    then = st.permutations(["expert", "head", "loss"])
+    common = [draw(then) for _ in range(steps)]
+    odd = draw(st.integers(0, ranks))
+    each = []
+    for rank in range(ranks):
+        program = []
+        for step in range(steps):
+            used = draw(st.permutations(sorted(SIZES)))[: draw(st.integers(0, len(SIZES)))]
+            program.append((used, draw(then) if rank == odd or ranks <= 3 else common[step]))
+        each.append(program)
+    return each
 
 
 def play(programs: list[list[tuple]], compress, transport: InProcessTransport) -> list[dict[str, torch.Tensor]]:
@@ -74,12 +85,9 @@ def check(seen: list[list[dict]], programs: list[list[tuple]], bound: float) -> 
             assert (got[0] - expected).norm() <= limit, f"{name} at step {step}"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@settings(max_examples=150, deadline=None)
-@given(data=st.data())
-def test_any_program_that_stock_horovod_completes(ranks, data):
-    steps = data.draw(st.integers(1, 3))
-    each = [data.draw(programs(steps)) for _ in range(ranks)]
+def any_program(ranks: int, hosts: tuple[int, ...], data) -> None:
+    """Ours completes what stock Horovod completes, and is right."""
+    each = data.draw(programs(ranks))
     choices = data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=40))
     try:
         stock = World(ranks).run(lambda transport: play(each, lambda t: hvd.Compression.none, transport))
@@ -87,15 +95,36 @@ def test_any_program_that_stock_horovod_completes(ranks, data):
         assume(False)
     check(stock, each, bound=1e-5)
     bits = data.draw(st.sampled_from([1, 16, 32]))
-    seen = World(ranks, choices).run(lambda transport: play(each, quantizer(bits), transport))
+    seen = World(ranks, choices, hosts).run(lambda transport: play(each, quantizer(bits), transport))
     # At 1 bit what has not arrived is still owed, and may be more than a step's gradient.
     check(seen, each, bound={1: 5.0, 16: 2e-3, 32: 1e-5}[bits])
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@places("2", "3")
+@settings(max_examples=150, **ANY)
+@given(data=st.data())
+def test_any_program_that_stock_horovod_completes(ranks, hosts, data):
+    any_program(ranks, hosts, data)
+
+
+@places("2x2", "2x2 dealt", "2+1")
+@settings(max_examples=80, **ANY)
+@given(data=st.data())
+def test_any_program_on_hosts_of_several_workers(ranks, hosts, data):
+    any_program(ranks, hosts, data)
+
+
+@places("3x2")
+@settings(max_examples=25, **ANY)
+@given(data=st.data())
+def test_any_program_on_three_hosts(ranks, hosts, data):
+    any_program(ranks, hosts, data)
+
+
+@places("2", "3", "2x2")
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_state_loaded_by_some_ranks_in_mid_run(ranks, data):
+def test_a_state_loaded_by_some_ranks_in_mid_run(ranks, hosts, data):
     """By all, or one that is as far as the others: right. Otherwise every rank hears of it."""
     loaders = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
     stale = data.draw(st.booleans())
@@ -119,7 +148,7 @@ def test_a_state_loaded_by_some_ranks_in_mid_run(ranks, data):
                 return str(error)
         return {name: p.grad for name, p in named.items()}
 
-    results = World(ranks, choices).run(program)
+    results = World(ranks, choices, hosts).run(program)
     if stale and len(loaders) < ranks:
         odd = min(loaders) if 0 not in loaders else min(set(range(ranks)) - loaders)
         assert len(set(results)) == 1 and f"rank {odd} has" in results[0] and "step" in results[0], results

@@ -18,8 +18,8 @@ def owed(state: dict) -> torch.Tensor:
     return state["factor"] * total
 
 
-def regrouped(before: int, after: list[int]) -> list[tuple[dict, dict, dict]]:
-    """Two steps on `before` ranks, then one of those in `after` alone, in that order.
+def regrouped(before: list[int], after: list[int], hosts: list[int]) -> list[tuple[dict, dict, dict]]:
+    """Two steps on ranks of these hosts, then one of those in `after` alone, in that order and on these hosts.
 
     Per rank: its state before, its state once it has seen that it is another, and the reduced gradients.
     """
@@ -29,9 +29,9 @@ def regrouped(before: int, after: list[int]) -> list[tuple[dict, dict, dict]]:
             worker.step(worker.noise(step))
         return worker
 
-    workers, _ = on_ranks(before, first, SIZES, 2)
+    workers, _ = on_ranks(len(before), first, SIZES, 2, hosts=before)
     states = [workers[old].quantizer.state_dict() for old in after]
-    world = World(len(after))
+    world = World(len(after), hosts=hosts)
     for rank, old in enumerate(after):
         worker = workers[old]
         worker.transport._world, worker.transport._rank = world, rank
@@ -48,13 +48,31 @@ def regrouped(before: int, after: list[int]) -> list[tuple[dict, dict, dict]]:
     return [(state, *seen) for state, seen in zip(states, world.run(second), strict=True)]
 
 
-@pytest.mark.parametrize("after", [[2, 0], [1, 2, 0]])
-def test_the_quantizer_sees_by_itself_that_ranks_are_others(after):
-    results = regrouped(3, after)
-    for rank, (before, bound, got) in enumerate(results):
+APART, PAIRS = [0, 1, 2], [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hosts"),
+    [
+        (APART, [2, 0], [0, 1]),
+        (APART, [1, 2, 0], [0, 1, 2]),
+        (APART, [2, 0], [0, 0]),
+        (PAIRS, [3, 1], [0, 1]),  # each host has lost one
+        (PAIRS, [0, 3, 1], [0, 1, 0]),  # one has, so that they are uneven
+        (PAIRS, [3, 2, 1, 0], PAIRS),
+        (PAIRS, [1, 2, 3, 0], [0, 1, 0, 1]),
+        (PAIRS, [0, 1], [0, 0]),
+        ([0, 0, 1, 1, 2, 2], [1, 0, 4, 5], PAIRS),
+        ([0, 0, 1, 1, 2, 2], [5, 3, 1], APART),
+    ],
+)
+def test_the_quantizer_sees_by_itself_that_ranks_are_others(before, after, hosts):
+    """And wherever they are: what each owes is neither more nor less."""
+    results = regrouped(before, after, hosts)
+    for rank, (old, bound, got) in enumerate(results):
         assert (bound["rank"], bound["world_size"], bound["factor"]) == (rank, len(after), 1 / len(after))
-        torch.testing.assert_close(owed(bound), owed(before), rtol=1e-5, atol=1e-7)
-        assert owed(before).abs().sum() > 1
+        torch.testing.assert_close(owed(bound), owed(old), rtol=1e-5, atol=1e-7)
+        assert owed(old).abs().sum() > 1
         assert all(torch.equal(got[name], results[0][2][name]) for name in SIZES)
 
 

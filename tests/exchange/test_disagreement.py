@@ -5,7 +5,7 @@ from collections.abc import Callable
 import horovod.torch as hvd
 import pytest
 import torch
-from simulated import RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks, parameters, set_level
+from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks, parameters, set_level
 
 from hvd_dyncomp import DynamicQuantizer, LockstepError
 from hvd_dyncomp.transport.in_process import Deadlock
@@ -13,7 +13,9 @@ from hvd_dyncomp.transport.in_process import Deadlock
 SIZES = {"a": 130, "b": 500, "small": 5}
 
 
-def said(ranks: int, odd: dict, sizes: dict[str, int] = SIZES, bits: int = 4) -> tuple[list[str], RecordingWorld]:
+def said(
+    ranks: int, hosts: tuple, odd: dict, sizes: dict[str, int] = SIZES, bits: int = 4
+) -> tuple[list[str], RecordingWorld]:
     """What the ranks say in a step when rank 1 has other arguments, another model or another level."""
 
     def program(transport) -> str:
@@ -24,7 +26,7 @@ def said(ranks: int, odd: dict, sizes: dict[str, int] = SIZES, bits: int = 4) ->
             worker.step({name: noise(name, p.numel(), transport.rank, 0) for name, p in worker.parameters.items()})
         return f"{type(caught.value).__name__}: {caught.value}"
 
-    world = RecordingWorld(ranks)
+    world = RecordingWorld(ranks, hosts=hosts)
     return world.run(program), world
 
 
@@ -51,11 +53,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@WORLDS
 @pytest.mark.parametrize("case", CASES)
-def test_every_rank_says_who_differs_in_what(case, ranks):
+def test_every_rank_says_who_differs_in_what(case, ranks, hosts):
     odd, sizes, bits, words = CASES[case]
-    texts, world = said(ranks, odd, sizes, bits)
+    texts, world = said(ranks, hosts, odd, sizes, bits)
     assert len(set(texts)) == 1 and words in texts[0] and texts[0].startswith("LockstepError"), texts
     kinds = {sent.kind for sent in world.sent if "introduction" not in sent.name}
     assert kinds == {"sum"}, "something was exchanged between ranks that differ"
@@ -85,10 +87,10 @@ def test_a_rank_that_moves_to_another_level_later():
     assert len(set(texts)) == 1 and "rank 0 has bits 4, rank 1 has 32 (have the controllers" in texts[0]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_that_cannot_begin_tells_the_others_why(ranks):
+@WORLDS
+def test_a_rank_that_cannot_begin_tells_the_others_why(ranks, hosts):
     other = torch.nn.Parameter(torch.zeros(5))
-    texts, _ = said(ranks, {"named_parameters": [("other", other)]})
+    texts, _ = said(ranks, hosts, {"named_parameters": [("other", other)]})
     assert texts[1].startswith("ValueError: named_parameters must name every parameter")
     for text in texts[:1] + texts[2:]:
         assert text.startswith("LockstepError: rank 1 cannot use its DynamicQuantizer: named_parameters must name")
@@ -102,7 +104,7 @@ def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(monkeypatch):
             real = kernels.reduce_into
 
             def reduce_into(out, *arguments, **keywords):
-                if out.numel() == worker.quantizer._lifecycle.plan.buckets[0].shards[1] * 36 and not failed:
+                if out.numel() == worker.quantizer._lifecycle.plan.buckets[0].section.shards[1] * 36 and not failed:
                     failed.append(out)
                     raise MemoryError("no room")
                 return real(out, *arguments, **keywords)

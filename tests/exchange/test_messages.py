@@ -1,17 +1,15 @@
 """What is in the messages: numbers by which ranks notice that they are not where the others are, and randomness."""
 
-import pytest
 import torch
-from simulated import Worker, on_ranks
+from simulated import WORLDS, Worker, on_ranks, phases
 
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, Greeting, Header
+from hvd_dyncomp.exchange.codec import GREETING_BYTES, HEADER_BYTES, Greeting, Header
 
 SIZES = {"a": 130, "b": 200}
-PHASES = {2: ["pair"], 3: ["scatter", "gather"]}
 
 
 def greetings(world, rank: int) -> list[Greeting]:
-    places = [tensor.view(torch.uint8).view(-1, HEADER_BYTES)[rank] for tensor in world.messages(".handshake", rank)]
+    places = [tensor.view(torch.uint8).view(-1, GREETING_BYTES)[rank] for tensor in world.messages(".handshake", rank)]
     return [Greeting.from_bytes(place.numpy().tobytes()) for place in places]
 
 
@@ -19,17 +17,17 @@ def header(message: torch.Tensor) -> Header:
     return Header.from_bytes(message[:HEADER_BYTES].numpy().tobytes())
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_every_step_has_its_number(ranks):
+@WORLDS
+def test_every_step_has_its_number(ranks, hosts):
     def program(worker: Worker) -> None:
         for step in range(4):
             worker.step(worker.noise(step))
 
-    _, world = on_ranks(ranks, program, SIZES, 4)
+    _, world = on_ranks(ranks, program, SIZES, 4, hosts=hosts)
     for rank in range(ranks):
         assert [greeting.step for greeting in greetings(world, rank)] == [0, 1, 2, 3]
         assert len({greeting.composition for greeting in greetings(world, rank)}) == 1
-        for phase in PHASES[ranks]:
+        for phase in phases(ranks, hosts):
             assert [header(message).step for message in world.messages(f".{phase}", rank)] == [0, 1, 2, 3]
 
 
@@ -51,14 +49,15 @@ def stochastic(ranks: int, seed: int = 0, steps: int = 3, values: int = 640, **a
     return on_ranks(ranks, program, sizes, 4, **arguments)[1]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_stochastic_rounding_differs_by_rank_by_step_and_by_bucket(ranks):
-    world, again, other = stochastic(ranks), stochastic(ranks), stochastic(ranks, seed=1)
-    first = PHASES[ranks][0]
+@WORLDS
+def test_stochastic_rounding_differs_by_rank_by_step_and_by_bucket(ranks, hosts):
+    world, again, other = (*(stochastic(ranks, seed, hosts=hosts) for seed in (0, 0, 1)),)
+    rounded = [phase for phase in phases(ranks, hosts) if "local" not in phase]
+    first = rounded[0]
     drawn = [payload for rank in range(ranks) for payload in payloads(world, first, rank)]
     assert len(set(drawn)) == len(drawn) == ranks * 3 * 2, "two messages were rounded alike"
     for rank in range(ranks):
-        for phase in PHASES[ranks]:
+        for phase in rounded:
             assert payloads(world, phase, rank) == payloads(again, phase, rank), "it cannot be repeated"
         assert not set(payloads(world, first, rank)) & set(payloads(other, first, rank)), "the seed does not matter"
 
@@ -67,7 +66,7 @@ def test_stochastic_rounding_differs_by_block():
     """Whole message or shards: a value's randomness is its own, wherever in the bucket it lies."""
     for ranks in (2, 3):
         world = stochastic(ranks, values=64 * 6)
-        message = world.messages(f".{PHASES[ranks][0]}", 0)[0]
+        message = world.messages(f".{phases(ranks, ())[0]}", 0)[0]
         shards = message.split(len(message) // (1 if ranks == 2 else 3))
         blocks = torch.cat([shard[HEADER_BYTES:].view(-1, 36) for shard in shards])
         assert len(blocks) == 6 and len(blocks.unique(dim=0)) == 6
@@ -75,17 +74,16 @@ def test_stochastic_rounding_differs_by_block():
 
 def test_the_two_roundings_of_a_rank_differ():
     """One value that every rank sends exactly: its owner rounds the sum with other randomness than its own version."""
-    from hvd_dyncomp.exchange.base import Phase
     from hvd_dyncomp.exchange.buckets import make_buckets
-    from hvd_dyncomp.exchange.sharded import ShardedExchange
-    from hvd_dyncomp.transport.in_process import World
+    from hvd_dyncomp.exchange.codec import Phase
+    from hvd_dyncomp.exchange.messages import Messages
 
     [bucket], _ = make_buckets(
         [("a", torch.zeros(640))],
         **{"min_numel": 1, "bucket_bytes": 4000, "block_size": 64, "rank": 1, "world_size": 3, "error_feedback": True},
     )
-    exchange = ShardedExchange(bucket, bits=4, step=5, factor=1.0, seed=1, transport=World(3).transports[1])
-    assert exchange._noise(Phase.SCATTER).key != exchange._noise(Phase.GATHER).key
+    messages = Messages(bucket, 4, 5, 1)
+    assert messages.noise(Phase.SCATTER, 0).key != messages.noise(Phase.GATHER, 0).key
 
 
 def test_rounding_to_nearest_has_no_randomness():

@@ -4,9 +4,13 @@ import gc
 
 import pytest
 import torch
-from simulated import Worker, mean_of, noise, on_ranks
+from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places
 
-SIZES = {name: 130 for name in "abcde"}
+from hvd_dyncomp.exchange.hierarchical import Hierarchical
+from hvd_dyncomp.exchange.way import Flat
+
+ORDER = "hgfedcba"  # in which gradients come
+SIZES = {name: 130 for name in reversed(ORDER)}
 ONE_EACH = {"bucket_bytes": 1}  # a bucket for every parameter
 
 
@@ -15,50 +19,85 @@ def is_delivered(worker: Worker, name: str, step: int) -> bool:
     return bool((worker.parameters[name].grad - expected).norm() <= 2e-3 * expected.norm())
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_calls_in_backward_do_all_that_is_possible(ranks):
+@WORLDS
+def test_calls_in_backward_do_all_that_is_possible(ranks, hosts):
     """The network is as fast as can be, and nothing happens in the background: the calls themselves carry it on."""
 
-    def program(worker: Worker) -> list[list[str]]:
+    def program(worker: Worker, step: int) -> list[list[str]]:
         seen = []
-        for name in "edcba":
-            gradient = noise(name, SIZES[name], worker.transport.rank, 0)
+        worker.optimizer.zero_grad()
+        for name in ORDER:
+            gradient = noise(name, SIZES[name], worker.transport.rank, step)
             worker.optimizer.backward(worker.parameters[name], gradient)
-            worker.barrier(name)  # until all have come as far
-            done = [other for other in "edcba" if worker.parameters[other].grad is not None]
-            seen.append([other for other in done if is_delivered(worker, other, 0)])
+            worker.barrier(f"{step}.{name}")  # until all have come as far
+            done = [other for other in ORDER if worker.parameters[other].grad is not None]
+            seen.append([other for other in done if is_delivered(worker, other, step)])
         worker.optimizer.step()
-        assert all(is_delivered(worker, name, 0) for name in SIZES)
+        assert all(is_delivered(worker, name, step) for name in SIZES)
         return seen
 
-    results, _ = on_ranks(ranks, program, SIZES, 16, **ONE_EACH)
+    # In the first step it is not known yet where the ranks are.
+    results, _ = on_ranks(
+        ranks, lambda worker: program(worker, 0) and program(worker, 1), SIZES, 16, **ONE_EACH, hosts=hosts
+    )
     # A gradient's message leaves with it, or with the next one where greetings are still under way. The next but one
-    # finds that it has arrived; three ranks need one message more.
-    late = 2 if ranks == 2 else 3
+    # finds that it has arrived; what takes more phases needs one more for each.
+    late = 1 + len(phases(ranks, hosts))
     for seen in results:
-        for i in range(late, 5):
-            assert set("edcba"[: i + 1 - late]) <= set(seen[i]), seen
+        for i in range(late, len(ORDER)):
+            assert set(ORDER[: i + 1 - late]) <= set(seen[i]), seen
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_what_has_come_goes_on_in_the_background(ranks):
+@WORLDS
+def test_nothing_is_quantized_before_it_is_known_where_the_ranks_are(ranks, hosts, monkeypatch):
+    """From the second step on messages are made as buckets fill."""
+    made: list[str] = []
+
+    def seen(way, name):
+        real = way.prepare
+        monkeypatch.setattr(way, "prepare", lambda self, values: made.append(name) or real(self, values))
+
+    seen(Flat, "flat")
+    seen(Hierarchical, "hierarchical")
+
+    def program(worker: Worker) -> tuple[int, int]:
+        worker.backward(worker.noise(0))
+        first = len(made)
+        worker.optimizer.step()
+        assert all(is_delivered(worker, name, 0) for name in SIZES)
+        worker.barrier("a step")
+        before = len(made)
+        worker.backward(worker.noise(1))
+        after = len(made)
+        worker.optimizer.step()
+        assert all(is_delivered(worker, name, 1) for name in SIZES)
+        return first, after - before
+
+    results, _ = on_ranks(ranks, program, SIZES, 16, **ONE_EACH, hosts=hosts)
+    assert results[0][0] == 0, "quantized by guess"
+    assert all(later >= len(SIZES) for _, later in results)
+    assert set(made) == {"hierarchical" if by_host(hosts) else "flat"}
+
+
+@WORLDS
+def test_what_has_come_goes_on_in_the_background(ranks, hosts):
     """After its last gradient a rank does something else; all has arrived when it asks."""
 
     def program(worker: Worker) -> bool:
         worker.backward(worker.noise(0))
-        for turn in range(4):
+        for turn in range(6):
             worker.barrier(str(turn))
         early = all(is_delivered(worker, name, 0) for name in SIZES)
         worker.optimizer.step()
         return early
 
     # With these choices a rank that has the turn keeps it, and background work is done whenever the turn changes.
-    results, _ = on_ranks(ranks, program, SIZES, 16, choices=[0], **ONE_EACH)
+    results, _ = on_ranks(ranks, program, SIZES, 16, choices=[0], **ONE_EACH, hosts=hosts)
     assert all(results)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_nothing_is_sent_before_it_is_known_that_all_do_the_same(ranks):
+@WORLDS
+def test_nothing_is_sent_before_it_is_known_that_all_do_the_same(ranks, hosts):
     def program(worker: Worker) -> list[str]:
         if worker.transport.rank == 1:
             worker.barrier("the others have run backward")
@@ -68,18 +107,23 @@ def test_nothing_is_sent_before_it_is_known_that_all_do_the_same(ranks):
             worker.barrier("the others have run backward")
         worker.optimizer.step()
 
-    _, world = on_ranks(ranks, program, SIZES, 4, **ONE_EACH)
+    _, world = on_ranks(ranks, program, SIZES, 4, **ONE_EACH, hosts=hosts)
     first_of_rank_1 = next(i for i, sent in enumerate(world.sent) if sent.rank == 1 and "handshake" in sent.name)
     before = {sent.kind for sent in world.sent[:first_of_rank_1]}
     assert before == {"sum"}, "an exchange has begun without rank 1"
 
 
-def test_a_rank_sends_all_that_others_wait_for_before_it_waits_itself():
-    """It reduces its shards of all buckets, and only then waits for those of the others."""
-    _, world = on_ranks(3, lambda worker: worker.step(worker.noise(0)), SIZES, 4, **ONE_EACH)
-    senders = [sent.rank for sent in world.sent if sent.name.endswith(".gather")]
-    assert len(senders) == 3 * len(SIZES)
-    assert sorted(senders, key=senders.index) == senders, "a rank has waited between two of its messages"
+@places("3", "2x2", "3x2", "2x3 dealt")
+def test_a_rank_sends_all_that_others_wait_for_before_it_waits_itself(ranks, hosts):
+    """It ends its part in reducing all buckets, and only then waits for what others have made of theirs."""
+    last = phases(ranks, hosts)[-1]
+    _, world = on_ranks(ranks, lambda worker: worker.step(worker.noise(0)), SIZES, 4, **ONE_EACH, hosts=hosts)
+    for rank in range(ranks):
+        sent = [i for i, sent in enumerate(world.sent) if sent.rank == rank and sent.name.endswith(f".{last}")]
+        waited = [before for who, name, before in world.waits if who == rank and name.endswith(f".{last}")]
+        assert len(sent) == len(SIZES)
+        assert all(max(sent) < before for before in waited), "a rank has waited between two of its messages"
+    assert any(name.endswith(f".{last}") for _, name, _ in world.waits)
 
 
 def test_an_error_in_backward_waits_for_the_step(monkeypatch):

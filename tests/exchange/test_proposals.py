@@ -1,14 +1,14 @@
 """Rank 0 proposes a level, and all follow it in the same step."""
 
 import pytest
-from simulated import Worker, on_ranks
+from simulated import Worker, on_ranks, places
 
 SIZES = {"a": 130}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@places("2", "3", "2x2")
 @pytest.mark.parametrize("fast", [4, 32])
-def test_all_ranks_follow_rank_0(ranks, fast, monkeypatch):
+def test_all_ranks_follow_rank_0(ranks, hosts, fast, monkeypatch):
     """Time passes at the other levels, on rank 0; the other ranks have measured something else."""
 
     class Clock:
@@ -33,6 +33,6 @@ def test_all_ranks_follow_rank_0(ranks, fast, monkeypatch):
             worker.barrier(str(step))
         return levels
 
-    results, _ = on_ranks(ranks, program, SIZES, 4, auto_level=True)
+    results, _ = on_ranks(ranks, program, SIZES, 4, auto_level=True, hosts=hosts)
     assert all(levels == results[0] for levels in results)
     assert set(results[0][:40]) == {4, 8, 16, 32} and set(results[0][42:]) == {fast}

@@ -23,8 +23,8 @@ def owed(buckets, factor):
     total = {}
     for bucket in buckets:
         both = bucket.residuals.own.double().clone()
-        if bucket.sharded:
-            both[bucket.own_range] += bucket.residuals.shard
+        if bucket.section.sharded:
+            both[bucket.shard_range] += bucket.residuals.shard
         total[bucket.name] = factor * both[: bucket.values]
     return total
 
@@ -37,8 +37,8 @@ def indebted(rank, size, seed):
         bucket.residuals.own.copy_(torch.randn(bucket.residuals.own.shape, generator=generator))
         bucket.residuals.shard.copy_(torch.randn(bucket.residuals.shard.shape, generator=generator))
         bucket.residuals.own[bucket.values :] = 0  # the padding owes nothing, in either residual
-        if bucket.sharded:
-            bucket.residuals.shard[max(0, bucket.values - bucket.own_range.start) :] = 0
+        if bucket.section.sharded:
+            bucket.residuals.shard[max(0, bucket.values - bucket.shard_range.start) :] = 0
         bucket.keep_residuals()
     return buckets
 

@@ -3,15 +3,14 @@
 import horovod.torch as hvd
 import pytest
 import torch
-from simulated import RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks
+from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks
 
-RANKS = pytest.mark.parametrize("ranks", [2, 3])
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
 
 
-@RANKS
+@WORLDS
 @LEVELS
-def test_what_nobody_has_used_does_not_move(ranks, bits):
+def test_what_nobody_has_used_does_not_move(ranks, hosts, bits):
     """Not even by rounding, where it shares a block with what was used, and is owed something."""
 
     def program(worker: Worker):
@@ -19,41 +18,41 @@ def test_what_nobody_has_used_does_not_move(ranks, bits):
         both = worker.step({name: gradient for name, gradient in worker.noise(1).items() if name != "b"})
         return both["b"], both["a"]
 
-    results, _ = on_ranks(ranks, program, {"a": 40, "b": 40, "c": 40}, bits)
+    results, _ = on_ranks(ranks, program, {"a": 40, "b": 40, "c": 40}, bits, hosts=hosts)
     for unused, used in results:
         assert not unused.any() and used.any()
 
 
-@RANKS
+@WORLDS
 @LEVELS
-def test_what_only_one_rank_has_used_arrives_everywhere(ranks, bits):
+def test_what_only_one_rank_has_used_arrives_everywhere(ranks, hosts, bits):
     def program(worker: Worker):
         mine = worker.noise(0) if worker.transport.rank == 1 else {"b": worker.noise(0)["b"]}
         return worker.step(mine)["a"]
 
-    results, _ = on_ranks(ranks, program, {"a": 640, "b": 40}, bits)
+    results, _ = on_ranks(ranks, program, {"a": 640, "b": 40}, bits, hosts=hosts)
     expected = noise("a", 640, 1, 0) / ranks
     for got in results:
         assert torch.equal(got, results[0])
         assert (got * expected).sum() / expected.square().sum() > 0.25
 
 
-@RANKS
-def test_the_last_block_is_as_good_as_any(ranks):
+@WORLDS
+def test_the_last_block_is_as_good_as_any(ranks, hosts):
     """Values of one magnitude are exact at 1 bit, and so is their sum, however much padding shares their block."""
     signs = noise("a", 70, 0, 0).sign()
 
     def program(worker: Worker):
         return worker.step({"a": signs * (-3 if worker.transport.rank == 1 else 3)})["a"]
 
-    results, _ = on_ranks(ranks, program, {"a": 70}, 1)
+    results, _ = on_ranks(ranks, program, {"a": 70}, 1, hosts=hosts)
     for got in results:
         torch.testing.assert_close(got, signs * 3 * (ranks - 2) / ranks)
 
 
-@RANKS
+@WORLDS
 @pytest.mark.parametrize("op", ["Average", "Sum"])
-def test_float16_becomes_infinite_only_where_the_sum_does(ranks, op):
+def test_float16_becomes_infinite_only_where_the_sum_does(ranks, hosts, op):
     """Codes of few bits overshoot; what is more than twice too large is no overshoot."""
 
     def program(worker: Worker):
@@ -68,16 +67,16 @@ def test_float16_becomes_infinite_only_where_the_sum_does(ranks, op):
         worker.optimizer.step()
         return p.grad.clone()
 
-    results, _ = on_ranks(ranks, program, {"a": 640}, 2, op=getattr(hvd, op))
+    results, _ = on_ranks(ranks, program, {"a": 640}, 2, op=getattr(hvd, op), hosts=hosts)
     for got in results:
         assert got.dtype is torch.float16 and got[:320].isfinite().all()
         if op == "Sum" and ranks == 3:  # 192,000
             assert got[320:].isinf().all()
 
 
-@RANKS
+@WORLDS
 @pytest.mark.parametrize("bits", [16, 32])
-def test_bfloat16_and_strides_come_back_as_they_were(ranks, bits):
+def test_bfloat16_and_strides_come_back_as_they_were(ranks, hosts, bits):
     """Horovod cannot reduce bfloat16: it gets float32."""
 
     def program(worker: Worker):
@@ -88,7 +87,7 @@ def test_bfloat16_and_strides_come_back_as_they_were(ranks, bits):
         assert p.grad.dtype is torch.bfloat16
         return p.grad.float().flatten()
 
-    results, world = on_ranks(ranks, program, {"a": 640}, bits)
+    results, world = on_ranks(ranks, program, {"a": 640}, bits, hosts=hosts)
     expected = sum(noise("a", 640, rank, 0) for rank in range(ranks)) / ranks
     for got in results:
         assert (got - expected).norm() <= 0.02 * expected.norm()
@@ -136,15 +135,15 @@ def test_a_group_of_one_rank_has_nobody_to_compress_for():
     assert {sent.kind for sent in world.sent} == {"sum"}
 
 
-@RANKS
-def test_a_parameter_that_horovod_does_not_reduce_is_none_of_ours(ranks):
+@WORLDS
+def test_a_parameter_that_horovod_does_not_reduce_is_none_of_ours(ranks, hosts):
     """A group that was added later: its parameters have neither a hook nor a name."""
 
     def program(worker: Worker):
         worker.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(500))]})
         return worker.step(worker.noise(0))["a"]
 
-    results, _ = on_ranks(ranks, program, {"a": 130}, 16)
+    results, _ = on_ranks(ranks, program, {"a": 130}, 16, hosts=hosts)
     expected = sum(noise("a", 130, rank, 0) for rank in range(ranks)) / ranks
     assert all((got - expected).norm() <= 2e-3 * expected.norm() for got in results)
 
@@ -161,21 +160,21 @@ class Densifying(SimulatedOptimizer):
         self._handles[p] = handle, context
 
 
-@RANKS
-def test_a_gradient_made_dense_on_the_way_is_its_parameters(ranks):
+@WORLDS
+def test_a_gradient_made_dense_on_the_way_is_its_parameters(ranks, hosts):
     def program(worker: Worker):
         worker.optimizer = Densifying(worker.parameters, worker.quantizer, worker.transport)
         return [worker.step(worker.noise(step)) for step in range(2)][-1]
 
-    results, world = on_ranks(ranks, program, {"a": 130, "b": 200}, 16)
+    results, world = on_ranks(ranks, program, {"a": 130, "b": 200}, 16, hosts=hosts)
     assert all(len(sent.tensor) == 1 for sent in world.sent if sent.name.startswith("allreduce"))
     for name, size in (("a", 130), ("b", 200)):
         expected = sum(noise(name, size, rank, 1) for rank in range(ranks)) / ranks
         assert (results[0][name] - expected).norm() <= 2e-3 * expected.norm()
 
 
-@RANKS
-def test_a_gradient_that_comes_twice_begins_a_new_step(ranks):
+@WORLDS
+def test_a_gradient_that_comes_twice_begins_a_new_step(ranks, hosts):
     """The step in flight was given up, after an error for instance; on every rank alike."""
 
     def program(worker: Worker):
@@ -183,7 +182,7 @@ def test_a_gradient_that_comes_twice_begins_a_new_step(ranks):
         worker.optimizer.give_up()
         return worker.step(worker.noise(1)), worker.quantizer.state_dict()["steps"]
 
-    results, _ = on_ranks(ranks, program, {"a": 130, "b": 200}, 16)
+    results, _ = on_ranks(ranks, program, {"a": 130, "b": 200}, 16, hosts=hosts)
     for got, steps in results:
         assert steps == 2
         for name, size in (("a", 130), ("b", 200)):

@@ -1,8 +1,9 @@
 """train_resnet.py with a rank that is killed, as the kernel kills when memory is short: no handler, no goodbye.
 
-    horovodrun -np 2 python tests/launch/killed.py RANK POINT CALL -- FLAGS...
+    horovodrun -np 2 python tests/launch/killed.py RANK POINT CALL [HOSTS] -- FLAGS...
 
-The process of rank RANK kills itself at the CALL-th time that it comes to POINT, one of `POINTS`.
+The process of rank RANK kills itself at the CALL-th time that it comes to POINT, one of `POINTS`. HOSTS is as in
+placed.py.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer
+from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.handshake import Handshake
-from hvd_dyncomp.exchange.pair import PairExchange
-from hvd_dyncomp.exchange.sharded import ShardedExchange
+from hvd_dyncomp.exchange.hierarchical import Hierarchical
+from hvd_dyncomp.exchange.sharded import ShardedReduction
+from placed import place
 from training import checkpoint, program
 
 
@@ -77,21 +80,26 @@ class Killer:
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
     "before it has read the handshake": lambda killer: killer.before(Handshake, "check"),
-    "with its message on the way": lambda killer: killer.after(PairExchange, "_send"),
+    "with its message on the way": lambda killer: killer.after(Group, "allgather"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
     "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
     "while it writes a checkpoint": lambda killer: killer.half_written(),
     "between the files of a checkpoint": lambda killer: killer.before(checkpoint, "alone"),
     # Three ranks and more.
-    "with its scatter on the way": lambda killer: killer.after(ShardedExchange, "_send"),
-    "before it has reduced its shard": lambda killer: killer.before(ShardedExchange, "_reduced"),
-    "before it has the gathered shards": lambda killer: killer.before(ShardedExchange, "_decode"),
+    "with its scatter on the way": lambda killer: killer.after(Group, "alltoall"),
+    "before it has reduced its shard": lambda killer: killer.before(ShardedReduction, "_reduced"),
+    "before it has the gathered shards": lambda killer: killer.before(ShardedReduction, "decode"),
+    # Two hosts of two ranks.
+    "before it has its host's sum": lambda killer: killer.before(Hierarchical, "_add"),
+    "before it has its neighbours' sections": lambda killer: killer.before(Hierarchical, "_decode"),
 }
 
 
 def main() -> None:
     separator = sys.argv.index("--")
-    rank, point, call = sys.argv[1:separator]
+    rank, point, call, *hosts = sys.argv[1:separator]
+    if hosts:
+        place(hosts[0])
     POINTS[point](Killer(int(rank), int(call)))
     sys.argv[1:] = sys.argv[separator + 1 :]
     program.main()

@@ -12,6 +12,7 @@ from common.launcher import TRAINER, horovodrun, run
 from training import program
 
 PROGRAM = str(TRAINER)
+PLACED = str(Path(__file__).with_name("placed.py"))
 DIGITS = ("--dataset", "digits", "--model", "resnet8", "--limit-train", "512")
 TIMEOUT = 240.0  # seconds; on an idle machine a run takes less than 10
 
@@ -21,10 +22,13 @@ RELEASE = (
     *("--stagnation-patience", "2", "--release-epochs", "2", "--cooldown", "1", "--rounding", "stochastic"),
 )
 RELEASE_LEVELS = [4, 4, 4, 32, 32, 4, 4, 4]
+HOSTS = "aabb"  # of the ranks of a run on hosts of several workers
 
 
-def train(*flags: str, options: tuple[str, ...] = (), workers: int = 2) -> str:
-    ended = run(horovodrun(workers, [PROGRAM, *flags], *options), timeout=TIMEOUT)
+def train(*flags: str, options: tuple[str, ...] = (), workers: int = 2, hosts: str = "") -> str:
+    """Returns what was said; ``hosts`` is a letter for each rank, as in placed.py."""
+    program = [PLACED, hosts, "--"] if hosts else [PROGRAM]
+    ended = run(horovodrun(len(hosts) or workers, [*program, *flags], *options), timeout=TIMEOUT)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 
@@ -68,6 +72,8 @@ def same(a: object, b: object) -> bool:
 
 
 def assert_same_checkpoints(a: Path, b: Path) -> None:
-    for name in ("epoch-0008.pt", "epoch-0008.rank0.pt", "epoch-0008.rank1.pt"):
+    names, others = ({path.name for path in folder.glob("checkpoints/epoch-0008*.pt")} for folder in (a, b))
+    assert names == others and len(names) > 2  # what is shared, and two ranks or more
+    for name in names:
         ours, theirs = (torch.load(folder / "checkpoints" / name, weights_only=True) for folder in (a, b))
         assert same(ours, theirs), name

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import alternation, kernels, links, program, report, workloads
+from benchmarks import alternation, kernels, links, program, report, tables, workloads
 from benchmarks.results import Summary, commit, save, summarize
 from common.errors import RunError
 from common.launcher import run
@@ -67,6 +67,48 @@ def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
         # A small model: what Horovod's ranks tell each other meanwhile shows. test_wire_bytes.py is strict.
         assert 32 < bits["none"] < 40 and 32 < bits["ddp"] < 40
         assert 4 < bits["4bit"] < 8
+
+
+@needs_namespaces
+def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
+    shared = ("--contenders", "none,4bit,4bit-flat,ddp-fp16", *SHORT, "--output-dir", str(folder))
+    said = launched("hosts", "--model", "resnet20", "--layouts", "2x2", "--rates", "1gbit", *shared)
+    assert "| ours, 4 bits, one level |" in said and "2 hosts of 2 workers" in said
+    results = json.loads((folder / "exchange-resnet20-2x2.json").read_text())
+    assert (results["workers"], results["workers_per_host"]) == (4, 2)
+    measured = results["rates"]["1gbit"]["contenders"]
+    assert all(len(step) == 2 for found in measured.values() for step in found["sent"])  # one counter a host
+    bits = {name: summarize(found, results["values"]).bits for name, found in measured.items()}
+    # A small model: what Horovod's ranks tell each other shows. tests/launch/test_hosts_bytes.py is strict.
+    assert 32 < bits["none"] < 45 and 24 < bits["ddp-fp16"] < 45
+    assert 4 < bits["4bit"] < bits["4bit-flat"] - 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "per_host", "rates", "named"),
+    [
+        ("5", "2", "1gbit", "5 workers are not several hosts of 2 each"),
+        ("4", "4", "1gbit", "4 workers are not several hosts of 4 each"),
+        ("4", "2", "1gbit,shm", "over shm all workers are on one host"),
+    ],
+)
+@pytest.mark.parametrize("part", ["exchange", "training"])
+def test_workers_that_cannot_be_placed_so_are_one_line(part, workers, per_host, rates, named, tmp_path, capsys):
+    layout = ["--workers", workers, "--workers-per-host", per_host, "--rates", rates]
+    args = program.parse_part(part, [*layout, "--output-dir", str(tmp_path)])
+    assert not program.run(part, args)
+    said = capsys.readouterr().err
+    assert named in said and said.count("\n") == 1
+
+
+def test_the_goal_is_a_hosts_and_gains_are_ratios():
+    steps = {"none": 80.0, "fp16": 40.0, "4bit": 10.0, "4bit-flat": 20.0}
+    found = {name: {"ms": [ms], "sent": [[800, 800]]} for name, ms in steps.items()}
+    results = {"values": 800, "workers": 16, "workers_per_host": 4, "rates": {"1gbit": {"contenders": found}}}
+    assert "| ours, 4 bits | 6.23 | 8.00 |" in tables.bits(results)  # (4 + 0.15) * 2 * 3/4 for four hosts
+    assert "| ours, 4 bits, one level |  | 8.00 |" in tables.bits(results)
+    assert "| ours, 4 bits | 8.00 | 4.00 | 2.00 |" in tables.gains(results)
+    assert tables.layout_title(results) == "4 hosts of 4 workers"
 
 
 @needs_namespaces
@@ -144,10 +186,12 @@ def test_rates_are_measured_from_fast_to_slow():
     assert args.rates == ("shm", "none", "10gbit", "1gbit", "100mbit")
 
 
-@pytest.mark.parametrize("flags", [("--rates", "fast"), ("--contenders", "3bits"), ("--model", "alexnet")])
+@pytest.mark.parametrize(
+    "flags", [("--rates", "fast"), ("--contenders", "3bits"), ("--model", "alexnet"), ("--layouts", "2x2,4")]
+)
 def test_a_bad_flag_is_one_line(flags, capsys):
     with pytest.raises(SystemExit) as ended:
-        program.parse_part("exchange", flags)
+        program.parse_part("hosts", flags)
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert flags[0] in said and flags[1] in said and said.count("\n") == 1

@@ -10,7 +10,7 @@ import pytest
 
 from common.launcher import horovodrun, run
 from killed import POINTS
-from runs import PROGRAM, RELEASE, assert_same_checkpoints, metrics, train
+from runs import HOSTS, PROGRAM, RELEASE, assert_same_checkpoints, metrics, train
 
 KILLED = str(Path(__file__).with_name("killed.py"))
 # Seconds from a rank's death to the end of the job. Launchers notice at once; a busy machine takes its time to end.
@@ -32,17 +32,25 @@ CALLS_OF_THREE = {
     "before it has reduced its shard": 8,
     "before it has the gathered shards": 8,
 }
+# Two steps an epoch.
+CALLS_OF_HOSTS = {
+    "before it has its host's sum": 5,
+    "before it has its neighbours' sections": 5,
+}
 
 
-def killed_run(folder: Path, rank: int, point: str, call: int, *options: str, workers: int = 2) -> None:
-    program = [KILLED, str(rank), point, str(call), "--", *RELEASE, "--output-dir", str(folder)]
-    ended = run(horovodrun(workers, program, *options), timeout=LIMIT + 60)
+def killed_run(
+    folder: Path, rank: int, point: str, call: int, *options: str, workers: int = 2, hosts: str = ""
+) -> None:
+    death = [str(rank), point, str(call), *([hosts] if hosts else [])]
+    program = [KILLED, *death, "--", *RELEASE, "--output-dir", str(folder)]
+    ended = run(horovodrun(len(hosts) or workers, program, *options), timeout=LIMIT + 60)
     assert ended.returncode != 0, ended.stdout
     assert not (folder / "summary.json").exists(), "the run came to its end"
 
 
-def assert_goes_on(folder: Path, whole: Path, how: str = "resumed after", workers: int = 2) -> None:
-    said = train(*RELEASE, "--output-dir", str(folder), "--resume", workers=workers)
+def assert_goes_on(folder: Path, whole: Path, how: str = "resumed after", workers: int = 2, hosts: str = "") -> None:
+    said = train(*RELEASE, "--output-dir", str(folder), "--resume", workers=workers, hosts=hosts)
     assert how in said
     assert metrics(folder) == metrics(whole)
     assert_same_checkpoints(folder, whole)
@@ -86,8 +94,22 @@ def test_between_the_halves_of_an_exchange(point, rank, whole_of_three, tmp_path
     assert_goes_on(tmp_path / "run", whole_of_three, workers=3)
 
 
+@pytest.mark.parametrize(
+    ("point", "rank"),
+    [
+        ("before it has its host's sum", 3),
+        pytest.param("before it has its host's sum", 0, marks=pytest.mark.soak),
+        pytest.param("before it has its neighbours' sections", 0, marks=pytest.mark.soak),
+        pytest.param("before it has its neighbours' sections", 3, marks=pytest.mark.soak),
+    ],
+)
+def test_within_and_between_hosts(point, rank, whole_of_hosts, tmp_path):
+    killed_run(tmp_path / "run", rank, point, CALLS_OF_HOSTS[point], hosts=HOSTS)
+    assert_goes_on(tmp_path / "run", whole_of_hosts, hosts=HOSTS)
+
+
 def test_every_point_is_tried():
-    assert {*CALLS, *CALLS_OF_THREE} == {*POINTS}
+    assert {*CALLS, *CALLS_OF_THREE, *CALLS_OF_HOSTS} == {*POINTS}
 
 
 @pytest.mark.soak

@@ -14,7 +14,8 @@ ROOMS = {
     "lab": {"common"},
     "training": {"common"},
     "studies": {"common", "training"},
-    "benchmarks": {"common", "lab", "training"},
+    "costs": set(),
+    "benchmarks": {"common", "costs", "lab", "training"},
 }
 DOORS = {"train_resnet": "training", "study": "studies", "bench": "benchmarks", "netlab": "lab"}
 

@@ -29,6 +29,8 @@ BAD = [
     ("--compression none --levels 1,2 --thresholds 0.5", ["--levels 1,2", "--compression none"]),
     ("--compression fp16 --rounding stochastic", ["--rounding stochastic", "--compression fp16"]),
     ("--compression none --no-error-feedback", ["--no-error-feedback", "--compression none"]),
+    ("--hierarchical yes", ["--hierarchical", "'yes'"]),
+    ("--compression none --hierarchical on", ["--hierarchical on", "--compression none"]),
     ("--compression static --policy step", ["--policy step", "--compression static"]),
     ("--levels 4,9", ["--levels", "'9'"]),
     ("--levels 8,4,16", ["--levels", "'8,4,16'"]),
@@ -79,6 +81,7 @@ def test_defaults_are_the_papers_ladder() -> None:
     [
         "--compression static --bits 8 --rounding stochastic",
         "--policy static --bits 3",
+        "--compression static --hierarchical off",
         "--policy schedule --schedule 0:32,2:4",
         "--levels 4 --thresholds=",
         "--depth 20 --shortcut B --stagnation none",

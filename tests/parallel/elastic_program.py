@@ -2,7 +2,8 @@
 
     elastic_program.py HOSTS STAGE...
 
-HOSTS is the file from which the discovery script reads; a stage is the hosts that are to be in the job, with commas.
+HOSTS is the file from which the discovery script reads; a stage is the hosts that are to be in the job, with their
+workers: "one:2,two:2".
 The first rank writes the next stage's hosts there when this one has made some steps at its full size. Before a stage
 that begins with "!", nothing is written: the first rank dies in the middle of a step instead.
 """
@@ -36,6 +37,7 @@ class Job:
         self.quantizer = DynamicQuantizer(self.controller)
         self.problem = Problem(compression=self.quantizer)
         self.committed = b""
+        self.size = 0  # at the last step
 
     def state(self) -> hvd.elastic.TorchState:
         return hvd.elastic.TorchState(
@@ -47,7 +49,8 @@ class Job:
         )
 
     def one_step(self, state) -> None:
-        wanted = self.problem.draw(seed=state.step)
+        # What bfloat16 can hold, in which gradients travel within a host: then nothing is lost there.
+        wanted = {name: value.bfloat16().float() for name, value in self.problem.draw(seed=state.step).items()}
         reduced = self.problem.reduce(wanted)
         self.problem.step()
         state.step += 1
@@ -73,7 +76,12 @@ class Job:
         sums = torch.tensor([put_in, owed(self.quantizer.state_dict())], dtype=torch.float64)
         before, after = hvd.allreduce(sums, op=hvd.Sum, name="owed").tolist()
         lost = before - after - hvd.size() * total(reduced)
-        assert abs(lost) < 2e-3, f"{lost} of {before} is neither delivered nor owed"
+        # What is owed when the workers change may join gradients on their way within the host, and is rounded there.
+        rounding = (
+            0.0 if hvd.size() == self.size else 3 * 2**-8 * sum(value.numel() for value in wanted.values()) ** 0.5
+        )
+        self.size = hvd.size()
+        assert abs(lost) < 2e-3 + rounding, f"{lost} of {before} is neither delivered nor owed"
 
     def everything(self) -> bytes:
         """All that a step changes, but for this rank's number."""
@@ -109,7 +117,7 @@ def owed(quantizer: dict) -> float:
 def announce(hosts: Path, names: list[str]) -> None:
     """Tells the discovery script which hosts there are; it must never read half a file."""
     fresh = hosts.with_suffix(".new")
-    fresh.write_text("".join(f"{name}:1\n" for name in names))
+    fresh.write_text("".join(f"{name}\n" for name in names))
     fresh.replace(hosts)
 
 
@@ -117,6 +125,7 @@ def main() -> None:
     hosts = Path(sys.argv[1])
     stages = [stage.lstrip("!").split(",") for stage in sys.argv[2:]]
     deadly = [stage.startswith("!") for stage in sys.argv[2:]]
+    sizes = [sum(int(host.split(":")[1]) for host in stage) for stage in stages]
     hvd.init()
     torch.set_num_threads(1)
     job = Job()
@@ -129,7 +138,7 @@ def main() -> None:
             if hvd.rank() == 0 and state.stage_steps == 0:
                 if not deadly[state.stage]:
                     announce(hosts, stages[state.stage])
-                elif hvd.size() > len(stages[state.stage]):
+                elif hvd.size() > sizes[state.stage]:
                     job.die_in_backward()
             job.one_step(state)
             if state.stage_steps == LOST_STEP and not state.lost:
@@ -137,7 +146,7 @@ def main() -> None:
                 state._saved_state["lost"] = True
                 job.controller.step({})
                 raise HorovodInternalError("as if a worker had died")
-            state.stage_steps += hvd.size() == len(stages[state.stage])
+            state.stage_steps += hvd.size() == sizes[state.stage]
             if state.stage_steps == STEPS_PER_STAGE:
                 state.trace = [*state.trace, (hvd.size(), job.quantizer.bits)]
                 state.stage, state.stage_steps = state.stage + 1, 0

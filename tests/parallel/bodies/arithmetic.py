@@ -4,7 +4,8 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from problem import Problem, float64_sum, same_on_all_ranks
+from placement import two_levels
+from problem import Problem, float64_sum, same_on_all_ranks, undelivered
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
 
@@ -15,21 +16,6 @@ BOUND = {1: 0.98, 2: 0.57, 3: 0.36, 4: 0.20, 5: 0.11, 6: 0.053, 7: 0.026, 8: 0.0
 
 def quantizer(bits, **arguments):
     return DynamicQuantizer(Controller(Static(bits)), **arguments)
-
-
-def undelivered(q, name, shape):
-    """Sum over ranks of what both residuals hold for a parameter; shards are put together from their owners."""
-    state = q.state_dict()
-    total = float64_sum(state["residuals"][name].numpy(), f"residual.{name}")
-    for bucket in q._lifecycle.plan.buckets:
-        for slot in bucket.slots:
-            if slot.name == name:
-                values = state["shard_residuals"][bucket.name]["values"]
-                if not bucket.sharded:
-                    continue
-                whole = hvd.allgather(values, name=f"shard.{name}")
-                total += whole[slot.range].view(shape).double().numpy()
-    return total
 
 
 @pytest.mark.parametrize("bits", LEVELS)
@@ -48,19 +34,22 @@ def test_mean_is_within_the_bound(bits, size):
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("bits", [b for b in LEVELS if b < 32])
 def test_what_did_not_arrive_is_in_the_residuals(bits, rounding, size):
-    """Over several steps: delivered + residuals == everything that was put in."""
+    """Over several steps: delivered + residuals == everything that was put in.
+
+    Of gradients that are not rounded within hosts, if there are several.
+    """
     q = quantizer(bits, rounding=rounding, bucket_bytes=30_000)
     problem = Problem(compression=q)
     put_in = {name: 0.0 for name in problem.parameters}
     delivered = {name: 0.0 for name in problem.parameters}
     for step in range(4):
-        wanted = problem.draw(seed=100 + step)
+        wanted = problem.draw(seed=100 + step, precision=torch.bfloat16)
         reduced = problem.reduce(wanted)
         for name, gradient in wanted.items():
             put_in[name] += float64_sum(gradient.numpy(), f"in.{name}")
             delivered[name] += size * reduced[name].double().numpy()
     for name in ("conv", "odd", "matrix", "long"):
-        left = undelivered(q, name, problem.parameters[name].shape)
+        left = undelivered(q, name, problem.parameters[name].shape).numpy()
         scale = np.abs(put_in[name]).max() + np.abs(left).max()
         np.testing.assert_allclose(delivered[name] + left, put_in[name], atol=5e-6 * scale)
 
@@ -70,7 +59,7 @@ def test_release_delivers_the_residuals(bits, size):
     """After the first uncompressed step nothing is owed any more."""
     q = quantizer(bits, bucket_bytes=30_000)
     problem = Problem(compression=q)
-    first, second = problem.draw(seed=1), problem.draw(seed=2)
+    first, second = (problem.draw(seed=seed, precision=torch.bfloat16) for seed in (1, 2))
     delivered = problem.reduce(first)
     q.controller.policy = Static(32)
     q.controller.step({})
@@ -113,7 +102,12 @@ def test_a_bucket_with_fewer_blocks_than_workers(bits, size):
 
 @pytest.mark.parametrize("bits", [b for b in LEVELS if b < 32])
 def test_no_more_bits_than_the_level_says(bits, size):
-    """At most (b + 0.15) * 2(N-1)/N a value, on average over the ranks, for a bucket of 50,000 values."""
+    """At most (b + 0.15) * 2(N-1)/N a value, on average over the ranks, for a bucket of 50,000 values.
+
+    On hosts of several workers, hosts.py has what leaves them, and what stays.
+    """
+    if two_levels():
+        return
     q = quantizer(bits)
     problem = Problem(names=["large"], compression=q)
     problem.reduce(problem.draw(seed=1))

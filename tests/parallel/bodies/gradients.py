@@ -8,6 +8,7 @@ import torch
 from problem import Problem, assert_close, level_of, same_on_all_ranks
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static
+from hvd_dyncomp.exchange.codec import GREETING_BYTES
 
 PRECISE = 16  # at this level an error in the plumbing cannot hide behind quantization
 LEVELS = [1, 4, PRECISE, 32]
@@ -180,5 +181,5 @@ def test_halves_travel_as_halves_with_a_residual_as_well(size):
         exact = exact + exact_mean(wanted["long"], f"mean.{epoch}")
         q.controller.step({})
     sent = [q.meter.records[epoch, 32].uncompressed_bytes for epoch in (1, 2)]
-    assert sent[0] == sent[1] and sent[0] * size / (2 * (size - 1)) == pytest.approx(5000 * 2 + 16 * size)
+    assert sent[0] == sent[1] and sent[0] * size / (2 * (size - 1)) == pytest.approx(5000 * 2 + GREETING_BYTES * size)
     assert (delivered - exact).norm() <= 2e-3 * exact.norm(), "what was owed after the first step arrived in the second"

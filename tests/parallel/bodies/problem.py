@@ -52,10 +52,13 @@ class Problem:
             **optimizer_arguments,
         )
 
-    def draw(self, seed: int) -> dict[str, torch.Tensor]:
-        """Gaussian gradients, other ones on every rank."""
+    def draw(self, seed: int, precision: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+        """Gaussian gradients, other ones on every rank, which a dtype of less precision can hold as well."""
         generator = torch.Generator().manual_seed(1000 * seed + hvd.rank())
-        return {name: torch.randn(p.shape, generator=generator).to(p.dtype) for name, p in self.parameters.items()}
+        return {
+            name: torch.randn(p.shape, generator=generator).to(precision).to(p.dtype)
+            for name, p in self.parameters.items()
+        }
 
     def reduce(self, wanted: dict[str, torch.Tensor], order=None) -> dict[str, torch.Tensor]:
         """One backward pass and exchange; returns the reduced gradients. Who is not in `order` is unused."""
@@ -104,6 +107,19 @@ def same_on_all_ranks(tensors, name: str) -> bool:
     # NaN differs from itself; bits do not.
     bits = everyone.view(torch.int64)
     return bool((bits == bits[0]).all())
+
+
+def undelivered(quantizer: DynamicQuantizer, name: str, shape: torch.Size) -> Tensor:
+    """Sum over ranks of what both residuals hold for a parameter; shards are put together from their owners."""
+    state = quantizer.state_dict()
+    total = float64_sum(state["residuals"][name].numpy(), f"residual.{name}")
+    for bucket in quantizer._lifecycle.plan.buckets:
+        for slot in bucket.slots:
+            if slot.name == name and bucket.section.sharded:
+                values = state["shard_residuals"][bucket.name]["values"]
+                whole = hvd.allgather(values, name=f"shard.{name}")
+                total += whole[slot.range].view(shape).double().numpy()
+    return torch.from_numpy(total)
 
 
 def ours(bits: int, **arguments) -> Compress:

@@ -1,6 +1,6 @@
-"""Prints, for every level, the bytes of a step by the meter and by the network interface.
+"""Prints, for sizes of a model and levels, the bytes of a step by the meter and by the network interface.
 
-Run on two hosts, not by pytest. Usage: wire_bytes.py VALUES STEPS
+Run on hosts, not by pytest. Usage: wire_bytes.py VALUES[,VALUES...] STEPS [BITS,...]; all levels if none are named.
 """
 
 import itertools
@@ -19,15 +19,24 @@ COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
 def main() -> None:
-    values, steps = int(sys.argv[1]), int(sys.argv[2])
     hvd.init()
     torch.set_num_threads(1)
+    levels = [int(bits) for bits in sys.argv[3].split(",")] if len(sys.argv) > 3 else LEVELS
+    for values in sys.argv[1].split(","):
+        measure(int(values), int(sys.argv[2]), levels)
+
+
+def measure(values: int, steps: int, levels: list[int]) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(values // 4)) for _ in range(4)]
     generator = torch.Generator().manual_seed(hvd.rank())
     wanted = [torch.randn(p.shape, generator=generator) for p in parameters]
-    controller = Controller(Schedule(dict(enumerate(LEVELS))))
+    controller = Controller(Schedule(dict(enumerate(levels))))
     q = DynamicQuantizer(controller)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0), compression=q)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters, lr=1.0),
+        named_parameters=[(f"{values}.{number}", p) for number, p in enumerate(parameters)],
+        compression=q,
+    )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -39,19 +48,27 @@ def main() -> None:
         time.sleep(0.1)  # what is done for Horovod may still be in the kernel's send buffer
         return int(COUNTER.read_text())
 
-    for bits in LEVELS:
+    for bits in levels:
         step()  # Horovod negotiates new tensors once
-        sent, counted = [sent_so_far()], [q.meter.level(bits).sent_bytes]
+        sent, counted = [sent_so_far()], [counts(q, bits)]
         for _ in range(steps):
             step()
             sent.append(sent_so_far())
-            counted.append(q.meter.level(bits).sent_bytes)
+            counted.append(counts(q, bits))
         # The least of the steps: on a busy machine TCP now and then sends a segment again that was only late.
-        report = {"bits": bits, "rank": hvd.rank(), "sent": least_step(sent), "counted": least_step(counted)}
+        report = {"values": values, "bits": bits, "rank": hvd.rank(), "host": hvd.cross_rank()}
+        report |= {"local_rank": hvd.local_rank(), "sent": least_step(sent)}
+        report |= {name: least_step([count[name] for count in counted]) for name in counted[0]}
         everyone = gather_json(report, "reports")
         if hvd.rank() == 0:
             print("REPORTS " + json.dumps(everyone), flush=True)
         controller.step({})
+
+
+def counts(q: DynamicQuantizer, bits: int) -> dict[str, float]:
+    """What the meter has counted so far: all that this worker sent, and what of it has left its host."""
+    traffic = q.meter.level(bits)
+    return {"counted": traffic.sent_bytes, "leaving": traffic.leaving_bytes}
 
 
 def least_step(counter: list[float]) -> float:

@@ -1,0 +1,169 @@
+"""The exchange of one bucket in one step.
+
+A gradient is read where autograd left it when the bucket is complete, and the mean is written back there; no copy is
+made on the way unless dtype or strides ask for one. Everything is asynchronous and named: nothing here blocks but
+`wait`, which is not called inside a backward hook.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.exchange.buckets import Bucket, Slot
+from hvd_dyncomp.exchange.group import Group
+from hvd_dyncomp.exchange.hierarchical import Hierarchical
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.reduction import Course
+from hvd_dyncomp.exchange.way import Flat, Way
+from hvd_dyncomp.transport.base import Transport
+
+
+class Exchange:
+    """One bucket, one step. Level and step are fixed at its creation: what moves them later does not reach it.
+
+    Args:
+        bucket: what travels. It may be arranged anew until something is quantized or sent.
+        bits: level, below 32.
+        step: number of the step, the same on all ranks.
+        factor: what the sum over ranks is multiplied by (1/N for a mean).
+        seed: for stochastic rounding; None rounds to nearest.
+        transport: who carries the messages.
+
+    Attributes:
+        gradients: what has been added, by slot.
+        collectives: how many have been started.
+        nonfinite_blocks: blocks of the result that are not finite, because some rank's values were not.
+        error: why there is no result: a LockstepError, if the ranks disagree about level, step or bucket. It has sent
+            all that the others wait for even so.
+    """
+
+    def __init__(
+        self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, transport: Transport
+    ) -> None:
+        self._bucket, self._bits, self._step, self._factor = bucket, bits, step, factor
+        self._seed, self._transport = seed, transport
+        self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
+        self._missing = len(bucket.slots)
+        self._values: list[torch.Tensor] = []
+        self._way: Way | None = None
+        self._course: Course[int] | None = None
+        self._handle: Any = None
+        self._failure: Exception | None = None
+        self.error: Exception | None = None
+        self.collectives = self.nonfinite_blocks = 0
+
+    def add(self, slot: Slot, gradient: torch.Tensor, *, at_once: bool) -> None:
+        """Takes one parameter's gradient, of any strides and floating dtype.
+
+        Args:
+            at_once: with the last one, make the first messages; otherwise not before `start`.
+        """
+        self.gradients[slot.index] = gradient
+        self._missing -= 1
+        if at_once and not self._missing:
+            self._prepare()
+
+    def start(self) -> None:
+        """Sends the first message, with zeros for gradients that have not come. Does nothing the second time.
+
+        Horovod exchanges gradients that stay sparse by itself: they never come.
+        """
+        if self._course is None:
+            self._course = self._all_of_it()
+            self._resume(None)
+
+    @property
+    def groups(self) -> list[Group]:
+        """Who talked to whom, with what this rank has sent them."""
+        return self._way.groups if self._way else []
+
+    def advance(self) -> bool:
+        """Does what is possible without blocking: starts, when all gradients are in; returns whether it is over.
+
+        May be called in a backward hook: an error is kept in `error`. Raised in a hook it would reach the ranks at
+        different points.
+        """
+        if not self._missing or self._course is not None:
+            self.start()
+            while self._handle is not None and self._transport.poll(self._handle):
+                self.wait()
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether every gradient that was added holds the reduced one, or there is an error."""
+        return self._course is not None and self._handle is None
+
+    def wait(self) -> None:
+        """Blocks until one collective is over that has been started, and does all that can be done then."""
+        try:
+            received = self._transport.wait(self._handle)
+        except Exception as error:  # noqa: BLE001  # raised by the step, when it has sent all that others wait for
+            self.error, self._handle = error, None
+        else:
+            self._resume(received)
+
+    def _resume(self, received: torch.Tensor | None) -> None:
+        """Does all that can be done with what was received."""
+        self._handle = None
+        self.collectives += 1
+        try:
+            self._handle = self._course.send(received)  # type: ignore[union-attr,arg-type]  # it has been started
+        except StopIteration as over:
+            self.nonfinite_blocks = over.value
+        except Exception as error:  # noqa: BLE001  # as in wait
+            self.error = error
+
+    def _all_of_it(self) -> Course[int]:
+        way = self._the_way()
+        nonfinite_blocks = yield from way.course(self._floats, self._factor)
+        for gradient, value in zip(self.gradients, self._floats(), strict=True):
+            if gradient is not None and gradient is not value:
+                gradient.copy_(self._representable(value, gradient.dtype))
+        self.gradients, self._values = [], []
+        return nonfinite_blocks
+
+    def _the_way(self) -> Way:
+        if self._way is None:
+            messages = Messages(self._bucket, self._bits, self._step, self._seed)
+            way = Hierarchical if self._bucket.arrangement.hierarchical else Flat
+            self._way = way(messages, self._transport)
+        return self._way
+
+    def _prepare(self) -> None:
+        try:
+            self._the_way().prepare(self._floats())
+        except Exception as error:  # noqa: BLE001  # the others are told when it starts
+            self._failure = error
+
+    def _floats(self) -> list[torch.Tensor]:
+        """All values, as contiguous float32 tensors: the gradients themselves where they are.
+
+        Raises:
+            Exception: they could not be prepared for sending. Not tried again: residuals may have moved half way.
+        """
+        failure = self._failure or self._bucket.failure
+        if failure is not None:
+            raise failure
+        if not self._values:
+            self._values = [self._float(*pair) for pair in zip(self._bucket.slots, self.gradients, strict=True)]
+        return self._values
+
+    def _float(self, slot: Slot, gradient: torch.Tensor | None) -> torch.Tensor:
+        if gradient is None:
+            return torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
+        return gradient.to(torch.float32).contiguous()  # both leave a contiguous float32 tensor as it is
+
+    def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Codes of few bits overshoot: what float16 could hold before is not to become infinite by that.
+
+        A mean of float16 values can always be held. A sum that is more than twice too large for float16 is no
+        overshoot, and becomes infinite, as it would uncompressed: gradient scalers rely on it.
+        """
+        if dtype is not torch.float16:
+            return value
+        most = torch.finfo(dtype).max
+        clipped = value.clamp(-most, most)
+        return clipped if self._factor < 1 else torch.where(value.abs() <= 2 * most, clipped, value)

@@ -1,0 +1,110 @@
+"""A section of a bucket, reduced among a group of ranks: what comes out are bytes that everyone decodes to one sum."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import torch
+
+from hvd_dyncomp.exchange.codec import Header, Phase, split_messages
+from hvd_dyncomp.exchange.group import Group
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.topology import Section
+
+Result = TypeVar("Result")
+# Yields the handle of a collective where it has to wait, and is sent what was received.
+Course = Generator[Any, torch.Tensor, Result]
+Outgoing = tuple[torch.Tensor, list[int]]  # messages one after the other, and their lengths
+
+
+class Reduction(ABC):
+    """One section in one step.
+
+    Args:
+        messages: of the bucket.
+        section: which blocks.
+        group: who reduces them; None where this rank does not, and only decodes.
+
+    Attributes:
+        section: see above.
+    """
+
+    def __init__(self, messages: Messages, section: Section, group: Group | None) -> None:
+        self._messages, self.section, self._own_group = messages, section, group
+        self._bucket = messages.bucket
+
+    @property
+    def _group(self) -> Group:
+        if self._own_group is None:
+            raise RuntimeError("this rank does not take part in reducing this section")
+        return self._own_group
+
+    @property
+    def result_bytes(self) -> int:
+        """Length of what `course` returns."""
+        return sum(self._bucket.message_bytes(header.blocks, header.bits) for header in self._expected())
+
+    def course(self, encode: Callable[[], Outgoing]) -> Course[torch.Tensor]:
+        """All collectives; returns the bytes that everyone has then.
+
+        Args:
+            encode: makes what `encode` returns. If it raises an error, the other ranks are told that there will be no
+                result, and it is raised again.
+        """
+        failure: Exception | None = None
+        try:
+            outgoing = encode()
+        except Exception as error:  # noqa: BLE001  # the others wait
+            failure, outgoing = error, self._messages.aborts(self._first_messages)
+        handle = self._start(*outgoing)
+        del outgoing  # the transport has it
+        return (yield from self._rest(handle, failure))
+
+    @property
+    @abstractmethod
+    def _first_messages(self) -> int:
+        """How many messages `encode` makes."""
+
+    @abstractmethod
+    def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
+        """Quantizes the section, with what this rank owes.
+
+        Args:
+            values: contiguous float32 tensors that stand for the bucket's values from the `origin`-th on.
+        """
+
+    @abstractmethod
+    def _start(self, messages: torch.Tensor, lengths: list[int]) -> Any:
+        """Starts the first collective."""
+
+    @abstractmethod
+    def _rest(self, handle: Any, failure: Exception | None) -> Course[torch.Tensor]:
+        """As `course`, from the first collective on. Sends as many messages with a failure as without."""
+
+    @abstractmethod
+    def _expected(self) -> list[Header]:
+        """The headers of the messages in the result, by rank of the section."""
+
+    @abstractmethod
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
+        """Writes the sum, times `factor`, into the bucket's values; returns how many blocks are not finite.
+
+        Args:
+            result: what `course` has returned, here or on another rank.
+            senders: for error messages, whom each message came from.
+
+        Raises:
+            LockstepError: a message is not what it should be.
+        """
+
+    def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
+        """The payloads in the result, by rank of the section; arguments and errors as those of `decode`."""
+        return split_messages(result, self._expected(), self._bucket.block_size, self._messages.where, senders)
+
+    def _abort(self) -> torch.Tensor:
+        return self._messages.aborts(1)[0]
+
+    def _header(self, phase: Phase, blocks: int) -> Header:
+        return self._messages.header(phase, blocks)

@@ -1,0 +1,137 @@
+"""Which ranks share a host, and who reduces which blocks of a bucket.
+
+*Flat*: all ranks reduce all blocks. *Hierarchical*, on hosts that have equally many workers: the blocks are cut into as
+many sections as a host has workers, and each section is reduced among those who have the same place on their hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from hvd_dyncomp.exchange.codec import checksum, shard_bounds
+from hvd_dyncomp.meter import allreduce_bytes
+
+
+class Topology(NamedTuple):
+    """The ranks of a group, by host.
+
+    Attributes:
+        hosts: each host's ranks, ascending; hosts in the order of their first ranks.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, names: Sequence[Hashable]) -> Topology:
+        """From what each rank calls its host."""
+        hosts: dict[Hashable, list[int]] = {}
+        for rank, name in enumerate(names):
+            hosts.setdefault(name, []).append(rank)
+        return cls(tuple(map(tuple, hosts.values())))
+
+    @classmethod
+    def apart(cls, size: int) -> Topology:
+        """Every rank on a host of its own: what is assumed before anything is known."""
+        return cls.of(range(size))
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return sum(map(len, self.hosts))
+
+    @property
+    def checksum(self) -> int:
+        """32 bits that tell two topologies apart; never 0."""
+        return checksum(str(self.hosts)) or 1
+
+    @property
+    def uneven(self) -> bool:
+        """Whether hosts have different numbers of workers."""
+        return len(set(map(len, self.hosts))) > 1
+
+    @property
+    def obstacle(self) -> str:
+        """Why gradients cannot be exchanged within hosts first and then between them; "" if they can."""
+        if self.size == 1:
+            return "there is one worker"
+        if len(self.hosts) == 1:
+            return f"all {self.size} workers are on one host"
+        if self.uneven:
+            return f"hosts have different numbers of workers: {', '.join(str(len(host)) for host in self.hosts)}"
+        return "" if len(self.hosts[0]) > 1 else "every host has one worker"
+
+    def host_of(self, rank: int) -> tuple[int, ...]:
+        """All ranks on a rank's host, itself included."""
+        return next(host for host in self.hosts if rank in host)
+
+    def leaving(self, nbytes: float, rank: int) -> float:
+        """Of an allreduce of `nbytes` bytes, what leaves a rank's host, divided among the host's workers.
+
+        As where every value crosses between two hosts once in each direction: what Open MPI's algorithms need, and a
+        ring of more than one worker a host exceeds.
+        """
+        return allreduce_bytes(nbytes, len(self.hosts)) / len(self.host_of(rank))
+
+
+class Section(NamedTuple):
+    """Consecutive blocks of a bucket, and who reduces them.
+
+    Attributes:
+        first: the first of its blocks.
+        blocks: their number.
+        ranks: who reduces them, ascending: each a shard; if they are two, each all of it.
+    """
+
+    first: int
+    blocks: int
+    ranks: tuple[int, ...]
+
+    @property
+    def sharded(self) -> bool:
+        return len(self.ranks) > 2
+
+    @property
+    def bounds(self) -> list[int]:
+        """First block, within the bucket, of each rank's shard, and the end of the last."""
+        return [self.first + bound for bound in shard_bounds(self.blocks, len(self.ranks))]
+
+    @property
+    def shards(self) -> list[int]:
+        """Blocks of each rank's shard."""
+        return [last - first for first, last in zip(self.bounds, self.bounds[1:], strict=False)]
+
+
+class Arrangement(NamedTuple):
+    """How a bucket's blocks are divided, as one rank sees it.
+
+    Attributes:
+        sections: all of them, in order.
+        own: index of the section that this rank takes part in reducing.
+        neighbours: the ranks of its host, itself included; where it is hierarchical, in the order of the sections that
+            they take part in.
+    """
+
+    sections: tuple[Section, ...]
+    own: int
+    neighbours: tuple[int, ...]
+
+    @property
+    def hierarchical(self) -> bool:
+        return len(self.sections) > 1
+
+
+def flat(blocks: int, rank: int, topology: Topology) -> Arrangement:
+    """All ranks reduce all blocks."""
+    return Arrangement((Section(0, blocks, tuple(range(topology.size))),), 0, topology.host_of(rank))
+
+
+def hierarchical(blocks: int, rank: int, topology: Topology) -> Arrangement:
+    """Where there is no obstacle: a section for each worker of a host."""
+    neighbours = topology.host_of(rank)
+    bounds = shard_bounds(blocks, len(neighbours))
+    sections = tuple(
+        Section(bounds[place], bounds[place + 1] - bounds[place], tuple(sorted(host[place] for host in topology.hosts)))
+        for place in range(len(neighbours))
+    )
+    return Arrangement(sections, neighbours.index(rank), neighbours)

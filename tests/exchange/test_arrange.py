@@ -1,0 +1,176 @@
+"""A bucket is divided anew when it is known where the ranks are: what was owed still arrives, once."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
+from hvd_dyncomp.exchange.topology import Topology
+
+SIZES = {"a": 700, "b": 130}
+VALUES = 830
+# Of twelve ranks: all at once, two hosts, two dealt out, three and six hosts.
+ARRANGEMENTS = ["flat", [r // 6 for r in range(12)], [r % 2 for r in range(12)], [r // 4 for r in range(12)]]
+ARRANGEMENTS += [[r // 2 for r in range(12)]]
+
+
+def new_bucket(rank: int = 5, size: int = 12, **changes) -> Bucket:
+    common = {"block_size": 64, "rank": rank, "world_size": size, "error_feedback": True, **changes}
+    parameters = [(name, torch.zeros(numel)) for name, numel in SIZES.items()]
+    [bucket] = make_buckets(parameters, min_numel=1, bucket_bytes=10**6, **common)[0]
+    return bucket
+
+
+def arrange(bucket: Bucket, names) -> None:
+    where = Topology.apart(bucket.world_size) if names == "flat" else Topology.of(names)
+    bucket.arrange(where, by_host=names != "flat")
+
+
+def owe(bucket: Bucket, generator: torch.Generator) -> None:
+    """As after a quantization: another residual wherever this rank quantizes, and none in the padding."""
+    own, shard = bucket.residuals
+    own.copy_(torch.randn(own.shape, generator=generator))
+    own[max(0, bucket.values - bucket.section_range.start) :] = 0
+    if bucket.section.sharded:
+        shard.copy_(torch.randn(shard.shape, generator=generator))
+        shard[max(0, bucket.values - bucket.shard_range.start) :] = 0
+    bucket.keep_residuals()
+
+
+def all_owed(bucket: Bucket) -> torch.Tensor:
+    """By value, both residuals and what waits outside the section."""
+    total = bucket.owed().clone()
+    if bucket.section.sharded:
+        total[bucket.shard_range] += bucket.residuals.shard
+    return total
+
+
+def ones(bucket: Bucket) -> list[torch.Tensor]:
+    """Gradients of all slots against which no residual is too large."""
+    return [torch.full((slot.numel,), 1e4) for slot in bucket.slots]
+
+
+@settings(deadline=None)
+@given(rank=st.integers(0, 11), turns=st.lists(st.sampled_from(ARRANGEMENTS), max_size=6), seed=st.integers(0, 999))
+def test_whatever_arrangements_follow_nothing_of_what_is_owed_is_lost(rank, turns, seed):
+    bucket, generator = new_bucket(rank), torch.Generator().manual_seed(seed)
+    owe(bucket, generator)
+    for names in turns:
+        before = all_owed(bucket)
+        arrange(bucket, names)
+        assert torch.allclose(all_owed(bucket), before, atol=1e-6) and bucket.carries
+        assert not all_owed(bucket)[VALUES:].any(), "the padding owes something"
+        assert bucket.residuals.own.numel() == bucket.section.blocks * 64
+        if seed % 2:  # a step in between, whose zero gradients take nothing along
+            bucket.with_debts([torch.zeros(slot.numel) for slot in bucket.slots])
+            assert torch.allclose(all_owed(bucket), before, atol=1e-6)
+
+
+@pytest.mark.parametrize("names", ARRANGEMENTS[1:], ids=["2x6", "2x6 dealt", "3x4", "6x2"])
+def test_what_is_owed_outside_the_section_joins_the_next_gradients_once(names):
+    bucket, generator = new_bucket(), torch.Generator().manual_seed(1)
+    owe(bucket, generator)
+    arrange(bucket, names)
+    everything, own = all_owed(bucket), bucket.residuals.own.clone()
+    section = torch.zeros(len(everything))
+    section[bucket.section_range] = own
+    outside = everything - section
+    assert own.any() and outside.any() and not outside[bucket.section_range].any()
+    given, gradients = bucket.with_debts(ones(bucket)), ones(bucket)
+    for slot, total, gradient in zip(bucket.slots, given, gradients, strict=True):
+        torch.testing.assert_close(total - gradient, outside[slot.range], rtol=0, atol=2e-3)
+    assert torch.equal(bucket.residuals.own, own), "the kernel adds it, and must find it"
+    assert torch.allclose(all_owed(bucket), section)
+    again = bucket.with_debts(gradients)
+    assert all(total is gradient for total, gradient in zip(again, gradients, strict=True)), "delivered twice"
+
+
+def test_zero_gradients_wait_and_the_others_do_not():
+    bucket = new_bucket()
+    owe(bucket, torch.Generator().manual_seed(1))
+    arrange(bucket, ARRANGEMENTS[1])
+    before = all_owed(bucket)
+    first, second = bucket.slots
+    given = bucket.with_debts([torch.zeros(first.numel), torch.full((second.numel,), 1e4)])
+    assert not given[0].any() and bucket.withheld
+    after = all_owed(bucket)
+    assert torch.equal(after[first.range], before[first.range])
+    outside = torch.ones(len(after), dtype=torch.bool)
+    outside[bucket.section_range] = False
+    outside[first.range] = False
+    assert before[outside].any() and not after[outside].any()
+
+
+@pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])
+def test_a_release_hands_out_everything(names):
+    """Whatever it was owed from: the section, its shard, what waits since the bucket was arranged anew."""
+    bucket, generator = new_bucket(), torch.Generator().manual_seed(1)
+    owe(bucket, generator)
+    arrange(bucket, names)
+    before = all_owed(bucket)
+    bucket.release_residuals()
+    for slot, one in zip(bucket.slots, ones(bucket), strict=True):
+        taken = bucket.with_residual(slot, one.view(slot.shape)) - one
+        torch.testing.assert_close(taken, before[slot.range], rtol=0, atol=2e-3)
+    bucket.released(fresh=True)
+    assert not bucket.carries and not all_owed(bucket).any()
+    gradients = ones(bucket)
+    assert bucket.with_debts(gradients) is gradients
+
+
+@pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_release_that_nothing_takes_along_keeps_everything(names, fresh):
+    """Zero gradients, or none (a second `synchronize`): it waits, in whatever arrangement comes."""
+    bucket, generator = new_bucket(), torch.Generator().manual_seed(1)
+    owe(bucket, generator)
+    arrange(bucket, names)
+    before = all_owed(bucket)
+    bucket.release_residuals()
+    if fresh:
+        for slot in bucket.slots:
+            bucket.with_residual(slot, torch.zeros(slot.shape))
+    bucket.released(fresh)
+    assert bucket.carries
+    torch.testing.assert_close(all_owed(bucket), before)
+    arrange(bucket, ARRANGEMENTS[3])
+    torch.testing.assert_close(all_owed(bucket), before)
+
+
+def test_messages_of_different_arrangements_do_not_look_alike():
+    def composition(names) -> int:
+        bucket = new_bucket()
+        arrange(bucket, names)
+        return bucket.composition
+
+    assert len({composition(names) for names in ARRANGEMENTS}) == len(ARRANGEMENTS)
+    bucket = new_bucket()
+    flat = bucket.composition
+    bucket.arrange(Topology.of(ARRANGEMENTS[1]), by_host=False)
+    assert bucket.composition == flat and bucket.arrangement.neighbours == tuple(range(6))
+
+
+def test_without_error_feedback_there_is_nothing_to_move():
+    bucket = new_bucket(error_feedback=False)
+    arrange(bucket, ARRANGEMENTS[1])
+    gradients = ones(bucket)
+    assert bucket.residuals is None and bucket.with_debts(gradients) is gradients
+
+
+def test_what_is_dropped_is_dropped_outside_the_section_too():
+    bucket = new_bucket()
+    owe(bucket, torch.Generator().manual_seed(1))
+    arrange(bucket, ARRANGEMENTS[1])
+    bucket.drop_residuals()
+    assert not all_owed(bucket).any() and not bucket.carries
+
+
+@pytest.mark.parametrize("before", [[0, 1, 1, 0], [0, 0, 1, 1], "flat"])
+def test_messages_fit_whatever_was_before(before):
+    """Hosts [0, 1, 1, 0] and [0, 1, 0, 1] have the same sections."""
+    used, new = (new_bucket(1, 4) for _ in range(2))
+    arrange(used, before)
+    for bucket in (used, new):
+        arrange(bucket, [0, 1, 0, 1])
+    assert used.composition == new.composition and used.arrangement == new.arrangement

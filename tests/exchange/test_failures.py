@@ -1,0 +1,242 @@
+"""What goes wrong on one rank in the middle of an exchange: all ranks hear of it, and nobody waits for ever."""
+
+import re
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from simulated import PLACES, RecordingWorld, Worker, mean_of, on_ranks, phases, places
+
+from hvd_dyncomp import LockstepError
+from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.exchange.codec import HEADER_BYTES
+from hvd_dyncomp.exchange.hierarchical import Hierarchical
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.pair import PairReduction
+from hvd_dyncomp.exchange.sharded import ShardedReduction
+
+SIZES = {"a": 650, "b": 200}
+HERE = ["2", "3", "2x2", "2x2 dealt", "3x2"]
+# What a rank does in a step, one after the other.
+POINTS = {
+    "prepare": [(Hierarchical, "prepare")],
+    "sum": [(Hierarchical, "_add")],
+    "encode": [(PairReduction, "encode"), (ShardedReduction, "encode")],
+    "reduce": [(ShardedReduction, "_reduced")],
+    "decode": [(PairReduction, "decode"), (ShardedReduction, "decode")],
+}
+
+
+def broken(monkeypatch, point: str, victim: int, only: list[bool]) -> None:
+    """From when `only` has something, a rank has no room for what it does at this point."""
+
+    def without_room(real):
+        def method(self, *arguments):
+            if only and self._bucket.rank == victim:
+                raise MemoryError("no room")
+            return real(self, *arguments)
+
+        return method
+
+    for owner, name in POINTS[point]:
+        monkeypatch.setattr(owner, name, without_room(getattr(owner, name)))
+
+
+def outcomes(ranks: int, hosts, steps: int, before_last, world: RecordingWorld | None = None, bits: int = 16) -> list:
+    """Per rank, what the last step came to: its error, or its gradients."""
+
+    def program(transport):
+        worker = Worker(transport, SIZES, bits)
+        for step in range(steps):
+            if step == steps - 1:
+                worker.barrier("before the last")
+                before_last()
+            try:
+                got = worker.step(worker.noise(step))
+            except (MemoryError, LockstepError) as error:
+                return error
+        return got
+
+    return (world or RecordingWorld(ranks, hosts=hosts)).run(program)
+
+
+def named(error: Exception) -> int:
+    """The rank that an error names."""
+    assert isinstance(error, LockstepError), error
+    found = re.match(r"bucket b: rank (\d+) ", str(error))
+    assert found, error
+    return int(found[1])
+
+
+def blamed(errors: list, rank: int) -> int:
+    """Each names the rank that it had nothing from, whose own error says why: the first that says something else."""
+    seen = []
+    while "gave up the exchange" in str(errors[rank]):
+        assert rank not in seen, errors
+        seen.append(rank)
+        rank = named(errors[rank])
+    return rank
+
+
+def cases(wanted: Callable[[str, list[str]], bool], words: Iterable[str]) -> pytest.MarkDecorator:
+    """By place and word, where a word is wanted with the phases that there are."""
+    found = [(name, word) for name in HERE for word in words if wanted(word, phases(*PLACES[name]))]
+    values = [(*PLACES[name], word) for name, word in found]
+    return pytest.mark.parametrize(("ranks", "hosts", "word"), values, ids=map(" ".join, found))
+
+
+def is_reached(point: str, names: list[str]) -> bool:
+    """Whether a rank can give up there, when these are the phases."""
+    needs = {"prepare": "local_scatter", "sum": "local_scatter", "reduce": "gather"}
+    return point != "decode" and needs.get(point, names[0]) in names
+
+
+@cases(is_reached, POINTS)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_error_on_any_rank_reaches_all(ranks, hosts, word, steps, monkeypatch):
+    """In the first step, where nobody knows yet where the ranks are, and later, where messages are made in backward."""
+    for victim in range(ranks):
+        with monkeypatch.context() as patch:
+            now: list[bool] = []
+            broken(patch, word, victim, now)
+            errors = outcomes(ranks, hosts, steps, lambda now=now: now.append(True))
+        assert isinstance(errors[victim], MemoryError), errors
+        for rank in set(range(ranks)) - {victim}:
+            assert isinstance(errors[rank], LockstepError) and blamed(errors, rank) == victim, errors
+
+
+@places(*HERE)
+def test_an_error_after_all_is_sent_is_that_rank_s_alone(ranks, hosts, monkeypatch):
+    for victim in (0, ranks - 1):
+        with monkeypatch.context() as patch:
+            now: list[bool] = []
+            broken(patch, "decode", victim, now)
+            got = outcomes(ranks, hosts, 2, lambda now=now: now.append(True))
+        assert isinstance(got[victim], MemoryError), got
+        for rank in set(range(ranks)) - {victim}:
+            for name, size in SIZES.items():
+                expected = mean_of(name, size, 1, range(ranks), ranks)
+                assert (got[rank][name] - expected).norm() <= 2e-3 * expected.norm()
+
+
+class Damaging(RecordingWorld):
+    """From when `now` has something, what one rank sends in one phase has a wrong step in its headers' first."""
+
+    def __init__(self, ranks, hosts, phase: str, culprit: int) -> None:
+        super().__init__(ranks, hosts=hosts)
+        self.phase, self.culprit, self.now = phase, culprit, []
+
+    def start(self, rank, kind, tensor, splits, name):
+        if self.now and rank == self.culprit and name.endswith(f".{self.phase}"):
+            tensor = tensor.clone()
+            start = 0
+            for length in splits or [tensor.numel()]:
+                if length:
+                    tensor[start + 8] ^= 7  # in the step's number
+                    assert length >= HEADER_BYTES
+                start += length
+        return super().start(rank, kind, tensor, splits, name)
+
+
+@cases(lambda phase, names: phase in names, ["local_scatter", "pair", "scatter", "gather", "local_gather"])
+def test_a_damaged_message_is_refused_by_all_who_get_it(ranks, hosts, word):
+    for culprit in range(ranks):
+        world = Damaging(ranks, hosts, word, culprit)
+        errors = outcomes(ranks, hosts, 2, lambda world=world: world.now.append(True), world)
+        first = [e for e in errors if isinstance(e, LockstepError) and "has step" in str(e)]
+        assert first, errors
+        assert all(named(error) == culprit for error in first), errors
+        for rank, error in enumerate(errors):
+            if isinstance(error, dict):  # the culprit's own copy is whole, where it keeps one
+                assert rank == culprit or word == "local_gather", errors
+            elif error not in first:
+                assert errors[blamed(errors, rank)] in first, errors
+
+
+def test_a_message_of_another_length_is_refused():
+    """What is too short, or too long, in what neighbours hand on."""
+    for change in (-4, 4):
+
+        class Cut(Damaging):
+            def start(self, rank, kind, tensor, splits, name, change=change):
+                if self.now and rank == self.culprit and name.endswith(f".{self.phase}"):
+                    pieces = [piece for piece in tensor.split(splits) if len(piece)]
+                    pieces = [torch.cat([piece, piece[:4]])[: len(piece) + change] for piece in pieces]
+                    splits = [length and length + change for length in splits]
+                    tensor = torch.cat(pieces)
+                return super(Damaging, self).start(rank, kind, tensor, splits, name)
+
+        world = Cut(4, (0, 0, 1, 1), "local_gather", 1)
+        errors = outcomes(4, (0, 0, 1, 1), 2, lambda world=world: world.now.append(True), world)
+        assert all(isinstance(errors[rank], LockstepError) for rank in (0, 1)), errors
+        assert isinstance(errors[2], dict) and isinstance(errors[3], dict), errors
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_bucket_that_cannot_be_divided_on_one_rank(victim, monkeypatch):
+    """When it becomes known where the ranks are, there is no room for the residuals."""
+    real = Bucket._allocate
+
+    def allocate(bucket: Bucket) -> None:
+        if bucket.rank == victim and bucket.arrangement.hierarchical:
+            raise MemoryError("no room")
+        real(bucket)
+
+    monkeypatch.setattr(Bucket, "_allocate", allocate)
+    ranks, hosts = PLACES["2x2"]
+    errors = outcomes(ranks, hosts, 1, lambda: None)
+    assert isinstance(errors[victim], MemoryError)
+    assert all(blamed(errors, rank) == victim for rank in range(ranks))
+
+
+@places("2", "3", "2x2")
+def test_after_an_error_in_one_bucket_the_others_are_exchanged(ranks, hosts, monkeypatch):
+    """Which is not noticed where it happened: the others wait for all of them."""
+    real = Messages.__init__
+
+    def without_room(messages: Messages, bucket, *arguments) -> None:
+        real(messages, bucket, *arguments)
+        if bucket.rank == 1 and bucket.name == "c":
+            monkeypatch.setattr(messages, "codes", lambda *arguments: 1 / 0)
+
+    monkeypatch.setattr(Messages, "__init__", without_room)
+
+    def program(worker: Worker) -> str:
+        with pytest.raises((ZeroDivisionError, LockstepError)) as caught:
+            worker.step(worker.noise(0))
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    texts, world = on_ranks(ranks, program, {"a": 100, "b": 100, "c": 100}, 4, hosts=hosts, bucket_bytes=1)
+    assert texts[1].startswith("ZeroDivisionError")
+    for phase in phases(ranks, hosts):
+        assert {len(world.messages(f"a.{phase}", rank)) for rank in range(ranks)} == {1}
+
+
+def test_what_could_not_be_prepared_is_not_prepared_with_half_of_what_was_owed(monkeypatch):
+    """Messages are made within backward: there is no room for them the first time, and there would be the second."""
+    real, failed = Bucket.with_debts, []
+
+    def with_debts(bucket: Bucket, values):
+        total = real(bucket, values)
+        if bucket.rank == 1 and bucket._step_of_test == 1 and not failed:
+            failed.append(True)
+            raise MemoryError("no room")
+        return total
+
+    monkeypatch.setattr(Bucket, "with_debts", with_debts)
+
+    def program(transport):
+        worker = Worker(transport, SIZES, 16)
+        for step in range(2):
+            monkeypatch.setattr(Bucket, "_step_of_test", step, raising=False)
+            worker.barrier(f"step {step}")
+            try:
+                worker.step(worker.noise(step))
+            except (MemoryError, LockstepError) as error:
+                return error
+        return None
+
+    ranks, hosts = PLACES["2x2"]
+    errors = RecordingWorld(ranks, hosts=hosts).run(program)
+    assert isinstance(errors[1], MemoryError), errors
+    assert all(blamed(errors, rank) == 1 for rank in range(ranks))

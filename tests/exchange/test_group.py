@@ -1,0 +1,47 @@
+"""Some ranks of a transport talk among themselves, and the others take no notice."""
+
+import torch
+from simulated import (
+    RecordingWorld,
+)
+
+from hvd_dyncomp.exchange.group import Group
+from hvd_dyncomp.transport.in_process import World
+
+
+def test_a_group_sends_the_others_nothing():
+    """Ranks 1 and 4 talk, and so do 0, 2, 3; each is told what it has sent, and how much of it to other hosts."""
+    world = World(5, hosts=(0, 1, 0, 1, 1))
+    members = {0: (0, 2, 3), 1: (1, 4), 2: (0, 2, 3), 3: (0, 2, 3), 4: (1, 4)}
+    near = {rank: tuple(r for r in range(5) if world.hosts[r] == world.hosts[rank]) for rank in range(5)}
+    groups = [Group(world.transports[rank], members[rank], near[rank]) for rank in range(5)]
+
+    def program(transport):
+        group, rank = groups[transport.rank], transport.rank
+        lengths = [10 * rank + other for other in group.ranks]
+        message = torch.cat(
+            [torch.full((n,), 16 * rank + r, dtype=torch.uint8) for n, r in zip(lengths, group.ranks, strict=True)]
+        )
+        scattered = transport.wait(group.alltoall(message, lengths, "scatter"))
+        return scattered, transport.wait(group.allgather(torch.full((rank + 3,), rank, dtype=torch.uint8), "gather"))
+
+    for rank, (scattered, gathered) in enumerate(world.run(program)):
+        parts = [torch.full((10 * sender + rank,), 16 * sender + rank) for sender in members[rank]]
+        assert torch.equal(scattered.int(), torch.cat(parts).int())
+        assert torch.equal(gathered.int(), torch.cat([torch.full((s + 3,), s) for s in members[rank]]).int())
+        others = [r for r in members[rank] if r != rank]
+        assert groups[rank].sent_bytes == world.bytes_sent[rank] == sum(10 * rank + r + rank + 3 for r in others)
+        away = [r for r in others if r not in near[rank]]
+        assert groups[rank].leaving_bytes == world.bytes_leaving[rank] == sum(10 * rank + r + rank + 3 for r in away)
+
+
+def test_a_group_of_everybody_gathers_as_the_transport_does():
+    """An allgather: what Horovod does in fewer messages than an alltoall of copies."""
+    world = RecordingWorld(3)
+
+    def program(transport):
+        group = Group(transport, (0, 1, 2), (transport.rank,))
+        return transport.wait(group.allgather(torch.full((2,), transport.rank, dtype=torch.uint8), "all"))
+
+    assert all(got.tolist() == [0, 0, 1, 1, 2, 2] for got in world.run(program))
+    assert {sent.kind for sent in world.sent} == {"allgather"}

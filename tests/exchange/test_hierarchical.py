@@ -1,0 +1,124 @@
+"""Values on hosts of several workers: within hosts, between hosts, within hosts."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from simulated import (
+    BY_HOST,
+    WORLDS,
+    Worker,
+    by_host,
+    mean_of,
+    noise,
+    on_ranks,
+    places,
+)
+
+from hvd_dyncomp.exchange import one_bucket
+
+SIZES = {"a": 130, "b": 500, "small": 5}
+
+
+@WORLDS
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bits", [1, 4, 16])
+def test_what_is_not_finite_spoils_its_block_on_every_rank_and_no_other(ranks, hosts, bits, value):
+    """In each section, and nothing of it is owed afterwards."""
+    size = 64 * 9 + 7
+
+    def program(worker: Worker):
+        worker.step({"a": noise("a", size, worker.transport.rank, 0)})
+        gradient = noise("a", size, worker.transport.rank, 1)
+        if worker.transport.rank == ranks - 1:
+            gradient[64 * 2 + 5] = value
+            gradient[64 * 9 + 3] = value
+        got = worker.step({"a": gradient})["a"]
+        return got, worker.step({"a": noise("a", size, worker.transport.rank, 2)})["a"]
+
+    results, _ = on_ranks(ranks, program, {"a": size}, bits, hosts=hosts)
+    for got, after in results:
+        assert [block.isnan().all().item() for block in got.split(64)] == [i in (2, 9) for i in range(10)]
+        assert torch.equal(got.nan_to_num(), results[0][0].nan_to_num())
+        assert all(block.isfinite().all() for i, block in enumerate(got.split(64)) if i not in (2, 9))
+        assert after.isfinite().all() and torch.equal(after, results[0][1])
+
+
+@places("2x2", "2x2 dealt", "3x2", "2x3 dealt")
+@pytest.mark.parametrize("size", [10, 64, 65, 130])
+def test_buckets_of_fewer_blocks_than_workers(ranks, hosts, size):
+    """Some sections, or shards, are empty."""
+
+    def program(worker: Worker):
+        return [worker.step(worker.noise(step)) for step in range(3)][-1]["a"]
+
+    for bits in (1, 16):
+        results, _ = on_ranks(ranks, program, {"a": size}, bits, hosts=hosts)
+        assert all(torch.equal(got, results[0]) for got in results)
+    expected = mean_of("a", size, 2, range(ranks), ranks)
+    assert (results[0] - expected).norm() <= 2e-3 * expected.norm()
+
+
+@WORLDS
+def test_nothing_is_held_after_a_step(ranks, hosts, monkeypatch):
+    """Neither messages nor sums, without waiting for the garbage collector."""
+    held: list[weakref.ref] = []
+    for way in ("Flat", "Hierarchical"):
+        real = getattr(one_bucket, way)
+
+        def made(*arguments, real=real):
+            new = real(*arguments)
+            held.append(weakref.ref(new))
+            return new
+
+        monkeypatch.setattr(one_bucket, way, made)
+
+    def program(worker: Worker) -> int:
+        worker.step(worker.noise(0))
+        worker.step(worker.noise(1))
+
+    gc.collect()
+    gc.disable()
+    try:
+        on_ranks(ranks, program, SIZES, 4, hosts=hosts)
+        assert len(held) == 2 * ranks and not any(ref() for ref in held)
+    finally:
+        gc.enable()
+
+
+@BY_HOST
+def test_what_is_owed_by_hosts_takes_a_part_of_the_memory(ranks, hosts):
+    def program(worker: Worker) -> int:
+        worker.step(worker.noise(0))
+        [bucket] = worker.quantizer._lifecycle.plan.buckets
+        return bucket.residuals.own.numel()
+
+    sizes, _ = on_ranks(ranks, program, {"a": 640}, 4, hosts=hosts)
+    assert by_host(hosts) and sizes == [320] * ranks
+
+
+@WORLDS
+def test_messages_and_sums_are_let_go_before_the_step_ends(ranks, hosts, monkeypatch):
+    """Of many buckets, those that are over hold nothing: a model's worth of memory otherwise."""
+
+    def program(worker: Worker) -> int:
+        held = []
+        real = one_bucket.Exchange._all_of_it
+
+        def all_of_it(exchange):
+            result = yield from real(exchange)
+            held.append(exchange)
+            return result
+
+        monkeypatch.setattr(one_bucket.Exchange, "_all_of_it", all_of_it)
+        for step in range(2):
+            held.clear()
+            worker.step(worker.noise(step))
+        ways = [exchange._way for exchange in held]
+        kept = [tensor for way in ways for tensor in vars(way).values() if isinstance(tensor, torch.Tensor)]
+        outgoing = [way._outgoing for way in ways if way._outgoing is not None]
+        return len(held), sum(tensor.numel() for tensor in kept) + len(outgoing)
+
+    results, _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts)
+    assert all(count > 0 and kept == 0 for count, kept in results)

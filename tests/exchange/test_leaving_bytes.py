@@ -1,0 +1,96 @@
+"""What leaves a host, and what stays on it."""
+
+import pytest
+import torch
+from simulated import (
+    BY_HOST,
+    WORLDS,
+    Worker,
+    on_ranks,
+    phases,
+)
+
+from hvd_dyncomp.exchange.codec import GREETING_BYTES, HEADER_BYTES, message_bytes
+
+SIZES = {"a": 130, "b": 500, "small": 5}
+
+
+@WORLDS
+@pytest.mark.parametrize("bits", [4, 32])
+def test_the_meter_tells_what_leaves_a_host(ranks, hosts, bits):
+    def program(worker: Worker):
+        for step in range(2):
+            worker.step(worker.noise(step))
+        worker.optimizer.step()  # reduces nothing new
+        return worker.quantizer.meter.total()
+
+    totals, world = on_ranks(ranks, program, SIZES, bits, hosts=hosts)
+    where = list(hosts or range(ranks))
+    share = 2 * (len(set(where)) - 1) / len(set(where))
+    for rank, total in enumerate(totals):
+        sums = [s.tensor.numel() * s.tensor.element_size() for s in world.sent if s.rank == rank and s.kind == "sum"]
+        leaving = world.bytes_leaving[rank] + share * sum(sums) / where.count(where[rank])
+        assert total.leaving_bytes == pytest.approx(leaving)
+        assert total.staying_bytes == pytest.approx(total.sent_bytes - leaving) and total.staying_bytes >= 0
+        float32 = 3 * 4 * 635 * share / where.count(where[rank])
+        assert total.float32_leaving_bytes == pytest.approx(float32)
+        assert total.saved_fraction == pytest.approx(1 - leaving / float32)
+
+
+def test_on_one_host_what_is_saved_is_of_all_that_is_sent():
+    totals, _ = on_ranks(3, lambda w: w.step(w.noise(0)) and w.quantizer.meter.total(), {"a": 6400}, 4, hosts=(0, 0, 0))
+    for total in totals:
+        assert total.leaving_bytes == total.float32_leaving_bytes == 0 < total.staying_bytes
+        assert (
+            total.saved_fraction == pytest.approx(1 - total.sent_bytes / total.float32_bytes)
+            and total.saved_fraction > 0.8
+        )
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+@pytest.mark.parametrize("n_hosts", [2, 3, 4])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_what_leaves_a_host_does_not_grow_with_its_workers(n_hosts, workers, bits):
+    """Bits a value, of a host: 2 (H-1) / H of the level's, and of 32 for the scale of 512 values."""
+    values, block, ranks = 512 * 480, 512, n_hosts * workers
+
+    def program(worker: Worker) -> float:
+        gradient = torch.randn(values, generator=torch.Generator().manual_seed(worker.transport.rank))
+        worker.step({"a": gradient})
+        return worker.quantizer.meter.total().leaving_bytes
+
+    hosts = [host for host in range(n_hosts) for _ in range(workers)]
+    leaving, _ = on_ranks(ranks, program, {"a": values}, bits, hosts=hosts, block_size=block)
+    share = 2 * (n_hosts - 1) / n_hosts
+    expected = share * (bits + 32 / block)
+    # Greetings and one ticket are reduced; a header a message.
+    reduced = share * (ranks * GREETING_BYTES + 4)
+    sections = workers * (1 if n_hosts == 2 else 2) * (n_hosts - 1)
+    got = sum(leaving[:workers])
+    assert got * 8 / values == pytest.approx(expected, rel=0.03)
+    assert got == pytest.approx(expected * values / 8 + reduced + sections * HEADER_BYTES, rel=1e-9)
+
+
+@BY_HOST
+def test_neighbours_are_sent_two_bytes_a_value_or_four(ranks, hosts):
+    for bits, width in ((7, 2), (8, 4), (16, 4)):
+        _, world = on_ranks(ranks, lambda worker: worker.step(worker.noise(0)), {"b": 500}, bits, hosts=hosts)
+        # Eight blocks of 64, the last of 52 values: halves of 256 and 244.
+        lengths = {len(message) for message in world.messages(".local_scatter")}
+        assert lengths == {HEADER_BYTES + width * n for n in (244, 256)}
+        for message in world.messages(".local_gather"):
+            versions = [4, 4] if len(set(hosts)) == 2 else [1, 1, 2]
+            assert len(message) == 2 * sum(message_bytes(blocks, bits, 64) for blocks in versions)
+
+
+@BY_HOST
+def test_owners_hand_on_the_bytes_that_they_got(ranks, hosts):
+    """No third quantization: what a neighbour decodes is what was sent between hosts."""
+    _, world = on_ranks(ranks, lambda worker: worker.step(worker.noise(0)), {"b": 500}, 4, hosts=hosts)
+    between = phases(ranks, hosts)[-2]
+    for place in range(2):
+        peers = [rank for rank in range(ranks) if rank % 2 == place]
+        own = [message[: len(message) // len(peers)] for p in peers for message in world.messages(f".{between}", p)]
+        for rank in peers:
+            [handed] = world.messages(".local_gather", rank)
+            assert torch.equal(handed, torch.cat(own).repeat(2))

@@ -1,0 +1,136 @@
+"""Where ranks are is learnt from the first handshake; what cannot be, and what changes, is said on every rank."""
+
+import logging
+
+import pytest
+import torch
+from simulated import (
+    BY_HOST,
+    Worker,
+    mean_of,
+    on_ranks,
+    set_level,
+)
+
+from hvd_dyncomp import LockstepError
+from hvd_dyncomp.transport.in_process import World
+
+SIZES = {"a": 130, "b": 500, "small": 5}
+
+
+def obstacle(ranks: int, hosts, **arguments) -> list[str]:
+    def program(worker: Worker) -> str:
+        said = []
+        for step in range(2):
+            worker.backward(worker.noise(step))
+            worker.barrier(f"{step}: the background knows it before anybody asks")
+            with pytest.raises(ValueError) as caught:
+                worker.optimizer.step()
+            worker.optimizer.give_up()
+            said.append(str(caught.value))
+        assert said[0] == said[1]
+        return said[0]
+
+    return on_ranks(ranks, program, SIZES, arguments.pop("bits", 4), hosts=hosts, choices=[0], **arguments)[0]
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ((0, 0, 1), "hosts have different numbers of workers: 2, 1"),
+        ((0, 0), "all 2 workers are on one host"),
+        ((0, 1, 2), "every host has one worker"),
+    ],
+)
+def test_who_demands_what_cannot_be_hears_of_it_on_every_rank(hosts, words, bits):
+    texts = obstacle(len(hosts), hosts, hierarchical=True, bits=bits)
+    assert set(texts) == {f"hierarchical must be False or None here, got True: {words}"}
+
+
+@BY_HOST
+@pytest.mark.parametrize("hierarchical", [None, True, False])
+def test_who_exchanges_how_is_said_once(ranks, hosts, hierarchical, caplog):
+    with caplog.at_level(logging.INFO):
+        _, world = on_ranks(
+            ranks, lambda w: [w.step(w.noise(s)) for s in range(2)], SIZES, 4, hosts=hosts, hierarchical=hierarchical
+        )
+    count = 0 if hierarchical is False else 1
+    assert caplog.text.count(f"{len(set(hosts))} hosts of 2 workers: hierarchical exchange") == count
+    assert bool(world.messages(".local_scatter")) == bool(count)
+
+
+@pytest.mark.parametrize("hierarchical", [None, False])
+def test_uneven_hosts_are_said_once_in_the_log(hierarchical, caplog):
+    on_ranks(3, lambda w: [w.step(w.noise(s)) for s in range(2)], SIZES, 4, hosts=(0, 0, 1), hierarchical=hierarchical)
+    assert caplog.text.count("more leaves a host than the level says: hosts have different") == (hierarchical is None)
+
+
+def test_ranks_that_want_different_ways_say_so():
+    def program(transport) -> str:
+        worker = Worker(transport, SIZES, 4, hierarchical=False if transport.rank == 3 else None)
+        with pytest.raises(LockstepError) as caught:
+            worker.step(worker.noise(0))
+        return str(caught.value)
+
+    texts = World(4, hosts=(0, 0, 1, 1)).run(program)
+    assert len(set(texts)) == 1 and "rank 0 has hierarchical None, rank 3 has False" in texts[0]
+
+
+@pytest.mark.parametrize("knows", [[0, 1, 2, 3], [2]])
+def test_ranks_that_have_moved_to_other_hosts_say_so(knows):
+    """Whether all have trained before or one alone, all hear who."""
+    world = World(4, hosts=(0, 0, 1, 1))
+
+    def program(transport) -> str:
+        worker = Worker(transport, SIZES, 4)
+        worker.step(worker.noise(0))
+        if transport.rank not in knows:
+            worker.quantizer.load_state_dict(worker.quantizer.state_dict())
+        worker.barrier("moving")
+        world.hosts = [0, 1, 0, 1]
+        with pytest.raises(LockstepError) as caught:
+            worker.step(worker.noise(1))
+        return str(caught.value)
+
+    texts = world.run(program)
+    assert len(set(texts)) == 1, texts
+    assert f"rank {knows[0]} has trained with workers on other hosts than now" in texts[0]
+    assert "the ranks of each host are [[0, 2], [1, 3]]" in texts[0]
+
+
+@BY_HOST
+@pytest.mark.parametrize("levels", [(16,), (2, 32), (32, 32), (32, 2, 32)])
+def test_a_state_that_all_load_is_at_home_in_other_places(ranks, hosts, levels):
+    """What was owed in one placement arrives in another: in a step at 32 bits, or at 16, all of it."""
+    sizes = {"a": 130, "b": 500}
+
+    def indebted(worker: Worker):
+        delivered = [torch.cat(list(worker.step(worker.noise(step)).values())) for step in range(3)]
+        return worker.quantizer.state_dict(), sum(delivered)
+
+    before, _ = on_ranks(ranks, indebted, sizes, 4, hosts=hosts, bucket_bytes=1)
+
+    def program(worker: Worker):
+        worker.quantizer.load_state_dict(before[worker.transport.rank][0])
+        delivered = torch.zeros(630)
+        for step, level in enumerate(levels, 3):
+            set_level(worker.controller, level)
+            gradients = worker.noise(step)
+            worker.backward({"b": gradients["b"]})
+            worker.barrier(f"{step}: it is known where the ranks are")
+            worker.optimizer.backward(worker.parameters["a"], gradients["a"])
+            worker.optimizer.step()
+            delivered += torch.cat([p.grad for p in worker.parameters.values()])
+        return delivered
+
+    steps = range(3 + len(levels))
+    expected = torch.cat(
+        [sum(mean_of(name, size, step, range(ranks), ranks) for step in steps) for name, size in sizes.items()]
+    )
+    for there in ([rank % 2 for rank in range(ranks)], [0] * (ranks - 1) + [1], list(range(ranks))):
+        after, _ = on_ranks(ranks, program, sizes, 4, hosts=there, choices=[0], bucket_bytes=1)
+        for (_, delivered), got in zip(before, after, strict=True):
+            # In four steps at most, a value loses a 512th of itself as bfloat16.
+            assert (delivered + got - expected).norm() <= 4e-3 * expected.norm()
+            assert torch.equal(got, after[0])

@@ -1,0 +1,92 @@
+"""Which ranks share a host, and who reduces which blocks: all ranks come to the same conclusion."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_dyncomp.exchange.topology import Topology, flat, hierarchical
+
+
+@st.composite
+def placements(draw) -> list[int]:
+    """By rank, its host: hosts of equally many workers, anyhow placed."""
+    hosts, workers = draw(st.integers(2, 5)), draw(st.integers(2, 5))
+    return draw(st.permutations([host for host in range(hosts) for _ in range(workers)]))
+
+
+def test_hosts_are_in_the_order_of_their_first_ranks():
+    topology = Topology.of(["b", "a", "b", "c", "a"])
+    assert topology.hosts == ((0, 2), (1, 4), (3,)) and topology.size == 5
+    assert topology.host_of(2) == (0, 2) and topology.host_of(3) == (3,)
+    assert Topology.apart(3).hosts == ((0,), (1,), (2,))
+
+
+def test_names_of_hosts_mean_nothing():
+    assert Topology.of("xxyy").checksum == Topology.of("yyxx").checksum == Topology.of([7, 7, 1, 1]).checksum
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_the_checksum_tells_topologies_apart(one, other):
+    one, other = Topology.of(one), Topology.of(other)
+    assert (one.checksum == other.checksum) == (one.hosts == other.hosts) and 0 < one.checksum < 2**32
+
+
+@pytest.mark.parametrize(
+    ("names", "obstacle", "uneven"),
+    [
+        ("aabb", "", False),
+        ("abab", "", False),
+        ("aabbcc", "", False),
+        ("a", "there is one worker", False),
+        ("aaa", "all 3 workers are on one host", False),
+        ("abc", "every host has one worker", False),
+        ("aab", "hosts have different numbers of workers: 2, 1", True),
+        ("abbcc", "hosts have different numbers of workers: 1, 2, 2", True),
+    ],
+)
+def test_an_obstacle_is_said_in_words(names, obstacle, uneven):
+    assert Topology.of(names).obstacle == obstacle and Topology.of(names).uneven == uneven
+
+
+def test_what_leaves_a_host_is_divided_among_its_workers():
+    """Of an allreduce of 120 bytes: 2(H-1)/H of them, whatever a host's number of workers."""
+    assert Topology.of("aabb").leaving(120, 0) == 60
+    assert [Topology.of("aab").leaving(120, rank) for rank in range(3)] == [60, 60, 120]
+    assert Topology.of("abc").leaving(120, 1) == 160
+    assert Topology.of("aaa").leaving(120, 1) == 0
+
+
+@settings(deadline=None)
+@given(st.integers(0, 60), placements())
+def test_every_block_is_reduced_once_by_each_host(blocks, names):
+    topology = Topology.of(names)
+    views = [hierarchical(blocks, rank, topology) for rank in range(topology.size)]
+    sections = views[0].sections
+    assert all(view.sections == sections for view in views), "ranks disagree about who reduces what"
+    assert len(sections) == len(topology.hosts[0]) and views[0].hierarchical
+    covered = [block for section in sections for block in range(section.first, section.first + section.blocks)]
+    assert covered == list(range(blocks))
+    assert max(section.blocks for section in sections) <= min(section.blocks for section in sections) + 1
+    for section in sections:
+        assert list(section.ranks) == sorted(section.ranks)
+        assert {topology.hosts.index(topology.host_of(rank)) for rank in section.ranks} == set(
+            range(len(topology.hosts))
+        )
+        assert len(section.ranks) == len(topology.hosts), "a host has two ranks in it"
+        assert section.bounds[0] == section.first and section.bounds[-1] == section.first + section.blocks
+        assert sum(section.shards) == section.blocks and len(section.shards) == len(section.ranks)
+        assert section.sharded == (len(section.ranks) > 2)
+    for rank, view in enumerate(views):
+        assert rank in sections[view.own].ranks
+        assert view.neighbours == topology.host_of(rank)
+        assert [views[neighbour].own for neighbour in view.neighbours] == list(range(len(sections)))
+
+
+@given(st.integers(0, 60), st.lists(st.integers(0, 3), min_size=1, max_size=9))
+def test_flat_all_ranks_reduce_all_blocks(blocks, names):
+    topology = Topology.of(names)
+    for rank in range(topology.size):
+        view = flat(blocks, rank, topology)
+        [section] = view.sections
+        assert section == (0, blocks, tuple(range(topology.size))) and view.own == 0 and not view.hierarchical
+        assert view.neighbours == topology.host_of(rank)

@@ -1,0 +1,113 @@
+"""train_resnet.py on several hosts, for which this one machine passes: what is counted and said, and going on."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.errors import RunError
+from hvd_dyncomp.exchange.topology import Topology
+from runs import DIGITS, HOSTS, RELEASE, RELEASE_LEVELS, assert_same_checkpoints, metrics, train
+from training import options
+from training.carried import Carried
+from training.compression import make_compression
+from training.models import build_model
+
+FLAGS = (*DIGITS, "--epochs", "1", "--batch-size", "16")
+STEPS = 512 // (16 * len(HOSTS))
+
+
+def parameters() -> int:
+    model = build_model("resnet8", in_channels=1, num_classes=10, shortcut="A", seed=0)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def summary(folder: Path) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def test_what_leaves_a_host_is_what_the_level_says(whole: Path, whole_of_hosts: Path) -> None:
+    lines = metrics(whole_of_hosts)
+    assert [line["level"] for line in lines] == RELEASE_LEVELS
+    # As much as where every worker has a link of its own.
+    for line, alone in zip(lines, metrics(whole), strict=True):
+        assert line["hosts"] == 2
+        assert line["saved_fraction"] == pytest.approx(alone["saved_fraction"], abs=0.003)
+        leaving, staying = line["bytes_leaving_host"], line["bytes_staying_on_host"]
+        assert leaving + staying == pytest.approx(2 * line["bytes_sent"], abs=1)
+        assert staying > 2 * leaving or line["level"] == 32
+    assert summary(whole_of_hosts)["bytes_leaving_host"] == sum(line["bytes_leaving_host"] for line in lines)
+
+
+def test_horovods_own_allreduce_counts_as_what_must_cross(tmp_path: Path) -> None:
+    train(*FLAGS, "--compression", "none", "--output-dir", str(tmp_path / "run"), hosts="aabc")
+    [line] = metrics(tmp_path / "run")
+    crossing = 2 * (3 - 1) / 3 * 4 * parameters() * STEPS
+    assert line["bytes_leaving_host"] == pytest.approx(crossing)
+    assert line["bytes_float32_leaving_host"] == pytest.approx(crossing)
+    assert line["bytes_sent"] == pytest.approx(2 * (4 - 1) / 4 * 4 * parameters() * STEPS)
+    assert line["saved_fraction"] == pytest.approx(0)
+
+
+def test_all_at_once_sends_more_and_says_so(whole_of_hosts: Path, tmp_path: Path) -> None:
+    said = train(*FLAGS, "--hierarchical", "off", "--output-dir", str(tmp_path / "run"), hosts=HOSTS)
+    [line] = metrics(tmp_path / "run")
+    assert line["saved_fraction"] < metrics(whole_of_hosts)[0]["saved_fraction"] - 0.1
+    assert f"sent {line['bytes_leaving_host'] / 1e6:.1f} MB from each host" in said
+    assert f"and {line['bytes_staying_on_host'] / 1e6:.1f} MB within it" in said
+    assert "4 workers on 2 hosts" in said
+
+
+def test_uneven_hosts_train_and_one_line_says_what_that_costs(tmp_path: Path) -> None:
+    said = train(*FLAGS, "--output-dir", str(tmp_path / "run"), hosts="aab")
+    assert said.count("hosts have different numbers of workers: 2, 1") == 1
+
+
+@pytest.mark.parametrize(("hosts", "why"), [("aa", "one host"), ("aab", "2, 1"), ("ab", "every host has one worker")])
+def test_what_cannot_be_is_refused_before_the_first_step(hosts: str, why: str) -> None:
+    with pytest.raises(RunError, match=f"--hierarchical on: .*{why}"):
+        make_compression(options.parse(["--hierarchical", "on"]), torch.nn.Linear(1, 1), Topology.of(hosts))
+
+
+def interrupted(whole: Path, folder: Path) -> Path:
+    """The same run with seven of its eight epochs."""
+    shutil.copytree(whole, folder)
+    (folder / "checkpoints" / "epoch-0008.pt").unlink()
+    return folder
+
+
+def test_resume_equals_no_interruption(whole_of_hosts: Path, tmp_path: Path) -> None:
+    folder = interrupted(whole_of_hosts, tmp_path / "run")
+    assert "resumed after 7 of 8 epochs" in train(*RELEASE, "--output-dir", str(folder), "--resume", hosts=HOSTS)
+    assert metrics(folder) == metrics(whole_of_hosts)
+    assert_same_checkpoints(folder, whole_of_hosts)
+    own = torch.load(folder / "checkpoints" / "epoch-0008.rank3.pt", weights_only=True)
+    assert own["quantizer"]["hosts"] == [[0, 1], [2, 3]]
+
+
+def test_a_run_goes_on_where_its_workers_are_on_other_hosts(whole_of_hosts: Path, tmp_path: Path) -> None:
+    folder = interrupted(whole_of_hosts, tmp_path / "run")
+    assert "resumed after 7 of 8 epochs" in train(*RELEASE, "--output-dir", str(folder), "--resume", hosts="aaab")
+    before, after = metrics(whole_of_hosts)[-1], metrics(folder)[-1]
+    assert after["train_loss"] == pytest.approx(before["train_loss"], rel=0.1)
+    assert after["saved_fraction"] < before["saved_fraction"]
+
+
+@pytest.mark.parametrize(
+    ("leaving", "staying", "said"),
+    [
+        (0, 4e6, "sent 2.0 MB per worker within the host (so much)"),
+        (4e6, 0, "sent 4.0 MB from each host (so much)"),
+        (1e6, 3e6, "sent 1.0 MB from each host (so much), and 3.0 MB within it"),
+    ],
+)
+def test_words_say_which_bytes_they_mean(leaving: float, staying: float, said: str) -> None:
+    record = {"bytes_sent": (leaving + staying) / 2, "bytes_float32": 1e9, "bytes_leaving_host": leaving}
+    record |= {"bytes_staying_on_host": staying, "bytes_float32_leaving_host": 1e9 if leaving else 0.0}
+    assert Carried.of(record).in_words(" (so much)") == said
+
+
+def test_one_worker_sends_nothing() -> None:
+    assert Carried("per worker", 0.0, 0.0, 0.0).in_words(" (0% saved)") == "sent nothing"
