@@ -63,7 +63,7 @@ def measure(
         counted: read the interface's counter as well.
 
     Returns:
-        For each contender "ms", the time of each of its steps on the slowest rank, and "sent", the bytes of each rank
+        For each contender "ms", the time of each of its steps on the slowest rank, and "sent", the bytes of each host
         in each of its steps (empty if not counted). The same on all ranks.
     """
     costs = {name: slowest(timed(contender), "cost") for name, contender in contenders.items()}
@@ -79,12 +79,15 @@ def measure(
             hvd.barrier()  # what the others wait for has then left this host, too
             mine[name].append((took, sent_bytes() - before if counted else 0))
     everyone = gather_json(mine, "alternation.samples")
-    return {name: _merge([rank[name] for rank in everyone], counted) for name in contenders}
+    # All workers of a host read the same counter, which counts what any of them sends.
+    speaks = gather_json(counted and hvd.local_rank() == 0, "alternation.counters")
+    return {name: _merge([rank[name] for rank in everyone], speaks) for name in contenders}
 
 
-def _merge(ranks: list[list[tuple[float, int]]], counted: bool) -> dict[str, Any]:
+def _merge(ranks: list[list[tuple[float, int]]], speaks: list[bool]) -> dict[str, Any]:
     steps = list(zip(*ranks, strict=True))
+    sent = [[sent for (_, sent), one in zip(step, speaks, strict=True) if one] for step in steps]
     return {
         "ms": [round(1e3 * max(took for took, _ in step), 3) for step in steps],
-        "sent": [[sent for _, sent in step] for step in steps] if counted else [],
+        "sent": sent if any(speaks) else [],
     }

@@ -1,7 +1,8 @@
 """Who takes part in a benchmark: Horovod's and torch's ways to exchange gradients, and ours, behind one face.
 
 none, fp16             Horovod without compression, and with hvd.Compression.fp16
-1bit ... 16bit, 32bit  hvd_dyncomp at a constant level
+1bit ... 16bit, 32bit  hvd_dyncomp at a constant level; on hosts of several workers, in two levels
+1bit-flat ...          the same in one level, whatever the hosts
 ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook
 powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
 alone                  no exchange at all: what forward, backward and update take by themselves
@@ -21,8 +22,9 @@ from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
 ALONE = "alone"
 HOROVOD = ("none", "fp16")
 OURS = tuple(f"{bits}bit" for bits in LEVELS)
+ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
-NAMES = (ALONE, *HOROVOD, *OURS, *DDP)
+NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP)
 DEFAULT = (ALONE, *HOROVOD, "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *DDP)
 
 # PowerSGD begins after some plain steps; two is the least with which its hook works.
@@ -71,15 +73,18 @@ class Contender:
 
     def step(self) -> None:
         """One training step."""
-        self._optimizer.zero_grad()
         self._loss(self._model).backward()
         self._optimizer.step()
+        # At its end: eight workers' gradients of all the contenders that wait for their turns do not fit into memory.
+        self._optimizer.zero_grad()
 
 
 def _compression(name: str) -> Any:
     if name in HOROVOD:
         return getattr(hvd.Compression, name)
-    return DynamicQuantizer(Controller(Static(int(name.removesuffix("bit")))))
+    bits = int(name.partition("bit")[0])
+    options: dict[str, Any] = {"hierarchical": False} if name in ONE_LEVEL.values() else {}
+    return DynamicQuantizer(Controller(Static(bits)), **options)
 
 
 def _distributed(name: str, model: nn.Module) -> nn.Module:

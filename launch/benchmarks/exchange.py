@@ -3,7 +3,8 @@
     python launch/bench.py --part exchange --rates 100mbit,1gbit,10gbit,none,shm
 
 A step is a backward pass that hands over gradients which lie ready, the exchange, and the optimizer's update. All
-contenders take turns in one process group. Writes DIR/exchange-MODEL-WORKERS.json and shows it as Markdown.
+contenders take turns in one process group. Writes DIR/exchange-MODEL-WORKERS.json, with --workers-per-host
+DIR/exchange-MODEL-HOSTSxWORKERS.json, and shows it as Markdown.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = contenders.__doc__
     models = workloads.EXCHANGE_MODELS
     parser.add_argument("--model", choices=models, default="resnet50", help="whose tensors (default resnet50)")
+    runs.add_workers(parser)
     runs.add_arguments(parser, contenders=contenders.DEFAULT, rates="100mbit,1gbit,10gbit,none,shm", seconds=60)
 
 

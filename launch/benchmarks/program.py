@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks import exchange, kernels, links, report, time_to_accuracy, training
+from benchmarks import exchange, growth, kernels, layouts, links, report, time_to_accuracy, training
 from benchmarks.results import FOLDER, commit, load
 from common.errors import RunError
 from common.values import Parser
@@ -48,11 +48,13 @@ PARTS = {
     "exchange": Part(exchange, files=("exchange-resnet50-2.json",)),
     "bytes4": Part(exchange, ("--workers", "4", *_MANY), ("exchange-resnet18-4.json",)),
     "bytes8": Part(exchange, ("--workers", "8", *_MANY), ("exchange-resnet18-8.json",)),
+    "hosts": Part(layouts, files=("exchange-resnet50-2x2.json", "exchange-resnet50-2x4.json")),
     "training": Part(
         training, files=tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer"))
     ),
     "accuracy": Part(time_to_accuracy, files=("accuracy-resnet20.json",)),
     "links": Part(links),
+    "growth": Part(growth, files=(growth.FILE,)),  # the last: it reads what others have measured
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import kernels, plots, tables, time_to_accuracy
+from benchmarks import growth, growth_page, kernels, plots, tables, time_to_accuracy
 from benchmarks.results import Summary, load
 from benchmarks.tables import rate_title, summaries, title
 from common.errors import RunError
@@ -65,11 +65,19 @@ def links(results: Mapping[str, Any]) -> str:
     return f"Payload of a plain TCP transfer over the same links: {', '.join(reached)}." if reached else ""
 
 
+def _gloo(results: Mapping[str, Any]) -> str:
+    launchers = {found.get("about", {}).get("launcher") for found in results["rates"].values()}
+    return ", Gloo" if "gloo" in launchers else ""
+
+
 def exchange_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
     name = f"exchange-{results['model']}-{results['workers']}"
-    parts = [f"### The exchange alone: {results['model']}, {results['workers']} workers"]
+    parts = [f"### The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results)}"]
     bits = tables.bits(results)
-    if results["workers"] == 2:
+    hosts, per_host = tables.hosts_of(results)
+    if per_host > 1:
+        parts += [tables.times(results), tables.gains(results)]
+    elif hosts == 2:
         plots.step_times([results], folder / f"{name}-time.png")
         plots.speed_ups(results, folder / f"{name}-speedup.png")
         shown = folder.relative_to(docs)
@@ -100,6 +108,20 @@ def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> li
     ]
 
 
+def growth_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
+    plots.deviations(results, folder / "growth-fit.png")
+    plots.predictions(results, folder / "growth.png")
+    shown = folder.relative_to(docs)
+    return [
+        "### Growth: a model of what was measured",
+        *growth_page.measured(results),
+        f"![Predicted against measured times]({shown}/growth-fit.png)",
+        "### Growth: predicted, not measured",
+        f"![Predicted time per step against hosts]({shown}/growth.png)",
+        *growth_page.predicted(results),
+    ]
+
+
 def report(folder: Path, docs: Path) -> str:
     """The generated part, and the figures beside the JSON files in `folder`, which lies in `docs`."""
     parts: list[str] = []
@@ -108,13 +130,16 @@ def report(folder: Path, docs: Path) -> str:
             "### Arithmetic",
             "`python launch/bench.py --part kernels`: " + kernels.report(load(folder / kernels.FILE)),
         ]
-    for path in sorted(folder.glob("exchange-*.json"), key=lambda path: (load(path)["workers"], path.name)):
-        parts += exchange_section(load(path), folder, docs)
+    exchanges = [load(path) for path in sorted(folder.glob("exchange-*.json"))]
+    for results in sorted(exchanges, key=lambda results: (tables.hosts_of(results)[1], results["workers"])):
+        parts += exchange_section(results, folder, docs)
     training = [load(path) for path in sorted(folder.glob("training-*.json"))]
     if training:
         parts += training_section(training, folder, docs)
     for path in sorted(folder.glob("accuracy-*.json")):
         parts += accuracy_section(load(path), folder, docs)
+    if (folder / growth.FILE).exists():
+        parts += growth_section(load(folder / growth.FILE), folder, docs)
     return "\n\n".join(part for part in parts if part)
 
 

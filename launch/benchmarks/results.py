@@ -22,8 +22,8 @@ FOLDER = Path("docs/bench")
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one contender at one rate: milliseconds a step, and bits per gradient value that a worker sent (None where
-    nothing was counted)."""
+    """Of one contender at one rate: milliseconds a step, and bits per gradient value that a host's interface sent (None
+    where nothing was counted)."""
 
     median: float
     low: float
@@ -48,7 +48,7 @@ def summarize(measured: Mapping[str, Any], values: int) -> Summary:
     """
     times = measured["ms"]
     low, median, high = quartiles(times)
-    # The mean over workers: Open MPI's reductions for an odd number of them load one more than the others.
+    # The mean over hosts: Open MPI's reductions for an odd number of them load one more than the others.
     sent = [8 * statistics.fmean(step) / values for step in measured["sent"]]
     return Summary(median, low, high, len(times), statistics.median(sent) if sent else None)
 

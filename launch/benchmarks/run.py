@@ -40,10 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser, *, contenders: Sequence[str],
     add_shared_arguments(parser)
 
 
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """How many workers take part in a benchmark, and where."""
+    add = parser.add_argument
+    add("--workers", type=count, default=2, metavar="N", help="of all hosts together (default 2)")
+    add("--workers-per-host", type=count, default=1, metavar="L", help="default 1; over shm all are on one host")
+
+
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """What every benchmark of several workers can be told."""
     add = parser.add_argument
-    add("--workers", type=count, default=2, metavar="N", help="one host each, except over shm (default 2)")
     add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all (default 1)")
     add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns (default 0)")
     add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"where the JSON file goes (default {FOLDER})")
@@ -76,11 +82,13 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
     """Measure one model at all rates; returns the JSON file, which holds earlier runs' other rates as well.
 
     Raises:
-        RunError: the network cannot be made, or the program failed. What was measured until then is kept.
+        RunError: the network cannot be made, the workers cannot be placed so, or the program failed. What was measured
+            until then is kept.
         subprocess.TimeoutExpired: it took longer than an hour.
     """
+    layout = _layout(args)
     suffix = "-gloo" if args.launcher == "gloo" else ""
-    path = args.output_dir / f"{kind}-{model}-{args.workers}{suffix}.json"
+    path = args.output_dir / f"{kind}-{model}-{layout}{suffix}.json"
     spec = {key: getattr(args, key) for key in ("contenders", "seconds", "rounds", "seed")}
     spec |= {"kind": kind, "model": model}
     links = [rate for rate in args.rates if rate != SHARED_MEMORY]
@@ -93,9 +101,22 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
             try:
                 reached = job({**spec, "rates": rates, "folder": folder}, args, environment)
             finally:
-                _keep(path, Path(folder), rates, {"benchmark": kind, "model": model, "workers": args.workers})
+                what = {"workers": args.workers, "workers_per_host": args.workers_per_host}
+                _keep(path, Path(folder), rates, {"benchmark": kind, "model": model, **what})
             _describe(path, rates, {**note, "launcher": args.launcher}, reached)
     return path
+
+
+def _layout(args: argparse.Namespace) -> str:
+    """Where the workers are, for the file's name: "2x4" for two hosts of four workers, "4" for four hosts of one."""
+    workers, per_host = args.workers, args.workers_per_host
+    if per_host == 1:
+        return str(workers)
+    if workers % per_host or workers == per_host:
+        raise RunError(f"{workers} workers are not several hosts of {per_host} each")
+    if SHARED_MEMORY in args.rates:
+        raise RunError(f"over {SHARED_MEMORY} all workers are on one host: --workers-per-host is for links")
+    return f"{workers // per_host}x{per_host}"
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
@@ -113,7 +134,7 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
 def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
     """Returns Mbit/s of payload that each link carried in a plain TCP transfer beforehand."""
     reached = {}
-    with hosts(args.workers) as lab:
+    with hosts(args.workers // args.workers_per_host, workers_per_host=args.workers_per_host) as lab:
         for rate in spec["rates"]:
             lab.set_rate(rate)
             reached[rate] = link_rate.measure(lab, int((bits_per_second(rate) or 10e9) / 8)) / 1e6

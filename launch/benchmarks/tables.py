@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.contenders import ONE_LEVEL
 from benchmarks.results import Summary, summarize
 from common.markdown import markdown
 from lab.shaping import bits_per_second
@@ -25,8 +26,10 @@ TITLES = {
 
 def title(contender: str) -> str:
     """How a contender is called in tables and plots."""
-    bits = contender.removesuffix("bit")
-    return TITLES.get(contender) or ("ours, 1 bit" if bits == "1" else f"ours, {bits} bits")
+    if contender in TITLES:
+        return TITLES[contender]
+    bits, _, flat = contender.partition("bit")
+    return f"ours, {bits} {'bit' if bits == '1' else 'bits'}{', one level' if flat else ''}"
 
 
 def rate_title(rate: str) -> str:
@@ -70,12 +73,42 @@ def times(results: Mapping[str, Any]) -> str:
     return markdown(("ms per step", *map(rate_title, rates)), rows)
 
 
-def bits(results: Mapping[str, Any]) -> str:
-    """One row per contender: bits per value that a worker sent, by the interface's counter; beside ours, the goal.
+def gains(results: Mapping[str, Any]) -> str:
+    """One row for each of ours: how many times the step of others takes as long; Horovod's, and one level's."""
+    rates = summaries(results)
+    rows = []
+    for name, flat in ONE_LEVEL.items():
+        others = ("none", "fp16", flat)
+        cells = [_gain(found, name, other) for found in rates.values() for other in others]
+        if any(cell != _DASH for cell in cells):
+            rows.append((title(name), *cells))
+    head = [f"{other}, {rate_title(rate)}" for rate in rates for other in (title("none"), title("fp16"), "one level")]
+    return markdown(("times as fast as", *head), rows) if rows else ""
 
-    The goal at level b is (b + 0.15) * 2(N - 1)/N for N workers. "" where nothing was counted.
+
+def _gain(found: Mapping[str, Summary], name: str, other: str) -> str:
+    return f"{found[other].median / found[name].median:.2f}" if name in found and other in found else _DASH
+
+
+def hosts_of(results: Mapping[str, Any]) -> tuple[int, int]:
+    """Hosts, and workers of each; files from before there were several have one."""
+    per_host = results.get("workers_per_host", 1)
+    return results["workers"] // per_host, per_host
+
+
+def layout_title(results: Mapping[str, Any]) -> str:
+    """How many workers there were, and where."""
+    hosts, per_host = hosts_of(results)
+    return f"{hosts} workers" if per_host == 1 else f"{hosts} hosts of {per_host} workers"
+
+
+def bits(results: Mapping[str, Any]) -> str:
+    """One row per contender: bits per value that a host sent, by its interface's counter; beside ours, the goal.
+
+    The goal at level b is (b + 0.15) * 2(H - 1)/H for H hosts, however many workers each has. "" where nothing was
+    counted.
     """
-    workers = results["workers"]
+    hosts, per_host = hosts_of(results)
     rates = {
         rate: found for rate, found in summaries(results).items() if any(s.bits is not None for s in found.values())
     }
@@ -84,9 +117,10 @@ def bits(results: Mapping[str, Any]) -> str:
         if name != "alone":
             sent = [found[name].bits if name in found else None for found in rates.values()]
             level = name.removesuffix("bit")
-            goal = f"{(int(level) + 0.15) * 2 * (workers - 1) / workers:.2f}" if level.isdigit() else ""
+            goal = f"{(int(level) + 0.15) * 2 * (hosts - 1) / hosts:.2f}" if level.isdigit() else ""
             rows.append((title(name), goal, *(_DASH if number is None else f"{number:.2f}" for number in sent)))
-    return markdown(("bits per value and worker", "goal", *map(rate_title, rates)), rows) if rates else ""
+    sender = "worker" if per_host == 1 else "host"
+    return markdown((f"bits per value and {sender}", "goal", *map(rate_title, rates)), rows) if rates else ""
 
 
 def caption(results: Mapping[str, Any]) -> str:
@@ -102,7 +136,7 @@ def caption(results: Mapping[str, Any]) -> str:
     busy = f" The machine was busy with something else ({busiest:.0f} %)." if busiest > _BUSY else ""
     return (
         f"{', '.join(commands)}: {results['model']}, {results['tensors']} tensors, "
-        f"{results['values'] / 1e6:.1f} million values, {results['workers']} workers; median (quartiles) of "
+        f"{results['values'] / 1e6:.1f} million values, {layout_title(results)}; median (quartiles) of "
         f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting. HOROVOD_CYCLE_TIME "
         f"{', '.join(cycles)} ms for all. Commit {', '.join(commits)}.{busy}"
     )

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=count, default=8, metavar="N", help="images per worker and step (default 8)")
     add("--lr", type=learning_rate, default=0.0125, help="learning rate of one worker (default 0.0125)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
+    add("--workers", type=count, default=2, metavar="N", help="one host each (default 2)")
     add_shared_arguments(parser)
 
 

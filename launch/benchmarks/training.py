@@ -3,7 +3,8 @@
     python launch/bench.py --part training --models resnet20,mlp --rates 100mbit,1gbit
 
 Forward, backward, exchange and update of each model; all contenders take turns in one process group. Writes
-DIR/training-MODEL-WORKERS.json and shows it as Markdown.
+DIR/training-MODEL-WORKERS.json, with --workers-per-host DIR/training-MODEL-HOSTSxWORKERS.json, and shows it as
+Markdown.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = contenders.__doc__
     every = ",".join(model for model in workloads.TRAINING_MODELS if model != "tiny")
     parser.add_argument("--models", type=_models, default=every, metavar="NAME,...", help=f"default {every}")
+    runs.add_workers(parser)
     runs.add_arguments(parser, contenders=_CONTENDERS, rates="100mbit,1gbit,10gbit,shm", seconds=25)
 
 

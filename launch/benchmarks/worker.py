@@ -49,8 +49,8 @@ def main() -> None:
         start_gloo()
     contenders = build(spec)
     for rate in spec["rates"]:
-        if rate != SHARED_MEMORY:
-            shape(rate)
+        if rate != SHARED_MEMORY and hvd.local_rank() == 0:
+            shape(rate)  # the others wait in the first barrier of what is measured
         limits = {key: spec[key] for key in ("seconds", "rounds", "seed")}
         measured = measure(contenders, **limits, counted=rate != SHARED_MEMORY)
         if hvd.rank() == 0:

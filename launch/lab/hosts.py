@@ -1,8 +1,9 @@
 """Hosts that are network namespaces of this machine: brought up, reached, and taken down with all that runs on them.
 
-Every host has one interface, called eth0, and runs one rank. What leaves a host is held to its rate (tc's token
-bucket). Two hosts are joined by a veth pair, more by a bridge. Needs root and iproute2. No ssh server is needed: where
-a launcher would call ssh, it finds a script that enters the other host's namespace.
+Every host has one interface, called eth0, which serves all its workers. What leaves a host is held to its rate (tc's
+token bucket); workers of one host talk over shared memory (Open MPI) or loopback (Gloo). Two hosts are joined by a veth
+pair, more by a bridge. Needs root and iproute2. No ssh server is needed: where a launcher would call ssh, it finds a
+script that enters the other host's namespace.
 """
 
 from __future__ import annotations
@@ -45,11 +46,12 @@ class Lab:
 
     Attributes:
         size: how many.
+        workers_per_host: ranks that `command` starts on each.
         addresses: IP address of each host; also its name.
     """
 
-    def __init__(self, size: int, prefix: str, directory: Path) -> None:
-        self.size = size
+    def __init__(self, size: int, workers_per_host: int, prefix: str, directory: Path) -> None:
+        self.size, self.workers_per_host = size, workers_per_host
         self.addresses = [f"{_SUBNET}.{number}" for number in range(1, size + 1)]
         self._namespaces = [f"{prefix}{number}" for number in range(1, size + 1)]
         self._directory = directory
@@ -57,29 +59,31 @@ class Lab:
     def on_host(self, number: int, command: Sequence[str]) -> list[str]:
         """The command line that runs a command on the host of this number, from 0."""
         # Each host's name is its address, whatever looks it up: Horovod's Gloo, told to use eth0, looks up the name.
+        # And hosts of the same name would be one to Open MPI, whose processes talk over shared memory.
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.addresses[number]]
         return ["ip", "netns", "exec", self._namespaces[number], *named, *command]
 
     def command(
         self, program: Sequence[str], *options: str, launcher: str = "mpirun", discovery: Path | None = None
     ) -> list[str]:
-        """The command line that runs a program on every host, one rank each.
+        """The command line that runs a program on every host. Ranks are placed host by host.
 
         Args:
             program: with its arguments.
-            options: of the launcher itself.
+            options: of the launcher itself; mpirun's "--map-by", "node" deals ranks out to the hosts in turns.
             launcher: "mpirun", "horovodrun" (over MPI) or "gloo" (horovodrun without MPI).
             discovery: with "gloo", a script that prints the hosts of the moment: an elastic job, from 1 rank to all.
         """
-        hosts = ",".join(f"{address}:1" for address in self.addresses)
+        hosts = ",".join(f"{address}:{self.workers_per_host}" for address in self.addresses)
+        workers = str(self.size * self.workers_per_host)
         if launcher == "mpirun":
-            only = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", INTERFACE]
+            only = ["--mca", "btl", "vader,tcp,self", "--mca", "btl_tcp_if_include", INTERFACE]
             only += ["--mca", "oob_tcp_if_include", INTERFACE]
             start = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--host", hosts, *only]
         else:
-            ranks = ["-np", str(self.size), "-H", hosts]
-            if discovery is not None:  # -np: so many hosts are waited for at first
-                ranks = ["-np", "1", "--max-np", str(self.size), "--host-discovery-script", str(discovery)]
+            ranks = ["-np", workers, "-H", hosts]
+            if discovery is not None:  # -np: so many ranks are waited for at first
+                ranks = ["-np", "1", "--max-np", workers, "--host-discovery-script", str(discovery)]
             start = [_horovodrun(), *ranks, "--network-interfaces", INTERFACE]
             start += ["--gloo"] if launcher == "gloo" else ["--mpi", "--mpi-args=--oversubscribe"]
         # The agent is called ssh and comes first in PATH, for Open MPI and horovodrun alike.
@@ -102,16 +106,18 @@ class Lab:
 
 
 @contextmanager
-def hosts(size: int = 2, rate: str = "none") -> Iterator[Lab]:
+def hosts(size: int = 2, rate: str = "none", workers_per_host: int = 1) -> Iterator[Lab]:
     """Bring hosts up; take them down at the end, with every process that is left on them, also after an error.
 
     Raises:
         RunError: there is no root, no iproute2, or the kernel refuses.
-        ValueError: a bad number of hosts or rate.
+        ValueError: a bad number of hosts or of workers, or a bad rate.
     """
     bits_per_second(rate)
     if not 1 <= size <= _MOST_HOSTS:
         raise ValueError(f"hosts must be from 1 to {_MOST_HOSTS}, got {size}")
+    if workers_per_host < 1:
+        raise ValueError(f"workers_per_host must be at least 1, got {workers_per_host}")
     reason = why_not()
     if reason:
         raise RunError(reason)
@@ -121,7 +127,7 @@ def hosts(size: int = 2, rate: str = "none") -> Iterator[Lab]:
         raise RunError("this process has hosts up already")
     try:
         with tempfile.TemporaryDirectory(prefix="netlab-") as directory:
-            lab = Lab(size, prefix, Path(directory))
+            lab = Lab(size, workers_per_host, prefix, Path(directory))
             agent = Path(directory, "ssh")
             agent.write_text(_AGENT % prefix)
             agent.chmod(agent.stat().st_mode | stat.S_IXUSR)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.markdown import markdown
 from studies.scenarios import PAPER_UNCOMPRESSED, SCENARIOS, Result, Scenario
+from training.carried import Carried, placement
 
 TABLE = "table.md"
 RESULTS = "results.json"
@@ -19,11 +20,11 @@ Number = Callable[[Result], float]
 
 def sentence(result: Result) -> str:
     """One line about a finished run."""
-    summary = result.summary
+    summary, carried = result.summary, Carried.of(result.summary)
     return (
         f"{result.scenario.title}, seed {result.seed}: test accuracy {summary['test_accuracy']:.2%}, "
-        f"{summary['seconds'] / 60:.1f} minutes, {summary['bytes_sent'] / 1e6:.0f} MB sent "
-        f"({_share(result):.1f} % of float32)"
+        f"{summary['seconds'] / 60:.1f} minutes, {carried.sent / 1e6:.0f} MB sent {carried.whose} "
+        f"({carried.share:.1f} % of float32)"
     )
 
 
@@ -71,10 +72,15 @@ def by_scenario(results: Iterable[Result]) -> dict[Scenario, list[Result]]:
     return {scenario: runs for scenario, runs in rows.items() if runs}
 
 
+def whose_bytes(results: Iterable[Result]) -> str:
+    """Whose bytes the runs' figures are: "per worker" or "from each host", as `Carried` has it."""
+    return " or ".join(sorted({Carried.of(result.summary).whose for result in results}))
+
+
 def _main_table(results: list[Result]) -> str:
     head = (
         "Scenario", "Training accuracy, %", "(paper)", "Test accuracy, %", "(paper)",
-        "Minutes", "(paper)", "MB sent per worker", "TB sent (paper)", "% of float32's bytes", "(paper)",
+        "Minutes", "(paper)", f"MB sent {whose_bytes(results)}", "TB sent (paper)", "% of float32's bytes", "(paper)",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = []
     for scenario, runs in by_scenario(results).items():
@@ -88,7 +94,7 @@ def _main_table(results: list[Result]) -> str:
                 f"{paper.test_accuracy:.2f}" if paper else _DASH,
                 _spread(runs, lambda run: run.summary["seconds"] / 60, ".1f"),
                 f"{paper.minutes:.2f}" if paper else _DASH,
-                _spread(runs, lambda run: run.summary["bytes_sent"] / 1e6, ".0f"),
+                _spread(runs, lambda run: Carried.of(run.summary).sent / 1e6, ".0f"),
                 f"{paper.terabytes:.2f}" if paper else _DASH,
                 _spread(runs, _share, ".1f"),
                 f"{100 * paper.terabytes / PAPER_UNCOMPRESSED.terabytes:.0f}" if paper else _DASH,
@@ -134,14 +140,15 @@ def _levels(run: Result) -> str:
 
 def _caption(results: list[Result], command: str, thresholds: str | None) -> str:
     config = results[0].summary["config"]
+    where = placement(config["world_size"], results[0].summary["hosts"])
     seeds = sorted({run.seed for run in results})
     spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "seed"
     climbed = f" Thresholds of the dynamic runs: {thresholds.replace(',', ', ')}." if thresholds else ""
     return (
-        f"`{command}`: {config['model']} on {config['dataset']}, {config['epochs']} epochs, {config['world_size']} "
-        f"workers; {spread} {', '.join(map(str, seeds))}. Accuracies are those after the last epoch, training accuracy "
-        "over the last epoch's augmented batches. Minutes are the sum of the epochs, evaluation included. Bytes are "
-        f"what one worker sent, scales and headers included.{climbed} The paper: 70 epochs of a ResNet on CIFAR-10 "
+        f"`{command}`: {config['model']} on {config['dataset']}, {config['epochs']} epochs, {where}; {spread} "
+        f"{', '.join(map(str, seeds))}. Accuracies are those after the last epoch, training accuracy over the last "
+        "epoch's augmented batches. Minutes are the sum of the epochs, evaluation included. Bytes are what was sent "
+        f"{whose_bytes(results)}, scales and headers included.{climbed} The paper: 70 epochs of a ResNet on CIFAR-10 "
         "over two GPUs; its training accuracies are not known to us. Another model, data set and machine: compare the "
         "columns' pattern, not their values."
     )
@@ -149,20 +156,14 @@ def _caption(results: list[Result], command: str, thresholds: str | None) -> str
 
 def _share(run: Result) -> float:
     """Bytes sent, in % of what float32 would have sent."""
-    return _percent(run.summary["bytes_sent"], run.summary["bytes_float32"])
+    return Carried.of(run.summary).share
 
 
 def _share_without_released(run: Result) -> float:
     """The same over the epochs that were not released to 32 bits."""
     released = run.summary["released"]
-    return _percent(
-        run.summary["bytes_sent"] - released["bytes_sent"], run.summary["bytes_float32"] - released["bytes_float32"]
-    )
-
-
-def _percent(part: float, whole: float) -> float:
-    # One worker exchanges nothing, and a run may have been released from its first epoch to its last.
-    return 100 * part / whole if whole else 0.0
+    rest = {key: value - released[key] for key, value in run.summary.items() if key.startswith("bytes_")}
+    return Carried.of(rest).share
 
 
 def _spread(runs: list[Result], number: Number, form: str) -> str:

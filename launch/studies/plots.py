@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from studies.paper_table import by_scenario
+from studies.paper_table import by_scenario, whose_bytes
 from studies.scenarios import Result, Scenario
+from training.carried import Carried
 
 FIGURES = ("figure1_training_accuracy.png", "figure2_test_accuracy.png", "figure3_loss_and_bytes.png")
 
@@ -45,7 +46,7 @@ def write(output_dir: Path, results: list[Result]) -> None:
 
     figure, (loss, sent) = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     _draw(loss, results, lambda run: [_number(line["train_loss"]) for line in run.epochs], "training loss, nats")
-    _draw(sent, results, _megabytes_so_far, "MB sent per worker, cumulative")
+    _draw(sent, results, _megabytes_so_far, f"MB sent {whose_bytes(results)}, cumulative")
     _finish(figure, loss, output_dir / FIGURES[2])
 
 
@@ -104,7 +105,7 @@ def _percentages(key: str) -> Curve:
 def _megabytes_so_far(run: Result) -> list[float]:
     total, curve = 0.0, []
     for line in run.epochs:
-        total += line["bytes_sent"] / 1e6
+        total += Carried.of(line).sent / 1e6
         curve.append(total)
     return curve
 

@@ -44,7 +44,7 @@ def train(data: Data, bits: int, *, epochs: int, seed: int, size: int) -> float:
     parameters = list(model.parameters())
     large = [parameter.numel() >= 1024 for parameter in parameters]
     sizes = [parameter.numel() for parameter, is_large in zip(parameters, large, strict=True) if is_large]
-    workers = Workers(size, sum(sizes), bits) if bits < 32 else None
+    workers = Workers([1] * size, sum(sizes), bits) if bits < 32 else None
     shards = [TrainBatches(data, 64, rank=rank, size=size, seed=seed) for rank in range(size)]
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=epochs * len(shards[0]))

@@ -2,20 +2,22 @@
 
     python launch/study.py --simulate resize
 
-Gradients are Gaussian, and workers come and go: 4, 2, 3, 1, 2 of them. At every change error feedback owes something
-to each; what it owes to a worker that leaves is lost. Printed, as Markdown, is the relative error of the sum of all
-means that were delivered, for what can be done with the residuals of those who stay:
+Gradients are Gaussian, and workers come and go: 4, 2, 3, 1, 2 hosts of one worker each, or hosts of several. At every
+change error feedback owes something to each; what it owes to a worker that leaves is lost. Printed, as Markdown, is the
+relative error of the sum of all means that were delivered, for what can be done with the residuals of those who stay:
 
     drop            to zero
     keep            as they are; a shard's residual, whose shard is no more, joins its owner's own
     rescale own     own residuals by new size / old size, so that residual / size, which is what arrives, stays what it
                     was; residuals of shards are dropped
-    rescale         both
+    rescale near    both, but what a worker owes outside its new section is dropped
+    rescale         all
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import torch
 
@@ -23,12 +25,17 @@ from common.markdown import markdown
 from common.values import count, natural
 from studies.workers import BLOCK_SIZE, Workers
 
-SIZES = (4, 2, 3, 1, 2)
-RULES = ("drop", "keep", "rescale own", "rescale")
+# By turns, the workers on each host.
+COURSES = {
+    "one worker a host": ((1,) * 4, (1,) * 2, (1,) * 3, (1,), (1,) * 2),
+    "several": ((2, 2), (2, 2, 2), (3, 3), (2, 1), (2, 2)),
+}
+RULES = ("drop", "keep", "rescale own", "rescale near", "rescale")
 
 
-def resized(workers: Workers, size: int, rule: str) -> Workers:
+def resized(workers: Workers, hosts: Sequence[int], rule: str) -> Workers:
     """Those who stay after a change, and new ones, who owe nothing. The library's own rule is "rescale"."""
+    size = sum(hosts)
     debts = [workers.debts(rank) for rank in range(workers.size)] if rule != "drop" else []
     for owed in debts:
         if rule == "keep":
@@ -36,19 +43,22 @@ def resized(workers: Workers, size: int, rule: str) -> Workers:
         if rule == "rescale own":
             for shard in owed["shard_residuals"].values():
                 shard["values"].zero_()
-    return workers.resized(size, debts)
+    after = workers.resized(hosts, debts)
+    if rule == "rescale near":
+        after.forget_what_is_far()
+    return after
 
 
-def error(rule: str, bits: int, *, steps: int, blocks: int, seed: int) -> float:
+def error(course: Sequence[Sequence[int]], rule: str, bits: int, *, steps: int, blocks: int, seed: int) -> float:
     """Relative error after `steps` steps at each of the sizes."""
     generator = torch.Generator().manual_seed(seed)
     values = blocks * BLOCK_SIZE
-    workers = Workers(SIZES[0], values, bits)
+    workers = Workers(course[0], values, bits)
     delivered, exact = torch.zeros(values), torch.zeros(values)
-    for size in SIZES:
-        workers = resized(workers, size, rule) if size != workers.size else workers
+    for turn, hosts in enumerate(course):
+        workers = resized(workers, hosts, rule) if turn else workers
         for _ in range(steps):
-            gradients = [torch.randn(values, generator=generator) for _ in range(size)]
+            gradients = [torch.randn(values, generator=generator) for _ in range(sum(hosts))]
             exact += torch.stack(gradients).mean(0)
             delivered += workers.mean(gradients)
     return float((delivered - exact).norm() / exact.norm())
@@ -65,5 +75,6 @@ def run(args: argparse.Namespace) -> None:
     """Compute all and print the table."""
     torch.set_num_threads(1)
     sizes = {"steps": args.steps, "blocks": args.blocks, "seed": args.seed}
-    rows = [(str(bits), *(f"{error(rule, bits, **sizes):.4f}" for rule in RULES)) for bits in (1, 2, 4, 8)]
-    print(markdown(("bits", *RULES), rows))
+    for name, course in COURSES.items():
+        rows = [(str(bits), *(f"{error(course, rule, bits, **sizes):.4f}" for rule in RULES)) for bits in (1, 2, 4, 8)]
+        print(f"{markdown((f'bits, {name}', *RULES), rows)}\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from hvd_dyncomp.exchange import residuals
 from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
-from hvd_dyncomp.exchange.pair import PairExchange
-from hvd_dyncomp.exchange.sharded import ShardedExchange
+from hvd_dyncomp.exchange.one_bucket import Exchange
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.in_process import World
 
 BLOCK_SIZE = 512
@@ -17,18 +19,20 @@ class Workers:
     """Workers that average one flat gradient each.
 
     Args:
-        size: their number.
+        hosts: the number of workers on each host.
         values: in a gradient.
         bits: the level.
 
     Attributes:
-        size: see above.
+        size: the number of all workers.
     """
 
-    def __init__(self, size: int, values: int, bits: int) -> None:
-        self.size, self._values, self._bits, self._step = size, values, bits, 0
-        self._world = World(size)
-        self._buckets = [self._bucket(rank) for rank in range(size)]
+    def __init__(self, hosts: Sequence[int], values: int, bits: int) -> None:
+        self.size, self._values, self._bits, self._step = sum(hosts), values, bits, 0
+        names = [host for host, workers in enumerate(hosts) for _ in range(workers)]
+        self._world = World(self.size, hosts=names)
+        self._topology = Topology.of(names)
+        self._buckets = [self._bucket(rank) for rank in range(self.size)]
 
     def _bucket(self, rank: int) -> Bucket:
         [bucket], _ = make_buckets(
@@ -40,28 +44,25 @@ class Workers:
             rank=rank,
             world_size=self.size,
         )
+        bucket.arrange(self._topology, by_host=not self._topology.obstacle)
         return bucket
 
     def mean(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """Mean of (values,) float32 gradients, one a worker, as every worker gets it; a single one sends nothing."""
         if self.size == 1:
             [bucket] = self._buckets
+            bucket.release_residuals()
             return bucket.with_residual(bucket.slots[0], gradients[0])
         reduced = [gradient.clone() for gradient in gradients]
         exchanges = []
         for bucket, gradient, transport in zip(self._buckets, reduced, self._world.transports, strict=True):
-            way = ShardedExchange if bucket.sharded else PairExchange
-            exchanges.append(
-                way(bucket, bits=self._bits, step=self._step, factor=1 / self.size, seed=None, transport=transport)
+            exchange = Exchange(
+                bucket, bits=self._bits, step=self._step, factor=1 / self.size, seed=None, transport=transport
             )
-            exchanges[-1].add(bucket.slots[0], gradient, at_once=True)
-        # All ranks do the first thing before any does the second, and so nobody ever waits.
-        for exchange in exchanges:
-            exchange.start()
-        for exchange in exchanges:
-            exchange.forward()
-        for exchange in exchanges:
-            exchange.deliver()
+            exchange.add(bucket.slots[0], gradient, at_once=True)
+            exchanges.append(exchange)
+        while exchanges:  # nobody waits: what is not over goes on in the next round
+            exchanges = [exchange for exchange in exchanges if not exchange.advance()]
         self._step += 1
         return reduced[0]
 
@@ -74,9 +75,16 @@ class Workers:
             **residuals.export([self._buckets[rank]]),
         }
 
-    def resized(self, size: int, debts: list[dict]) -> Workers:
-        """So many workers; the first of them owe what is in `debts`, the others nothing."""
-        after = Workers(size, self._values, self._bits)
-        for rank, owed in enumerate(debts[:size]):
-            residuals.restore([after._buckets[rank]], owed, rank, size, 1 / size)
+    def resized(self, hosts: Sequence[int], debts: list[dict]) -> Workers:
+        """Workers on so many hosts; the first of them owe what is in `debts`, the others nothing."""
+        after = Workers(hosts, self._values, self._bits)
+        for rank, owed in enumerate(debts[: after.size]):
+            residuals.restore([after._buckets[rank]], owed, rank, after.size, 1 / after.size)
         return after
+
+    def forget_what_is_far(self) -> None:
+        """Owes only what each worker's own section of the gradient is about."""
+        for bucket in self._buckets:
+            near, owed = bucket.section_range, torch.zeros(bucket.blocks * bucket.block_size)
+            owed[near] = bucket.owed()[near]
+            bucket.owe(owed)

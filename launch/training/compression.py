@@ -4,58 +4,44 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import horovod.torch as hvd
 import torch
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Policy, Schedule, Static, StepFunction
+from common.errors import RunError
+from hvd_dyncomp import Controller, DynamicQuantizer, Policy, Schedule, Static, StepFunction, Traffic
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.meter import allreduce_bytes
 
-
-@dataclass(frozen=True)
-class Sent:
-    """Bytes that this rank has sent so far, and seconds it spent in ``compress`` and ``decompress``.
-
-    ``float32`` is what the same gradients would have cost uncompressed.
-    """
-
-    compressed: float = 0.0
-    uncompressed: float = 0.0
-    float32: float = 0.0
-    seconds: float = 0.0
-
-    def __sub__(self, earlier: Sent) -> Sent:
-        return Sent(
-            self.compressed - earlier.compressed,
-            self.uncompressed - earlier.uncompressed,
-            self.float32 - earlier.float32,
-            self.seconds - earlier.seconds,
-        )
-
-    @property
-    def saved(self) -> float:
-        """Fraction of float32's bytes that were not sent; 0 where nothing was to be sent."""
-        return 1 - (self.compressed + self.uncompressed) / self.float32 if self.float32 else 0.0
+_HIERARCHICAL = {"auto": None, "on": True, "off": False}
 
 
 class Baseline:
     """Horovod's own ``none`` or ``fp16``: the level never moves.
 
-    Horovod reduces every gradient as it is, whatever its size, so the bytes follow from the number of parameters.
+    Horovod reduces every gradient as it is, whatever its size, so the bytes follow from the number of parameters: they
+    are counted as the quantizer counts what it leaves to Horovod.
     """
 
-    def __init__(self, name: str, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def __init__(self, name: str, parameters: Iterable[torch.nn.Parameter], topology: Topology) -> None:
         self.compressor = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}[name]
         self.bits = {"none": 32, "fp16": 16}[name]
-        values = sum(parameter.numel() for parameter in parameters)
-        self._float32_per_step = allreduce_bytes(4 * values, hvd.size())
+        nbytes = 4 * sum(parameter.numel() for parameter in parameters)
+        self._float32_per_step = allreduce_bytes(nbytes, hvd.size())
+        self._leaving_per_step = topology.leaving(nbytes, hvd.rank())
         self._steps = 0
 
-    def sent(self) -> Sent:
-        float32 = self._steps * self._float32_per_step
+    def sent(self) -> Traffic:
+        float32, leaving = self._steps * self._float32_per_step, self._steps * self._leaving_per_step
         bytes_sent = float32 * self.bits / 32
-        return Sent(0.0, bytes_sent, float32) if self.bits == 32 else Sent(bytes_sent, 0.0, float32)
+        return Traffic(
+            compressed_bytes=0.0 if self.bits == 32 else bytes_sent,
+            uncompressed_bytes=bytes_sent if self.bits == 32 else 0.0,
+            float32_bytes=float32,
+            steps=self._steps,
+            leaving_bytes=leaving * self.bits / 32,
+            float32_leaving_bytes=leaving,
+        )
 
     def stepped(self) -> None:
         """Called after every exchange."""
@@ -91,6 +77,7 @@ class Quantized:
             block_size=args.block_size,
             seed=args.seed,
             auto_level=args.auto_level,
+            hierarchical=_HIERARCHICAL[args.hierarchical],
         )
 
     @property
@@ -98,9 +85,9 @@ class Quantized:
         """The controller's level."""
         return self.controller.bits
 
-    def sent(self) -> Sent:
-        total = self.compressor.meter.total()
-        return Sent(total.compressed_bytes, total.uncompressed_bytes, total.float32_bytes, total.seconds)
+    def sent(self) -> Traffic:
+        """All that this rank has sent so far."""
+        return self.compressor.meter.total()
 
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
@@ -146,12 +133,15 @@ def make_policy(args: argparse.Namespace) -> Policy:
     )
 
 
-def make_compression(args: argparse.Namespace, model: torch.nn.Module) -> Baseline | Quantized:
+def make_compression(args: argparse.Namespace, model: torch.nn.Module, topology: Topology) -> Baseline | Quantized:
     """What the parsed flags ask for.
 
     Raises:
         ValueError: the library refuses a value.
+        RunError: ``--hierarchical on`` cannot be; the library would say so in the first step only.
     """
     if args.compression in ("none", "fp16"):
-        return Baseline(args.compression, model.parameters())
+        return Baseline(args.compression, model.parameters(), topology)
+    if args.hierarchical == "on" and topology.obstacle:
+        raise RunError(f"--hierarchical on: {topology.obstacle}")
     return Quantized(make_policy(args), args)

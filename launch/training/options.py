@@ -26,6 +26,7 @@ from training.datasets import DATASETS
 from training.models import MODELS, SHORTCUTS
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
+HIERARCHICAL = ("auto", "on", "off")
 POLICIES = ("step", "static", "schedule")
 _NOT_GIVEN = object()
 
@@ -50,6 +51,7 @@ _ONLY_WITH = {
     "error_feedback": _QUANTIZED,
     "block_size": _QUANTIZED,
     "auto_level": _QUANTIZED,
+    "hierarchical": _QUANTIZED,
 }
 
 EPILOG = """examples:
@@ -123,6 +125,13 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
     add("--rounding", choices=("nearest", "stochastic"), default="nearest", help="how values become codes")
     add("--block-size", type=power_of_two, default=512, metavar="N", help="values that share one scale")
     add("--auto-level", action="store_true", help="the level is the least; use the fastest above it, 32 bits included")
+    add(
+        "--hierarchical",
+        choices=HIERARCHICAL,
+        default="auto",
+        help="exchange within each host first, then between hosts; auto: where hosts have equally many workers, and "
+        "more than one",
+    )
     add("--no-error-feedback", dest="error_feedback", action="store_false", help="forget what rounding left over")
 
 

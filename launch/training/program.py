@@ -18,15 +18,18 @@ import horovod.torch as hvd
 import torch
 
 from common.errors import RunError
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.horovod import gather_json
 from training import checkpoint, data, datasets, start
 from training.agree import alone, together
 from training.batches import TrainBatches, eval_batches
+from training.carried import Carried, megabytes, placement
 from training.compression import Baseline, Quantized, make_compression
 from training.course import course
 from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
 from training.models import build_model
 from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary
+from training.traffic import find_hosts, over_ranks, since
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Run:
     args: argparse.Namespace
     output_dir: Path
     data: data.Data
+    topology: Topology
     model: torch.nn.Module
     compression: Baseline | Quantized
     optimizer: torch.optim.Optimizer
@@ -62,9 +66,11 @@ def main() -> None:
     complete = hvd.rank() == 0 and len(run.metrics.lines) == args.epochs
     summary = alone("summary", lambda: write_summary(run.output_dir, run.config, run.metrics.lines), here=complete)
     if summary:
+        carried = Carried.of(summary)
+        sent = carried.in_words(f", of float32's {megabytes(carried.float32)}")
         run.progress.say(
-            f"test accuracy {summary['test_accuracy']:.2%}, sent {summary['bytes_sent'] / 1e6:.1f} MB per worker of "
-            f"float32's {summary['bytes_float32'] / 1e6:.1f}, {summary['seconds'] / 60:.1f} minutes; {run.output_dir}"
+            f"test accuracy {summary['test_accuracy']:.2%}, {sent}, {summary['seconds'] / 60:.1f} minutes; "
+            f"{run.output_dir}"
         )
 
 
@@ -83,7 +89,8 @@ def set_up(args: argparse.Namespace) -> Run:
         shortcut=args.shortcut,
         seed=args.seed,
     )
-    compression = together("compression", lambda: make_compression(args, model))
+    topology = find_hosts()
+    compression = together("compression", lambda: make_compression(args, model, topology))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=compression.compressor
@@ -93,15 +100,17 @@ def set_up(args: argparse.Namespace) -> Run:
     )
     rate = LearningRate(args.lr, hvd.size(), len(batches), args.epochs, args.warmup_epochs, args.lr_schedule)
     progress = Progress(args.progress, args.epochs, rank=hvd.rank())
+    where = placement(topology.size, len(topology.hosts))
     progress.say(
         f"{images.name}: {len(images.train)} training, {len(images.val)} validation, {len(images.test)} test images; "
-        f"{args.model}, {sum(p.numel() for p in model.parameters())} parameters; {hvd.size()} workers, "
+        f"{args.model}, {sum(p.numel() for p in model.parameters())} parameters; {where}, "
         f"compression {args.compression}; {output_dir}"
     )
     return Run(
         args=args,
         output_dir=output_dir,
         data=images,
+        topology=topology,
         model=model,
         compression=compression,
         optimizer=optimizer,
@@ -172,10 +181,10 @@ def train_one_epoch(run: Run, epoch: int) -> None:
     run.progress.begin(epoch, len(run.batches))
 
     def on_step(score: Score) -> None:
-        run.progress.step(score, level, (run.compression.sent() - before).saved)
+        run.progress.step(score, level, since(run.compression.sent(), before).saved_fraction)
 
     own, seconds = train_epoch(run.model, run.optimizer, run.compression, run.rate, run.batches, epoch, on_step)
-    sent = run.compression.sent() - before
+    sent = over_ranks(since(run.compression.sent(), before), len(run.topology.hosts))
     average_buffers(run.model)
     check_replicas(run.model)
     shard = {"rank": hvd.rank(), "size": hvd.size()}
@@ -195,11 +204,7 @@ def train_one_epoch(run: Run, epoch: int) -> None:
         "reason": decision[1],
         "steps_by_level": run.compression.steps_by_level(epoch),
         **_scores(train, val, test),
-        "bytes_sent": sent.compressed + sent.uncompressed,
-        "bytes_compressed": sent.compressed,
-        "bytes_uncompressed": sent.uncompressed,
-        "bytes_float32": sent.float32,
-        "saved_fraction": sent.saved,
+        **sent,
         **_times(seconds, time.perf_counter() - begin),
         "lr": run.optimizer.param_groups[0]["lr"],
     }

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from common.errors import RunError
 from common.files import replace_text
+from training.carried import Carried
 
 if TYPE_CHECKING:  # report.py is also read by study.py, which needs no Horovod
     from training.engine import Score
@@ -41,7 +42,7 @@ class Progress:
             self._bar = tqdm(total=steps, desc=f"epoch {epoch + 1}/{self._epochs}", unit="step", leave=False)
 
     def step(self, score: Score, level: int, saved: float) -> None:
-        """One step is done; ``saved`` is the fraction of float32's bytes that the epoch has not sent so far."""
+        """One step is done; ``saved`` is the meter's fraction of float32's bytes, over the epoch so far."""
         if self._bar is not None:
             self._bar.set_postfix_str(
                 f"loss {score.mean_loss:.3f}, accuracy {score.accuracy:.1%}, {level} bits, {_percent(saved)} saved",
@@ -58,14 +59,14 @@ class Progress:
 
 def _sentence(line: dict[str, Any], epochs: int) -> str:
     following = f" -> {line['next_level']} bits ({line['reason']})" if line["next_level"] != line["level"] else ""
+    sent = Carried.of(line).in_words(f" ({_percent(line['saved_fraction'])} saved)")
     steps = line["steps_by_level"]
     tried = ", ".join(f"{count} at {bits}" for bits, count in steps.items()) if len(steps) > 1 else ""
     return (
         f"epoch {line['epoch'] + 1:>2}/{epochs}  {line['level']:>2} bits  loss {_text(line['train_loss'], '.3f')}  "
         f"accuracy train {_text(line['train_accuracy'], '.1%')} val {_text(line['val_accuracy'], '.1%')} "
-        f"test {_text(line['test_accuracy'], '.1%')}  sent {line['bytes_sent'] / 1e6:.1f} MB "
-        f"({_percent(line['saved_fraction'])} saved)  {line['seconds']:.1f} s (compute {line['seconds_compute']:.1f}, "
-        f"exchange {line['seconds_exchange']:.1f})"
+        f"test {_text(line['test_accuracy'], '.1%')}  {sent}  {line['seconds']:.1f} s "
+        f"(compute {line['seconds_compute']:.1f}, exchange {line['seconds_exchange']:.1f})"
         f"{f'  steps: {tried} bits' if tried else ''}{following}"
     )
 
@@ -149,7 +150,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def write_summary(output_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Write summary.json: the arguments, the last epoch's accuracies, the sums of bytes and seconds.
 
-    Bytes are those of one rank. ``released`` holds the same sums over the epochs at 32 bits of a run that compresses.
+    Bytes are means as in metrics.jsonl (`training.traffic.over_ranks`). ``released`` holds the same sums over the
+    epochs at 32 bits of a run that compresses.
     """
     last = lines[-1]
     released = [line for line in lines if line["level"] == 32 and config["compression"] in ("static", "dynamic")]
@@ -170,11 +172,14 @@ _SUMMED = (
     "bytes_compressed",
     "bytes_uncompressed",
     "bytes_float32",
+    "bytes_leaving_host",
+    "bytes_staying_on_host",
+    "bytes_float32_leaving_host",
     "seconds",
     "seconds_compute",
     "seconds_exchange",
 )
-_LAST = ("train_accuracy", "val_accuracy", "test_accuracy", "train_loss", "test_loss")
+_LAST = ("train_accuracy", "val_accuracy", "test_accuracy", "train_loss", "test_loss", "hosts")
 _NEEDED = ("epoch", "level", *_SUMMED, *_LAST)  # what a summary is made of
 
 

@@ -1,0 +1,137 @@
+"""Fits a model of a step's costs to what other parts have measured, and predicts steps on more hosts. Measures nothing.
+
+    python launch/bench.py --part growth --unseen 2x4@1gbit
+
+Reads DIR/kernels.json and all DIR/exchange-*.json that were run over MPI; 2x4@1gbit are two hosts of four workers each
+at 1 Gbit/s, whose steps the fit does not see and is checked against. Writes DIR/growth.json; launch/costs/model.py has
+the model. Predictions are for hosts with a core for each worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import growth_page, kernels
+from benchmarks.results import FOLDER, commit, load, save
+from benchmarks.tables import SHARED_MEMORY
+from common.errors import RunError
+from common.values import count
+from costs import fit, model, predictions
+from costs.collectives import Hosts
+from costs.step import step
+from hvd_dyncomp import LEVELS
+from lab.shaping import bits_per_second
+
+FILE = "growth.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this part can be told, and its defaults."""
+    add = parser.add_argument
+    add("--unseen", type=_unseen, default=("2x4@1gbit",), metavar="HxL@RATE,...", help="default 2x4@1gbit")
+    add("--values", type=count, default=25557032, metavar="N", help="of the model in predictions (default ResNet-50's)")
+    add("--bits", type=int, choices=LEVELS[:-1], default=4, help="of ours in predictions (default 4)")
+    add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"of all JSON files (default {FOLDER})")
+
+
+def _unseen(text: str) -> tuple[str, ...]:
+    for part in text.split(","):
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*@\w+", part):
+            raise argparse.ArgumentTypeError(f"{part!r} is not a layout and a rate such as 2x4@1gbit")
+    return tuple(text.split(","))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Fit, check, predict, write the JSON file and show it as Markdown.
+
+    Raises:
+        RunError: too little has been measured.
+    """
+    nanoseconds = kernel_times(load(args.output_dir / kernels.FILE))
+    everything = [point for path in sorted(args.output_dir.glob("exchange-*.json")) for point in points(load(path))]
+    seen, unseen = apart(everything, args.unseen)
+    found = fit.fit(seen, nanoseconds)
+    results = {
+        "command": args.command,
+        "commit": commit(),
+        "values": args.values,
+        "bits": args.bits,
+        "constants": {name: [found.constants[name], found.errors[name]] for name in model.UNITS},
+        "seen": [_compared(point, found, nanoseconds) for point in seen],
+        "unseen": [_compared(point, found, nanoseconds) for point in unseen],
+        "predicted": predictions.layouts(found.constants, nanoseconds, args.values, args.bits),
+        "messages": predictions.buckets(found.constants, nanoseconds, args.values, args.bits),
+        "assumed_ms": predictions.ASSUMED_MS,
+    }
+    save(args.output_dir / FILE, results)
+    print("\n\n".join([*growth_page.measured(results), *growth_page.predicted(results)]))
+
+
+def kernel_times(results: Mapping[str, Any]) -> dict[str, float]:
+    """Nanoseconds per value, medians, of what the part "kernels" has measured."""
+    if not results:
+        raise RunError(f"no {kernels.FILE}: run --part kernels first")
+    return {name: statistics.median(times) for name, times in results["nanoseconds"].items()}
+
+
+def points(results: Mapping[str, Any]) -> Iterator[fit.Point]:
+    """The steps that one file of the exchange benchmark has, where the model knows the contender."""
+    per_host = results.get("workers_per_host", 1)
+    for rate, found in results["rates"].items():
+        about = found.get("about", {})
+        if "machine" not in about or about.get("launcher") == "gloo":  # cut off; other algorithms
+            continue
+        together = rate == SHARED_MEMORY
+        hosts = Hosts(1, results["workers"]) if together else Hosts(results["workers"] // per_host, per_host)
+        machine = model.Machine(hosts, about["machine"]["cores"] / hosts.number, _payload(rate, about))
+        for contender, measured in found["contenders"].items():
+            steps = step(contender, results["values"], hosts)
+            if steps is not None:
+                label = f"{hosts.number}x{hosts.workers}", rate, contender
+                yield fit.Point(label, steps, machine, statistics.median(measured["ms"]) / 1e3)
+
+
+def _payload(rate: str, about: Mapping[str, Any]) -> float:
+    """Bits of payload in a second: what a plain TCP transfer reached before the benchmark, or what it should."""
+    if rate == SHARED_MEMORY:
+        return math.inf
+    reached = about.get("payload_mbit")
+    return 1e6 * reached if reached else (bits_per_second(rate) or math.inf) * model.PAYLOAD
+
+
+def apart(everything: list[fit.Point], unseen: tuple[str, ...]) -> tuple[list[fit.Point], list[fit.Point]]:
+    """What is fitted, and what is kept from the fit.
+
+    Raises:
+        RunError: something that is to be kept has not been measured, or the rest does not tell all constants.
+    """
+    kept: dict[str, list[fit.Point]] = {place: [] for place in unseen}
+    seen: list[fit.Point] = []
+    for point in everything:
+        layout, rate, _ = point.label
+        kept.get(f"{layout}@{rate}", seen).append(point)
+    for place, found in kept.items():
+        if not found:
+            raise RunError(f"{place} has not been measured: run --part hosts first, or tell --unseen another")
+    untold = fit.untold(seen)
+    if untold:
+        raise RunError(f"nothing measured tells {', '.join(untold)} of the model: run --part exchange and --part hosts")
+    return seen, [point for found in kept.values() for point in found]
+
+
+def _compared(point: fit.Point, found: fit.Fit, nanoseconds: Mapping[str, float]) -> dict[str, Any]:
+    layout, rate, contender = point.label
+    predicted_ms = 1e3 * model.seconds(point.step, point.machine, found.constants, nanoseconds)
+    return {
+        "layout": layout,
+        "rate": rate,
+        "contender": contender,
+        "ms": round(1e3 * point.seconds, 3),
+        "predicted_ms": round(predicted_ms, 3),
+    }

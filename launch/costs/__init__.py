@@ -1,0 +1,1 @@
+"""What a step costs, and what it would cost on more hosts."""
