@@ -96,9 +96,9 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.records: dict[tuple[int, int], Traffic] = {}
+        self.records: dict[tuple[int, float], Traffic] = {}
 
-    def at(self, epoch: int, bits: int) -> Traffic:
+    def at(self, epoch: int, bits: float) -> Traffic:
         """The record of (epoch, bits), created when it is first asked for.
 
         Raises:
@@ -114,7 +114,7 @@ class Meter:
         integer("epoch", epoch, 0)
         return self._sum(lambda key: key[0] == epoch)
 
-    def level(self, bits: int) -> Traffic:
+    def level(self, bits: float) -> Traffic:
         """The sum over the epochs of one level. Raises ValueError if it is none."""
         check_level("bits", bits)
         return self._sum(lambda key: key[1] == bits)
@@ -123,7 +123,7 @@ class Meter:
         """The sum over everything."""
         return self._sum(lambda key: True)
 
-    def _sum(self, wanted: Callable[[tuple[int, int]], bool]) -> Traffic:
+    def _sum(self, wanted: Callable[[tuple[int, float]], bool]) -> Traffic:
         total = Traffic()
         for key, record in self.records.items():
             if wanted(key):

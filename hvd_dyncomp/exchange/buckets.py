@@ -138,7 +138,7 @@ class Bucket:
         place, bounds = self.section.ranks.index(self.rank), self.section.bounds
         return slice(bounds[place] * self.block_size, bounds[place + 1] * self.block_size)
 
-    def block_bytes(self, bits: int) -> int:
+    def block_bytes(self, bits: float) -> int:
         """Length of one of its blocks."""
         return block_bytes(bits, self.block_size)
 
@@ -172,7 +172,7 @@ class Bucket:
             rest[self.section_range] = 0
             self._debts = rest if rest.any() else None
 
-    def message_bytes(self, blocks: int, bits: int) -> int:
+    def message_bytes(self, blocks: int, bits: float) -> int:
         """Length of a message of so many of its blocks."""
         return message_bytes(blocks, bits, self.block_size)
 

@@ -20,14 +20,15 @@ import torch
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.kernels import Noise, block_bytes
+from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
-# version, phase, bits, 0, composition, step, blocks; little-endian
-_HEADER = struct.Struct("<BBBBIII")
+# version, phase, level, 0, composition, step, blocks; little-endian; levels as `level_code` has them
+_HEADER = struct.Struct("<BBbBIII")
 HEADER_BYTES = _HEADER.size
-# version, phase, bits, proposal, composition, step, flags, host, topology; little-endian
-_GREETING = struct.Struct("<BBBBIIIII")
+# version, phase, level, proposal, composition, step, flags, host, topology; little-endian
+_GREETING = struct.Struct("<BBbbIIIII")
 GREETING_BYTES = _GREETING.size
 
 
@@ -64,18 +65,19 @@ class Header(NamedTuple):
 
     version: int
     phase: int
-    bits: int
+    bits: float
     reserved: int
     composition: int
     step: int
     blocks: int
 
     def to_bytes(self) -> bytes:
-        return _HEADER.pack(*self)
+        return _HEADER.pack(*self._replace(bits=level_code(self.bits)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Header:
-        return cls(*_HEADER.unpack(data))
+        header = cls(*_HEADER.unpack(data))
+        return header._replace(bits=level_of(int(header.bits)))
 
 
 class Greeting(NamedTuple):
@@ -95,8 +97,8 @@ class Greeting(NamedTuple):
 
     version: int
     phase: int
-    bits: int
-    proposal: int
+    bits: float
+    proposal: float
     composition: int
     step: int
     flags: int
@@ -104,11 +106,12 @@ class Greeting(NamedTuple):
     topology: int
 
     def to_bytes(self) -> bytes:
-        return _GREETING.pack(*self)
+        return _GREETING.pack(*self._replace(bits=level_code(self.bits), proposal=level_code(self.proposal)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Greeting:
-        return cls(*_GREETING.unpack(data))
+        greeting = cls(*_GREETING.unpack(data))
+        return greeting._replace(bits=level_of(int(greeting.bits)), proposal=level_of(int(greeting.proposal)))
 
 
 class Flag(IntFlag):
@@ -122,7 +125,7 @@ class Flag(IntFlag):
     FAILED = 2
 
 
-def message_bytes(blocks: int, bits: int, block_size: int) -> int:
+def message_bytes(blocks: int, bits: float, block_size: int) -> int:
     """Length of a message of `blocks` blocks."""
     return HEADER_BYTES + blocks * block_bytes(bits, block_size)
 
@@ -189,7 +192,7 @@ def split(
     return bodies
 
 
-def count_nonfinite(versions: list[torch.Tensor], bits: int, block_size: int) -> int:
+def count_nonfinite(versions: list[torch.Tensor], bits: float, block_size: int) -> int:
     """Blocks that are not finite in at least one of the versions, which are payloads of the same blocks."""
     # A block begins with its scale, which is NaN if a value is NaN or infinite. All lengths are multiples of 4.
     words = block_bytes(bits, block_size) // 4

@@ -24,7 +24,7 @@ class Messages:
         where: for error messages.
     """
 
-    def __init__(self, bucket: Bucket, bits: int, step: int, seed: int | None) -> None:
+    def __init__(self, bucket: Bucket, bits: float, step: int, seed: int | None) -> None:
         self.bucket, self.bits, self._step, self._seed = bucket, bits, step, seed
         self.format = {"bits": bits, "block_size": bucket.block_size}
         self.where = f"bucket {bucket.name}"

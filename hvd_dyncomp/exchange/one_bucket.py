@@ -40,7 +40,7 @@ class Exchange:
     """
 
     def __init__(
-        self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, transport: Transport
+        self, bucket: Bucket, *, bits: float, step: int, factor: float, seed: int | None, transport: Transport
     ) -> None:
         self._bucket, self._bits, self._step, self._factor = bucket, bits, step, factor
         self._seed, self._transport = seed, transport

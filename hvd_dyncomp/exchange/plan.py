@@ -145,7 +145,7 @@ class Plan:
                 self.topology.obstacle,
             )
 
-    def about(self, bits: int, step: int) -> dict[str, Any]:
+    def about(self, bits: float, step: int) -> dict[str, Any]:
         """What the ranks tell each other when they disagree (`introduction.Introduction`)."""
         about = self._about()
         return {**about, "settings": {"bits": bits, "step": step, **about["settings"]}}

@@ -45,11 +45,11 @@ class Step:
     """
 
     def __init__(
-        self, plan: Plan, *, bits: int, proposal: int, number: int, seed: int | None, fresh: bool, traffic: Traffic
+        self, plan: Plan, *, bits: float, proposal: float, number: int, seed: int | None, fresh: bool, traffic: Traffic
     ) -> None:
         self._plan, self.bits, self._number, self._fresh, self.traffic = plan, bits, number, fresh, traffic
         self.submitted: set[str] = set()
-        self.proposal = 0
+        self.proposal: float = 0
         self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
@@ -250,7 +250,7 @@ class FailedStep:
     over = False  # it raises whenever somebody asks
 
     def __init__(
-        self, error: Exception, *, transport: Transport, label: str, number: int, bits: int, min_numel: int
+        self, error: Exception, *, transport: Transport, label: str, number: int, bits: float, min_numel: int
     ) -> None:
         self._error, self._bits, self._min_numel = error, bits, min_numel
         self._lock = threading.Lock()

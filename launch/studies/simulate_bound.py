@@ -57,7 +57,7 @@ RULES: dict[str, Rule] = {
 class Workers:
     """Simulated workers with their residuals under a rule."""
 
-    def __init__(self, size: int, values: int, bits: int, rule: Rule) -> None:
+    def __init__(self, size: int, values: int, bits: float, rule: Rule) -> None:
         self.bits, self.rule = bits, rule
         self.own, self.shards = [torch.zeros(values) for _ in range(size)], torch.zeros(values)
 
@@ -100,7 +100,7 @@ def gradients(kind: str, size: int, steps: int, values: int, seed: int) -> Itera
 class Sums:
     """What a rule delivers of a kind of gradient, and what it should have."""
 
-    def __init__(self, rule: str, kind: str, size: int, bits: int, steps: int, values: int, seed: int) -> None:
+    def __init__(self, rule: str, kind: str, size: int, bits: float, steps: int, values: int, seed: int) -> None:
         workers = Workers(size, values, bits, RULES[rule])
         self.delivered, self.exact = torch.zeros(values), torch.zeros(values)
         for each in gradients(kind, size, steps, values, seed):
@@ -116,7 +116,7 @@ class Sums:
         return float((self.delivered * self.exact).sum() / self.exact.square().sum())
 
 
-def recovery(rule: str, every: int, size: int, bits: int, values: int, seed: int) -> str:
+def recovery(rule: str, every: int, size: int, bits: float, values: int, seed: int) -> str:
     """Norms of the updates after a step in which every so-manyth value is 10,000 times as large."""
     workers, norms = Workers(size, values, bits, RULES[rule]), []
     for step, each in enumerate(gradients("mixed", size, 15, values, seed)):
@@ -128,7 +128,7 @@ def recovery(rule: str, every: int, size: int, bits: int, values: int, seed: int
     return " ".join(norms[11:])
 
 
-def reached(kind: str, size: int, bits: int, values: int, seed: int) -> str:
+def reached(kind: str, size: int, bits: float, values: int, seed: int) -> str:
     """Without a bound: the largest |e| / |g| of a block in 100 steps, and how many are above 2."""
     workers, ratios = Workers(size, values, bits, RULES["unbounded"]), []
     for each in gradients(kind, size, 100, values, seed):

@@ -51,7 +51,7 @@ class Baseline:
         """Nothing to report: all steps are alike."""
         return {}
 
-    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[int, str]:
+    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[float, str]:
         """Collective in ``Quantized``; here nothing is to be decided."""
         return self.bits, "constant"
 
@@ -81,7 +81,7 @@ class Quantized:
         )
 
     @property
-    def bits(self) -> int:
+    def bits(self) -> float:
         """The controller's level."""
         return self.controller.bits
 
@@ -97,7 +97,7 @@ class Quantized:
         records = self.compressor.meter.records
         return {str(bits): traffic.steps for (when, bits), traffic in sorted(records.items()) if when == epoch}
 
-    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[int, str]:
+    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[float, str]:
         """Hand an epoch's metrics to the controller; returns the next level and why. Collective."""
         bits = self.controller.step(metrics, epoch=epoch, num_samples=num_samples)
         return bits, self.controller.history[-1].reason
