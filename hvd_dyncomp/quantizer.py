@@ -132,7 +132,7 @@ class DynamicQuantizer(Compressor):
         self._warned = False
 
     @property
-    def bits(self) -> int:
+    def bits(self) -> float:
         """See the class."""
         return self.controller.bits if self._auto is None or self._auto.bits is None else self._auto.bits
 

@@ -62,9 +62,10 @@ ROOMS = {
 }
 EXCHANGE = {
     "codec": set(),
+    "coding": {"codec"},
     "settings": set(),
     "topology": {"codec"},
-    "buckets": {"codec", "settings", "topology"},
+    "buckets": {"codec", "coding", "settings", "topology"},
     "residuals": {"buckets"},
     "binding": set(),
     "messages": {"buckets", "codec"},

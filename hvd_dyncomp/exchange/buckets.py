@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.exchange.codec import checksum, message_bytes
+from hvd_dyncomp.exchange.codec import Span, checksum
+from hvd_dyncomp.exchange.coding import Coding, Run
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
-from hvd_dyncomp.kernels import block_bytes, bounded
+from hvd_dyncomp.kernels import bounded
 
 
 @dataclass(frozen=True)
@@ -129,18 +130,19 @@ class Bucket:
     @property
     def section_range(self) -> slice:
         """Its values."""
-        first, size = self.section.first, self.block_size
-        return slice(first * size, (first + self.section.blocks) * size)
+        return self._values_of(self.section.span)
 
     @property
     def shard_range(self) -> slice:
         """The values of this rank's shard of it."""
-        place, bounds = self.section.ranks.index(self.rank), self.section.bounds
-        return slice(bounds[place] * self.block_size, bounds[place + 1] * self.block_size)
+        return self._values_of(self.section.shards[self.section.ranks.index(self.rank)])
 
-    def block_bytes(self, bits: float) -> int:
-        """Length of one of its blocks."""
-        return block_bytes(bits, self.block_size)
+    def _values_of(self, span: Span) -> slice:
+        return slice(span.first * self.block_size, (span.first + span.blocks) * self.block_size)
+
+    def coding(self, bits: float) -> Coding:
+        """How its blocks are coded in a step at that level."""
+        return Coding([Run(0, self.blocks, bits)], self.block_size)
 
     def owed(self) -> torch.Tensor:
         """(blocks * block_size,) float32: all that this rank owes, but for its shard. May be `residuals.own` itself."""
@@ -171,10 +173,6 @@ class Bucket:
             rest = owed.clone()
             rest[self.section_range] = 0
             self._debts = rest if rest.any() else None
-
-    def message_bytes(self, blocks: int, bits: float) -> int:
-        """Length of a message of so many of its blocks."""
-        return message_bytes(blocks, bits, self.block_size)
 
     def ticket(self, slot: Slot, in_use: bool) -> torch.Tensor:
         """What Horovod reduces in a gradient's place: (1,) float32, 1 if there is a gradient and 0 if there is none."""

@@ -114,6 +114,13 @@ class Greeting(NamedTuple):
         return greeting._replace(bits=level_of(int(greeting.bits)), proposal=level_of(int(greeting.proposal)))
 
 
+class Span(NamedTuple):
+    """Consecutive blocks of a bucket: `blocks` of them from the `first` on."""
+
+    first: int
+    blocks: int
+
+
 class Flag(IntFlag):
     """In a greeting.
 
@@ -123,11 +130,6 @@ class Flag(IntFlag):
 
     FRESH = 1
     FAILED = 2
-
-
-def message_bytes(blocks: int, bits: float, block_size: int) -> int:
-    """Length of a message of `blocks` blocks."""
-    return HEADER_BYTES + blocks * block_bytes(bits, block_size)
 
 
 def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
@@ -151,16 +153,8 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
             raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")
 
 
-def split_messages(
-    received: torch.Tensor, expected: list[Header], block_size: int, where: str, senders: Sequence[int] | None = None
-) -> list[torch.Tensor]:
-    """As `split`, for messages of codes: per rank, (blocks * block_bytes(bits, block_size),) uint8."""
-    sizes = [header.blocks * block_bytes(header.bits, block_size) for header in expected]
-    return split(received, expected, sizes, where, senders)
-
-
 def split(
-    received: torch.Tensor, expected: list[Header], sizes: list[int], where: str, senders: Sequence[int] | None = None
+    received: torch.Tensor, expected: list[Header], sizes: list[int], where: str, senders: Sequence[int]
 ) -> list[torch.Tensor]:
     """Cuts what a collective delivered into its messages and checks every header.
 
@@ -169,7 +163,7 @@ def split(
         expected: their headers.
         sizes: bytes in each, without the header.
         where: for the error message, and
-        senders: the rank that each came from; None: from all ranks, in order.
+        senders: the rank that each came from.
 
     Returns:
         Their payloads, uint8 views into `received`.
@@ -178,8 +172,7 @@ def split(
         LockstepError: a message is not what this rank expects; the text names the rank and what differs.
     """
     bodies, start = [], 0
-    ranks = range(len(expected)) if senders is None else senders
-    for rank, header, size in zip(ranks, expected, sizes, strict=True):
+    for rank, header, size in zip(senders, expected, sizes, strict=True):
         length = HEADER_BYTES + size
         message = received[start : start + length]
         check_header(message, header, rank, where)

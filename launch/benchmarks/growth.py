@@ -25,7 +25,6 @@ from common.values import count, level
 from costs import fit, model, predictions
 from costs.collectives import Hosts
 from costs.step import step
-from hvd_dyncomp import LEVELS
 from lab.shaping import bits_per_second
 
 FILE = "growth.json"

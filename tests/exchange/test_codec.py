@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from coded import message_bytes, split_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,10 +15,8 @@ from hvd_dyncomp.exchange.codec import (
     Header,
     Phase,
     header_tensor,
-    message_bytes,
     noise_for,
     shard_bounds,
-    split_messages,
 )
 from hvd_dyncomp.kernels.reference import encode
 

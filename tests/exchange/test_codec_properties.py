@@ -6,18 +6,18 @@ What concerns one kernel, packing, and bytes from elsewhere is in test_kernels.p
 import math
 
 import torch
+from coded import message_bytes, split_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.exchange.codec import (
     WIRE_VERSION,
+    Greeting,
     Header,
     count_nonfinite,
     header_tensor,
-    message_bytes,
     shard_bounds,
-    split_messages,
 )
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into
 from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_SCALE
@@ -123,15 +123,24 @@ def test_blocks_that_are_not_finite_are_lost_and_no_others(tensors, shape, noise
     assert count_nonfinite([payload], **shape) == len(lost)
 
 
-HEADERS = st.builds(Header, *[st.integers(0, 255)] * 4, *[WORDS] * 3)
+BYTE, LEVEL = st.integers(0, 255), st.sampled_from([0, *LEVELS])
+HEADERS = st.builds(Header, BYTE, BYTE, LEVEL, BYTE, *[WORDS] * 3)
+GREETINGS = st.builds(Greeting, BYTE, BYTE, LEVEL, LEVEL, *[WORDS] * 5)
 
 
 @ORDINARY
-@given(header=HEADERS)
-def test_headers_survive_their_bytes(header):
-    assert len(header.to_bytes()) == 16
-    assert Header.from_bytes(header.to_bytes()) == header
-    assert header_tensor(header, torch.device("cpu")).numpy().tobytes() == header.to_bytes()
+@given(sent=HEADERS | GREETINGS)
+def test_headers_and_greetings_survive_their_bytes(sent):
+    assert len(sent.to_bytes()) == (16 if isinstance(sent, Header) else 24)
+    assert type(sent).from_bytes(sent.to_bytes()) == sent
+
+
+@ORDINARY
+@given(data=st.binary(min_size=16, max_size=16))
+def test_other_bytes_are_another_header(data):
+    """Nothing that a level cannot be passes for one."""
+    header = Header.from_bytes(data)
+    assert header.bits not in LEVELS or header.to_bytes() == data
 
 
 @ORDINARY

@@ -1,0 +1,118 @@
+"""At which level each block of a bucket travels, and the kernels for spans of blocks whatever their levels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from hvd_dyncomp import kernels
+from hvd_dyncomp.exchange.codec import Span, count_nonfinite
+from hvd_dyncomp.kernels import Noise, block_bytes
+
+
+class Run(NamedTuple):
+    """Consecutive blocks at one level: `blocks` of them from the `first` of the bucket on."""
+
+    first: int
+    blocks: int
+    bits: float
+
+
+class Coding:
+    """What stands for the values of a bucket's blocks on the wire.
+
+    The payload of a span is that of its blocks, in order; each block is as long as its level says.
+
+    Args:
+        runs: all blocks of the bucket, in order, neighbours of one level in one run.
+        block_size: values in a block.
+    """
+
+    def __init__(self, runs: Sequence[Run], block_size: int) -> None:
+        self._runs, self._block_size = runs, block_size
+
+    def nbytes(self, span: Span) -> int:
+        """Length of a span's payload."""
+        return sum(run.blocks * block_bytes(run.bits, self._block_size) for run in self._within(span))
+
+    def encode(
+        self,
+        payload: torch.Tensor,
+        span: Span,
+        values: list[torch.Tensor],
+        residual: torch.Tensor | None,
+        *,
+        origin: int = 0,
+        noise: Noise | None = None,
+    ) -> None:
+        """Quantizes (`kernels.encode_into`).
+
+        Args:
+            payload: (nbytes(span),) uint8, overwritten.
+            values: contiguous float32 tensors that stand for the bucket's values from the `origin`-th on.
+            residual: (values of the span,) float32, updated in place; None for no error feedback.
+            noise: for stochastic rounding.
+        """
+        for run, own, [piece] in self._pieces(span, [payload], residual):
+            first = run.first * self._block_size
+            kernels.encode_into(piece, values, own, first=first - origin, noise=_from(noise, first), **self._form(run))
+
+    def reduce(
+        self,
+        payload: torch.Tensor,
+        span: Span,
+        versions: list[torch.Tensor],
+        residual: torch.Tensor | None,
+        *,
+        values: int,
+        noise: Noise | None = None,
+    ) -> None:
+        """Decodes versions of the span, sums, quantizes (`kernels.reduce_into`); `values`: real ones in the bucket."""
+        for run, own, [piece, *pieces] in self._pieces(span, [payload, *versions], residual):
+            first = run.first * self._block_size
+            real = max(0, values - first)
+            kernels.reduce_into(piece, pieces, own, real=real, noise=_from(noise, first), **self._form(run))
+
+    def decode(self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float) -> int:
+        """Writes the sum of the versions of the span, times `factor`, into the bucket's values.
+
+        Returns:
+            How many blocks are not finite in at least one version.
+        """
+        nonfinite = 0
+        for run, _, pieces in self._pieces(span, versions):
+            kernels.decode_into(values, pieces, first=run.first * self._block_size, factor=factor, **self._form(run))
+            # Now that decoding has brought them into the caches.
+            nonfinite += count_nonfinite(pieces, run.bits, self._block_size)
+        return nonfinite
+
+    def _form(self, run: Run) -> dict:
+        return {"bits": run.bits, "block_size": self._block_size}
+
+    def _within(self, span: Span) -> Iterator[Run]:
+        last = span.first + span.blocks
+        for run in self._runs:
+            first, end = max(run.first, span.first), min(run.first + run.blocks, last)
+            if first < end:
+                yield Run(first, end - first, run.bits)
+
+    def _pieces(
+        self, span: Span, payloads: list[torch.Tensor], residual: torch.Tensor | None = None
+    ) -> Iterator[tuple[Run, torch.Tensor | None, list[torch.Tensor]]]:
+        """For each run in the span: itself, its part of the residual and of each payload."""
+        start = 0
+        for run in self._within(span):
+            end = start + run.blocks * block_bytes(run.bits, self._block_size)
+            own = None
+            if residual is not None:
+                begin = (run.first - span.first) * self._block_size
+                own = residual[begin : begin + run.blocks * self._block_size]
+            yield run, own, [payload[start:end] for payload in payloads]
+            start = end
+
+
+def _from(noise: Noise | None, first: int) -> Noise | None:
+    """Randomness for the values from the `first` of the bucket on."""
+    return noise and noise._replace(first=first)
