@@ -19,8 +19,9 @@ from hvd_dyncomp.exchange.codec import (
     header_tensor,
     shard_bounds,
 )
-from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into
+from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, scales
 from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_SCALE
+from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 FORMATS = st.fixed_dictionaries({"bits": st.sampled_from(COMPRESSED), "block_size": st.sampled_from([64, 128, 256])})
@@ -69,7 +70,8 @@ def test_nothing_is_lost_and_errors_are_bounded(tensors, shape, noise):
     blocks = len(x) // shape["block_size"]
     residual = torch.zeros(len(x))
     payload = encoded(tensors, blocks, residual, noise=noise, **shape)
-    assert payload.numel() == blocks * (4 + shape["block_size"] * shape["bits"] // 8)
+    width = 4 if shape["bits"] >= 1 else 2  # of a scale
+    assert payload.numel() == blocks * (width + shape["block_size"] * shape["bits"] // 8)
     got = decoded(payload, blocks, **shape)
     if not blocks:
         return
@@ -78,11 +80,18 @@ def test_nothing_is_lost_and_errors_are_bounded(tensors, shape, noise):
     assert ((got.double() + residual.double() - x.double()).abs() <= ulp)[:real].all()
     assert not residual[real:].any(), "padding owes nothing"
 
-    scale = payload.view(blocks, -1)[:, :4].contiguous().view(torch.float32).double()
-    half, mid_rise = PLACEMENTS[shape["bits"]][:2]
+    scale = scales(payload, **shape).double().view(-1, 1)
     rows, errors = x.view(blocks, -1).double(), (got - x).view(blocks, -1).double().abs()
-    outermost = (half - 0.5 if mid_rise else half) * scale
-    allowed = torch.maximum(scale if noise else scale / 2, rows.abs() - outermost)
+    if shape["bits"] >= 1:
+        half, mid_rise = PLACEMENTS[shape["bits"]][:2]
+        outermost = (half - 0.5 if mid_rise else half) * scale
+        allowed = torch.maximum(scale if noise else scale / 2, rows.abs() - outermost)
+    else:  # of each group one value arrives, at most
+        arrived = got.view(blocks, group_size(shape["bits"]), -1) != 0
+        assert arrived.sum(dim=1).max() <= 1
+        outermost = MAGNITUDES[shape["bits"]].most * scale
+        allowed = torch.maximum(scale / 2, rows.abs() - outermost)
+        allowed = torch.where(arrived.view(blocks, -1), allowed, rows.abs())
     assert (errors <= allowed * (1 + 1e-5) + ulp.view(blocks, -1)).all()
     if noise is None and shape["bits"] >= 5:
         finest = torch.clamp(rows.abs().amax(dim=1, keepdim=True) / (2 * half), min=half * SMALLEST_SCALE)
