@@ -40,7 +40,7 @@ class AutoLevel:
 
     def __init__(self, reprobe_epochs: int) -> None:
         self._reprobe_epochs = reprobe_epochs
-        self._floor = UNCOMPRESSED
+        self._floor: float = UNCOMPRESSED
         self._chosen: float | None = UNCOMPRESSED
         self._since = 0
         self.bits: float | None = None
@@ -51,7 +51,7 @@ class AutoLevel:
         self._next = 0
         self._times: dict[float, list[float]] = {}
         self._last: tuple[int, float] | None = None  # epoch and time of the step before this one
-        self.verdict = 0
+        self.verdict: float = 0
 
     def begin_step(self, floor: float, epoch: int, now: float) -> float:
         """Fixes the level of a step that begins, and returns it.

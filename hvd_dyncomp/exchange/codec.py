@@ -125,11 +125,12 @@ class Flag(IntFlag):
     """In a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
-    will say why.
+    will say why. ENERGIES: it is time to put energies together, at the end of the step.
     """
 
     FRESH = 1
     FAILED = 2
+    ENERGIES = 4
 
 
 def header_tensor(header: Header, device: torch.device) -> torch.Tensor:

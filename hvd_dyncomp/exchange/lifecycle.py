@@ -200,6 +200,11 @@ class Lifecycle:
         self.abandon()
         self.state = Unbound({**self.debts(), "rank": None})
 
+    def spend_as(self, spending: Mapping[str, Any] | None) -> None:
+        """Takes over how another rank spends its bits; what is gathered for the next time begins anew. When suspended."""
+        anew = {"sums": [0.0] * len(spending["units"]), "steps": 0, "samples": 0} if spending else {}
+        self.state = Unbound({**self.debts(), "spending": spending and {**spending, **anew}})
+
     def forget(self) -> None:
         """Nothing is owed any more."""
         if self.plan is not None:
@@ -209,7 +214,7 @@ class Lifecycle:
             self.state = Unbound(None)
 
     def debts(self) -> dict[str, Any]:
-        """Both residuals by parameter name (`residuals.export`), and whose they are."""
+        """Both residuals by parameter name (`residuals.export`), whose they are, and how bits are spent."""
         if isinstance(self.state, (Unbound, Failed)) and self.state.debts is not None:
             return dict(self.state.debts)
         binding = self.plan.binding if self.plan else None
@@ -218,6 +223,7 @@ class Lifecycle:
             "world_size": binding.world_size if binding else 1,
             "factor": binding.factor if binding else 1.0,
             "hosts": list(map(list, self.plan.arranged.hosts)) if self.plan and self.plan.arranged else None,
+            "spending": self.plan.spending.state_dict() if self.plan and self.plan.spending else None,
             **residuals.export(self.plan.buckets if self.plan else []),
         }
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange.buckets import Slot
 from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
@@ -36,6 +36,7 @@ class Step:
         number: of the step, the same on all ranks.
         seed: for stochastic rounding, or None.
         fresh: whether backward has run since the last exchange.
+        epoch: that it belongs to.
         traffic: where its bytes are counted.
 
     Attributes:
@@ -45,15 +46,28 @@ class Step:
     """
 
     def __init__(
-        self, plan: Plan, *, bits: float, proposal: float, number: int, seed: int | None, fresh: bool, traffic: Traffic
+        self,
+        plan: Plan,
+        *,
+        bits: float,
+        proposal: float,
+        number: int,
+        seed: int | None,
+        fresh: bool,
+        epoch: int,
+        traffic: Traffic,
     ) -> None:
         self._plan, self.bits, self._number, self._fresh, self.traffic = plan, bits, number, fresh, traffic
+        self._epoch = epoch
         self.submitted: set[str] = set()
         self.proposal: float = 0
         self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         rank, buckets = plan.binding.rank, plan.buckets
+        flags = Flag.FRESH if fresh else Flag(0)
+        if plan.spending is not None and plan.spending.begin_step(bits, epoch):
+            flags |= Flag.ENERGIES
         greeting = Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
@@ -61,7 +75,7 @@ class Step:
             proposal if rank == 0 else 0,
             plan.composition,
             number & 0xFFFFFFFF,
-            Flag.FRESH if fresh else 0,
+            flags,
             checksum(plan.transport.host),
             plan.checksum,
         )
@@ -90,6 +104,9 @@ class Step:
         Args:
             in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
         """
+        spending = self._plan.spending
+        if spending is not None and spending.sampling:
+            spending.note(slot, gradient)  # before the mean is written there
         with self._lock:
             # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
             # the first handshake it is not known who quantizes what.
@@ -138,6 +155,9 @@ class Step:
                 self._finish()
             else:
                 self._finish_uncompressed()
+            if self._handshake.flags & Flag.ENERGIES and self._plan.spending is not None:
+                name = f"hvd_dyncomp.{self._plan.binding.label}.energies"
+                self._plan.spending.put_together(self._plan.transport, name, self._epoch)
 
     def abandon(self) -> None:
         """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""

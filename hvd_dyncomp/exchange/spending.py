@@ -1,0 +1,182 @@
+"""A budget of bits, spent on the tensors whose gradients it serves best: levels that differ, and change, in step.
+
+Every rank sums up the energy (squared norm) of each tensor's gradients. Now and then all ranks put their sums together,
+at the end of a step, when they wait for each other anyway; what each makes of them is the same on all. The greeting of
+a step asks for that, so that one rank's wish is everybody's, and has a checksum of the levels, so that ranks that
+have others hear so before anything is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.allocation import LOST, allocate, error
+from hvd_dyncomp.checks import finite, integer, shown
+from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.exchange.slots import Slot, Unit
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
+from hvd_dyncomp.transport.base import Transport, gather_json
+
+logger = logging.getLogger(__name__)
+
+# The first energies are put together after so many steps: until then all tensors have the budget's own level.
+FIRST = 8
+# and small ones this, if the budget is not more.
+SMALL = 8
+# From then on every so many steps are looked at: a look is a pass over the gradients.
+SAMPLED = 8
+# Energies are put together again in a new epoch, or after so many steps, whichever comes first.
+EVERY = 1000
+# An allocation stays as long as its error is within this factor of the best one's, so that levels do not flap.
+KEPT = 1.1
+
+
+class Spending:
+    """Which unit (`buckets.Unit`) of some buckets travels at which level.
+
+    Args:
+        buckets: all that an optimizer has.
+
+    Attributes:
+        sampling: whether this step's gradients are to be `note`d.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket]) -> None:
+        self._buckets = buckets
+        self._units = [unit for bucket in buckets for unit in bucket.units]
+        self._sizes = [_charged(unit, bucket.block_size) for bucket in buckets for unit in bucket.units]
+        self._sums = [torch.zeros(len(bucket.units), dtype=torch.float64, device=bucket.device) for bucket in buckets]
+        self._energies: list[float] | None = None  # of all ranks; the same on all
+        self._kept: dict[float, tuple[float, ...]] = {}  # the levels in use, by budget
+        self._settled: set[float] = set()  # budgets for which that has been seen to, since energies are what they are
+        self._steps = self._samples = 0  # since energies were put together
+        self._epoch = 0
+        self.sampling = False
+
+    def levels(self, budget: float) -> dict[str, float]:
+        """Bits a value by the name of a unit's first parameter."""
+        found = self._levels(budget) or [budget] * len(self._units)
+        return {unit.name: bits for unit, bits in zip(self._units, found, strict=True)}
+
+    def begin_step(self, budget: float, epoch: int) -> bool:
+        """Sets the level of every unit for a step; returns whether energies should be put together at its end.
+
+        Args:
+            budget: mean bits a value; 32 for none.
+            epoch: that the step belongs to.
+        """
+        compressed = budget != UNCOMPRESSED
+        found = iter(self._levels(budget) or ())
+        for bucket in self._buckets:
+            bucket.levels = tuple(bits for _, bits in zip(bucket.units, found, strict=False)) or None
+        self.sampling = compressed and (self._steps < FIRST or self._steps % SAMPLED == 0)
+        self._steps += compressed
+        self._samples += self.sampling
+        if self._energies is None:
+            return self._steps >= FIRST
+        return self._samples > 0 and (epoch != self._epoch or self._steps >= EVERY)
+
+    def note(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Adds a gradient's energy to its unit's. Waits for no device."""
+        energy = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square().double()
+        energy = torch.where(energy.isfinite(), energy, 0.0)
+        self._sums[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
+
+    def put_together(self, transport: Transport, name: str, epoch: int) -> None:
+        """All ranks learn each other's energies. Collective, blocking.
+
+        Args:
+            transport: among the optimizer's ranks.
+            name: of the collective.
+            epoch: that the step belongs to.
+        """
+        everyone = gather_json(transport, {"sums": self._own(), "epoch": epoch}, name)
+        self._energies = [sum(rank["sums"][unit] for rank in everyone) for unit in range(len(self._units))]
+        self._epoch = everyone[0]["epoch"]
+        self._settled.clear()
+        self._steps = self._samples = 0
+        for sums in self._sums:
+            sums.zero_()
+
+    def _levels(self, budget: float) -> tuple[float, ...] | None:
+        """Of all units; None for the budget's own."""
+        if budget == UNCOMPRESSED:
+            return None
+        if self._energies is None or not any(self._energies):
+            return tuple(max(SMALL, budget) if unit.small else budget for unit in self._units)
+        if budget not in self._settled:
+            best, kept = allocate(self._sizes, self._energies, budget), self._kept.get(budget)
+            if kept is None or error(self._energies, kept) > KEPT * error(self._energies, best):
+                self._kept[budget] = best
+                self._say(budget, best)
+            self._settled.add(budget)
+        return self._kept[budget]
+
+    def _say(self, budget: float, levels: tuple[float, ...]) -> None:
+        total = sum(self._sizes)
+        shares = {
+            bits: sum(s for s, b in zip(self._sizes, levels, strict=True) if b == bits) for bits in sorted(set(levels))
+        }
+        spent = ", ".join(f"{size / total:.1%} at {bits}" for bits, size in shares.items())
+        logger.info("a budget of %s bits: %s", budget, spent)
+
+    def _own(self) -> list[float]:
+        """This rank's sums."""
+        return torch.cat([sums.cpu() for sums in self._sums]).tolist() if self._sums else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data. All but "sums" is the same on all ranks."""
+        return {
+            "units": [[unit.name, unit.numel] for unit in self._units],
+            "sums": self._own(),
+            "energies": self._energies,
+            "kept": [[bits, list(levels)] for bits, levels in self._kept.items()],
+            "steps": self._steps,
+            "samples": self._samples,
+            "epoch": self._epoch,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` returned, if it was of the same units; begins anew if it was of others."""
+        if state["units"] != [[unit.name, unit.numel] for unit in self._units]:
+            logger.warning("the tensors or their buckets changed: levels are allocated anew")
+            return
+        sizes = [len(sums) for sums in self._sums]
+        for sums, part in zip(self._sums, torch.tensor(state["sums"], dtype=torch.float64).split(sizes), strict=True):
+            sums.copy_(part)
+        self._energies = state["energies"]
+        self._kept = {bits: tuple(levels) for bits, levels in state["kept"]}
+        self._settled = set(self._kept)
+        self._steps, self._samples, self._epoch = state["steps"], state["samples"], state["epoch"]
+
+
+def _charged(unit: Unit, block_size: int) -> int:
+    """Values that its level is paid for: whole blocks."""
+    blocks = unit.blocks(block_size)
+    return (blocks.stop - blocks.start) * block_size
+
+
+def checked(state: Any) -> Mapping[str, Any] | None:
+    """What `Spending.load_state_dict` takes, or None.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    if state is None:
+        return None
+    units = len([(str(name), integer("numel", numel, 1)) for name, numel in state["units"]])
+    lists = [state["sums"], *([] if state["energies"] is None else [state["energies"]])]
+    for energies in lists:
+        if len([finite("energies", energy, 0) for energy in energies]) != units:
+            raise ValueError(f"energies must be {units}, got {shown(energies)}")
+    for bits, levels in state["kept"]:
+        check_level("bits", bits)
+        if [bits for bits in levels if bits in LOST] != list(levels) or len(levels) != units:
+            raise ValueError(f"levels must be {units} of {tuple(LOST)}, got {shown(levels)}")
+    for name in ("steps", "samples", "epoch"):
+        integer(name, state[name], 0)
+    return state
