@@ -201,7 +201,7 @@ class Lifecycle:
         self.state = Unbound({**self.debts(), "rank": None})
 
     def spend_as(self, spending: Mapping[str, Any] | None) -> None:
-        """Takes over how another rank spends its bits; what is gathered for the next time begins anew. When suspended."""
+        """Takes over how another rank spends its bits, when suspended; what it has gathered is its own."""
         anew = {"sums": [0.0] * len(spending["units"]), "steps": 0, "samples": 0} if spending else {}
         self.state = Unbound({**self.debts(), "spending": spending and {**spending, **anew}})
 

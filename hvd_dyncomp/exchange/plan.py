@@ -85,7 +85,7 @@ class Plan:
                 raise bucket.failure
         if state is not None:
             residuals.restore(self.buckets, state, rank, world_size, self.binding.factor)
-        self.spending = Spending(self.buckets) if settings.allocation == "error" else None
+        self.spending = Spending(self.buckets, rank) if settings.allocation == "error" else None
         if self.spending is not None and state is not None and state.get("spending"):
             self.spending.load_state_dict(state["spending"])
         self._composition = checksum(json.dumps(self._about()))

@@ -40,13 +40,14 @@ class Spending:
 
     Args:
         buckets: all that an optimizer has.
+        rank: of this process; the first one logs.
 
     Attributes:
         sampling: whether this step's gradients are to be `note`d.
     """
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self._buckets = buckets
+    def __init__(self, buckets: Sequence[Bucket], rank: int) -> None:
+        self._buckets, self._rank = buckets, rank
         self._units = [unit for bucket in buckets for unit in bucket.units]
         self._sizes = [_charged(unit, bucket.block_size) for bucket in buckets for unit in bucket.units]
         self._sums = [torch.zeros(len(bucket.units), dtype=torch.float64, device=bucket.device) for bucket in buckets]
@@ -94,9 +95,9 @@ class Spending:
             name: of the collective.
             epoch: that the step belongs to.
         """
-        everyone = gather_json(transport, {"sums": self._own(), "epoch": epoch}, name)
-        self._energies = [sum(rank["sums"][unit] for rank in everyone) for unit in range(len(self._units))]
-        self._epoch = everyone[0]["epoch"]
+        everyone = gather_json(transport, self._own(), name)
+        self._energies = [sum(sums) for sums in zip(*everyone, strict=True)]
+        self._epoch = epoch
         self._settled.clear()
         self._steps = self._samples = 0
         for sums in self._sums:
@@ -117,12 +118,13 @@ class Spending:
         return self._kept[budget]
 
     def _say(self, budget: float, levels: tuple[float, ...]) -> None:
-        total = sum(self._sizes)
-        shares = {
-            bits: sum(s for s, b in zip(self._sizes, levels, strict=True) if b == bits) for bits in sorted(set(levels))
-        }
-        spent = ", ".join(f"{size / total:.1%} at {bits}" for bits, size in shares.items())
-        logger.info("a budget of %s bits: %s", budget, spent)
+        if self._rank:
+            return
+        for bits in sorted(set(levels)):
+            names = [unit.name for unit, own in zip(self._units, levels, strict=True) if own == bits]
+            size = sum(size for size, own in zip(self._sizes, levels, strict=True) if own == bits)
+            share = f"{size / sum(self._sizes):.1%} of all values"
+            logger.info("a budget of %s bits: %s, %s, at %s bits", budget, ", ".join(names), share, bits)
 
     def _own(self) -> list[float]:
         """This rank's sums."""

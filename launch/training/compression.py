@@ -47,6 +47,10 @@ class Baseline:
         """Called after every exchange."""
         self._steps += 1
 
+    def tensor_levels(self) -> dict[str, float]:
+        """None of them has a level of its own."""
+        return {}
+
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """Nothing to report: all steps are alike."""
         return {}
@@ -70,6 +74,7 @@ class Quantized:
 
     def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
         self.controller = Controller(policy)
+        self._allocated = args.allocation == "error"
         self.compressor = DynamicQuantizer(
             self.controller,
             error_feedback=args.error_feedback,
@@ -78,6 +83,7 @@ class Quantized:
             seed=args.seed,
             auto_level=args.auto_level,
             hierarchical=_HIERARCHICAL[args.hierarchical],
+            allocation=args.allocation,
         )
 
     @property
@@ -91,6 +97,10 @@ class Quantized:
 
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
+
+    def tensor_levels(self) -> dict[str, float]:
+        """Bits a value by tensor, where they differ: with ``--allocation error``."""
+        return self.compressor.levels() if self._allocated else {}
 
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """How many of an epoch's steps ran at which level: more than one only with ``--auto-level``."""

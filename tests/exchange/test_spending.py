@@ -1,0 +1,268 @@
+"""A budget of bits: tensors have levels of their own, the same on all ranks, and change them in the same step."""
+
+import pytest
+import torch
+from simulated import Worker, noise, on_ranks, places, set_level
+
+from hvd_dyncomp import LockstepError
+from hvd_dyncomp.exchange import spending
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, Span
+from hvd_dyncomp.exchange.coding import Coding, Run
+from hvd_dyncomp.exchange.slots import Slot, Unit, runs, units
+from hvd_dyncomp.kernels import block_bytes
+
+# In the order of buckets: "small" are two tensors of one unit. Energies differ by a factor of 100 from name to name.
+SIZES = {"a": 640, "b": 1280, "c": 320, "s1": 5, "s2": 7}
+STRENGTH = {"a": 0.1, "b": 1.0, "c": 10.0, "s1": 3.0, "s2": 3.0}
+WORLDS = places("2", "3", "2x2")
+FIRST = spending.FIRST
+
+
+def gradients(worker: Worker, step: int, strength=STRENGTH) -> dict[str, torch.Tensor]:
+    return {name: strength[name] * gradient for name, gradient in worker.noise(step).items()}
+
+
+def run(ranks, hosts, program, bits=1, **arguments):
+    arguments = {"allocation": "error", "min_numel": 100, **arguments}
+    return on_ranks(ranks, program, SIZES, bits, hosts=hosts, **arguments)
+
+
+@WORLDS
+def test_levels_follow_energies_after_the_first_steps(ranks, hosts):
+    def program(worker: Worker) -> list[dict]:
+        levels = []
+        for step in range(FIRST + 2):
+            worker.step(gradients(worker, step))
+            levels.append(worker.quantizer.levels())
+        return levels
+
+    results, world = run(ranks, hosts, program)
+    assert all(levels == results[0] for levels in results)
+    before, after = results[0][FIRST - 2], results[0][FIRST - 1]
+    assert before == {"c": 1, "b": 1, "a": 1, "s2": 8}, (
+        "the budget for all, and eight bits for the little that is small"
+    )
+    assert after == results[0][-1] and after["a"] < after["b"] < after["c"], after
+    sizes = {"a": 640, "b": 1280, "c": 320, "s2": 64}  # whole blocks of 64
+    assert sum(sizes[name] * bits for name, bits in after.items()) <= sum(sizes.values())
+    assert len(world.messages(".energies")) == ranks, "energies are put together once"
+
+
+@WORLDS
+@pytest.mark.parametrize("bits", [0.25, 2])
+def test_nothing_is_lost_while_levels_move(ranks, hosts, bits):
+    """What was put in is what came out and what is owed; all ranks hold the same bits."""
+    turned = {"a": 10.0, "b": 1.0, "c": 0.1, "s1": 0.3, "s2": 0.3}
+
+    def program(worker: Worker):
+        put_in, out, seen = ({name: 0.0 for name in SIZES} for _ in range(3))
+        levels = []
+        for step in range(3 * FIRST):
+            own = gradients(worker, step, STRENGTH if step <= FIRST else turned)
+            # bfloat16 can hold them: on their way within a host they are not rounded
+            own = {name: gradient.bfloat16().float() for name, gradient in own.items()}
+            reduced = worker.step(own)
+            for name in SIZES:
+                put_in[name] += own[name].double()
+                out[name] += ranks * reduced[name].double()
+                seen[name] = max(seen[name], float(own[name].abs().max()))
+            levels.append(tuple(worker.quantizer.levels().values()))
+            if step == 2 * FIRST:
+                next_epoch(worker)
+        state = worker.quantizer.state_dict()
+        worker.barrier("end")
+        return put_in, out, state, levels, seen
+
+    results, _ = run(ranks, hosts, program, bits)
+    assert len(set(results[0][3])) > 2, "levels have moved twice"
+    assert all(result[3] == results[0][3] for result in results)
+    for name, size in SIZES.items():
+        owed = torch.zeros(size, dtype=torch.float64)
+        for put_in, out, state, *_ in results:
+            assert torch.equal(out[name], results[0][1][name])
+            owed += put_in[name] + 0 - state["residuals"][name].double()
+        shards = shard_owed(results, name, size)
+        lost = owed - results[0][1][name] - shards
+        scale = max(result[4][name] for result in results)
+        assert lost.abs().max() <= 3e-4 * scale * ranks, name
+
+
+def next_epoch(worker: Worker) -> None:
+    """As `Controller.step` would: the epoch is one more."""
+    from hvd_dyncomp import Record
+
+    worker.controller.history.append(Record(worker.controller.epoch, {}, worker.controller.bits))
+
+
+def shard_owed(results: list, name: str, size: int) -> torch.Tensor:
+    """What shards' residuals hold for a parameter, where there are shards."""
+    total = torch.zeros(size, dtype=torch.float64)
+    starts = {"c": 0, "b": 320, "a": 1600, "s2": 2240, "s1": 2247}
+    for _, _, state, *_ in results:
+        for shard in state["shard_residuals"].values():
+            whole = torch.zeros(4096, dtype=torch.float64)
+            whole[shard["first"] : shard["first"] + shard["values"].numel()] = shard["values"].double()
+            total += whole[starts[name] : starts[name] + size]
+    return total
+
+
+@WORLDS
+def test_one_rank_in_a_new_epoch_is_enough(ranks, hosts):
+    """And whoever asked, all learn in the same step."""
+
+    def program(worker: Worker) -> list[dict]:
+        levels = []
+        for step in range(2 * FIRST):
+            if step == FIRST + 2 and worker.transport.rank == ranks - 1:
+                next_epoch(worker)
+            strength = STRENGTH if step < FIRST else dict.fromkeys(SIZES, 1.0)
+            worker.step(gradients(worker, step, strength))
+            levels.append(worker.quantizer.levels())
+        return levels
+
+    results, world = run(ranks, hosts, program)
+    assert all(levels == results[0] for levels in results)
+    assert len(world.messages(".energies")) == 2 * ranks
+    assert results[0][FIRST + 1] != results[0][FIRST + 2]
+
+
+@places("2", "2x2")
+def test_levels_stay_while_energies_move_little(ranks, hosts):
+    def program(worker: Worker) -> list[dict]:
+        levels = []
+        for step in range(FIRST + 30):
+            if step >= FIRST:
+                next_epoch(worker)
+            worker.step(gradients(worker, step))
+            levels.append(worker.quantizer.levels())
+        return levels
+
+    results, world = run(ranks, hosts, program)
+    assert len(world.messages(".energies")) > 3 * ranks
+    assert all(levels == results[0][FIRST - 1] for levels in results[0][FIRST - 1 :])
+
+
+@places("2", "3")
+def test_another_budget_needs_no_new_energies(ranks, hosts):
+    def program(worker: Worker) -> list[dict]:
+        levels = []
+        for step in range(FIRST + 4):
+            set_level(worker.controller, {FIRST: 0.25, FIRST + 1: 32, FIRST + 2: 4}.get(step, worker.controller.bits))
+            worker.step(gradients(worker, step))
+            levels.append(worker.quantizer.levels())
+        return levels
+
+    results, world = run(ranks, hosts, program)
+    one, quarter, none, four = results[0][FIRST - 1 : FIRST + 3]
+    assert all(quarter[name] <= one[name] <= four[name] for name in one) and quarter != one != four
+    assert set(none.values()) == {32}
+    assert len(world.messages(".energies")) == ranks
+
+
+@WORLDS
+def test_a_resumed_run_goes_on_bit_by_bit(ranks, hosts):
+    """Also through the next allocation, to which both halves have added."""
+    end = FIRST + 30
+
+    def program(worker: Worker, resumed_at: int | None = None):
+        means = []
+        for step in range(end):
+            if step == resumed_at:
+                state = worker.quantizer.state_dict()
+                worker = Worker(
+                    worker.transport, SIZES, 1, allocation="error", min_numel=100, controller=worker.controller
+                )
+                worker.quantizer.load_state_dict(state)
+            if step == end - 5:
+                next_epoch(worker)
+            means.append(worker.step(gradients(worker, step, STRENGTH if step < 20 else dict.fromkeys(SIZES, 1.0))))
+        return means, worker.quantizer.levels()
+
+    whole, _ = run(ranks, hosts, program)
+    for at in (3, FIRST, FIRST + 15):
+        halves, _ = run(ranks, hosts, lambda worker, at=at: program(worker, at))
+        for (expected, levels), (got, got_levels) in zip(whole, halves, strict=True):
+            assert levels == got_levels
+            for one, other in zip(expected, got, strict=True):
+                assert all(torch.equal(one[name], other[name]) for name in SIZES)
+
+
+def test_other_levels_on_one_rank_are_said_before_anything_is_sent():
+    def program(worker: Worker) -> str:
+        for step in range(FIRST + 1):
+            worker.step(gradients(worker, step))
+        if worker.transport.rank == 1:
+            plan = worker.quantizer._lifecycle.plan
+            plan.spending._kept = {1: (1, 1, 1, 1)}
+        with pytest.raises(LockstepError) as caught:
+            worker.step(gradients(worker, FIRST + 1))
+        return str(caught.value)
+
+    results, _ = run(2, (), program)
+    assert all("levels of tensors" in text and "rank 1 has [[1, 1, 1, 1]]" in text for text in results), results
+
+
+def test_without_gradients_the_budget_stays():
+    """Energies of zero, and of what is not finite, say nothing."""
+
+    def program(worker: Worker) -> dict:
+        for step in range(FIRST + 1):
+            own = {name: torch.zeros_like(g) for name, g in worker.noise(step).items()}
+            if step % 2:
+                own["a"][3] = float("nan")
+            worker.step(own)
+        return worker.quantizer.levels()
+
+    results, _ = run(2, (), program)
+    assert all(levels == {"c": 1, "b": 1, "a": 1, "s2": 8} for levels in results)
+
+
+def test_what_is_sent_is_what_the_levels_say():
+    def program(worker: Worker) -> int:
+        for step in range(FIRST + 1):
+            worker.step(gradients(worker, step))
+        return worker.quantizer.levels()
+
+    results, world = run(2, (), program)
+    levels = results[0]
+    blocks = {"c": range(0, 5), "b": range(5, 25), "a": range(25, 35), "s2": range(35, 36)}  # 320, 1280, 640, 12 values
+    expected = sum(block_bytes(levels[name], 64) * len(own) for name, own in blocks.items())
+    assert {len(message) for message in world.messages(".pair")[-2:]} == {HEADER_BYTES + expected}
+
+
+def test_a_block_of_several_units_has_the_highest_of_their_levels():
+    of = [Unit("a", 0, 100, False), Unit("b", 100, 28, False), Unit("c", 128, 64, False), Unit("s", 192, 70, True)]
+    assert runs(of, (0.5, 4, 1, 2), 64) == [Run(0, 1, 0.5), Run(1, 1, 4), Run(2, 1, 1), Run(3, 2, 2)]
+    assert runs(of, (2, 2, 2, 2), 64) == [Run(0, 5, 2)]
+    assert runs(of, (2, 0.125, 1, 8), 512) == [Run(0, 1, 8)]
+
+
+def test_small_tensors_are_one_unit():
+    slots = [Slot("a", (200,), 0, 0, 0, 200), Slot("b", (2,), 0, 1, 200, 2), Slot("c", (9,), 0, 2, 202, 9)]
+    assert units(slots, 100) == [Unit("a", 0, 200, False), Unit("b", 200, 11, True)]
+    assert units(slots, 1) == [Unit("a", 0, 200, False), Unit("b", 200, 2, False), Unit("c", 202, 9, False)]
+    assert units(slots[1:], 100) == [Unit("b", 200, 11, True)]
+
+
+@pytest.mark.parametrize("span", [Span(0, 7), Span(1, 4), Span(3, 0), Span(2, 1)])
+def test_a_coding_of_runs_is_each_run_by_itself(span):
+    of = [Run(0, 2, 4), Run(2, 1, 0.25), Run(3, 4, 8)]
+    coding, values = Coding(of, 64), noise("x", 7 * 64, 0, 0)
+    payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
+    residual = torch.zeros(64 * span.blocks)
+    coding.encode(payload, span, [values], residual)
+    out = torch.zeros(7 * 64)
+    assert coding.decode([out], span, [payload, payload], 0.5) == 0
+    first, last = 64 * span.first, 64 * (span.first + span.blocks)
+    assert not out[:first].any() and not out[last:].any()
+    torch.testing.assert_close(out[first:last] + residual, values[first:last], rtol=0, atol=1e-6)
+    own = [Coding([Run(0, run.blocks, run.bits)], 64) for run in of]
+    apart = b""
+    for run, alone in zip(of, own, strict=True):
+        begin, end = max(run.first, span.first), min(run.first + run.blocks, span.first + span.blocks)
+        if begin < end:
+            here = Span(begin - run.first, end - begin)
+            piece = torch.zeros(alone.nbytes(here), dtype=torch.uint8)
+            alone.encode(piece, here, [values[64 * run.first :]], torch.zeros(64 * here.blocks))
+            apart += piece.numpy().tobytes()
+    assert payload.numpy().tobytes() == apart
