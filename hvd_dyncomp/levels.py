@@ -36,4 +36,4 @@ def level_code(bits: float) -> int:
 
 def level_from_code(code: int) -> float:
     """The inverse of `level_code`, of any whole number: what is no level's code becomes no level."""
-    return code if code >= 0 else -1 / code
+    return code if code >= -1 else -1 / code

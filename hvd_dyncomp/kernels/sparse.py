@@ -1,9 +1,9 @@
 """Levels below one bit, in plain torch operators: of every group of values the largest travels. Part of the reference.
 
-A block is divided into groups of g = 8 / bits values: 16, 32 or 64. There are n = block_size / g of them, and group j is
-the values j, j + n, j + 2n, ... of the block. On the wire a group is one byte: from its lowest bits up the place of its
-largest magnitude (s, where that is value j + s n), its sign, and its magnitude as a multiple of the block's scale. A
-magnitude of zero sends nothing, and the byte is zero.
+A block is divided into groups of g = 8 / bits values: 16, 32 or 64. There are n = block_size / g of them, and group j
+is the values j, j + n, j + 2n, ... of the block. On the wire a group is one byte: from its lowest bits up the place of
+its largest magnitude (s, where that is value j + s n), its sign, and its magnitude as a multiple of the block's scale.
+A magnitude of zero sends nothing, and the byte is zero.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def encode(x: torch.Tensor, real: torch.Tensor, bits: float) -> tuple[torch.Tens
         bits: a level below one.
 
     Returns:
-        The scales, (blocks, 1) float32 that bfloat16 can hold: 0 where a block counts as zero, NaN where it is not finite;
-        and the codes, (blocks, block_size / group_size(bits)) uint8.
+        The scales, (blocks, 1) float32 that bfloat16 can hold: 0 where a block counts as zero, NaN where it is not
+        finite; and the codes, (blocks, block_size / group_size(bits)) uint8.
     """
     size, magnitudes = group_size(bits), MAGNITUDES[bits]
     places = size.bit_length() - 1  # bits of a place
