@@ -1,9 +1,11 @@
 """Which numbers are levels, and how a level travels in one byte."""
 
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +23,19 @@ def test_a_level_is_what_equals_one(bits):
 
 
 @given(st.floats() | st.fractions() | st.integers())
-def test_nothing_else_is(number):
+def test_no_other_number_is(number):
     if number not in LEVELS:
         with pytest.raises(ValueError, match="bits must be one of the levels .*, got "):
             check_level("bits", number)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [True, False, 0.5j, "0.5", None, [0.5], (4,), np.array(0.5), np.array([4]), torch.tensor(0.5), Decimal("0.5")],
+)
+def test_nothing_else_is(value):
+    with pytest.raises(ValueError, match="bits must be one of the levels .*, got "):
+        check_level("bits", value)
 
 
 def test_every_level_has_a_byte_of_its_own():

@@ -52,7 +52,7 @@ def test_levels_follow_energies_after_the_first_steps(ranks, hosts):
 @pytest.mark.parametrize("bits", [0.25, 2])
 def test_nothing_is_lost_while_levels_move(ranks, hosts, bits):
     """What was put in is what came out and what is owed; all ranks hold the same bits."""
-    turned = {"a": 10.0, "b": 1.0, "c": 0.1, "s1": 0.3, "s2": 0.3}
+    turned = {**STRENGTH, "a": 10.0}  # what shrinks would leave part of what it is owed to the bound
 
     def program(worker: Worker):
         put_in, out, seen = ({name: 0.0 for name in SIZES} for _ in range(3))

@@ -78,6 +78,26 @@ HVD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 
 HVD_INLINE Doubles widen(HalfFloats x) { return __builtin_convertvector(x, Doubles); }
 
+// Lane i has what was in lane i xor `by`, a number below kLanes.
+HVD_INLINE Floats swap_lanes(Floats x, int by) {
+#if defined(__x86_64__) && HVD_LANES == 16
+    return (Floats)_mm512_permutexvar_ps((__m512i)((Ints)lane_numbers() ^ by), (__m512)x);
+#elif defined(__x86_64__) && HVD_LANES == 8
+    return (Floats)_mm256_permutevar8x32_ps((__m256)x, (__m256i)((Ints)lane_numbers() ^ by));
+#elif defined(__x86_64__)
+    switch (by) {
+        case 1: return (Floats)_mm_shuffle_ps((__m128)x, (__m128)x, _MM_SHUFFLE(2, 3, 0, 1));
+        case 2: return (Floats)_mm_shuffle_ps((__m128)x, (__m128)x, _MM_SHUFFLE(1, 0, 3, 2));
+        case 3: return (Floats)_mm_shuffle_ps((__m128)x, (__m128)x, _MM_SHUFFLE(0, 1, 2, 3));
+        default: return x;
+    }
+#else
+    Floats swapped;
+    for (int i = 0; i < kLanes; ++i) swapped[i] = x[i ^ by];
+    return swapped;
+#endif
+}
+
 #if defined(__x86_64__) && HVD_LANES == 16
 
 HVD_INLINE Ints larger(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }

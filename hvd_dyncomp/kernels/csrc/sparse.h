@@ -1,8 +1,9 @@
 // Blocks at levels below one bit: of every group of values the largest travels, as sparse.py says. Included through core.h
 // only.
 //
-// The lanes of a vector are groups: the value at place s of group j of n is value j + s n of the block. What is said of V
-// vectors holds for so many side by side, which fill a line of the cache where that can be.
+// The lanes of a vector are groups. Row s of a block, values s n to s n + n of it, has the values at place s of the n groups,
+// that of group j in column j xor ((s xor s / n) mod n). What is said of V vectors holds for so many side by side, which fill
+// a line of the cache where that can be.
 #pragma once
 
 #include "kernels.h"
@@ -75,6 +76,29 @@ HVD_INLINE void with_width(size_t n, Action action) {
     if constexpr (kLanes == 4) action(Width<1, true>());  // the other variants leave these blocks to one with shorter vectors
 }
 
+// Where the values of row s are: those of a vector of groups in a vector of columns, with their lanes swapped.
+class Row {
+  public:
+    HVD_INLINE Row(size_t s, size_t n, int exponent)
+        : start_(s << exponent), other_((s ^ s >> exponent) & (n - 1) & ~kLane), lane_((s ^ s >> exponent) & (n - 1) & kLane) {}
+
+    HVD_INLINE size_t at(size_t group) const { return start_ + (group ^ other_); }
+    HVD_INLINE Floats swapped(Floats x) const { return swap_lanes(x, (int)lane_); }
+
+  private:
+    static constexpr size_t kLane = kLanes - 1;
+    size_t start_, other_, lane_;
+};
+
+// Calls `action` with every place in a group, its remainder by four, which the compiler knows, and its row.
+template <int Part, typename Action>
+HVD_INLINE void each_row(size_t n, Action action) {
+    const int exponent = __builtin_ctzll(n);
+    for (int four = 0; four < group_size(Part); four += 4)
+        HVD_UNROLL
+        for (int slot = 0; slot < 4; ++slot) action(four + slot, slot, Row(four + slot, n, exponent));
+}
+
 // ---- encoding --------------------------------------------------------------------------------------------------------
 
 template <int Part, int V, bool Short>
@@ -82,16 +106,16 @@ HVD_INLINE void find_largest(Largest found, const float* x, size_t n) {
     for (size_t i = 0; i < n; i += V * kLanes) {
         Ints most[V] = {}, place[V] = {};
         Floats value[V] = {};
-        Ints s = {};
-        for (int at = 0; at < group_size(Part); ++at, s += 1)
+        each_row<Part>(n, [&](int s, int, Row row) HVD_ALWAYS {
             HVD_UNROLL
             for (int v = 0; v < V; ++v) {
-                const Floats here = load_groups<Short, Floats>(x + at * n + i + v * kLanes, n);
+                const Floats here = row.swapped(load_groups<Short, Floats>(x + row.at(i + v * kLanes), n));
                 const Ints size = magnitude(here), above = size > most[v];
                 value[v] = select(above, here, value[v]);
-                place[v] = above ? s : place[v];
+                place[v] = above ? Ints{} + s : place[v];
                 most[v] = larger(most[v], size);
             }
+        });
         HVD_UNROLL
         for (int v = 0; v < V; ++v) {
             store(found.values + i + v * kLanes, value[v]);
@@ -153,14 +177,14 @@ HVD_INLINE void write_groups(uint8_t* codes, const float* x, Largest found, floa
             __builtin_memcpy(codes + i + v * kLanes, bytes, Short ? n : kLanes);
         }
         if (!residual) continue;
-        Ints s = {};
-        for (int at = 0; at < group_size(Part); ++at, s += 1)
+        each_row<Part>(n, [&](int s, int, Row row) HVD_ALWAYS {
             HVD_UNROLL
             for (int v = 0; v < V; ++v) {
-                const size_t to = at * n + i + v * kLanes;
+                const size_t to = row.at(i + v * kLanes);
                 const Floats here = load_groups<Short, Floats>(x + to, n);
-                store_groups<Short>(residual + to, here - only(place[v] == s, sent[v]), n);
+                store_groups<Short>(residual + to, here - row.swapped(only(place[v] == s, sent[v])), n);
             }
+        });
     }
 }
 
@@ -220,30 +244,28 @@ HVD_INLINE void read_sparse(float* out, Versions versions, size_t offset, const 
         const bool second = first + 1 < versions.count, last = first + together >= versions.count;
         const Sent<V> a = read_groups<Part, V, Short>(versions.payloads[first] + offset, versions.factor, i, n);
         const Sent<V> b = second ? read_groups<Part, V, Short>(versions.payloads[first + 1] + offset, versions.factor, i, n) : a;
-        Ints s = {};
-        for (int four = 0; four < group_size(Part); four += 4)
+        each_row<Part>(n, [&](int s, int slot, Row row) HVD_ALWAYS {
             HVD_UNROLL
-            for (int slot = 0; slot < 4; ++slot, s += 1)
-                HVD_UNROLL
-                for (int v = 0; v < V; ++v) {
-                    const size_t at = (four + slot) * n + i + v * kLanes;
-                    Floats sum = select(a.place[v] == s, a.value[v], a.others);
-                    if (first) sum = load_groups<Short, Floats>(out + at, n) + sum;
-                    if (second) sum += select(b.place[v] == s, b.value[v], b.others);
-                    if (Add && last) {
-                        prefetch<true>(residual + at, kBatchValues);
-                        const Floats own = load_groups<Short, Floats>(residual + at, n);
-                        norms.count(slot, sum, own);
-                        sum += own;
-                    }
-                    if constexpr (Stream && !Short) {
-                        if (last) {
-                            stream(out + at, sum);
-                            continue;
-                        }
-                    }
-                    store_groups<Short>(out + at, sum, n);
+            for (int v = 0; v < V; ++v) {
+                const size_t at = row.at(i + v * kLanes);
+                Floats sum = row.swapped(select(a.place[v] == s, a.value[v], a.others));
+                if (first) sum = load_groups<Short, Floats>(out + at, n) + sum;
+                if (second) sum += row.swapped(select(b.place[v] == s, b.value[v], b.others));
+                if (Add && last) {
+                    prefetch<true>(residual + at, kBatchValues);
+                    const Floats own = load_groups<Short, Floats>(residual + at, n);
+                    norms.count(slot, sum, own);
+                    sum += own;
                 }
+                if constexpr (Stream && !Short) {
+                    if (last) {
+                        stream(out + at, sum);
+                        continue;
+                    }
+                }
+                store_groups<Short>(out + at, sum, n);
+            }
+        });
     }
 }
 
