@@ -1,10 +1,11 @@
 """Levels below one bit, in plain torch operators: of every group of values the largest travels. Part of the reference.
 
 A block is divided into groups of g = 8 / bits values: 16, 32 or 64. There are n = block_size / g of them. A block is g
-rows of n values, and each has one value of every group: row s has that of group j in column j xor ((s xor s // n) mod n). So
-neither neighbours meet in a group nor, as far as that can be, values that are a power of two apart, such as those of a
-column of a matrix. On the wire a group is one byte: from its lowest bits up the place s of its largest magnitude, its
-sign, and its magnitude as a multiple of the block's scale. A magnitude of zero sends nothing, and the byte is zero.
+rows of n values, and each has one value of every group: row s has that of group j in column j xor ((s xor s // n) mod
+n). So neither neighbours meet in a group nor, as far as that can be, values that are a power of two apart, such as
+those of a column of a matrix. On the wire a group is one byte: from its lowest bits up the place s of its largest
+magnitude, its sign, and its magnitude as a multiple of the block's scale. A magnitude of zero sends nothing, and the
+byte is zero.
 """
 
 from __future__ import annotations

@@ -78,19 +78,16 @@ HVD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 
 HVD_INLINE Doubles widen(HalfFloats x) { return __builtin_convertvector(x, Doubles); }
 
-// Lane i has what was in lane i xor `by`, a number below kLanes.
-HVD_INLINE Floats swap_lanes(Floats x, int by) {
+// Lane i has what was in lane i xor `by`, a number below kLanes; `numbers` are the numbers of the lanes xor `by`.
+HVD_INLINE Floats swap_lanes(Floats x, int by, Ints numbers) {
 #if defined(__x86_64__) && HVD_LANES == 16
-    return (Floats)_mm512_permutexvar_ps((__m512i)((Ints)lane_numbers() ^ by), (__m512)x);
+    return (Floats)_mm512_permutexvar_ps((__m512i)numbers, (__m512)x);
 #elif defined(__x86_64__) && HVD_LANES == 8
-    return (Floats)_mm256_permutevar8x32_ps((__m256)x, (__m256i)((Ints)lane_numbers() ^ by));
-#elif defined(__x86_64__)
-    switch (by) {
-        case 1: return (Floats)_mm_shuffle_ps((__m128)x, (__m128)x, _MM_SHUFFLE(2, 3, 0, 1));
-        case 2: return (Floats)_mm_shuffle_ps((__m128)x, (__m128)x, _MM_SHUFFLE(1, 0, 3, 2));
-        case 3: return (Floats)_mm_shuffle_ps((__m128)x, (__m128)x, _MM_SHUFFLE(0, 1, 2, 3));
-        default: return x;
-    }
+    return (Floats)_mm256_permutevar8x32_ps((__m256)x, (__m256i)numbers);
+#elif defined(__GNUC__) && !defined(__clang__) && HVD_LANES == 4
+    if (by & 1) x = __builtin_shuffle(x, Ints{1, 0, 3, 2});
+    if (by & 2) x = __builtin_shuffle(x, Ints{2, 3, 0, 1});
+    return x;
 #else
     Floats swapped;
     for (int i = 0; i < kLanes; ++i) swapped[i] = x[i ^ by];
