@@ -202,8 +202,12 @@ class Lifecycle:
 
     def spend_as(self, spending: Mapping[str, Any] | None) -> None:
         """Takes over how another rank spends its bits, when suspended; what it has gathered is its own."""
-        anew = {"sums": [0.0] * len(spending["units"]), "steps": 0, "samples": 0} if spending else {}
-        self.state = Unbound({**self.debts(), "spending": spending and {**spending, **anew}})
+        debts = self.debts()
+        if spending is not None:
+            mine = debts.get("spending")
+            same = mine is not None and mine["units"] == spending["units"]
+            spending = {**spending, "sums": mine["sums"] if same else [0.0] * len(spending["units"])}
+        self.state = Unbound({**debts, "spending": spending})
 
     def forget(self) -> None:
         """Nothing is owed any more."""
