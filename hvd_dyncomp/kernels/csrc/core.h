@@ -127,9 +127,10 @@ void reduce_level(uint8_t* out, Versions versions, float* residual, size_t real,
     write_blocks<Level, Stochastic>(out, residual, shape, noise, scratch, next);
 }
 
-// The streams of a block, or its groups, have to fill a vector; shorter blocks are for a variant with shorter vectors.
+// The streams of a block, or its groups, have to fill a vector; shorter blocks are for a variant with shorter vectors. There
+// is none below four lanes: these take what does not fill a vector.
 HVD_INLINE bool too_short(Shape shape) {
-    return shape.block_size < (size_t)(shape.level < 0 ? -8 * shape.level : 8) * kLanes;
+    return kLanes > 4 && shape.block_size < (size_t)(shape.level < 0 ? -8 * shape.level : 8) * kLanes;
 }
 
 #define HVD_EACH_LEVEL(CASE) \
