@@ -2,9 +2,9 @@
 
     python launch/study.py --simulate lost --model resnet8 --steps 60
 
-Trains anew at each level, with one worker whose gradients are quantized with error feedback, and prints, as Markdown, the
-share of the squared norm of gradient + residual that a step leaves behind: over all large tensors, and the least and the
-most of one tensor. The first half of the steps is not looked at: residuals need as long to be what they will be.
+Trains anew at each level, with one worker whose gradients are quantized with error feedback, and prints, as Markdown,
+the share of the squared norm of gradient + residual that a step leaves behind: of all large tensors, and the least and
+the most of one tensor. The first half of the steps is not looked at: residuals need as long to be what they will be.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ def shares(data: Data, bits: float, *, model: str, steps: int, seed: int) -> lis
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-4)
     owed = {p: torch.zeros(-(-p.numel() // BLOCK_SIZE) * BLOCK_SIZE) for p in parameters if p.numel() >= SMALL}
     lost, whole = ({p: 0.0 for p in owed} for _ in range(2))
-    batches = (
-        batch for epoch in range(steps) for batch in TrainBatches(data, 64, rank=0, size=1, seed=seed).epoch(epoch)
-    )
+    shard = TrainBatches(data, 64, rank=0, size=1, seed=seed)
+    batches = (batch for epoch in range(steps) for batch in shard.epoch(epoch))
     for step in range(steps):
         images, labels = next(batches)
         optimizer.zero_grad()
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> None:
     """
     torch.set_num_threads(1)
     data = load(args.dataset, args.data_dir, limit_train=args.limit_train)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for bits in LEVELS[:-2]:
         found = [shares(data, bits, model=args.model, steps=args.steps, seed=seed) for seed in range(args.seeds)]
         tensors = [statistics.mean(own) for own in zip(*found, strict=True)]
