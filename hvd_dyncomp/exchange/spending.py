@@ -33,6 +33,8 @@ SAMPLED = 8
 EVERY = 1000
 # An allocation stays as long as its error is within this factor of the best one's, so that levels do not flap.
 KEPT = 1.1
+# A norm of more counts as one that is not finite: sums of squares are to stay finite.
+LARGEST = 1e100
 
 
 class Spending:
@@ -83,8 +85,9 @@ class Spending:
 
     def note(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Adds a gradient's energy to its unit's. Waits for no device."""
-        energy = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square().double()
-        energy = torch.where(energy.isfinite(), energy, 0.0)
+        dtype = torch.promote_types(gradient.dtype, torch.float32)  # it cannot be less than the gradient's
+        norm = torch.linalg.vector_norm(gradient.detach(), dtype=dtype).double()
+        energy = torch.where(norm < LARGEST, norm, 0.0).square()
         self._sums[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
 
     def put_together(self, transport: Transport, name: str, epoch: int) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from simulated import Worker, noise, on_ranks, places, set_level
+from simulated import SimulatedOptimizer, Worker, noise, on_ranks, places, set_level
 
 from hvd_dyncomp import LockstepError
 from hvd_dyncomp.exchange import spending
@@ -216,6 +216,19 @@ def test_without_gradients_the_budget_stays():
 
     results, _ = run(2, (), program)
     assert all(levels == {"c": 1, "b": 1, "a": 1, "s2": 8} for levels in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_parameters_of_any_dtype(dtype):
+    def program(worker: Worker) -> dict:
+        worker.parameters = {name: torch.nn.Parameter(p.to(dtype)) for name, p in worker.parameters.items()}
+        worker.optimizer = SimulatedOptimizer(worker.parameters, worker.quantizer, worker.transport)
+        for step in range(FIRST):
+            worker.step({name: gradient.to(dtype) for name, gradient in gradients(worker, step).items()})
+        return worker.quantizer.levels()
+
+    results, _ = run(2, (), program)
+    assert all(levels["a"] < levels["b"] < levels["c"] for levels in results), results
 
 
 def test_what_is_sent_is_what_the_levels_say():
