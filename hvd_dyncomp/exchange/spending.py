@@ -1,9 +1,10 @@
 """A budget of bits, spent on the tensors whose gradients it serves best: levels that differ, and change, in step.
 
-Every rank sums up the energy (squared norm) of each tensor's gradients. Now and then all ranks put their sums together,
-at the end of a step, when they wait for each other anyway; what each makes of them is the same on all. The greeting of
-a step asks for that, so that one rank's wish is everybody's, and has a checksum of the levels, so that ranks that
-have others hear so before anything is sent.
+Every rank sums up the energy (squared norm) of each tensor's gradients. Now and then all ranks put their sums together;
+what each makes of them is the same on all. The greeting of a step asks for that, so that one rank's wish is everybody's,
+and has a checksum of the levels, so that ranks that have others hear so before anything is sent. The sums go out as
+soon as the greetings are known, whatever the program does: who waits for them at the end of his step may be waited for
+by others in another optimizer's. So they are those of the steps before, which nothing changes any more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.slots import Slot, Unit
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
-from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.base import Transport, finish_gather_json, start_gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Spending:
         self._units = [unit for bucket in buckets for unit in bucket.units]
         self._sizes = [_charged(unit, bucket.block_size) for bucket in buckets for unit in bucket.units]
         self._sums = [torch.zeros(len(bucket.units), dtype=torch.float64, device=bucket.device) for bucket in buckets]
+        self._noted = [torch.zeros_like(sums) for sums in self._sums]  # in the step under way
         self._energies: list[float] | None = None  # of all ranks; the same on all
         self._kept: dict[float, tuple[float, ...]] = {}  # the levels in use, by budget
         self._settled: set[float] = set()  # budgets for which that has been seen to, since energies are what they are
@@ -66,7 +68,7 @@ class Spending:
         return {unit.name: bits for unit, bits in zip(self._units, found, strict=True)}
 
     def begin_step(self, budget: float, epoch: int) -> bool:
-        """Sets the level of every unit for a step; returns whether energies should be put together at its end.
+        """Sets the level of every unit for a step; returns whether energies should be put together in it.
 
         Args:
             budget: mean bits a value; 32 for none.
@@ -78,7 +80,9 @@ class Spending:
             bucket.levels = tuple(bits for _, bits in zip(bucket.units, found, strict=False)) or None
         self.sampling = compressed and (self._steps < FIRST or self._steps % SAMPLED == 0)
         self._steps += compressed
-        self._samples += self.sampling
+        if self.sampling:
+            for noted in self._noted:  # of a step that was given up
+                noted.zero_()
         if self._energies is None:
             return self._steps >= FIRST
         return self._samples > 0 and (epoch != self._epoch or self._steps >= EVERY)
@@ -88,17 +92,33 @@ class Spending:
         dtype = torch.promote_types(gradient.dtype, torch.float32)  # it cannot be less than the gradient's
         norm = torch.linalg.vector_norm(gradient.detach(), dtype=dtype).double()
         energy = torch.where(norm < LARGEST, norm, 0.0).square()
-        self._sums[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
+        self._noted[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
 
-    def put_together(self, transport: Transport, name: str, epoch: int) -> None:
-        """All ranks learn each other's energies. Collective, blocking.
+    def end_step(self) -> None:
+        """Adds what was noted in a step that is over."""
+        if not self.sampling:
+            return
+        self._samples += 1
+        for sums, noted in zip(self._sums, self._noted, strict=True):
+            sums += noted
+
+    def start(self, transport: Transport, name: str) -> Any:
+        """All ranks tell each other the energies of the steps before this one. Returns a handle for `finish`.
 
         Args:
             transport: among the optimizer's ranks.
             name: of the collective.
+        """
+        return start_gather_json(transport, self._own(), name)
+
+    def finish(self, transport: Transport, handle: Any, epoch: int) -> None:
+        """Blocks until all energies are known, by which levels are chosen from the next step on.
+
+        Args:
+            transport, handle: those of `start`.
             epoch: that the step belongs to.
         """
-        everyone = gather_json(transport, self._own(), name)
+        everyone = finish_gather_json(transport, handle)
         self._energies = [sum(sums) for sums in zip(*everyone, strict=True)]
         self._epoch = epoch
         self._settled.clear()

@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -82,6 +83,7 @@ class Step:
         self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
         self._bytes = self._float32_bytes = 0  # that Horovod reduces for this step as they are, and as float32
         self._agreed = False  # whether it is known that all ranks do the same
+        self._energies: Any = None  # the handle of their exchange
         self._error: Exception | None = None
         traffic.steps += 1
         if bits == UNCOMPRESSED:
@@ -151,13 +153,13 @@ class Step:
             self._agree()
             self.proposal = self._handshake.greetings[0].proposal
             self._count_reduced(self._bytes, self._float32_bytes)
-            if self._handshake.fresh:
-                self._finish()
-            else:
-                self._finish_uncompressed()
-            if self._handshake.flags & Flag.ENERGIES and self._plan.spending is not None:
-                name = f"hvd_dyncomp.{self._plan.binding.label}.energies"
-                self._plan.spending.put_together(self._plan.transport, name, self._epoch)
+            try:
+                if self._handshake.fresh:
+                    self._finish()
+                else:
+                    self._finish_uncompressed()
+            finally:  # an error may be this rank's alone: all levels are the same even so
+                self._finish_spending()
 
     def abandon(self) -> None:
         """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
@@ -202,6 +204,14 @@ class Step:
             way.deliver()
         self._count_reduced(self._handshake.nbytes + sum(way.nbytes for way in ways))
 
+    def _finish_spending(self) -> None:
+        spending = self._plan.spending
+        if spending is None:
+            return
+        if self._energies is not None:
+            spending.finish(self._plan.transport, self._energies, self._epoch)
+        spending.end_step()
+
     def _in_background(self) -> bool:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
         if self._lock.acquire(blocking=False):
@@ -234,6 +244,10 @@ class Step:
             self._plan.settle(self._handshake.greetings)
             if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
                 self._plan.arrange()
+            spending = self._plan.spending
+            if spending is not None and self._handshake.flags & Flag.ENERGIES:
+                name = f"hvd_dyncomp.{self._plan.binding.label}.energies"
+                self._energies = spending.start(self._plan.transport, name)
             self._agreed = True
         except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
             self._error = error

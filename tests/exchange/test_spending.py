@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from simulated import SimulatedOptimizer, Worker, noise, on_ranks, places, set_level
+from simulated import SimulatedOptimizer, Worker, noise, on_ranks, parameters, places, set_level
 
-from hvd_dyncomp import LockstepError
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 from hvd_dyncomp.exchange import spending
 from hvd_dyncomp.exchange.codec import HEADER_BYTES, Span
 from hvd_dyncomp.exchange.coding import Coding, Run
 from hvd_dyncomp.exchange.slots import Slot, Unit, runs, units
 from hvd_dyncomp.kernels import block_bytes
+from hvd_dyncomp.transport.in_process import World
 
 # In the order of buckets: "small" are two tensors of one unit. Energies differ by a factor of 100 from name to name.
 SIZES = {"a": 640, "b": 1280, "c": 320, "s1": 5, "s2": 7}
@@ -186,6 +187,29 @@ def test_a_resumed_run_goes_on_bit_by_bit(ranks, hosts):
             assert levels == got_levels
             for one, other in zip(expected, got, strict=True):
                 assert all(torch.equal(one[name], other[name]) for name in SIZES)
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_two_optimizers_in_any_order(bits):
+    """Who waits for one, and for its energies, keeps nobody from waiting for the other."""
+
+    def program(transport) -> bool:
+        models = [parameters({f"{model}.a": 700, f"{model}.b": 30}) for model in ("one", "two")]
+        optimizers = []
+        for named in models:
+            quantizer = DynamicQuantizer(Controller(Static(4)), transport=transport, block_size=64, allocation="error")
+            optimizers.append(SimulatedOptimizer(named, quantizer, transport))
+        for step in range(FIRST + 2):
+            for optimizer, named in zip(optimizers, models, strict=True):
+                set_level(optimizer._compression.controller, bits if step == FIRST - 1 else 4)
+                optimizer.zero_grad()
+                for name, p in named.items():
+                    optimizer.backward(p, noise(name, p.numel(), transport.rank, step))
+            for optimizer in optimizers[:: -1 if transport.rank else 1]:
+                optimizer.step()
+        return all(optimizer._compression.state_dict()["spending"]["energies"] for optimizer in optimizers)
+
+    assert World(2).run(program) == [True, True]
 
 
 def test_other_levels_on_one_rank_are_said_before_anything_is_sent():
