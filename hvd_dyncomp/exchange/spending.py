@@ -1,10 +1,10 @@
 """A budget of bits, spent on the tensors whose gradients it serves best: levels that differ, and change, in step.
 
 Every rank sums up the energy (squared norm) of each tensor's gradients. Now and then all ranks put their sums together;
-what each makes of them is the same on all. The greeting of a step asks for that, so that one rank's wish is everybody's,
-and has a checksum of the levels, so that ranks that have others hear so before anything is sent. The sums go out as
-soon as the greetings are known, whatever the program does: who waits for them at the end of his step may be waited for
-by others in another optimizer's. So they are those of the steps before, which nothing changes any more.
+what each makes of them is the same on all. The greeting of a step asks for that, so that one rank's wish is
+everybody's, and has a checksum of the levels, so that ranks that have others hear so before anything is sent. The sums
+go out as soon as the greetings are known, whatever the program does: who waits for them at the end of his step may be
+waited for by others in another optimizer's. So they are those of the steps before, which nothing changes any more.
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ class Spending:
         if self.sampling:
             for noted in self._noted:  # of a step that was given up
                 noted.zero_()
-        if self._energies is None:
-            return self._steps >= FIRST
-        return self._samples > 0 and (epoch != self._epoch or self._steps >= EVERY)
+        due = self._steps >= FIRST if self._energies is None else epoch != self._epoch or self._steps >= EVERY
+        return due and self._samples > 0
 
     def note(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Adds a gradient's energy to its unit's. Waits for no device."""
@@ -94,9 +93,14 @@ class Spending:
         energy = torch.where(norm < LARGEST, norm, 0.0).square()
         self._noted[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
 
-    def end_step(self) -> None:
-        """Adds what was noted in a step that is over."""
-        if not self.sampling:
+    def end_step(self, valid: bool) -> None:
+        """Adds what was noted in a step that is over.
+
+        Args:
+            valid: whether all its gradients were new, and finite. Of others none counts: a gradient scaler, whose steps
+                before it has found its scale are those of largest energies, would seem to weaken what overflows first.
+        """
+        if not (self.sampling and valid):
             return
         self._samples += 1
         for sums, noted in zip(self._sums, self._noted, strict=True):

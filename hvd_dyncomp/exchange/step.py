@@ -153,20 +153,22 @@ class Step:
             self._agree()
             self.proposal = self._handshake.greetings[0].proposal
             self._count_reduced(self._bytes, self._float32_bytes)
+            valid = False
             try:
                 if self._handshake.fresh:
-                    self._finish()
+                    valid = self._finish() == 0
                 else:
                     self._finish_uncompressed()
             finally:  # an error may be this rank's alone: all levels are the same even so
-                self._finish_spending()
+                self._finish_spending(valid)
 
     def abandon(self) -> None:
         """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
         with self._lock:
             self._abandoned = True
 
-    def _finish(self) -> None:
+    def _finish(self) -> int:
+        """Returns how many blocks are not finite: the same number on all ranks."""
         for exchange in self._exchanges:
             exchange.start()
         # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
@@ -182,14 +184,16 @@ class Step:
             self._count_reduced(self._handshake.nbytes)
             for bucket in self._plan.buckets:
                 bucket.released(self._fresh)
-            return
+            return 0
         size, rank = self._plan.binding.world_size, self._plan.binding.rank
         self.traffic.compressed_bytes += allreduce_bytes(self._handshake.nbytes, size)
         self.traffic.leaving_bytes += self._plan.topology.leaving(self._handshake.nbytes, rank)
         for group in (group for exchange in self._exchanges for group in exchange.groups):
             self.traffic.compressed_bytes += group.sent_bytes
             self.traffic.leaving_bytes += group.leaving_bytes
-        self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
+        nonfinite_blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
+        self._note_nonfinite(nonfinite_blocks)
+        return nonfinite_blocks
 
     def _finish_uncompressed(self) -> None:
         """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
@@ -204,13 +208,13 @@ class Step:
             way.deliver()
         self._count_reduced(self._handshake.nbytes + sum(way.nbytes for way in ways))
 
-    def _finish_spending(self) -> None:
+    def _finish_spending(self, valid: bool) -> None:
         spending = self._plan.spending
         if spending is None:
             return
         if self._energies is not None:
             spending.finish(self._plan.transport, self._energies, self._epoch)
-        spending.end_step()
+        spending.end_step(valid)
 
     def _in_background(self) -> bool:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""

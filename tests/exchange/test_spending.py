@@ -255,6 +255,23 @@ def test_parameters_of_any_dtype(dtype):
     assert all(levels["a"] < levels["b"] < levels["c"] for levels in results), results
 
 
+@places("2", "3", "2x2")
+def test_steps_of_a_scaler_that_overflow_say_nothing(ranks, hosts):
+    """Scales are halved until nothing overflows any more; "c" does so first, on one rank."""
+
+    def program(worker: Worker, steps_too_large: int) -> dict:
+        for step in range(FIRST):
+            own = {name: 2.0 ** (16 - step) * gradient for name, gradient in gradients(worker, 0).items()}
+            if step < steps_too_large and worker.transport.rank == 1:
+                own["c"][7] = float("inf")
+            worker.step(own)
+        return worker.quantizer.levels()
+
+    (expected, *_), _ = run(ranks, hosts, lambda worker: program(worker, 0))
+    results, _ = run(ranks, hosts, lambda worker: program(worker, 4))
+    assert results == [expected] * ranks
+
+
 def test_what_is_sent_is_what_the_levels_say():
     def program(worker: Worker) -> int:
         for step in range(FIRST + 1):
