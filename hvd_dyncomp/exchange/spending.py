@@ -75,6 +75,7 @@ class Spending:
             epoch: that the step belongs to.
         """
         compressed = budget != UNCOMPRESSED
+        self._settle(budget)
         found = iter(self._levels(budget) or ())
         for bucket in self._buckets:
             bucket.levels = tuple(bits for _, bits in zip(bucket.units, found, strict=False)) or None
@@ -136,13 +137,23 @@ class Spending:
             return None
         if self._energies is None or not any(self._energies):
             return tuple(max(SMALL, budget) if unit.small else budget for unit in self._units)
-        if budget not in self._settled:
-            best, kept = allocate(self._sizes, self._energies, budget), self._kept.get(budget)
-            if kept is None or error(self._energies, kept) > KEPT * error(self._energies, best):
-                self._kept[budget] = best
-                self._say(budget, best)
-            self._settled.add(budget)
-        return self._kept[budget]
+        return self._kept[budget] if budget in self._settled else self._chosen(budget)
+
+    def _chosen(self, budget: float) -> tuple[float, ...]:
+        """By the energies that there are: those in use, as long as they are good enough."""
+        energies: list[float] = self._energies  # type: ignore[assignment]  # asked when there are some
+        best, kept = allocate(self._sizes, energies, budget), self._kept.get(budget)
+        return best if kept is None or error(energies, kept) > KEPT * error(energies, best) else kept
+
+    def _settle(self, budget: float) -> None:
+        """Keeps what `_levels` says. In steps only, which all ranks have: what is kept decides about what follows."""
+        if budget == UNCOMPRESSED or budget in self._settled or not any(self._energies or ()):
+            return
+        chosen = self._chosen(budget)
+        if chosen != self._kept.get(budget):
+            self._say(budget, chosen)
+        self._kept[budget] = chosen
+        self._settled.add(budget)
 
     def _say(self, budget: float, levels: tuple[float, ...]) -> None:
         if self._rank:
@@ -164,6 +175,7 @@ class Spending:
             "sums": self._own(),
             "energies": self._energies,
             "kept": [[bits, list(levels)] for bits, levels in self._kept.items()],
+            "settled": sorted(self._settled),
             "steps": self._steps,
             "samples": self._samples,
             "epoch": self._epoch,
@@ -179,7 +191,7 @@ class Spending:
             sums.copy_(part)
         self._energies = state["energies"]
         self._kept = {bits: tuple(levels) for bits, levels in state["kept"]}
-        self._settled = set(self._kept)
+        self._settled = set(state["settled"])
         self._steps, self._samples, self._epoch = state["steps"], state["samples"], state["epoch"]
 
 
@@ -206,6 +218,8 @@ def checked(state: Any) -> Mapping[str, Any] | None:
         check_level("bits", bits)
         if [bits for bits in levels if bits in LOST] != list(levels) or len(levels) != units:
             raise ValueError(f"levels must be {units} of {tuple(LOST)}, got {shown(levels)}")
+    if not set(state["settled"]) <= {bits for bits, _ in state["kept"]}:
+        raise ValueError(f"settled must be among the budgets, got {shown(state['settled'])}")
     for name in ("steps", "samples", "epoch"):
         integer(name, state[name], 0)
     return state

@@ -163,7 +163,7 @@ def test_another_budget_needs_no_new_energies(ranks, hosts):
 
 @WORLDS
 def test_a_resumed_run_goes_on_bit_by_bit(ranks, hosts):
-    """Also through the next allocation, to which both halves have added."""
+    """Also through the next allocation, to which both halves have added, and right before it is made."""
     end = FIRST + 30
 
     def program(worker: Worker, resumed_at: int | None = None):
@@ -177,11 +177,11 @@ def test_a_resumed_run_goes_on_bit_by_bit(ranks, hosts):
                 worker.quantizer.load_state_dict(state)
             if step == end - 5:
                 next_epoch(worker)
-            means.append(worker.step(gradients(worker, step, STRENGTH if step < 20 else dict.fromkeys(SIZES, 1.0))))
+            means.append(worker.step(gradients(worker, step, STRENGTH if step < 9 else dict.fromkeys(SIZES, 1.0))))
         return means, worker.quantizer.levels()
 
     whole, _ = run(ranks, hosts, program)
-    for at in (3, FIRST, FIRST + 15):
+    for at in (3, FIRST, FIRST + 15, end - 4):
         halves, _ = run(ranks, hosts, lambda worker, at=at: program(worker, at))
         for (expected, levels), (got, got_levels) in zip(whole, halves, strict=True):
             assert levels == got_levels
@@ -210,6 +210,25 @@ def test_two_optimizers_in_any_order(bits):
         return all(optimizer._compression.state_dict()["spending"]["energies"] for optimizer in optimizers)
 
     assert World(2).run(program) == [True, True]
+
+
+@places("2", "2x2")
+def test_one_rank_may_ask_for_its_levels(ranks, hosts):
+    """At any time, also at a budget that no step has had: what is asked changes nothing."""
+
+    def program(worker: Worker) -> list[dict]:
+        states = []
+        for step in range(FIRST + 3):
+            worker.step(gradients(worker, step))
+            set_level(worker.controller, 4)
+            if worker.transport.rank == 0:
+                worker.quantizer.levels()
+            set_level(worker.controller, 1)
+            states.append({**worker.quantizer.state_dict()["spending"], "sums": None})
+        return states
+
+    results, _ = run(ranks, hosts, program)
+    assert all(states == results[0] for states in results)
 
 
 def test_other_levels_on_one_rank_are_said_before_anything_is_sent():
