@@ -87,6 +87,7 @@ SPENDING: dict[str, Any] = {
     "kept": [[4, [4]]],
     "steps": 1,
     "samples": 1,
+    "settled": [],
     "epoch": 0,
 }
 SHARD = QUANTIZER_STATE["shard_residuals"]["a"]
@@ -286,6 +287,7 @@ TABLE = {
             + states(spending=[5, "x", {}, *({**SPENDING, "units": v} for v in (None, 5, [["a"]], [["a", 0]], []))])
             + states(spending=[{**SPENDING, key: v} for key in ("sums", "energies") for v in (5, [], [-1], [math.nan])])
             + states(spending=[{**SPENDING, "kept": [[v, [4]]]} for v in LEVEL])
+            + states(spending=[{**SPENDING, "settled": v} for v in (None, 5, [[]], [7], ["x"])])
             + states(spending=[{**SPENDING, "kept": v} for v in (None, 5, [4], [[4, [4, 4]]], [[4, [16]]], [[4, 4]])])
             + states(spending=[{**SPENDING, key: v} for key in ("steps", "samples", "epoch") for v in NATURAL])
             + states(auto_level=[5, "x", {"floor": 4}, *({"floor": v, "chosen": 4, "since": 0} for v in LEVEL)])

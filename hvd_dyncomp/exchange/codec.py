@@ -125,7 +125,7 @@ class Flag(IntFlag):
     """In a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
-    will say why. ENERGIES: it is time to put energies together, at the end of the step.
+    will say why. ENERGIES: it is time to put energies together.
     """
 
     FRESH = 1

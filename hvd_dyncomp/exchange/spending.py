@@ -1,9 +1,10 @@
 """A budget of bits, spent on the tensors whose gradients it serves best: levels that differ, and change, in step.
 
-Every rank sums up the energy (squared norm) of each tensor's gradients. Now and then all ranks put their sums together,
-at the end of a step, when they wait for each other anyway; what each makes of them is the same on all. The greeting of
-a step asks for that, so that one rank's wish is everybody's, and has a checksum of the levels, so that ranks that
-have others hear so before anything is sent.
+Every rank sums up the energy (squared norm) of each tensor's gradients. Now and then all ranks put their sums together;
+what each makes of them is the same on all. The greeting of a step asks for that, so that one rank's wish is
+everybody's, and has a checksum of the levels, so that ranks that have others hear so before anything is sent. The sums
+go out as soon as the greetings are known, whatever the program does: who waits for them at the end of his step may be
+waited for by others in another optimizer's. So they are those of the steps before, which nothing changes any more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.slots import Slot, Unit
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
-from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.base import Transport, finish_gather_json, start_gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ SAMPLED = 8
 EVERY = 1000
 # An allocation stays as long as its error is within this factor of the best one's, so that levels do not flap.
 KEPT = 1.1
+# A norm of more counts as one that is not finite: sums of squares are to stay finite.
+LARGEST = 1e100
 
 
 class Spending:
@@ -51,6 +54,7 @@ class Spending:
         self._units = [unit for bucket in buckets for unit in bucket.units]
         self._sizes = [_charged(unit, bucket.block_size) for bucket in buckets for unit in bucket.units]
         self._sums = [torch.zeros(len(bucket.units), dtype=torch.float64, device=bucket.device) for bucket in buckets]
+        self._noted = [torch.zeros_like(sums) for sums in self._sums]  # in the step under way
         self._energies: list[float] | None = None  # of all ranks; the same on all
         self._kept: dict[float, tuple[float, ...]] = {}  # the levels in use, by budget
         self._settled: set[float] = set()  # budgets for which that has been seen to, since energies are what they are
@@ -64,38 +68,62 @@ class Spending:
         return {unit.name: bits for unit, bits in zip(self._units, found, strict=True)}
 
     def begin_step(self, budget: float, epoch: int) -> bool:
-        """Sets the level of every unit for a step; returns whether energies should be put together at its end.
+        """Sets the level of every unit for a step; returns whether energies should be put together in it.
 
         Args:
             budget: mean bits a value; 32 for none.
             epoch: that the step belongs to.
         """
         compressed = budget != UNCOMPRESSED
+        self._settle(budget)
         found = iter(self._levels(budget) or ())
         for bucket in self._buckets:
             bucket.levels = tuple(bits for _, bits in zip(bucket.units, found, strict=False)) or None
         self.sampling = compressed and (self._steps < FIRST or self._steps % SAMPLED == 0)
         self._steps += compressed
-        self._samples += self.sampling
-        if self._energies is None:
-            return self._steps >= FIRST
-        return self._samples > 0 and (epoch != self._epoch or self._steps >= EVERY)
+        if self.sampling:
+            for noted in self._noted:  # of a step that was given up
+                noted.zero_()
+        due = self._steps >= FIRST if self._energies is None else epoch != self._epoch or self._steps >= EVERY
+        return due and self._samples > 0
 
     def note(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Adds a gradient's energy to its unit's. Waits for no device."""
-        energy = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32).square().double()
-        energy = torch.where(energy.isfinite(), energy, 0.0)
-        self._sums[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
+        dtype = torch.promote_types(gradient.dtype, torch.float32)  # it cannot be less than the gradient's
+        norm = torch.linalg.vector_norm(gradient.detach(), dtype=dtype).double()
+        energy = torch.where(norm < LARGEST, norm, 0.0).square()
+        self._noted[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
 
-    def put_together(self, transport: Transport, name: str, epoch: int) -> None:
-        """All ranks learn each other's energies. Collective, blocking.
+    def end_step(self, valid: bool) -> None:
+        """Adds what was noted in a step that is over.
+
+        Args:
+            valid: whether all its gradients were new, and finite. Of others none counts: a gradient scaler, whose steps
+                before it has found its scale are those of largest energies, would seem to weaken what overflows first.
+        """
+        if not (self.sampling and valid):
+            return
+        self._samples += 1
+        for sums, noted in zip(self._sums, self._noted, strict=True):
+            sums += noted
+
+    def start(self, transport: Transport, name: str) -> Any:
+        """All ranks tell each other the energies of the steps before this one. Returns a handle for `finish`.
 
         Args:
             transport: among the optimizer's ranks.
             name: of the collective.
+        """
+        return start_gather_json(transport, self._own(), name)
+
+    def finish(self, transport: Transport, handle: Any, epoch: int) -> None:
+        """Blocks until all energies are known, by which levels are chosen from the next step on.
+
+        Args:
+            transport, handle: those of `start`.
             epoch: that the step belongs to.
         """
-        everyone = gather_json(transport, self._own(), name)
+        everyone = finish_gather_json(transport, handle)
         self._energies = [sum(sums) for sums in zip(*everyone, strict=True)]
         self._epoch = epoch
         self._settled.clear()
@@ -109,13 +137,23 @@ class Spending:
             return None
         if self._energies is None or not any(self._energies):
             return tuple(max(SMALL, budget) if unit.small else budget for unit in self._units)
-        if budget not in self._settled:
-            best, kept = allocate(self._sizes, self._energies, budget), self._kept.get(budget)
-            if kept is None or error(self._energies, kept) > KEPT * error(self._energies, best):
-                self._kept[budget] = best
-                self._say(budget, best)
-            self._settled.add(budget)
-        return self._kept[budget]
+        return self._kept[budget] if budget in self._settled else self._chosen(budget)
+
+    def _chosen(self, budget: float) -> tuple[float, ...]:
+        """By the energies that there are: those in use, as long as they are good enough."""
+        energies: list[float] = self._energies  # type: ignore[assignment]  # asked when there are some
+        best, kept = allocate(self._sizes, energies, budget), self._kept.get(budget)
+        return best if kept is None or error(energies, kept) > KEPT * error(energies, best) else kept
+
+    def _settle(self, budget: float) -> None:
+        """Keeps what `_levels` says. In steps only, which all ranks have: what is kept decides about what follows."""
+        if budget == UNCOMPRESSED or budget in self._settled or not any(self._energies or ()):
+            return
+        chosen = self._chosen(budget)
+        if chosen != self._kept.get(budget):
+            self._say(budget, chosen)
+        self._kept[budget] = chosen
+        self._settled.add(budget)
 
     def _say(self, budget: float, levels: tuple[float, ...]) -> None:
         if self._rank:
@@ -137,6 +175,7 @@ class Spending:
             "sums": self._own(),
             "energies": self._energies,
             "kept": [[bits, list(levels)] for bits, levels in self._kept.items()],
+            "settled": sorted(self._settled),
             "steps": self._steps,
             "samples": self._samples,
             "epoch": self._epoch,
@@ -152,7 +191,7 @@ class Spending:
             sums.copy_(part)
         self._energies = state["energies"]
         self._kept = {bits: tuple(levels) for bits, levels in state["kept"]}
-        self._settled = set(self._kept)
+        self._settled = set(state["settled"])
         self._steps, self._samples, self._epoch = state["steps"], state["samples"], state["epoch"]
 
 
@@ -179,6 +218,8 @@ def checked(state: Any) -> Mapping[str, Any] | None:
         check_level("bits", bits)
         if [bits for bits in levels if bits in LOST] != list(levels) or len(levels) != units:
             raise ValueError(f"levels must be {units} of {tuple(LOST)}, got {shown(levels)}")
+    if not set(state["settled"]) <= {bits for bits, _ in state["kept"]}:
+        raise ValueError(f"settled must be among the budgets, got {shown(state['settled'])}")
     for name in ("steps", "samples", "epoch"):
         integer(name, state[name], 0)
     return state

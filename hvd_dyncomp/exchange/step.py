@@ -6,6 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -82,6 +83,7 @@ class Step:
         self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
         self._bytes = self._float32_bytes = 0  # that Horovod reduces for this step as they are, and as float32
         self._agreed = False  # whether it is known that all ranks do the same
+        self._energies: Any = None  # the handle of their exchange
         self._error: Exception | None = None
         traffic.steps += 1
         if bits == UNCOMPRESSED:
@@ -151,20 +153,22 @@ class Step:
             self._agree()
             self.proposal = self._handshake.greetings[0].proposal
             self._count_reduced(self._bytes, self._float32_bytes)
-            if self._handshake.fresh:
-                self._finish()
-            else:
-                self._finish_uncompressed()
-            if self._handshake.flags & Flag.ENERGIES and self._plan.spending is not None:
-                name = f"hvd_dyncomp.{self._plan.binding.label}.energies"
-                self._plan.spending.put_together(self._plan.transport, name, self._epoch)
+            valid = False
+            try:
+                if self._handshake.fresh:
+                    valid = self._finish() == 0
+                else:
+                    self._finish_uncompressed()
+            finally:  # an error may be this rank's alone: all levels are the same even so
+                self._finish_spending(valid)
 
     def abandon(self) -> None:
         """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
         with self._lock:
             self._abandoned = True
 
-    def _finish(self) -> None:
+    def _finish(self) -> int:
+        """Returns how many blocks are not finite: the same number on all ranks."""
         for exchange in self._exchanges:
             exchange.start()
         # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
@@ -180,14 +184,16 @@ class Step:
             self._count_reduced(self._handshake.nbytes)
             for bucket in self._plan.buckets:
                 bucket.released(self._fresh)
-            return
+            return 0
         size, rank = self._plan.binding.world_size, self._plan.binding.rank
         self.traffic.compressed_bytes += allreduce_bytes(self._handshake.nbytes, size)
         self.traffic.leaving_bytes += self._plan.topology.leaving(self._handshake.nbytes, rank)
         for group in (group for exchange in self._exchanges for group in exchange.groups):
             self.traffic.compressed_bytes += group.sent_bytes
             self.traffic.leaving_bytes += group.leaving_bytes
-        self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
+        nonfinite_blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
+        self._note_nonfinite(nonfinite_blocks)
+        return nonfinite_blocks
 
     def _finish_uncompressed(self) -> None:
         """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
@@ -201,6 +207,14 @@ class Step:
         for way in ways:
             way.deliver()
         self._count_reduced(self._handshake.nbytes + sum(way.nbytes for way in ways))
+
+    def _finish_spending(self, valid: bool) -> None:
+        spending = self._plan.spending
+        if spending is None:
+            return
+        if self._energies is not None:
+            spending.finish(self._plan.transport, self._energies, self._epoch)
+        spending.end_step(valid)
 
     def _in_background(self) -> bool:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
@@ -234,6 +248,10 @@ class Step:
             self._plan.settle(self._handshake.greetings)
             if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
                 self._plan.arrange()
+            spending = self._plan.spending
+            if spending is not None and self._handshake.flags & Flag.ENERGIES:
+                name = f"hvd_dyncomp.{self._plan.binding.label}.energies"
+                self._energies = spending.start(self._plan.transport, name)
             self._agreed = True
         except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
             self._error = error

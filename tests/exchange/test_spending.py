@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from simulated import Worker, noise, on_ranks, places, set_level
+from simulated import SimulatedOptimizer, Worker, noise, on_ranks, parameters, places, set_level
 
-from hvd_dyncomp import LockstepError
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 from hvd_dyncomp.exchange import spending
 from hvd_dyncomp.exchange.codec import HEADER_BYTES, Span
 from hvd_dyncomp.exchange.coding import Coding, Run
 from hvd_dyncomp.exchange.slots import Slot, Unit, runs, units
 from hvd_dyncomp.kernels import block_bytes
+from hvd_dyncomp.transport.in_process import World
 
 # In the order of buckets: "small" are two tensors of one unit. Energies differ by a factor of 100 from name to name.
 SIZES = {"a": 640, "b": 1280, "c": 320, "s1": 5, "s2": 7}
@@ -162,7 +163,7 @@ def test_another_budget_needs_no_new_energies(ranks, hosts):
 
 @WORLDS
 def test_a_resumed_run_goes_on_bit_by_bit(ranks, hosts):
-    """Also through the next allocation, to which both halves have added."""
+    """Also through the next allocation, to which both halves have added, and right before it is made."""
     end = FIRST + 30
 
     def program(worker: Worker, resumed_at: int | None = None):
@@ -176,16 +177,58 @@ def test_a_resumed_run_goes_on_bit_by_bit(ranks, hosts):
                 worker.quantizer.load_state_dict(state)
             if step == end - 5:
                 next_epoch(worker)
-            means.append(worker.step(gradients(worker, step, STRENGTH if step < 20 else dict.fromkeys(SIZES, 1.0))))
+            means.append(worker.step(gradients(worker, step, STRENGTH if step < 9 else dict.fromkeys(SIZES, 1.0))))
         return means, worker.quantizer.levels()
 
     whole, _ = run(ranks, hosts, program)
-    for at in (3, FIRST, FIRST + 15):
+    for at in (3, FIRST, FIRST + 15, end - 4):
         halves, _ = run(ranks, hosts, lambda worker, at=at: program(worker, at))
         for (expected, levels), (got, got_levels) in zip(whole, halves, strict=True):
             assert levels == got_levels
             for one, other in zip(expected, got, strict=True):
                 assert all(torch.equal(one[name], other[name]) for name in SIZES)
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_two_optimizers_in_any_order(bits):
+    """Who waits for one, and for its energies, keeps nobody from waiting for the other."""
+
+    def program(transport) -> bool:
+        models = [parameters({f"{model}.a": 700, f"{model}.b": 30}) for model in ("one", "two")]
+        optimizers = []
+        for named in models:
+            quantizer = DynamicQuantizer(Controller(Static(4)), transport=transport, block_size=64, allocation="error")
+            optimizers.append(SimulatedOptimizer(named, quantizer, transport))
+        for step in range(FIRST + 2):
+            for optimizer, named in zip(optimizers, models, strict=True):
+                set_level(optimizer._compression.controller, bits if step == FIRST - 1 else 4)
+                optimizer.zero_grad()
+                for name, p in named.items():
+                    optimizer.backward(p, noise(name, p.numel(), transport.rank, step))
+            for optimizer in optimizers[:: -1 if transport.rank else 1]:
+                optimizer.step()
+        return all(optimizer._compression.state_dict()["spending"]["energies"] for optimizer in optimizers)
+
+    assert World(2).run(program) == [True, True]
+
+
+@places("2", "2x2")
+def test_one_rank_may_ask_for_its_levels(ranks, hosts):
+    """At any time, also at a budget that no step has had: what is asked changes nothing."""
+
+    def program(worker: Worker) -> list[dict]:
+        states = []
+        for step in range(FIRST + 3):
+            worker.step(gradients(worker, step))
+            set_level(worker.controller, 4)
+            if worker.transport.rank == 0:
+                worker.quantizer.levels()
+            set_level(worker.controller, 1)
+            states.append({**worker.quantizer.state_dict()["spending"], "sums": None})
+        return states
+
+    results, _ = run(ranks, hosts, program)
+    assert all(states == results[0] for states in results)
 
 
 def test_other_levels_on_one_rank_are_said_before_anything_is_sent():
@@ -216,6 +259,36 @@ def test_without_gradients_the_budget_stays():
 
     results, _ = run(2, (), program)
     assert all(levels == {"c": 1, "b": 1, "a": 1, "s2": 8} for levels in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_parameters_of_any_dtype(dtype):
+    def program(worker: Worker) -> dict:
+        worker.parameters = {name: torch.nn.Parameter(p.to(dtype)) for name, p in worker.parameters.items()}
+        worker.optimizer = SimulatedOptimizer(worker.parameters, worker.quantizer, worker.transport)
+        for step in range(FIRST):
+            worker.step({name: gradient.to(dtype) for name, gradient in gradients(worker, step).items()})
+        return worker.quantizer.levels()
+
+    results, _ = run(2, (), program)
+    assert all(levels["a"] < levels["b"] < levels["c"] for levels in results), results
+
+
+@places("2", "3", "2x2")
+def test_steps_of_a_scaler_that_overflow_say_nothing(ranks, hosts):
+    """Scales are halved until nothing overflows any more; "c" does so first, on one rank."""
+
+    def program(worker: Worker, steps_too_large: int) -> dict:
+        for step in range(FIRST):
+            own = {name: 2.0 ** (16 - step) * gradient for name, gradient in gradients(worker, 0).items()}
+            if step < steps_too_large and worker.transport.rank == 1:
+                own["c"][7] = float("inf")
+            worker.step(own)
+        return worker.quantizer.levels()
+
+    (expected, *_), _ = run(ranks, hosts, lambda worker: program(worker, 0))
+    results, _ = run(ranks, hosts, lambda worker: program(worker, 4))
+    assert results == [expected] * ranks
 
 
 def test_what_is_sent_is_what_the_levels_say():
