@@ -206,7 +206,7 @@ class Lifecycle:
         if spending is not None:
             mine = debts.get("spending")
             same = mine is not None and mine["units"] == spending["units"]
-            spending = {**spending, "sums": mine["sums"] if same else [0.0] * len(spending["units"])}
+            spending = {**spending, "sums": mine["sums"] if mine and same else [0.0] * len(spending["units"])}
         self.state = Unbound({**debts, "spending": spending})
 
     def forget(self) -> None:
