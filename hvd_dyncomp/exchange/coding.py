@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -55,9 +57,11 @@ class Coding:
             residual: (values of the span,) float32, updated in place; None for no error feedback.
             noise: for stochastic rounding.
         """
+        near = _Near(values)
         for run, own, [piece] in self._pieces(span, [payload], residual):
             first = run.first * self._block_size
-            kernels.encode_into(piece, values, own, first=first - origin, noise=_from(noise, first), **self._form(run))
+            some, begin = near.within(first - origin, run.blocks * self._block_size)
+            kernels.encode_into(piece, some, own, first=begin, noise=_from(noise, first), **self._form(run))
 
     def reduce(
         self,
@@ -81,9 +85,10 @@ class Coding:
         Returns:
             How many blocks are not finite in at least one version.
         """
-        nonfinite = 0
+        nonfinite, near = 0, _Near(values)
         for run, _, pieces in self._pieces(span, versions):
-            kernels.decode_into(values, pieces, first=run.first * self._block_size, factor=factor, **self._form(run))
+            some, begin = near.within(run.first * self._block_size, run.blocks * self._block_size)
+            kernels.decode_into(some, pieces, first=begin, factor=factor, **self._form(run))
             # Now that decoding has brought them into the caches.
             nonfinite += count_nonfinite(pieces, run.bits, self._block_size)
         return nonfinite
@@ -111,6 +116,23 @@ class Coding:
                 own = residual[begin : begin + run.blocks * self._block_size]
             yield run, own, [payload[start:end] for payload in payloads]
             start = end
+
+
+class _Near:
+    """Which of some tensors, that stand for the concatenation of their values, a kernel has to be given.
+
+    A bucket may have a thousand tensors and as many runs, and kernels look at each tensor that they are given.
+    """
+
+    def __init__(self, values: list[torch.Tensor]) -> None:
+        self._values = values
+        self._ends = list(itertools.accumulate(value.numel() for value in values))
+
+    def within(self, first: int, count: int) -> tuple[list[torch.Tensor], int]:
+        """Those with values among `count` from the `first` on, and which of theirs that one is."""
+        begin = bisect.bisect_right(self._ends, first)
+        end = bisect.bisect_left(self._ends, first + count) + 1
+        return self._values[begin:end], first - (self._ends[begin - 1] if begin else 0)
 
 
 def _from(noise: Noise | None, first: int) -> Noise | None:

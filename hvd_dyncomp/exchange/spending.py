@@ -9,6 +9,7 @@ waited for by others in another optimizer's. So they are those of the steps befo
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -116,8 +117,10 @@ class Spending:
         """
         return start_gather_json(transport, self._own(), name)
 
-    def finish(self, transport: Transport, handle: Any, epoch: int) -> None:
+    def finish(self, transport: Transport, handle: Any, epoch: int) -> int:
         """Blocks until all energies are known, by which levels are chosen from the next step on.
+
+        Returns how many bytes this rank has told each other one.
 
         Args:
             transport, handle: those of `start`.
@@ -128,8 +131,10 @@ class Spending:
         self._epoch = epoch
         self._settled.clear()
         self._steps = self._samples = 0
+        nbytes = len(json.dumps(self._own())) + 1
         for sums in self._sums:
             sums.zero_()
+        return nbytes
 
     def _levels(self, budget: float) -> tuple[float, ...] | None:
         """Of all units; None for the budget's own."""

@@ -213,7 +213,10 @@ class Step:
         if spending is None:
             return
         if self._energies is not None:
-            spending.finish(self._plan.transport, self._energies, self._epoch)
+            nbytes = spending.finish(self._plan.transport, self._energies, self._epoch)
+            topology, rank = self._plan.topology, self._plan.binding.rank
+            self.traffic.uncompressed_bytes += nbytes * (topology.size - 1)
+            self.traffic.leaving_bytes += nbytes * (topology.size - len(topology.host_of(rank)))
         spending.end_step(valid)
 
     def _in_background(self) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from simulated import SimulatedOptimizer, Worker, noise, on_ranks, parameters, places, set_level
 
-from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static, kernels
 from hvd_dyncomp.exchange import spending
 from hvd_dyncomp.exchange.codec import HEADER_BYTES, Span
 from hvd_dyncomp.exchange.coding import Coding, Run
@@ -340,3 +340,32 @@ def test_a_coding_of_runs_is_each_run_by_itself(span):
             alone.encode(piece, here, [values[64 * run.first :]], torch.zeros(64 * here.blocks))
             apart += piece.numpy().tobytes()
     assert payload.numpy().tobytes() == apart
+
+
+@pytest.mark.parametrize("first", [0, 2, 5])
+def test_kernels_are_given_the_tensors_of_a_run_only(first, monkeypatch):
+    """And make of them what they make of all: with a thousand tensors in a bucket, each run would look at each."""
+    seen = []
+    for name in ("encode_into", "decode_into"):
+        real = getattr(kernels, name)
+        place = 1 if name == "encode_into" else 0
+
+        def counting(*args, real=real, place=place, **options):
+            seen.append(len(args[place]))
+            return real(*args, **options)
+
+        monkeypatch.setattr(kernels, name, counting)
+    sizes = [1, 63, 64, 0, 200, 3, 3, 300, 40, 30]  # 704 = 11 * 64, tensors that end and begin with blocks or within
+    whole = noise("x", sum(sizes), 0, 0)
+    coding = Coding([Run(0, 1, 2), Run(1, 1, 8), Run(2, 4, 0.5), Run(6, 5, 3)], 64)
+    span = Span(first, 11 - first)
+    made = []
+    for values in ([whole.clone()], [piece.clone() for piece in whole.split(sizes)]):
+        payload, residual = torch.zeros(coding.nbytes(span), dtype=torch.uint8), torch.zeros(64 * span.blocks)
+        coding.encode(payload, span, values, residual)
+        coding.decode(values, span, [payload], 0.5)
+        made.append((payload, residual, torch.cat([value.view(-1) for value in values])))
+    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
+    tensors = {0: [2, 1, 4, 3], 2: [4, 3], 5: [4, 3]}[first]  # of each run
+    tensors_of_one = [1] * len(tensors)
+    assert seen == 2 * tensors_of_one + 2 * tensors
