@@ -76,7 +76,8 @@ class DynamicQuantizer(Compressor):
             equally many workers; True: demand it; False: all workers at once.
         allocation: "uniform": all tensors have the controller's level. "error": that is a budget, mean bits a value,
             and tensors have levels of their own, those of least squared error by the energies of their gradients. Small
-            tensors are then compressed as well, those of each bucket together.
+            tensors (of fewer values than `min_numel`, or than two blocks) are compressed as well, to 8 bits. A budget
+            of 16 or more is a level for all.
         transport: who carries the bytes; default Horovod. For tests and simulations.
 
     Attributes:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.kernels import Noise, scales
+from hvd_dyncomp.kernels import Noise
 from hvd_dyncomp.levels import level_code, level_of
 
 WIRE_VERSION = 5
@@ -186,11 +186,14 @@ def split(
     return bodies
 
 
-def count_nonfinite(versions: list[torch.Tensor], bits: float, block_size: int) -> int:
-    """Blocks that are not finite in at least one of the versions, which are payloads of the same blocks."""
+def count_nonfinite(upper_halves: list[torch.Tensor]) -> int:
+    """Blocks that are not finite in at least one of some versions of the same blocks.
+
+    Args:
+        upper_halves: of the scales in each version, (2 * blocks,) uint8: a bfloat16 each, whatever the level.
+    """
     # The scale of a block is NaN if a value is NaN or infinite.
-    found = torch.stack([scales(version, bits, block_size) for version in versions])
-    return int(found.isnan().any(dim=0).sum())
+    return int(torch.stack([half.view(torch.bfloat16) for half in upper_halves]).isnan().any(dim=0).sum())
 
 
 def shard_bounds(blocks: int, world_size: int) -> list[int]:

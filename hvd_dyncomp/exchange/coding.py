@@ -12,6 +12,7 @@ import torch
 from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.codec import Span, count_nonfinite
 from hvd_dyncomp.kernels import Noise, block_bytes
+from hvd_dyncomp.kernels.scales import scale_bytes
 
 
 class Run(NamedTuple):
@@ -34,6 +35,7 @@ class Coding:
 
     def __init__(self, runs: Sequence[Run], block_size: int) -> None:
         self._runs, self._block_size = runs, block_size
+        self._upper_halves: dict[Span, torch.Tensor] = {}
 
     def nbytes(self, span: Span) -> int:
         """Length of a span's payload."""
@@ -85,13 +87,24 @@ class Coding:
         Returns:
             How many blocks are not finite in at least one version.
         """
-        nonfinite, near = 0, _Near(values)
+        near = _Near(values)
         for run, _, pieces in self._pieces(span, versions):
             some, begin = near.within(run.first * self._block_size, run.blocks * self._block_size)
             kernels.decode_into(some, pieces, first=begin, factor=factor, **self._form(run))
-            # Now that decoding has brought them into the caches.
-            nonfinite += count_nonfinite(pieces, run.bits, self._block_size)
-        return nonfinite
+        where = self._scales(span, versions[0].device)
+        return count_nonfinite([version[where] for version in versions])
+
+    def _scales(self, span: Span, device: torch.device) -> torch.Tensor:
+        """Where the upper halves of the blocks' scales are in a span's payload: (2 * blocks,) int64."""
+        if span not in self._upper_halves:
+            found, start = [], 0
+            for run in self._within(span):
+                length = block_bytes(run.bits, self._block_size)
+                found.append(start + scale_bytes(run.bits) - 2 + length * torch.arange(run.blocks, device="cpu"))
+                start += length * run.blocks
+            upper = torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device="cpu")
+            self._upper_halves[span] = torch.stack([upper, upper + 1], dim=1).flatten().to(device)
+        return self._upper_halves[span]
 
     def _form(self, run: Run) -> dict:
         return {"bits": run.bits, "block_size": self._block_size}

@@ -61,12 +61,15 @@ class Plan:
         self.binding = Binding(optimizer, names, transport)
         self.transport = self.binding.transport
         rank, world_size = self.binding.rank, self.binding.world_size
+        allocated = settings.allocation == "error"
+        # A tensor needs some blocks of its own for a level of its own.
+        min_numel = max(settings.min_numel, 2 * settings.block_size) if allocated else settings.min_numel
         self.buckets, self.slots = make_buckets(
             self.binding.named,
-            min_numel=settings.min_numel,
+            min_numel=min_numel,
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
-            small=settings.allocation == "error",
+            small=allocated,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
             rank=rank,
@@ -85,7 +88,7 @@ class Plan:
                 raise bucket.failure
         if state is not None:
             residuals.restore(self.buckets, state, rank, world_size, self.binding.factor)
-        self.spending = Spending(self.buckets, rank) if settings.allocation == "error" else None
+        self.spending = Spending(self.buckets, rank) if allocated else None
         if self.spending is not None and state is not None and state.get("spending"):
             self.spending.load_state_dict(state["spending"])
         self._composition = checksum(json.dumps(self._about()))

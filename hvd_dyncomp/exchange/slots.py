@@ -46,6 +46,11 @@ class Unit(NamedTuple):
         """The blocks that have values of it; the first and the last may have others' as well."""
         return slice(self.start // block_size, -(-(self.start + self.numel) // block_size))
 
+    def size(self, block_size: int) -> int:
+        """The values of these blocks."""
+        blocks = self.blocks(block_size)
+        return (blocks.stop - blocks.start) * block_size
+
 
 def divided(
     parameters: list[tuple[str, torch.Tensor]], min_numel: int, bucket_bytes: int, skip: Skip | None, small: bool

@@ -19,7 +19,7 @@ import torch
 from hvd_dyncomp.allocation import LOST, allocate, error
 from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.slots import Slot, Unit
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.transport.base import Transport, finish_gather_json, start_gather_json
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 # The first energies are put together after so many steps: until then all tensors have the budget's own level.
 FIRST = 8
-# and small ones this, if the budget is not more.
+# What is small always has so many bits, which cost next to nothing: it is biases, norms.
 SMALL = 8
 # From then on every so many steps are looked at: a look is a pass over the gradients.
 SAMPLED = 8
@@ -53,7 +53,12 @@ class Spending:
     def __init__(self, buckets: Sequence[Bucket], rank: int) -> None:
         self._buckets, self._rank = buckets, rank
         self._units = [unit for bucket in buckets for unit in bucket.units]
-        self._sizes = [_charged(unit, bucket.block_size) for bucket in buckets for unit in bucket.units]
+        # What a level is paid for, in values: whole blocks, and those of two units twice.
+        self._sizes = [unit.size(bucket.block_size) for bucket in buckets for unit in bucket.units]
+        self._large = [index for index, unit in enumerate(self._units) if not unit.small]
+        small = sum(size for size, unit in zip(self._sizes, self._units, strict=True) if unit.small)
+        self._small_bits = float(SMALL * small)
+        self._values = sum(bucket.blocks * bucket.block_size for bucket in buckets)
         self._sums = [torch.zeros(len(bucket.units), dtype=torch.float64, device=bucket.device) for bucket in buckets]
         self._noted = [torch.zeros_like(sums) for sums in self._sums]  # in the step under way
         self._energies: list[float] | None = None  # of all ranks; the same on all
@@ -138,21 +143,32 @@ class Spending:
 
     def _levels(self, budget: float) -> tuple[float, ...] | None:
         """Of all units; None for the budget's own."""
-        if budget == UNCOMPRESSED:
+        if budget > max(LOST):  # no level that there is would lose enough less
             return None
-        if self._energies is None or not any(self._energies):
-            return tuple(max(SMALL, budget) if unit.small else budget for unit in self._units)
-        return self._kept[budget] if budget in self._settled else self._chosen(budget)
+        if budget in self._settled:
+            return self._kept[budget]
+        if not any(self._energies or ()):
+            return tuple(SMALL if unit.small else budget for unit in self._units)
+        return self._chosen(budget)
 
     def _chosen(self, budget: float) -> tuple[float, ...]:
         """By the energies that there are: those in use, as long as they are good enough."""
-        energies: list[float] = self._energies  # type: ignore[assignment]  # asked when there are some
-        best, kept = allocate(self._sizes, energies, budget), self._kept.get(budget)
-        return best if kept is None or error(energies, kept) > KEPT * error(energies, best) else kept
+        kept = self._kept.get(budget)
+        energies = self._of_large(self._energies or ())
+        sizes = [self._sizes[index] for index in self._large]
+        mean = (budget * self._values - self._small_bits) / max(1, sum(sizes))
+        best = iter(allocate(sizes, energies, mean))
+        found = tuple(SMALL if unit.small else next(best) for unit in self._units)
+        if kept is None or error(energies, self._of_large(kept)) > KEPT * error(energies, self._of_large(found)):
+            return found
+        return kept
+
+    def _of_large(self, values: Sequence[float]) -> list[float]:
+        return [values[index] for index in self._large]
 
     def _settle(self, budget: float) -> None:
         """Keeps what `_levels` says. In steps only, which all ranks have: what is kept decides about what follows."""
-        if budget == UNCOMPRESSED or budget in self._settled or not any(self._energies or ()):
+        if budget > max(LOST) or budget in self._settled or not any(self._energies or ()):
             return
         chosen = self._chosen(budget)
         if chosen != self._kept.get(budget):
@@ -198,12 +214,6 @@ class Spending:
         self._kept = {bits: tuple(levels) for bits, levels in state["kept"]}
         self._settled = set(state["settled"])
         self._steps, self._samples, self._epoch = state["steps"], state["samples"], state["epoch"]
-
-
-def _charged(unit: Unit, block_size: int) -> int:
-    """Values that its level is paid for: whole blocks."""
-    blocks = unit.blocks(block_size)
-    return (blocks.stop - blocks.start) * block_size
 
 
 def checked(state: Any) -> Mapping[str, Any] | None:
