@@ -7,9 +7,15 @@ import sys
 
 from common.errors import RunError
 from common.values import Parser
+from screening import program as screen
 from studies import paper, simulate_bound, simulate_placements, simulate_resize
 
-SIMULATIONS = {"bound": simulate_bound, "placements": simulate_placements, "resize": simulate_resize}
+SIMULATIONS = {
+    "bound": simulate_bound,
+    "placements": simulate_placements,
+    "resize": simulate_resize,
+    "screen": screen,
+}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,0 +1,162 @@
+"""The mean of several workers' gradients, as compression leaves it: uncompressed, and quantized with error feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from screening import codec
+from screening.allocation import allocate
+from screening.contenders import Contender
+from screening.feedback import Sender, Way
+
+SMALL = 1024  # tensors of fewer values travel uncompressed, as the library's min_numel has it
+
+Gradients = Sequence[Sequence[Tensor]]  # per worker, of each tensor, flat
+
+
+@dataclass
+class Traffic:
+    """What one worker sends, as docs/math.md counts it for two workers: each value once. (More send 2 (N-1)/N.)"""
+
+    values: int = 0
+    bytes: float = 0.0
+
+    @property
+    def bits(self) -> float:
+        """Bits a value."""
+        return 8 * self.bytes / self.values if self.values else 0.0
+
+
+@dataclass
+class Aggregator:
+    """Averages gradients, uncompressed; what compresses has a mean of its own.
+
+    Args:
+        sizes: values of each large tensor.
+        shapes: their shapes.
+        workers: how many there are.
+        seed: of whatever is random.
+    """
+
+    contender: Contender
+    shapes: Sequence[torch.Size]
+    workers: int
+    seed: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        self.sizes = [shape.numel() for shape in self.shapes]
+        self.values = sum(self.sizes)
+        self.step = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """What a method keeps from step to step."""
+
+    def new_epoch(self) -> None:
+        """Called before each epoch."""
+
+    def new_step(self, progress: float, ratio: float) -> None:
+        """Called before each step.
+
+        Args:
+            progress: what part of the training is over.
+            ratio: the learning rate of the step before over that of this one.
+        """
+
+    def mean(self, gradients: Gradients) -> list[Tensor]:
+        """The mean of each tensor, flat, as every worker gets it."""
+        means, sent = self.exchange(gradients)
+        self.step += 1
+        self.traffic.values += self.values
+        self.traffic.bytes += sent
+        return means
+
+    def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
+        """Means, and the bytes that a worker sends."""
+        return [torch.stack(list(own)).mean(0) for own in zip(*gradients, strict=True)], 4 * self.values
+
+    def notes(self) -> dict:
+        """What is worth writing down after an epoch."""
+        return {}
+
+
+class Quantized(Aggregator):
+    """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
+
+    def begin(self) -> None:
+        self.senders = [Sender(self.sizes) for _ in range(self.workers)]
+        self.owner = Sender(self.sizes) if self.workers > 2 else None
+        self.energies = [1.0] * len(self.sizes)  # mean squares of a worker's gradients, of the last epoch
+        self.gathered, self.steps = torch.zeros(len(self.sizes)), 0
+        self.groups: dict[Way, list[int]] = {}
+        self.budget = 0.0
+
+    def new_epoch(self) -> None:
+        self.budget = 0  # not what any step has, so that the next one allocates
+        if self.steps:
+            self.energies = (self.gathered / self.steps / torch.tensor(self.sizes)).tolist()
+            self.gathered.zero_()
+            self.steps = 0
+
+    def new_step(self, progress: float, ratio: float) -> None:
+        budget = self.contender.bits_at(progress)
+        if budget != self.budget:
+            self.budget, self.groups = budget, {}
+            for tensor, bits in enumerate(self.levels(budget)):
+                self.groups.setdefault(self.way(bits), []).append(tensor)
+        factor = self.contender.decay * (ratio if self.contender.follow_rate else 1)
+        if factor != 1:
+            for sender in self.senders:
+                for residual in sender.residuals:
+                    residual *= factor
+
+    def levels(self, budget: float) -> list[float]:
+        """Of each tensor."""
+        contender = self.contender
+        if contender.objective and len(set(self.energies)) > 1:
+            small = [size < self.values / 20 for size in self.sizes]
+            floors = [max(contender.floor, contender.small_floor if is_small else 0) for is_small in small]
+            levels = allocate(self.sizes, self.energies, budget, objective=contender.objective, floors=floors)
+        else:
+            levels = [budget] * len(self.sizes)
+        if contender.ends:
+            levels[0] = levels[-1] = max(contender.ends, levels[0])
+        return levels
+
+    def way(self, bits: float) -> Way:
+        contender = self.contender
+        bound = contender.bound / min(1, bits)
+        if bits < 1 and contender.turns:
+            return Way(contender.turns, round(contender.turns / bits), bound)
+        return Way(bits, bound=bound)
+
+    def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
+        self.gathered += torch.stack([g.square().sum() for g in gradients[0]])
+        self.steps += 1
+        sent = codec.HEADER_BYTES * len(self.groups)
+        arrived = []
+        for sender, own in zip(self.senders, gradients, strict=True):
+            got, payload = sender.send(own, self.groups, self.step)
+            arrived.append(got)
+        sent += payload
+        self.delivered = arrived
+        sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
+        if self.owner:
+            sums, _ = self.owner.send(sums, self.groups, self.step)
+        return [total / self.workers for total in sums], sent
+
+    def notes(self) -> dict:
+        """Levels, energies, and how many steps' worth of gradients the first worker owes of each tensor (norms)."""
+        levels = {tensor: way.mean_bits for way, members in self.groups.items() for tensor in members}
+        latest = (self.gathered / max(1, self.steps)).sqrt()
+        owed = torch.stack([residual.norm() for residual in self.senders[0].residuals]) / latest
+        return {
+            "levels": [levels[tensor] for tensor in sorted(levels)],
+            "energies": [f"{energy:.2e}" for energy in self.energies],
+            "owed": [round(x, 2) for x in owed.tolist()],
+        }
