@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> None:
     keys = list(itertools.product(tasks, contenders, seeds))
     there = results.read(args.results)
     missing = [key for key in sorted(keys, key=lambda key: key[2]) if key not in there and not args.table]
+    if missing:
+        results.repair(args.results)
     if args.jobs == 1 or len(missing) < 2:
         for key in missing:
             _one(key, args.data_dir, args.results)

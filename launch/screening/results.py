@@ -18,7 +18,7 @@ def read(path: Path) -> dict[Key, dict]:
     """The runs that are there; none, if the file is not.
 
     Raises:
-        RunError: a line is no run. (Half a line at the end is what a killed process leaves, and does not count.)
+        RunError: a line is no run. (One without an end does not count: whoever wrote it was killed.)
     """
     if not path.exists():
         return {}
@@ -33,12 +33,18 @@ def read(path: Path) -> dict[Key, dict]:
     return found
 
 
+def repair(path: Path) -> None:
+    """Cut off half a line at the end, which a killed process has left. Not while others write."""
+    if path.exists():
+        raw = path.read_bytes()
+        with path.open("r+b") as file:
+            file.truncate(raw.rfind(b"\n") + 1)
+
+
 def append(path: Path, run: dict) -> None:
-    """Add a run in one piece: several processes may write. Half a line that somebody left is cut off from it."""
-    raw = json.dumps(run).encode() + b"\n"
-    torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
+    """Add a run in one piece: several processes may write."""
     with path.open("ab", buffering=0) as file:
-        file.write((b"\n" if torn else b"") + raw)
+        file.write(json.dumps(run).encode() + b"\n")
 
 
 def table(runs: Iterable[dict]) -> str:
