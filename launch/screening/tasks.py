@@ -31,6 +31,7 @@ class Task:
         data: an image data set's name, or "docstrings".
         limit: training images, or characters.
         half_size: images of half the height and width, a quarter of the time.
+        augmented: images are shifted and mirrored.
         batch: images or pieces of text of each worker in a step.
         workers: simulated.
         epochs: passes over the images; of text, times 100 steps.
@@ -44,6 +45,7 @@ class Task:
     data: str = "fashion-mnist"
     limit: int = 12000
     half_size: bool = True
+    augmented: bool = True
     batch: int = 32
     workers: int = 2
     epochs: int = 10
@@ -59,8 +61,8 @@ TASKS = {
     task.name: task
     for task in (
         _RESNET8,
-        Task("mlp", "mlp"),
-        Task("mlp, adamw", "mlp", optimizer="adamw", rate=2e-3, weight_decay=0.01),
+        Task("mlp", "mlp", augmented=False, epochs=20, rate=0.05),
+        Task("mlp, adamw", "mlp", augmented=False, epochs=20, optimizer="adamw", rate=1e-3, weight_decay=0.01),
         replace(_RESNET8, name="resnet8, rate 0.4", rate=0.4),
         replace(_RESNET8, name="resnet8, 8 workers", workers=8, batch=16, epochs=16),
         replace(_RESNET8, name="resnet8, adamw", optimizer="adamw", rate=3e-3, weight_decay=0.01),
@@ -131,7 +133,10 @@ def _images(task: Task, data_dir: Path) -> Work:
         return images.to(memory_format=torch.channels_last), batch[1]
 
     def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
-        shards = [TrainBatches(data, task.batch, rank=r, size=task.workers, seed=seed) for r in range(task.workers)]
+        shards = [
+            TrainBatches(data, task.batch, rank=rank, size=task.workers, seed=seed, augmented=task.augmented)
+            for rank in range(task.workers)
+        ]
         return (tuple(map(sized, batches)) for batches in zip(*(s.epoch(number) for s in shards), strict=True))
 
     def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
