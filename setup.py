@@ -9,7 +9,7 @@ CSRC = Path("hvd_dyncomp/kernels/csrc")
 native = Extension(
     "hvd_dyncomp.kernels._native",
     sources=[str(CSRC / name) for name in ("module.cpp", "avx512.cpp", "avx2.cpp", "baseline.cpp")],
-    depends=[str(CSRC / name) for name in ("core.h", "kernels.h", "simd.h")],
+    depends=[str(path) for path in sorted(CSRC.glob("*.h"))],
     # Contraction to fused multiply-add would change bits. GCC's own intrinsics are what "maybe uninitialized" is about.
     extra_compile_args=[
         "-std=c++17",

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.kernels import Noise, block_bytes
+from hvd_dyncomp.kernels import Noise, block_bytes, scales
 
 WIRE_VERSION = 4
 
@@ -189,12 +189,11 @@ def split(
     return bodies
 
 
-def count_nonfinite(versions: list[torch.Tensor], bits: int, block_size: int) -> int:
+def count_nonfinite(versions: list[torch.Tensor], bits: float, block_size: int) -> int:
     """Blocks that are not finite in at least one of the versions, which are payloads of the same blocks."""
-    # A block begins with its scale, which is NaN if a value is NaN or infinite. All lengths are multiples of 4.
-    words = block_bytes(bits, block_size) // 4
-    scales = torch.stack([version.view(torch.float32).view(-1, words)[:, 0] for version in versions])
-    return int(scales.isnan().any(dim=0).sum())
+    # The scale of a block is NaN if a value is NaN or infinite.
+    found = torch.stack([scales(version, bits, block_size) for version in versions])
+    return int(found.isnan().any(dim=0).sum())
 
 
 def shard_bounds(blocks: int, world_size: int) -> list[int]:

@@ -16,7 +16,9 @@ import torch
 
 from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.kernels import portable
-from hvd_dyncomp.kernels.reference import PLACEMENTS, Noise, block_bytes, bounded
+from hvd_dyncomp.kernels.reference import Noise, bounded
+from hvd_dyncomp.kernels.scales import block_bytes, scales
+from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
 
 native: Any
 try:
@@ -33,7 +35,7 @@ except ImportError as error:
 # Where there is none `portable` serves.
 backends: dict[str, Any] = {} if native is None else {"cpu": native}
 
-__all__ = ["Noise", "backends", "block_bytes", "bounded", "decode_into", "encode_into", "reduce_into"]
+__all__ = ["Noise", "backends", "block_bytes", "bounded", "decode_into", "encode_into", "reduce_into", "scales"]
 
 BLOCK_SIZES = frozenset(2**exponent for exponent in range(6, 17))
 _MOST_VALUES = 2**62  # what an index may be: far below what C's size_t holds
@@ -44,7 +46,7 @@ def encode_into(
     values: Sequence[torch.Tensor],
     residual: torch.Tensor | None,
     *,
-    bits: int,
+    bits: float,
     block_size: int,
     first: int = 0,
     noise: Noise | None = None,
@@ -61,7 +63,8 @@ def encode_into(
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
         first: index of the first of the n values.
-        noise: stochastic rounding with this randomness; None rounds to nearest, and so does 1 bit with a residual.
+        noise: stochastic rounding with this randomness; None rounds to nearest, and so do 1 bit with a residual and all
+            levels below.
 
     Raises:
         ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the text names
@@ -79,7 +82,7 @@ def decode_into(
     values: Sequence[torch.Tensor],
     versions: Sequence[torch.Tensor],
     *,
-    bits: int,
+    bits: float,
     block_size: int,
     first: int = 0,
     factor: float = 1.0,
@@ -106,7 +109,7 @@ def reduce_into(
     versions: Sequence[torch.Tensor],
     residual: torch.Tensor | None,
     *,
-    bits: int,
+    bits: float,
     block_size: int,
     real: int | None = None,
     noise: Noise | None = None,
@@ -153,7 +156,7 @@ def _check_values(values: Sequence[torch.Tensor], first: int, payload: torch.Ten
             _check("values", tensor, torch.float32, tensor.numel(), payload)
 
 
-def _check_versions(versions: Sequence[torch.Tensor], bits: int, block_size: int) -> int:
+def _check_versions(versions: Sequence[torch.Tensor], bits: float, block_size: int) -> int:
     """The number of blocks in each."""
     if not isinstance(versions, (list, tuple)) or not versions:
         raise ValueError(f"versions must be a list or a tuple of one or more tensors, got {shown(versions)}")
@@ -164,9 +167,11 @@ def _check_versions(versions: Sequence[torch.Tensor], bits: int, block_size: int
     return blocks
 
 
-def _blocks(name: str, payload: torch.Tensor, bits: int, block_size: int) -> int:
+def _blocks(name: str, payload: torch.Tensor, bits: float, block_size: int) -> int:
     """The number of blocks in `payload`."""
-    if not isinstance(bits, int) or bits is True or bits not in PLACEMENTS:
+    # By type, too: 4.0 is a key of the tables, and no number of bits to shift by; and True == 1.
+    plain = isinstance(bits, float) and bits < 1 or isinstance(bits, int) and bits is not True
+    if not plain or bits not in LEVELS or bits == UNCOMPRESSED:
         raise ValueError(f"bits must be a level below 32, got {shown(bits)}")
     if not isinstance(block_size, int) or block_size not in BLOCK_SIZES:
         raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(block_size)}")

@@ -12,6 +12,7 @@ import torch
 
 from hvd_dyncomp.kernels import _native  # type: ignore[attr-defined]
 from hvd_dyncomp.kernels.reference import Noise
+from hvd_dyncomp.levels import level_code
 
 
 def encode_into(
@@ -21,11 +22,11 @@ def encode_into(
     residual: torch.Tensor | None,
     blocks: int,
     block_size: int,
-    bits: int,
+    bits: float,
     noise: Noise | None,
 ) -> None:
     address = 0 if residual is None else residual.data_ptr()
-    _native.encode(out.data_ptr(), _pieces(values), first, address, blocks, block_size, bits, noise)
+    _native.encode(out.data_ptr(), _pieces(values), first, address, blocks, block_size, level_code(bits), noise)
 
 
 def decode_into(
@@ -34,10 +35,10 @@ def decode_into(
     versions: Sequence[torch.Tensor],
     blocks: int,
     block_size: int,
-    bits: int,
+    bits: float,
     factor: float,
 ) -> None:
-    _native.decode(_pieces(values), first, _addresses(versions), blocks, block_size, bits, factor)
+    _native.decode(_pieces(values), first, _addresses(versions), blocks, block_size, level_code(bits), factor)
 
 
 def reduce_into(
@@ -47,11 +48,11 @@ def reduce_into(
     real: int,
     blocks: int,
     block_size: int,
-    bits: int,
+    bits: float,
     noise: Noise | None,
 ) -> None:
     address = 0 if residual is None else residual.data_ptr()
-    _native.reduce(out.data_ptr(), _addresses(versions), address, real, blocks, block_size, bits, noise)
+    _native.reduce(out.data_ptr(), _addresses(versions), address, real, blocks, block_size, level_code(bits), noise)
 
 
 def variants() -> list[str]:

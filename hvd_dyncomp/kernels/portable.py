@@ -8,6 +8,7 @@ import torch
 
 from hvd_dyncomp.kernels import reference
 from hvd_dyncomp.kernels.reference import Noise
+from hvd_dyncomp.kernels.scales import block_bytes
 
 
 def encode_into(
@@ -17,7 +18,7 @@ def encode_into(
     residual: torch.Tensor | None,
     blocks: int,
     block_size: int,
-    bits: int,
+    bits: float,
     noise: Noise | None,
 ) -> None:
     gradient = torch.zeros(blocks * block_size, dtype=torch.float32, device=out.device)
@@ -34,7 +35,7 @@ def decode_into(
     versions: Sequence[torch.Tensor],
     blocks: int,
     block_size: int,
-    bits: int,
+    bits: float,
     factor: float,
 ) -> None:
     total = _decode_sum(versions, blocks, block_size, bits, factor)
@@ -49,7 +50,7 @@ def reduce_into(
     real: int,
     blocks: int,
     block_size: int,
-    bits: int,
+    bits: float,
     noise: Noise | None,
 ) -> None:
     total = _decode_sum(versions, blocks, block_size, bits, 1.0)
@@ -62,7 +63,7 @@ def _encode(
     residual: torch.Tensor | None,
     real: int,
     block_size: int,
-    bits: int,
+    bits: float,
     noise: Noise | None,
 ) -> None:
     payload = reference.encode(gradient, residual, bits=bits, block_size=block_size, real=real, noise=noise)
@@ -70,9 +71,9 @@ def _encode(
 
 
 def _decode_sum(
-    versions: Sequence[torch.Tensor], blocks: int, block_size: int, bits: int, factor: float
+    versions: Sequence[torch.Tensor], blocks: int, block_size: int, bits: float, factor: float
 ) -> torch.Tensor:
-    rows = [version.view(blocks, reference.block_bytes(bits, block_size)) for version in versions]
+    rows = [version.view(blocks, block_bytes(bits, block_size)) for version in versions]
     return reference.decode_sum(rows, bits=bits, block_size=block_size, factor=factor)
 
 

@@ -1,12 +1,13 @@
 """The arithmetic in plain torch operators: the specification that every other kernel equals bit for bit.
 
 All operations are IEEE float32 or float64 with the default rounding, without fused multiply-add, in the order written
-here. Sums run over a fixed tree (`_tree_sum`), because an addition in another order gives other bits. Equation numbers
+here. Sums run over a fixed tree (`tree_sum`), because an addition in another order gives other bits. Equation numbers
 are those of docs/math.md. Tensors may be on any device; all are contiguous.
 
 A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
-scale as little-endian float32, then the codes, packed as `packing.pack` says. The last block of a bucket may be filled
-up with *padding*: zeros that belong to nobody, owe nothing and count in no mean.
+scale as little-endian float32, then the codes, packed as `packing.pack` says. Below one bit it is `2 + block_size * bits
+/ 8` bytes: the scale as little-endian bfloat16, then what `sparse` makes of the values. The last block of a bucket may be
+filled up with *padding*: zeros that belong to nobody, owe nothing and count in no mean.
 """
 
 from __future__ import annotations
@@ -16,17 +17,12 @@ from typing import NamedTuple
 
 import torch
 
+from hvd_dyncomp.kernels import scales, sparse
 from hvd_dyncomp.kernels.packing import pack, unpack
+from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes, tree_sum
 
-SCALE_BYTES = 4
-
-# Below this scale a block counts as zero: that keeps 1 / scale and every product finite. The residual keeps the values.
-SMALLEST_SCALE = 2.0**-100
-# A block whose outermost code stands for more counts as infinite. It is half of what float32 can hold, so that no code
-# overflows, whatever the rounding of its scale, and no residual becomes infinite.
-LARGEST_VALUE = 2.0**127
-# What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a).
-# docs/math.md tells how the number was found.
+# What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one bit
+# on: see `residual_bound`. docs/math.md tells how the number was found.
 RESIDUAL_BOUND = 2.0
 
 
@@ -48,7 +44,8 @@ class Placement(NamedTuple):
 
 # Few codes: clip, with a scale near the one of least squared error for Gauss, Laplace and Student-t values alike; the
 # share of the maximum widens the scale for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
-# From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own.
+# From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own, and levels
+# below have `sparse.MAGNITUDES`.
 PLACEMENTS = {
     1: Placement(1, True, 0.0, 0.0),
     2: Placement(2, True, 0.85, 0.05),
@@ -70,23 +67,23 @@ class Noise(NamedTuple):
     first: int = 0
 
 
-def block_bytes(bits: int, block_size: int) -> int:
-    """Bytes of one block on the wire."""
-    return SCALE_BYTES + block_size * bits // 8
+def residual_bound(bits: float) -> float:
+    """Equation 1a's c. Below one bit a value waits for about 8 / bits steps until it travels: what is owed is more."""
+    return RESIDUAL_BOUND / min(bits, 1)
 
 
 def encode(
     gradient: torch.Tensor,
     residual: torch.Tensor | None,
     *,
-    bits: int,
+    bits: float,
     block_size: int,
     real: int | None = None,
     noise: Noise | None = None,
 ) -> torch.Tensor:
     """Quantizes gradient + residual; what is lost becomes the new residual (equation 1).
 
-    What a residual adds to a block is bounded by the block's gradient (`RESIDUAL_BOUND`); what is cut off is given up.
+    What a residual adds to a block is bounded by the block's gradient (`residual_bound`); what is cut off is given up.
     Blocks whose gradient is zero throughout decode to zeros and leave their residual as it was: what is owed to
     parameters that are frozen, or unused in this step, waits until they are used again. Blocks with a NaN, an
     infinity, or values so large that a code would overflow (`LARGEST_VALUE`) decode to NaN everywhere and leave their
@@ -98,18 +95,14 @@ def encode(
         bits: a level below 32.
         block_size: values per block, a power of two of at least 8.
         real: so many values count; the others are padding, whatever they are, and have a residual of zero. None: all.
-        noise: stochastic rounding with this randomness; None rounds to nearest, and so does 1 bit with a residual.
+        noise: stochastic rounding with this randomness; None rounds to nearest, and so do 1 bit with a residual and all
+            levels below.
 
     Returns:
         (n / block_size, block_bytes(bits, block_size)) uint8.
     """
     if gradient.numel() == 0:  # a shard of a bucket with fewer blocks than workers
         return torch.empty(0, block_bytes(bits, block_size), dtype=torch.uint8, device=gradient.device)
-    if bits == 1 and residual is not None:
-        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles
-        # the residual in every step. A residual makes up for the bias anyway.
-        noise = None
-    placement = PLACEMENTS[bits]
     is_real = torch.arange(gradient.numel(), device=gradient.device).view(-1, block_size) < (
         gradient.numel() if real is None else real
     )
@@ -117,8 +110,29 @@ def encode(
     if residual is not None:
         own = residual.view_as(x)
         own.masked_fill_(~is_real, 0.0)
-        x, waits = _add(x, own)
-    scale = _scale(x, is_real.sum(dim=1, keepdim=True), bits, noise is not None)
+        x, waits = _add(x, own, residual_bound(bits))
+    if bits == 1 and residual is not None:
+        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles
+        # the residual in every step. A residual makes up for the bias anyway.
+        noise = None
+    real_values = is_real.sum(dim=1, keepdim=True)
+    if bits < 1:
+        scale, codes = sparse.encode(x, real_values, bits)
+        decoded = sparse.decode(codes, scale, bits)
+    else:
+        scale, codes, decoded = _encode_each(x, real_values, int(bits), noise)
+    if residual is not None:
+        finite = ~scale.isnan()
+        own.copy_(torch.where(finite & ~waits & is_real, x - decoded, own))
+    return torch.cat([scales.to_bytes(scale, bits), codes], dim=1)
+
+
+def _encode_each(
+    x: torch.Tensor, real: torch.Tensor, bits: int, noise: Noise | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Levels of one bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; decoded values."""
+    placement = PLACEMENTS[bits]
+    scale = _scale(x, real, bits, noise is not None)
     live = scale >= SMALLEST_SCALE  # False for NaN
     k = _round(x, torch.where(live, 1 / scale, 0.0), placement, noise)
     k = torch.where(live, k, 0.0)
@@ -126,14 +140,7 @@ def encode(
     # A NaN scale on the wire makes the whole block NaN when it is decoded.
     finite = scale <= LARGEST_VALUE / placement.half  # False for NaN
     scale = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
-    if residual is not None:
-        lost = x - _values(k, scale, placement)
-        own.copy_(torch.where(finite & ~waits & is_real, lost, own))
-
-    payload = torch.empty(x.shape[0], block_bytes(bits, block_size), dtype=torch.uint8, device=x.device)
-    payload[:, :SCALE_BYTES] = scale.contiguous().view(torch.uint8)
-    payload[:, SCALE_BYTES:] = pack((k + placement.half).to(torch.int32), bits)
-    return payload
+    return scale, pack((k + placement.half).to(torch.int32), bits), _values(k, scale, placement)
 
 
 def bounded(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -151,7 +158,7 @@ def bounded(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return residual * (most / norms[0]).to(torch.float32) if norms[0] > most else residual
 
 
-def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
+def decode(payload: torch.Tensor, *, bits: float, block_size: int, factor: float = 1.0) -> torch.Tensor:
     """The values that `payload` stands for, times `factor`, which is multiplied into the scales (equation 4).
 
     Args:
@@ -162,14 +169,16 @@ def decode(payload: torch.Tensor, *, bits: int, block_size: int, factor: float =
     """
     if payload.numel() == 0:
         return torch.empty(0, dtype=torch.float32, device=payload.device)
-    # A copy, and not `contiguous()`, which leaves a single block at its address: that need not be a float's.
-    scale = payload[:, :SCALE_BYTES].clone(memory_format=torch.contiguous_format).view(torch.float32)
-    placement = PLACEMENTS[bits]
-    k = unpack(payload[:, SCALE_BYTES:], bits, block_size).to(torch.float32) - placement.half
-    return _values(k, scale * factor, placement).view(-1)
+    scale = scales.scales(payload, bits, block_size).view(-1, 1) * factor
+    codes = payload[:, scale_bytes(bits) :]
+    if bits < 1:
+        return sparse.decode(codes, scale, bits).view(-1)
+    placement = PLACEMENTS[int(bits)]
+    k = unpack(codes, int(bits), block_size).to(torch.float32) - placement.half
+    return _values(k, scale, placement).view(-1)
 
 
-def decode_sum(payloads: Sequence[torch.Tensor], *, bits: int, block_size: int, factor: float = 1.0) -> torch.Tensor:
+def decode_sum(payloads: Sequence[torch.Tensor], *, bits: float, block_size: int, factor: float = 1.0) -> torch.Tensor:
     """The sum of several versions of the same blocks, added in the order given (equation 5).
 
     Args:
@@ -185,11 +194,11 @@ def decode_sum(payloads: Sequence[torch.Tensor], *, bits: int, block_size: int, 
     return total
 
 
-def _add(gradient: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _add(gradient: torch.Tensor, residual: torch.Tensor, bound: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradient + bounded residual of every block (equation 1a); and whether the block waits: its gradient is zero."""
-    squares = [_tree_sum(x.to(torch.float64).square()) for x in (gradient, residual)]
-    exceeds = squares[1] > RESIDUAL_BOUND**2 * squares[0]  # False for NaN
-    factor = torch.where(exceeds, RESIDUAL_BOUND * (squares[0] / squares[1]).sqrt(), 1.0).to(torch.float32)
+    squares = [tree_sum(x.to(torch.float64).square()) for x in (gradient, residual)]
+    exceeds = squares[1] > bound**2 * squares[0]  # False for NaN
+    factor = torch.where(exceeds, bound * (squares[0] / squares[1]).sqrt(), 1.0).to(torch.float32)
     waits = squares[0] == 0
     return torch.where(waits, 0.0, gradient + residual * factor), waits
 
@@ -207,9 +216,9 @@ def _scale(x: torch.Tensor, real: torch.Tensor, bits: int, stochastic: bool) -> 
         # Unbiased means that nothing may be clipped: the outermost codes sit on the maximum.
         scale = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
     elif bits == 1:
-        scale = _tree_sum(x.abs().to(torch.float64)) * 2.0 / real
+        scale = tree_sum(x.abs().to(torch.float64)) * 2.0 / real
     elif placement.rms:
-        rms = (_tree_sum(x.to(torch.float64).square()) / real).sqrt()
+        rms = (tree_sum(x.to(torch.float64).square()) / real).sqrt()
         scale = rms * placement.rms + maximum * placement.maximum
     else:
         scale = maximum / placement.half
@@ -229,14 +238,6 @@ def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: 
 
 def _values(k: torch.Tensor, scale: torch.Tensor, placement: Placement) -> torch.Tensor:
     return (k + 0.5) * scale if placement.mid_rise else k * scale
-
-
-def _tree_sum(x: torch.Tensor) -> torch.Tensor:
-    """Sums each row of a power-of-two length by adding its halves until one value is left: (rows, 1)."""
-    while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        x = x[:, :half] + x[:, half:]
-    return x
 
 
 def uniform(noise: Noise, count: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -1,6 +1,6 @@
 // What the variants for different processors provide and what module.cpp calls.
 //
-// The arithmetic itself is in core.h, which every variant compiles for itself. No variant may call a function of the
+// The arithmetic itself is in core.h and what it includes, which every variant compiles for itself. No variant may call a function of the
 // C++ library: an inline one would be compiled once for each processor under one name, and the linker keeps any of them.
 #ifndef HVD_DYNCOMP_KERNELS_H
 #define HVD_DYNCOMP_KERNELS_H
@@ -17,9 +17,14 @@
 
 namespace hvd_dyncomp {
 
-constexpr int kScaleBytes = 4;
+constexpr uint32_t kWireNan = 0x7fc00000;  // the scale of a block that is not finite
 
-static inline size_t block_bytes(int bits, size_t block_size) { return kScaleBytes + block_size * bits / 8; }
+// Levels are numbers as levels.level_code makes them: bits, and below one bit -2, -4, -8 for 1/2, 1/4, 1/8.
+constexpr int scale_bytes(int level) { return level < 0 ? 2 : 4; }
+
+static inline size_t block_bytes(int level, size_t block_size) {
+    return scale_bytes(level) + (level < 0 ? block_size / (size_t)(-8 * level) : block_size * (size_t)level / 8);
+}
 
 // Counter-based randomness: reference.py's Noise.
 struct Noise {
@@ -40,11 +45,11 @@ struct Values {
     size_t skip;
 };
 
-// One message: blocks of `block_size` values, a power of two of at least 64, quantized to `bits`.
+// One message: blocks of `block_size` values, a power of two of at least 64, quantized to `level`.
 struct Shape {
     size_t blocks;
     size_t block_size;
-    int bits;
+    int level;
 };
 
 // Versions of the same blocks, to be summed in this order; `factor` is multiplied into their scales.
@@ -57,10 +62,15 @@ struct Versions {
 // So many values are in work at a time, if that is more than a block: what they need fits the first-level cache.
 constexpr size_t kBatchValues = 2048;
 
-// Bytes of working memory that a call needs, 64-byte aligned: the values in work, and the doubles of a block's sum.
+// Values of a group below one bit are at least so many; of each group in work the largest value is kept, and its place.
+constexpr size_t kSmallestGroup = 16;
+
+// Bytes of working memory that a call needs, 64-byte aligned: the values in work, what is kept of their groups, and the
+// doubles of a block's sum.
 static inline size_t scratch_bytes(size_t block_size) {
     const size_t values = block_size > kBatchValues ? block_size : kBatchValues;
-    return values * sizeof(float) + block_size / 8 * sizeof(double);
+    return values * sizeof(float) + values / kSmallestGroup * (sizeof(float) + sizeof(int32_t)) +
+           block_size / 8 * sizeof(double);
 }
 
 // The operations of hvd_dyncomp/kernels/__init__.py. `residual` and `noise` may be null. Nothing needs to be aligned

@@ -117,8 +117,8 @@ class Randomness {
     Noise noise_ = {};
 };
 
-Shape shape_of(PyObject* blocks, PyObject* block_size, PyObject* bits) {
-    return {PyLong_AsSize_t(blocks), PyLong_AsSize_t(block_size), (int)PyLong_AsLong(bits)};
+Shape shape_of(PyObject* blocks, PyObject* block_size, PyObject* level) {
+    return {PyLong_AsSize_t(blocks), PyLong_AsSize_t(block_size), (int)PyLong_AsLong(level)};
 }
 
 bool has_arguments(Py_ssize_t count, Py_ssize_t expected) {
@@ -127,7 +127,7 @@ bool has_arguments(Py_ssize_t count, Py_ssize_t expected) {
     return false;
 }
 
-// encode(out, values, first, residual, blocks, block_size, bits, noise)
+// encode(out, values, first, residual, blocks, block_size, level, noise)
 PyObject* py_encode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!has_arguments(count, 8)) return nullptr;
     uint8_t* out = (uint8_t*)PyLong_AsVoidPtr(args[0]);
@@ -145,7 +145,7 @@ PyObject* py_encode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// decode(values, first, versions, blocks, block_size, bits, factor)
+// decode(values, first, versions, blocks, block_size, level, factor)
 PyObject* py_decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!has_arguments(count, 7)) return nullptr;
     const Pieces pieces(args[0]);
@@ -162,7 +162,7 @@ PyObject* py_decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// reduce(out, versions, residual, real, blocks, block_size, bits, noise)
+// reduce(out, versions, residual, real, blocks, block_size, level, noise)
 PyObject* py_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!has_arguments(count, 8)) return nullptr;
     uint8_t* out = (uint8_t*)PyLong_AsVoidPtr(args[0]);

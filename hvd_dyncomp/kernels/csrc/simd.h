@@ -1,5 +1,7 @@
 // Vectors of HVD_LANES values, in the vector extensions of GCC and Clang. They compile for any processor; where the
 // compilers make poor code of them, there is an intrinsic of x86. Included by the variants only, through core.h.
+#pragma once
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -8,7 +10,8 @@
 #endif
 
 // Every helper has to vanish into its caller: a vector in a call has an ABI of its own for each instruction set.
-#define HVD_INLINE inline __attribute__((always_inline))
+#define HVD_ALWAYS __attribute__((always_inline))
+#define HVD_INLINE inline HVD_ALWAYS
 
 // Loops over vectors that have to stay in registers.
 #if defined(__clang__)

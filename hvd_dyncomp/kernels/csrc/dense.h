@@ -1,0 +1,171 @@
+// Blocks at levels of one bit and more: a code for every value. Included through core.h only.
+#pragma once
+
+#include "kernels.h"
+#include "packing.h"
+#include "residual.h"
+#include "sums.h"
+
+namespace hvd_dyncomp {
+namespace {
+
+// Where the codes of a level sit: reference.PLACEMENTS.
+struct Placement {
+    int half;
+    bool mid_rise;
+    double rms, maximum;
+};
+
+constexpr Placement placement(int bits) {
+    return bits == 1   ? Placement{1, true, 0.0, 0.0}
+           : bits == 2 ? Placement{2, true, 0.85, 0.05}
+           : bits == 3 ? Placement{3, false, 0.50, 0.05}
+           : bits == 4 ? Placement{7, false, 0.30, 0.04}
+                       : Placement{(1 << (bits - 1)) - 1, false, 0.0, 0.0};
+}
+
+// reference._scale. Of the `count` values `real` count; the others are zero.
+template <int Bits, bool Stochastic>
+HVD_INLINE float block_scale(const float* x, size_t count, size_t real, double* sums) {
+    constexpr Placement at = placement(Bits);
+    if (real == 0) real = 1;
+    if constexpr (Bits == 1 && !Stochastic) {
+        return (float)(tree_sum<Absolute>(x, count, sums) * 2.0 / (double)real);
+    } else {
+        const double most = maximum(x, count);
+        if constexpr (Stochastic) return (float)(most / (at.mid_rise ? at.half - 0.5 : at.half));
+        if constexpr (at.rms == 0.0) return (float)(most / at.half);
+        const double rms = __builtin_sqrt(tree_sum<Square>(x, count, sums) / (double)real);
+        return (float)(rms * at.rms + most * at.maximum);
+    }
+}
+
+// reference.uniform.
+HVD_INLINE Floats uniform(Words counter, const uint32_t* key) {
+    Words x = counter ^ key[0];
+    x ^= x >> 16;
+    x = x * 0x7FEB352Du + key[1];
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    x ^= x >> 16;
+    return __builtin_convertvector((Ints)(x >> 8), Floats) * 0x1p-24f;
+}
+
+// reference._round: the integer k as a float. To clip first is the same, because the bounds are integers; NaN, which
+// infinity times 1 / infinity is, takes the lower bound and so the code 0, as it does there when it becomes an integer.
+template <int Bits, bool Stochastic>
+HVD_INLINE Floats quantize(Floats x, Floats inverse, Words counter, const uint32_t* key) {
+    constexpr Placement at = placement(Bits);
+    Floats q = x * inverse;
+    if constexpr (Stochastic) {
+        q = q + uniform(counter, key);
+        if (at.mid_rise) q = q - 0.5f;
+    }
+    q = at_most(at_least(q, broadcast(-at.half)), broadcast(at.half - at.mid_rise));
+    return Stochastic || at.mid_rise ? round_down(q) : round_to_even(q);
+}
+
+// reference._values.
+template <int Bits>
+HVD_INLINE Floats value(Floats k, Floats scale) {
+    return placement(Bits).mid_rise ? (k + 0.5f) * scale : k * scale;
+}
+
+// All codes of a block whose scale is zero or NaN stand for k = 0.
+template <int Bits>
+HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
+    constexpr int n = streams(Bits);
+    Ints codes[n];
+    HVD_UNROLL
+    for (int s = 0; s < n; ++s) codes[s] = Ints{} + placement(Bits).half;
+    const size_t stride = count / n;
+    for (size_t i = 0; i < stride; i += kLanes) pack<Bits>(packed, codes, i, stride);
+}
+
+// Codes of x, and what they lose into `residual`, unless that is null.
+template <int Bits, bool Stochastic>
+HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residual, size_t count, float scale,
+                                 uint32_t first, const uint32_t* key) {
+    const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
+    constexpr int n = streams(Bits);
+    const size_t stride = count / n;
+    for (size_t i = 0; i < stride; i += kLanes) {
+        Ints codes[n];
+        HVD_UNROLL
+        for (int s = 0; s < n; ++s) {
+            const size_t at = s * stride + i;
+            const Floats values = load<Floats>(x + at);
+            const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
+            if (residual) store(residual + at, values - value<Bits>(k, scales));
+            codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
+        }
+        pack<Bits>(packed, codes, i, stride);
+    }
+}
+
+// One block of reference.encode, from x = gradient + residual and its scale on.
+template <int Bits, bool Stochastic>
+HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float scale, uint32_t first,
+                            const uint32_t* key) {
+    constexpr float largest = (float)(0x1p127 / placement(Bits).half);  // scales.LARGEST_VALUE
+    const bool finite = scale <= largest;  // scales are not negative; false for NaN
+    const bool live = scale >= 0x1p-100f;  // scales.SMALLEST_SCALE; false for NaN, true for infinity
+    if (!finite) residual = nullptr;      // it stays as it is
+    if (live) {
+        write_live_block<Bits, Stochastic>(to + scale_bytes(Bits), x, residual, count, scale, first, key);
+    } else {
+        write_dead_block<Bits>(to + scale_bytes(Bits), count);
+        if (residual) __builtin_memcpy(residual, x, count * sizeof(float));
+    }
+    if (finite) store(to, live ? scale : 0.0f);
+    else store(to, kWireNan);
+}
+
+// The values that position `i` of all streams of one block stands for (reference.decode).
+template <int Bits>
+HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, size_t i, size_t stride) {
+    constexpr int n = streams(Bits);
+    Ints codes[n];
+    unpack<Bits>(codes, from + scale_bytes(Bits), i, stride);
+    const Floats scale = broadcast(load<float>(from) * factor);
+    HVD_UNROLL
+    for (int s = 0; s < n; ++s) {
+        const Floats k = __builtin_convertvector(codes[s] - placement(Bits).half, Floats);
+        values[s] = value<Bits>(k, scale);
+    }
+}
+
+// The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum). `Stream`:
+// past the caches. `Add`: plus `residual`, if that is surely within the bound; otherwise false, and `out` is of no use.
+template <int Bits, bool Stream, bool Add>
+HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const float* residual, size_t count) {
+    constexpr int n = streams(Bits);
+    Norms norms;
+    const size_t stride = count / n;
+    for (size_t i = 0; i < stride; i += kLanes) {
+        Floats sum[n];
+        read_values<Bits>(sum, versions.payloads[0] + offset, versions.factor, i, stride);
+        for (size_t version = 1; version < versions.count; ++version) {
+            Floats values[n];
+            read_values<Bits>(values, versions.payloads[version] + offset, versions.factor, i, stride);
+            HVD_UNROLL
+            for (int s = 0; s < n; ++s) sum[s] += values[s];
+        }
+        HVD_UNROLL
+        for (int s = 0; s < n; ++s) {
+            const size_t at = s * stride + i;
+            if constexpr (Add) {
+                prefetch<true>(residual + at, kBatchValues);
+                const Floats own = load<Floats>(residual + at);
+                norms.count(s, sum[s], own);
+                sum[s] += own;
+            }
+            if (Stream) stream(out + at, sum[s]);
+            else store(out + at, sum[s]);
+        }
+    }
+    return !Add || norms.within(residual_bound(Bits));
+}
+
+}  // namespace
+}  // namespace hvd_dyncomp

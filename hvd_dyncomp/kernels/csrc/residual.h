@@ -1,0 +1,79 @@
+// Gradient + bounded residual of a block: reference._add. Included through core.h only.
+#pragma once
+
+#include "kernels.h"
+#include "sums.h"
+
+namespace hvd_dyncomp {
+namespace {
+
+// reference.residual_bound, of a level's number.
+constexpr double residual_bound(int level) { return level < 0 ? -2.0 * level : 2.0; }
+
+// A quick look at the norms of a block's gradient and residual, for the passes that add them: whether the residual is
+// surely below its bound, as nearly all are. The exact comparison needs two sums over the tree.
+class Norms {
+  public:
+    HVD_INLINE void count(int slot, Floats gradient, Floats residual) {
+        of_gradient_[slot % 4] = multiply_add(gradient, gradient, of_gradient_[slot % 4]);
+        of_residual_[slot % 4] = multiply_add(residual, residual, of_residual_[slot % 4]);
+    }
+
+    // The sums are off by less than 1e-3 of themselves (16384 additions one after the other, for the largest block and the
+    // shortest vectors), and by less than 1e-40 for what was too small to be squared. False where anything is not finite,
+    // a square included, or all is zero.
+    HVD_INLINE bool within(double bound) const {
+        const Floats gradient = (of_gradient_[0] + of_gradient_[1]) + (of_gradient_[2] + of_gradient_[3]);
+        const Floats residual = (of_residual_[0] + of_residual_[1]) + (of_residual_[2] + of_residual_[3]);
+        const Floats rest = gradient - residual * (float)(1.004 / (bound * bound));
+        float sums[kLanes];
+        store(sums, rest);
+        for (int half = kLanes / 2; half > 0; half /= 2)
+            for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+        return sums[0] > 1e-34f && sums[0] <= 0x1.fffffep127f;
+    }
+
+  private:
+    Floats of_gradient_[4] = {}, of_residual_[4] = {};
+};
+
+// out = gradient + residual, if that is surely within `bound`; otherwise false, and `out` is of no use. Fetches what comes
+// kBatchValues later, so that memory works while the processor rounds and packs.
+HVD_INLINE bool add(float* out, const float* gradient, const float* residual, size_t count, double bound) {
+    Norms norms;
+    for (size_t i = 0; i < count; i += 4 * kLanes)
+        HVD_UNROLL
+        for (int s = 0; s < 4; ++s) {
+            const size_t at = i + s * kLanes;
+            prefetch<false>(gradient + at, kBatchValues);
+            prefetch<true>(residual + at, kBatchValues);
+            const Floats a = load<Floats>(gradient + at), b = load<Floats>(residual + at);
+            norms.count(s, a, b);
+            store(out + at, a + b);
+        }
+    return norms.within(bound);
+}
+
+// A block on its way to the wire.
+struct Block {
+    const float* x;   // gradient + bounded residual, zeros behind the real values
+    float* residual;  // where to leave what is lost; null for nowhere
+    size_t real;      // values that are not padding
+};
+
+// reference._add, for any block.
+HVD_INLINE Block add_bounded(float* out, const float* gradient, float* residual, size_t count, size_t real, double* sums,
+                             double bound) {
+    const double of_gradient = tree_sum<Square>(gradient, count, sums);
+    if (of_gradient == 0.0) return {gradient, nullptr, real};  // a zero block, and what is owed waits
+    const double of_residual = tree_sum<Square>(residual, count, sums);
+    float factor = 1.0f;
+    if (of_residual > bound * bound * of_gradient)
+        factor = (float)(bound * __builtin_sqrt(of_gradient / of_residual));
+    for (size_t i = 0; i < count; i += kLanes)
+        store(out + i, load<Floats>(gradient + i) + load<Floats>(residual + i) * factor);
+    return {out, residual, real};
+}
+
+}  // namespace
+}  // namespace hvd_dyncomp

@@ -1,0 +1,262 @@
+// Blocks at levels below one bit: of every group of values the largest travels, as sparse.py says. Included through core.h
+// only.
+//
+// The lanes of a vector are groups: the value at place s of group j of n is value j + s n of the block. What is said of V
+// vectors holds for so many side by side, which fill a line of the cache where that can be.
+#pragma once
+
+#include "kernels.h"
+#include "residual.h"
+#include "simd.h"
+#include "sums.h"
+
+namespace hvd_dyncomp {
+namespace {
+
+// What the magnitudes of a level may be: sparse.MAGNITUDES. `Part` of a bit: 2, 4 or 8.
+struct Magnitudes {
+    int most;
+    double rms, maximum;
+};
+
+constexpr Magnitudes magnitudes(int part) {
+    return part == 2   ? Magnitudes{7, 0.22, 0.03}
+           : part == 4 ? Magnitudes{3, 0.40, 0.05}
+                       : Magnitudes{1, 0.80, 0.10};
+}
+
+constexpr int group_size(int part) { return 8 * part; }
+constexpr int place_bits(int part) { return part == 2 ? 4 : part == 4 ? 5 : 6; }
+
+// The largest values of a block's groups, and where in the group they are. There is room for a whole vector at least.
+struct Largest {
+    float* values;
+    int32_t* places;
+};
+
+// So much room there is for what is kept of a block.
+HVD_INLINE size_t groups_kept(int part, size_t count) {
+    const size_t n = count / (size_t)group_size(part);
+    return n < (size_t)kLanes ? kLanes : n;
+}
+
+HVD_INLINE Floats select(Ints mask, Floats a, Floats b) { return mask ? a : b; }
+HVD_INLINE Floats only(Ints mask, Floats x) { return (Floats)((Ints)x & mask); }
+
+// `Short`: groups that do not fill a vector, of which there are `n`; the other lanes are zero, and are not written.
+template <bool Short, typename Vector>
+HVD_INLINE Vector load_groups(const void* from, size_t n) {
+    if constexpr (!Short) return load<Vector>(from);
+    Vector vector = {};
+    __builtin_memcpy(&vector, from, n * sizeof vector[0]);
+    return vector;
+}
+
+template <bool Short, typename Vector>
+HVD_INLINE void store_groups(void* to, Vector vector, size_t n) {
+    if constexpr (Short) __builtin_memcpy(to, &vector, n * sizeof vector[0]);
+    else store(to, vector);
+}
+
+// How many vectors are in hand: a line of the cache, or one, or a part of one.
+template <int Vectors, bool Shorter>
+struct Width {
+    static constexpr int vectors = Vectors;
+    static constexpr bool shorter = Shorter;
+};
+
+// Calls `action` with the width for `n` groups.
+template <typename Action>
+HVD_INLINE void with_width(size_t n, Action action) {
+    constexpr int line = 16 / kLanes;
+    if (n >= line * kLanes) return action(Width<line, false>());
+    if constexpr (line > 1)
+        if (n >= kLanes) return action(Width<1, false>());
+    if constexpr (kLanes == 4) action(Width<1, true>());  // the other variants leave these blocks to one with shorter vectors
+}
+
+// ---- encoding --------------------------------------------------------------------------------------------------------
+
+template <int Part, int V, bool Short>
+HVD_INLINE void find_largest(Largest found, const float* x, size_t n) {
+    for (size_t i = 0; i < n; i += V * kLanes) {
+        Ints most[V] = {}, place[V] = {};
+        Floats value[V] = {};
+        Ints s = {};
+        for (int at = 0; at < group_size(Part); ++at, s += 1)
+            HVD_UNROLL
+            for (int v = 0; v < V; ++v) {
+                const Floats here = load_groups<Short, Floats>(x + at * n + i + v * kLanes, n);
+                const Ints size = magnitude(here), above = size > most[v];
+                value[v] = select(above, here, value[v]);
+                place[v] = above ? s : place[v];
+                most[v] = larger(most[v], size);
+            }
+        HVD_UNROLL
+        for (int v = 0; v < V; ++v) {
+            store(found.values + i + v * kLanes, value[v]);
+            store(found.places + i + v * kLanes, place[v]);
+        }
+    }
+}
+
+// sparse._scale, before it is rounded to bfloat16. Of the `n` groups those with index below `real` are not padding throughout.
+template <int Part>
+HVD_INLINE float largest_scale(const float* largest, size_t n, size_t real, double* sums) {
+    constexpr Magnitudes at = magnitudes(Part);
+    int32_t most = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const int32_t size = load<int32_t>(largest + i) & 0x7fffffff;
+        most = size > most ? size : most;
+        sums[i] = (double)largest[i] * (double)largest[i];
+    }
+    real = real < 1 ? 1 : real < n ? real : n;
+    const double rms = __builtin_sqrt(halved(sums, n) / (double)real);
+    return (float)(rms * at.rms + (double)load<float>(&most) * at.maximum);
+}
+
+// To nearest, ties to even. `x` is not negative; a NaN stays one.
+HVD_INLINE float rounded_to_bfloat16(float x) {
+    const uint32_t bits = load<uint32_t>(&x);
+    if (x != x) return x;
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    return load<float>(&rounded);
+}
+
+// The scale of a block, and what it sends.
+template <int Part>
+HVD_INLINE float sparse_scale(Largest found, const float* x, size_t count, size_t real, double* sums) {
+    const size_t n = count / group_size(Part);
+    with_width(n, [&](auto width) HVD_ALWAYS { find_largest<Part, width.vectors, width.shorter>(found, x, n); });
+    return rounded_to_bfloat16(largest_scale<Part>(found.values, n, real, sums));
+}
+
+// Codes of the groups, and what is lost of x into `residual`, unless that is null.
+template <int Part, int V, bool Short>
+HVD_INLINE void write_groups(uint8_t* codes, const float* x, Largest found, float* residual, size_t n, float scale) {
+    constexpr int most = magnitudes(Part).most, places = place_bits(Part);
+    const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
+    for (size_t i = 0; i < n; i += V * kLanes) {
+        Floats sent[V];
+        Ints place[V];
+        HVD_UNROLL
+        for (int v = 0; v < V; ++v) {
+            const Floats q = load<Floats>(found.values + i + v * kLanes) * inverse;
+            const Floats k = round_to_even(at_most(at_least(q, broadcast(-most)), broadcast(most)));
+            place[v] = load<Ints>(found.places + i + v * kLanes);
+            sent[v] = k * scales;
+            const Ints size = __builtin_convertvector((Floats)magnitude(k), Ints);
+            const Ints sign = (Ints)((Words)(Ints)k >> 31);
+            const Ints code = (place[v] | sign << places | size << (places + 1)) & (size > 0);
+            uint8_t bytes[kLanes];
+            store_bytes(bytes, code);
+            __builtin_memcpy(codes + i + v * kLanes, bytes, Short ? n : kLanes);
+        }
+        if (!residual) continue;
+        Ints s = {};
+        for (int at = 0; at < group_size(Part); ++at, s += 1)
+            HVD_UNROLL
+            for (int v = 0; v < V; ++v) {
+                const size_t to = at * n + i + v * kLanes;
+                const Floats here = load_groups<Short, Floats>(x + to, n);
+                store_groups<Short>(residual + to, here - only(place[v] == s, sent[v]), n);
+            }
+    }
+}
+
+// One block of reference.encode, from x = gradient + residual, its largest values and its scale on.
+template <int Part>
+HVD_INLINE void write_sparse_block(uint8_t* to, const float* x, Largest found, float* residual, size_t count, float scale) {
+    constexpr float largest = (float)(0x1p127 / magnitudes(Part).most);  // scales.LARGEST_VALUE
+    const bool finite = scale <= largest;         // scales are not negative; false for NaN
+    const bool live = finite && scale >= 0x1p-100f;  // scales.SMALLEST_SCALE
+    const size_t n = count / group_size(Part);
+    const uint16_t on_wire = live ? (uint16_t)(load<uint32_t>(&scale) >> 16) : finite ? 0 : kWireNan >> 16;
+    store(to, on_wire);
+    if (live) {
+        with_width(n, [&](auto width) HVD_ALWAYS {
+            write_groups<Part, width.vectors, width.shorter>(to + sizeof on_wire, x, found, residual, n, scale);
+        });
+    } else {
+        __builtin_memset(to + sizeof on_wire, 0, n);
+        if (residual && finite) __builtin_memcpy(residual, x, count * sizeof(float));
+    }
+}
+
+// ---- decoding --------------------------------------------------------------------------------------------------------
+
+// The codes of some groups, ready to be laid out.
+template <int V>
+struct Sent {
+    Floats value[V], others;
+    Ints place[V];
+};
+
+template <int Part, int V, bool Short>
+HVD_INLINE Sent<V> read_groups(const uint8_t* from, float factor, size_t i, size_t n) {
+    constexpr int places = place_bits(Part);
+    const uint32_t wide = (uint32_t)load<uint16_t>(from) << 16;
+    const Floats scale = broadcast(load<float>(&wide) * factor);
+    Sent<V> sent;
+    sent.others = Floats{} * scale;
+    HVD_UNROLL
+    for (int v = 0; v < V; ++v) {
+        uint8_t bytes[kLanes] = {};
+        __builtin_memcpy(bytes, from + sizeof(uint16_t) + i + v * kLanes, Short ? n : kLanes);
+        const Ints code = load_bytes(bytes), negative = -(code >> places & 1);
+        const Ints k = (code >> (places + 1) ^ negative) - negative;
+        sent.value[v] = __builtin_convertvector(k, Floats) * scale;
+        sent.place[v] = code & (group_size(Part) - 1);
+    }
+    return sent;
+}
+
+// As `read_block`, for the groups from `i` on.
+template <int Part, int V, bool Short, bool Stream, bool Add>
+HVD_INLINE void read_sparse(float* out, Versions versions, size_t offset, const float* residual, size_t i, size_t n,
+                            Norms& norms) {
+    constexpr int together = 2;  // versions, whose codes are in registers
+    for (size_t first = 0; first < versions.count; first += together) {
+        const bool second = first + 1 < versions.count, last = first + together >= versions.count;
+        const Sent<V> a = read_groups<Part, V, Short>(versions.payloads[first] + offset, versions.factor, i, n);
+        const Sent<V> b = second ? read_groups<Part, V, Short>(versions.payloads[first + 1] + offset, versions.factor, i, n) : a;
+        Ints s = {};
+        for (int four = 0; four < group_size(Part); four += 4)
+            HVD_UNROLL
+            for (int slot = 0; slot < 4; ++slot, s += 1)
+                HVD_UNROLL
+                for (int v = 0; v < V; ++v) {
+                    const size_t at = (four + slot) * n + i + v * kLanes;
+                    Floats sum = select(a.place[v] == s, a.value[v], a.others);
+                    if (first) sum = load_groups<Short, Floats>(out + at, n) + sum;
+                    if (second) sum += select(b.place[v] == s, b.value[v], b.others);
+                    if (Add && last) {
+                        prefetch<true>(residual + at, kBatchValues);
+                        const Floats own = load_groups<Short, Floats>(residual + at, n);
+                        norms.count(slot, sum, own);
+                        sum += own;
+                    }
+                    if constexpr (Stream && !Short) {
+                        if (last) {
+                            stream(out + at, sum);
+                            continue;
+                        }
+                    }
+                    store_groups<Short>(out + at, sum, n);
+                }
+    }
+}
+
+template <int Part, bool Stream, bool Add>
+HVD_INLINE bool read_sparse_block(float* out, Versions versions, size_t offset, const float* residual, size_t count) {
+    const size_t n = count / group_size(Part);
+    Norms norms;
+    with_width(n, [&](auto width) HVD_ALWAYS {
+        for (size_t i = 0; i < n; i += width.vectors * kLanes)
+            read_sparse<Part, width.vectors, width.shorter, Stream, Add>(out, versions, offset, residual, i, n, norms);
+    });
+    return !Add || norms.within(residual_bound(-Part));
+}
+
+}  // namespace
+}  // namespace hvd_dyncomp

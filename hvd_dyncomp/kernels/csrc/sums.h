@@ -1,0 +1,62 @@
+// The largest of the values of a block, and sums over a fixed tree. Included through core.h only.
+#pragma once
+
+#include "simd.h"
+
+namespace hvd_dyncomp {
+namespace {
+
+// max |x|; a NaN if there is one.
+HVD_INLINE float maximum(const float* x, size_t count) {
+    Ints most[4] = {};
+    for (size_t i = 0; i < count; i += 4 * kLanes)
+        HVD_UNROLL
+        for (int s = 0; s < 4; ++s) most[s] = larger(most[s], magnitude(load<Floats>(x + i + s * kLanes)));
+    most[0] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
+    int32_t bits = 0;
+    for (int lane = 0; lane < kLanes; ++lane) bits = most[0][lane] > bits ? most[0][lane] : bits;
+    return load<float>(&bits);
+}
+
+struct Square {
+    static HVD_INLINE Doubles of(const float* x) {
+        const Doubles wide = widen(load<HalfFloats>(x));
+        return wide * wide;
+    }
+};
+
+struct Absolute {
+    static HVD_INLINE Doubles of(const float* x) { return widen((HalfFloats)(load<HalfInts>(x) & 0x7fffffff)); }
+};
+
+// scales.tree_sum, in place.
+HVD_INLINE double halved(double* sums, size_t rest) {
+    while (rest > kDoubleLanes) {
+        rest /= 2;
+        for (size_t i = 0; i < rest; i += kDoubleLanes)
+            store(sums + i, load<Doubles>(sums + i) + load<Doubles>(sums + i + rest));
+    }
+    while (rest > 1) {
+        rest /= 2;
+        for (size_t i = 0; i < rest; ++i) sums[i] += sums[i + rest];
+    }
+    return sums[0];
+}
+
+// scales.tree_sum of terms of the values: halves are added to each other until one is left. The first three rounds
+// are one pass over x; the rest is done in `sums`, count / 8 doubles.
+template <typename Term>
+HVD_INLINE double tree_sum(const float* x, size_t count, double* sums) {
+    size_t rest = count / 8;
+    for (size_t i = 0; i < rest; i += kDoubleLanes) {
+        const float* at = x + i;
+        const Doubles even = (Term::of(at) + Term::of(at + 4 * rest)) + (Term::of(at + 2 * rest) + Term::of(at + 6 * rest));
+        at += rest;
+        const Doubles odd = (Term::of(at) + Term::of(at + 4 * rest)) + (Term::of(at + 2 * rest) + Term::of(at + 6 * rest));
+        store(sums + i, even + odd);
+    }
+    return halved(sums, rest);
+}
+
+}  // namespace
+}  // namespace hvd_dyncomp

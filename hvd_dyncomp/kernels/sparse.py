@@ -1,0 +1,95 @@
+"""Levels below one bit, in plain torch operators: of every group of values the largest travels. Part of the reference.
+
+A block is divided into groups of g = 8 / bits values: 16, 32 or 64. There are n = block_size / g of them, and group j is
+the values j, j + n, j + 2n, ... of the block. On the wire a group is one byte: from its lowest bits up the place of its
+largest magnitude (s, where that is value j + s n), its sign, and its magnitude as a multiple of the block's scale. A
+magnitude of zero sends nothing, and the byte is zero.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, tree_sum
+
+
+class Magnitudes(NamedTuple):
+    """What the magnitudes of a level may be (equations 2c and 3e).
+
+    Attributes:
+        most: they are 0 to `most` times the scale.
+        rms: the scale is rms * (root mean square) + maximum * (maximum) of the largest magnitudes of the groups.
+        maximum: see `rms`.
+    """
+
+    most: int
+    rms: float
+    maximum: float
+
+
+# docs/math.md tells how the constants were found.
+MAGNITUDES = {0.5: Magnitudes(7, 0.22, 0.03), 0.25: Magnitudes(3, 0.40, 0.05), 0.125: Magnitudes(1, 0.80, 0.10)}
+
+
+def group_size(bits: float) -> int:
+    """Values of which one travels."""
+    return round(8 / bits)
+
+
+def encode(x: torch.Tensor, real: torch.Tensor, bits: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What travels of blocks of values.
+
+    Args:
+        x: (blocks, block_size) float32.
+        real: (blocks, 1), how many values of each block count; the others are zero.
+        bits: a level below one.
+
+    Returns:
+        The scales, (blocks, 1) float32 that bfloat16 can hold: 0 where a block counts as zero, NaN where it is not finite;
+        and the codes, (blocks, block_size / group_size(bits)) uint8.
+    """
+    size, magnitudes = group_size(bits), MAGNITUDES[bits]
+    places = size.bit_length() - 1  # bits of a place
+    groups = x.view(x.shape[0], size, -1)
+    place = groups.abs().argmax(dim=1, keepdim=True)  # the first of several
+    largest = groups.gather(1, place).squeeze(1)
+
+    scale = _scale(largest, real, magnitudes)
+    finite = scale <= LARGEST_VALUE / magnitudes.most  # False for NaN
+    live = finite & (scale >= SMALLEST_SCALE)
+    k = (largest * torch.where(live, 1 / scale, 0.0)).round().clamp(-magnitudes.most, magnitudes.most)  # to even
+    k = torch.where(live, k, 0.0).to(torch.int32)
+    codes = place.squeeze(1) | ((k < 0) << places) | (k.abs() << (places + 1))
+    codes = torch.where(k == 0, 0, codes).to(torch.uint8)
+    return torch.where(finite, torch.where(live, scale, 0.0), torch.nan), codes
+
+
+def decode(codes: torch.Tensor, scale: torch.Tensor, bits: float) -> torch.Tensor:
+    """The values that codes stand for.
+
+    Args:
+        codes: (blocks, groups) uint8.
+        scale: (blocks, 1) float32.
+        bits: a level below one.
+
+    Returns:
+        (blocks, groups * group_size(bits)) float32.
+    """
+    size = group_size(bits)
+    places = size.bit_length() - 1
+    codes = codes.to(torch.int32).unsqueeze(1)
+    k = codes >> (places + 1)
+    k = torch.where((codes >> places) & 1 == 1, -k, k).to(torch.float32)
+    here = (codes & (size - 1)) == torch.arange(size, device=codes.device).view(1, size, 1)
+    return torch.where(here, k, 0.0).flatten(1) * scale
+
+
+def _scale(largest: torch.Tensor, real: torch.Tensor, magnitudes: Magnitudes) -> torch.Tensor:
+    """Scale of every block from the largest values of its groups, (blocks, 1) float32 that bfloat16 can hold."""
+    real = real.clamp(min=1, max=largest.shape[1]).to(torch.float64)  # the groups that are not padding throughout
+    maximum = largest.abs().amax(dim=1, keepdim=True).to(torch.float64)  # NaN if there is one
+    rms = (tree_sum(largest.to(torch.float64).square()) / real).sqrt()
+    scale = (rms * magnitudes.rms + maximum * magnitudes.maximum).to(torch.float32)
+    return scale.to(torch.bfloat16).to(torch.float32)  # to nearest, ties to even
