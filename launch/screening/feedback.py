@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hvd_dyncomp.kernels.reference import residual_bound
 from screening import codec
 from screening.codec import BLOCK_SIZE
 
@@ -67,8 +68,10 @@ class Sender:
 
 def feed(gradient: Tensor, residual: Tensor, way: Way, step: int) -> tuple[Tensor, Tensor, int]:
     """Equations 1 and 1a for one run of blocks: what arrives, what is owed afterwards (both (n,)), and bytes."""
+    blocks = -(-gradient.numel() // BLOCK_SIZE)
+    if way.period == 1 and way.bound == residual_bound(way.bits):
+        return *codec.fed_back(gradient, residual, way.bits), blocks * codec.block_bytes(way.bits)
     x, waits = bounded_sum(gradient, residual, way.bound)
-    blocks = -(-x.numel() // BLOCK_SIZE)
     if way.period == 1:
         arrived = codec.decoded(x, way.bits)
         sent = blocks
