@@ -133,7 +133,7 @@ class Quantized(Aggregator):
         bound = contender.bound / min(1, bits)
         if bits < 1 and contender.turns:
             return Way(contender.turns, round(contender.turns / bits), bound)
-        return Way(bits, bound=bound)
+        return Way(bits, bound=bound, track=contender.track)
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
         self.gathered += torch.stack([g.square().sum() for g in gradients[0]])

@@ -26,8 +26,9 @@ class Contender:
         ends: level of the first and of the last large tensor; 0 for what the others have.
         turns: levels below one bit are not sparse codes, but blocks that take turns at this many bits.
         bound: what is owed may add so many times a block's norm at one bit and more; at b < 1 bits, bound / b.
-        momentum: workers send their momentum and not their gradients (SGD only).
+        momentum: workers send their momentum and not their gradients; the optimizer is then SGD without one, or AdamW.
         mask: where a worker's momentum has been sent, it starts from zero.
+        track: see `feedback.Way`.
         follow_rate: what is owed is owed as a step of the weights: it grows as the learning rate falls.
         decay: what is owed is multiplied by this in every step.
         rank: of PowerSGD.
@@ -44,6 +45,7 @@ class Contender:
     bound: float = 2
     momentum: bool = False
     mask: bool = False
+    track: bool = False
     follow_rate: bool = False
     decay: float = 1
     rank: int = 0
@@ -72,6 +74,9 @@ def _all() -> list[Contender]:
     found = [Contender("uncompressed", "uncompressed")]
     for bits in (*below, *one, 4):
         found.append(Contender(f"{level_name(bits)}", budget=_schedule(bits)))
+    for bits in one:
+        found.append(Contender(f"{bits} momentum", budget=_schedule(bits), momentum=True))
+        found.append(Contender(f"{bits} track", budget=_schedule(bits), momentum=True, track=True))
     for bits in below:
         name = level_name(bits)
         found += [
@@ -84,6 +89,12 @@ def _all() -> list[Contender]:
             Contender(f"{name} momentum", budget=_schedule(bits), momentum=True),
             Contender(f"{name} momentum mask", budget=_schedule(bits), momentum=True, mask=True),
             Contender(f"{name} turns momentum", budget=_schedule(bits), turns=1, momentum=True),
+            Contender(f"{name} momentum wide", budget=_schedule(bits), momentum=True, bound=8),
+            Contender(f"{name} track", budget=_schedule(bits), momentum=True, track=True),
+            Contender(f"2-{name} momentum mask", budget=_schedule(2, 0.1, bits), momentum=True, mask=True),
+            Contender(f"1-{name}-1 momentum", budget=_schedule(1, 0.1, bits, 0.8, 1), momentum=True),
+            Contender(f"1-{name} half", budget=_schedule(1, 0.5, bits)),
+            Contender(f"{name}-1 half", budget=_schedule(bits, 0.5, 1)),
             Contender(f"2-{name}", budget=_schedule(2, 0.1, bits)),
             Contender(f"{name}-2", budget=_schedule(bits, 0.8, 2)),
             Contender(f"{name}-1", budget=_schedule(bits, 0.8, 1)),

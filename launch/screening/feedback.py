@@ -22,11 +22,14 @@ class Way:
         bits: level of a block that is sent.
         period: a block is sent in every `period`-th step, in turns; in between it adds to what is owed.
         bound: what is owed may add so many times the norm of a block's gradient (equation 1a of docs/math.md).
+        track: what is sent is not what is new, but how it differs from what the receiver has, which keeps it
+            (Fatkhullin et al., 2023). A residual is then what the receiver has.
     """
 
     bits: float
     period: int = 1
     bound: float = 2.0
+    track: bool = False
 
     @property
     def mean_bits(self) -> float:
@@ -69,6 +72,9 @@ class Sender:
 def feed(gradient: Tensor, residual: Tensor, way: Way, step: int) -> tuple[Tensor, Tensor, int]:
     """Equations 1 and 1a for one run of blocks: what arrives, what is owed afterwards (both (n,)), and bytes."""
     blocks = -(-gradient.numel() // BLOCK_SIZE)
+    if way.track:
+        known = residual + codec.decoded(gradient - residual, way.bits)
+        return known, known.clone(), blocks * codec.block_bytes(way.bits)
     if way.period == 1 and way.bound == residual_bound(way.bits):
         return *codec.fed_back(gradient, residual, way.bits), blocks * codec.block_bytes(way.bits)
     x, waits = bounded_sum(gradient, residual, way.bound)

@@ -16,10 +16,15 @@ MOMENTUM = 0.9
 
 
 class Momentum:
-    """What workers send in place of gradients: each its own momentum, weight decay included (Lin et al., 2018)."""
+    """What workers send in place of gradients: each its own momentum (Lin et al., 2018).
 
-    def __init__(self, parameters: list[Tensor], workers: int, weight_decay: float) -> None:
-        self.parameters, self.weight_decay = parameters, weight_decay
+    Args:
+        weight_decay: is added to gradients.
+        share: of a new gradient in the momentum.
+    """
+
+    def __init__(self, parameters: list[Tensor], workers: int, *, weight_decay: float, share: float) -> None:
+        self.parameters, self.weight_decay, self.share = parameters, weight_decay, share
         self.own = [[torch.zeros_like(p) for p in parameters] for _ in range(workers)]
 
     @torch.no_grad()
@@ -27,7 +32,7 @@ class Momentum:
         """Each worker's momentum with its new gradients."""
         for own, new in zip(self.own, gradients, strict=True):
             for velocity, gradient, parameter in zip(own, new, self.parameters, strict=True):
-                velocity.mul_(MOMENTUM).add_(gradient).add_(parameter, alpha=self.weight_decay)
+                velocity.mul_(MOMENTUM).add_(gradient, alpha=self.share).add_(parameter, alpha=self.weight_decay)
         return self.own
 
     def forget(self, large: list[int], delivered: list[list[Tensor]]) -> None:
@@ -37,10 +42,17 @@ class Momentum:
                 own[i][values.view_as(own[i]) != 0] = 0
 
 
-def optimizer(task: Task, parameters: list[nn.Parameter], *, plain: bool) -> torch.optim.Optimizer:
-    """`plain`: momentum and weight decay are in the gradients already."""
+def sent_momentum(task: Task, parameters: list[Tensor]) -> Momentum:
+    """As the task's optimizer would have it. AdamW's is a mean, and its weight decay no gradient."""
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=task.rate, weight_decay=task.weight_decay, foreach=True)
+        return Momentum(parameters, task.workers, weight_decay=0.0, share=1 - MOMENTUM)
+    return Momentum(parameters, task.workers, weight_decay=task.weight_decay, share=1.0)
+
+
+def optimizer(task: Task, parameters: list[nn.Parameter], *, plain: bool) -> torch.optim.Optimizer:
+    """`plain`: momentum, and SGD's weight decay, are in the gradients already."""
+    if task.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=task.rate, weight_decay=task.weight_decay)
     momentum, decay = (0.0, 0.0) if plain else (MOMENTUM, task.weight_decay)
     return torch.optim.SGD(parameters, lr=task.rate, momentum=momentum, weight_decay=decay)
 
@@ -50,12 +62,7 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
 
     Returns:
         What is written down: the score in %, the loss, bits a value of the large tensors and of all, a curve.
-
-    Raises:
-        ValueError: the contender sends momentum and the task's optimizer is not SGD.
     """
-    if contender.momentum and task.optimizer != "sgd":
-        raise ValueError(f"{contender.name}: {task.name} has no momentum")
     began = time.perf_counter()
     model = work.model(seed)
     parameters = list(model.parameters())
@@ -63,7 +70,7 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
     small = sum(parameter.numel() for parameter in parameters if parameter.numel() < SMALL)
     exchange = aggregator(contender, [parameters[i].shape for i in large], task.workers, seed)
     stepper = optimizer(task, parameters, plain=contender.momentum)
-    momentum = Momentum(list(parameters), task.workers, task.weight_decay) if contender.momentum else None
+    momentum = sent_momentum(task, list(parameters)) if contender.momentum else None
     steps = task.epochs * work.steps
     rates = torch.optim.lr_scheduler.OneCycleLR(stepper, task.rate, total_steps=steps + 1, cycle_momentum=False)
     curve, step, rate = [], 0, rates.get_last_lr()[0]

@@ -188,10 +188,17 @@ def test_other_models_are_trained(task: Task, monkeypatch, tmp_path) -> None:
     assert 0 <= found["score"] <= 100 and 1 < found["bits"] < 1.2
 
 
-def test_momentum_needs_sgd(tmp_path) -> None:
-    task = tiny(optimizer="adamw")
-    with pytest.raises(ValueError, match="no momentum"):
-        train(task, prepare(task, tmp_path), CONTENDERS["1/4 momentum"], seed=0)
+def test_momentum_that_is_sent_uncompressed_changes_nothing(tmp_path) -> None:
+    task = tiny(weight_decay=0.01)
+    work = prepare(task, tmp_path)
+    plain, sent = (train(task, work, Contender("x", "uncompressed", momentum=here), seed=0) for here in (False, True))
+    assert plain["loss"] == pytest.approx(sent["loss"], rel=1e-3)
+
+
+def test_what_is_tracked_is_known_better_with_every_step() -> None:
+    way, sender, gradient = Way(1 / 8, track=True), feedback.Sender([1024]), torch.randn(1024)
+    errors = [float((sender.send([gradient], {way: [0]}, step)[0][0] - gradient).norm()) for step in range(300)]
+    assert errors[299] < 0.1 * errors[0] and errors[99] < errors[9] < errors[0]
 
 
 def test_docstrings_are_the_same_every_time(tmp_path) -> None:
