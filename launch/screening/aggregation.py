@@ -15,6 +15,9 @@ from screening.feedback import Sender, Way
 
 SMALL = 1024  # tensors of fewer values travel uncompressed, as the library's min_numel has it
 
+MEMORY = 0.99  # of the mean squares: about a hundred steps
+REFRESH, FIRST_REFRESHES = 200, (0, 5, 20, 60)  # steps in which workers tell each other
+
 Gradients = Sequence[Sequence[Tensor]]  # per worker, of each tensor, flat
 
 
@@ -95,6 +98,8 @@ class Quantized(Aggregator):
         self.gathered, self.steps = torch.zeros(len(self.sizes)), 0
         self.groups: dict[Way, list[int]] = {}
         self.budget = 0.0
+        self.squares = [torch.zeros(size) for size in self.sizes]  # means of all workers' gradients, the latest more
+        self.scales: list[Tensor] | None = None
 
     def new_epoch(self) -> None:
         self.budget = 0  # not what any step has, so that the next one allocates
@@ -139,16 +144,39 @@ class Quantized(Aggregator):
         self.gathered += torch.stack([g.square().sum() for g in gradients[0]])
         self.steps += 1
         sent = codec.HEADER_BYTES * len(self.groups)
+        if self.contender.whiten:
+            sent += self.watch(gradients)
         arrived = []
         for sender, own in zip(self.senders, gradients, strict=True):
-            got, payload = sender.send(own, self.groups, self.step)
+            got, payload = self.send(sender, own)
             arrived.append(got)
         sent += payload
         self.delivered = arrived
         sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
         if self.owner:
-            sums, _ = self.owner.send(sums, self.groups, self.step)
+            sums, _ = self.send(self.owner, sums)
         return [total / self.workers for total in sums], sent
+
+    def watch(self, gradients: Gradients) -> int:
+        """Notes how large each value usually is. Now and then the workers tell each other, in a byte a value."""
+        for squares, *own in zip(self.squares, *gradients, strict=True):
+            squares.lerp_(torch.stack(own).square().mean(0), 1 - MEMORY)
+        if self.step % REFRESH and self.step not in FIRST_REFRESHES:
+            return 0
+        scales = [(squares + 0.001 * squares.mean()).sqrt() for squares in self.squares]
+        self.scales = [torch.where(scale > 0, scale, 1.0) for scale in scales]
+        return self.values
+
+    def send(self, sender: Sender, own: Sequence[Tensor]) -> tuple[list[Tensor], int]:
+        """As `Sender.send`; what is to be whitened is divided by the scales on its way."""
+        scales = self.scales
+        if scales is None:
+            return sender.send(own, self.groups, self.step)
+        sender.residuals = [owed / scale for owed, scale in zip(sender.residuals, scales, strict=True)]
+        whitened = [gradient / scale for gradient, scale in zip(own, scales, strict=True)]
+        got, payload = sender.send(whitened, self.groups, self.step)
+        sender.residuals = [owed * scale for owed, scale in zip(sender.residuals, scales, strict=True)]
+        return [part * scale for part, scale in zip(got, scales, strict=True)], payload
 
     def notes(self) -> dict:
         """Levels, energies, and how many steps' worth of gradients the first worker owes of each tensor (norms)."""

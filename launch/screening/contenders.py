@@ -29,6 +29,7 @@ class Contender:
         momentum: workers send their momentum and not their gradients; the optimizer is then SGD without one, or AdamW.
         mask: where a worker's momentum has been sent, it starts from zero.
         track: see `feedback.Way`.
+        whiten: values are divided by how large they usually are, which workers tell each other now and then.
         follow_rate: what is owed is owed as a step of the weights: it grows as the learning rate falls.
         decay: what is owed is multiplied by this in every step.
         rank: of PowerSGD.
@@ -46,6 +47,7 @@ class Contender:
     momentum: bool = False
     mask: bool = False
     track: bool = False
+    whiten: bool = False
     follow_rate: bool = False
     decay: float = 1
     rank: int = 0
@@ -74,6 +76,8 @@ def _all() -> list[Contender]:
     found = [Contender("uncompressed", "uncompressed")]
     for bits in (*below, *one, 4):
         found.append(Contender(f"{level_name(bits)}", budget=_schedule(bits)))
+    for bits in (*below, *one, 4):
+        found.append(Contender(f"{level_name(bits)} whiten", budget=_schedule(bits), whiten=True))
     for bits in one:
         found.append(Contender(f"{bits} momentum", budget=_schedule(bits), momentum=True))
         found.append(Contender(f"{bits} track", budget=_schedule(bits), momentum=True, track=True))
@@ -90,6 +94,8 @@ def _all() -> list[Contender]:
             Contender(f"{name} momentum mask", budget=_schedule(bits), momentum=True, mask=True),
             Contender(f"{name} turns momentum", budget=_schedule(bits), turns=1, momentum=True),
             Contender(f"{name} momentum wide", budget=_schedule(bits), momentum=True, bound=8),
+            Contender(f"{name} whiten momentum mask", budget=_schedule(bits), momentum=True, mask=True, whiten=True),
+            Contender(f"{name} turns whiten", budget=_schedule(bits), turns=1, whiten=True),
             Contender(f"{name} track", budget=_schedule(bits), momentum=True, track=True),
             Contender(f"2-{name} momentum mask", budget=_schedule(2, 0.1, bits), momentum=True, mask=True),
             Contender(f"1-{name}-1 momentum", budget=_schedule(1, 0.1, bits, 0.8, 1), momentum=True),

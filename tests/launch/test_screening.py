@@ -109,7 +109,7 @@ def test_bits_go_where_the_error_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["uncompressed", "2", "1/4", "1/4 turns", "PowerSGD rank 4", "top-k 1/2", "random-k 1"]
+    "name", ["uncompressed", "2", "1/4", "1/4 turns", "1/4 whiten", "PowerSGD rank 4", "top-k 1/2", "random-k 1"]
 )
 @pytest.mark.parametrize("workers", [2, 3])
 def test_what_arrives_in_many_steps_is_the_mean(name: str, workers: int) -> None:
@@ -121,6 +121,24 @@ def test_what_arrives_in_many_steps_is_the_mean(name: str, workers: int) -> None
         arrived += exchange.mean(own)[0]
     mean = torch.stack([one[0] for one in own]).mean(0)
     assert (arrived / 300 - mean).norm() < 0.15 * mean.norm()
+
+
+def test_values_of_very_different_size_arrive_where_they_are_whitened() -> None:
+    sizes = 10.0 ** torch.arange(-3, 1).repeat(300)
+    errors = {}
+    for name in ("1", "1 whiten"):
+        exchange, generator = comparators.aggregator(CONTENDERS[name], SHAPES[:1], 2, 0), torch.Generator()
+        exchange.new_epoch()
+        error = torch.zeros(1200)
+        for step in range(400):
+            exchange.new_step(step / 400, 1.0)
+            own = [[sizes * torch.randn(1200, generator=generator.manual_seed(step))]] * 2
+            if step >= 300:
+                error += (exchange.mean(own)[0] - own[0][0]).square()
+            else:
+                exchange.mean(own)
+        errors[name] = float((error / sizes**2).mean())
+    assert errors["1 whiten"] < errors["1"] / 100
 
 
 def test_natural_compression_is_unbiased() -> None:
@@ -170,7 +188,9 @@ def tiny(**more) -> Task:
     return Task("tiny", **{"model": "mlp", "data": "digits", "limit": 256, "half_size": False, "epochs": 2, **more})
 
 
-@pytest.mark.parametrize("name", ["uncompressed", "1/2 error", "1/4 momentum mask", "1/8 follow", "PowerSGD rank 1"])
+@pytest.mark.parametrize(
+    "name", ["uncompressed", "1/2 error", "1/4 momentum mask", "1/8 follow", "1 whiten", "top-k 1/2"]
+)
 def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
     task = tiny(epochs=6)
     work = prepare(task, tmp_path)
