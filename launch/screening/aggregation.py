@@ -15,6 +15,7 @@ from screening.feedback import Sender, Way
 
 SMALL = 1024  # tensors of fewer values travel uncompressed, as the library's min_numel has it
 
+MOMENTUM = 0.9  # of SGD
 MEMORY = 0.99  # of the mean squares: about a hundred steps
 REFRESH, FIRST_REFRESHES = 200, (0, 5, 20, 60)  # steps in which workers tell each other
 
@@ -55,6 +56,9 @@ class Aggregator:
         self.sizes = [shape.numel() for shape in self.shapes]
         self.values = sum(self.sizes)
         self.step = 0
+        empty = [torch.zeros(size) for size in self.sizes] if self.contender.momentum else []
+        self.velocities = [[value.clone() for value in empty] for _ in range(self.workers)]
+        self.before = empty  # what arrived in the step before
         self.begin()
 
     def begin(self) -> None:
@@ -73,11 +77,21 @@ class Aggregator:
 
     def mean(self, gradients: Gradients) -> list[Tensor]:
         """The mean of each tensor, flat, as every worker gets it."""
+        if self.contender.momentum:
+            for own, new in zip(self.velocities, gradients, strict=True):
+                for velocity, gradient in zip(own, new, strict=True):
+                    velocity.mul_(MOMENTUM).add_(gradient)
+            gradients = self.velocities
         means, sent = self.exchange(gradients)
         self.step += 1
         self.traffic.values += self.values
         self.traffic.bytes += sent
-        return means
+        if not self.contender.momentum:
+            return means
+        # The optimizer adds MOMENTUM times the step before to what it is given, and so steps by what has arrived.
+        given = [mean - MOMENTUM * before for mean, before in zip(means, self.before, strict=True)]
+        self.before = means
+        return given
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
         """Means, and the bytes that a worker sends."""
@@ -151,7 +165,10 @@ class Quantized(Aggregator):
             got, payload = self.send(sender, own)
             arrived.append(got)
         sent += payload
-        self.delivered = arrived
+        if self.contender.mask:
+            for own, got in zip(self.velocities, arrived, strict=True):
+                for velocity, part in zip(own, got, strict=True):
+                    velocity[part != 0] = 0
         sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
         if self.owner:
             sums, _ = self.send(self.owner, sums)

@@ -26,7 +26,7 @@ class Contender:
         ends: level of the first and of the last large tensor; 0 for what the others have.
         turns: levels below one bit are not sparse codes, but blocks that take turns at this many bits.
         bound: what is owed may add so many times a block's norm at one bit and more; at b < 1 bits, bound / b.
-        momentum: workers send their momentum and not their gradients; the optimizer is then SGD without one, or AdamW.
+        momentum: workers send their momentum and not their gradients (Lin et al., 2018).
         mask: where a worker's momentum has been sent, it starts from zero.
         track: see `feedback.Way`.
         whiten: values are divided by how large they usually are, which workers tell each other now and then.
@@ -77,7 +77,13 @@ def _all() -> list[Contender]:
     for bits in (*below, *one, 4):
         found.append(Contender(f"{level_name(bits)}", budget=_schedule(bits)))
     for bits in (*below, *one, 4):
-        found.append(Contender(f"{level_name(bits)} whiten", budget=_schedule(bits), whiten=True))
+        name = level_name(bits)
+        found += [
+            Contender(f"{name} whiten", budget=_schedule(bits), whiten=True),
+            Contender(f"{name} wide", budget=_schedule(bits), bound=8),
+            Contender(f"{name} unbounded", budget=_schedule(bits), bound=1e6),
+            Contender(f"{name} whiten wide", budget=_schedule(bits), whiten=True, bound=8),
+        ]
     for bits in one:
         found.append(Contender(f"{bits} momentum", budget=_schedule(bits), momentum=True))
         found.append(Contender(f"{bits} track", budget=_schedule(bits), momentum=True, track=True))
@@ -86,7 +92,6 @@ def _all() -> list[Contender]:
         found += [
             Contender(f"{name} turns", budget=_schedule(bits), turns=1),
             Contender(f"{name} turns of 2", budget=_schedule(bits), turns=2),
-            Contender(f"{name} wide", budget=_schedule(bits), bound=8),
             Contender(f"{name} ends 2", budget=_schedule(bits), ends=2),
             Contender(f"{name} follow", budget=_schedule(bits), follow_rate=True),
             Contender(f"{name} decay", budget=_schedule(bits), decay=0.97),

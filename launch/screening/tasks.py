@@ -38,6 +38,7 @@ class Task:
         optimizer: "sgd", with momentum 0.9, or "adamw".
         rate: the learning rate's peak; it rises over the first third of the steps and falls to nothing.
         weight_decay: of all parameters.
+        context: characters of a piece of text.
     """
 
     name: str
@@ -52,10 +53,11 @@ class Task:
     optimizer: str = "sgd"
     rate: float = 0.1
     weight_decay: float = 5e-4
+    context: int = 32
 
 
 _RESNET8 = Task("resnet8", "resnet8")
-_TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=15, weight_decay=0.0)
+_TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=40, weight_decay=0.0)
 
 TASKS = {
     task.name: task
@@ -72,10 +74,12 @@ TASKS = {
         Task("resnet20, 28x28", "resnet20", half_size=False, batch=64, epochs=8),
         replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
         replace(_TEXT, name="text, sgd", rate=0.3),
+        replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64),
+        replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64),
     )
 }
 
-CONTEXT, WIDTH, STEPS = 64, 64, 100
+WIDTH, STEPS = 64, 100
 
 
 @dataclass(frozen=True)
@@ -161,13 +165,14 @@ def _image_model(task: Task, data: Data, seed: int) -> nn.Module:
 def _text(task: Task) -> Work:
     whole = text.docstrings(task.limit)
     train, test = whole[: -len(whole) // 10], whole[-len(whole) // 10 :]
-    pieces = test[: len(test) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
+    length = task.context + 1
+    pieces = test[: len(test) // length * length].view(-1, length)
 
     def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
         random = generator(seed, number)
         for _ in range(STEPS):
-            starts = torch.randint(len(train) - CONTEXT, (task.workers, task.batch, 1), generator=random)
-            yield tuple((own[:, :-1], own[:, 1:]) for own in train[starts + torch.arange(CONTEXT + 1)])
+            starts = torch.randint(len(train) - task.context, (task.workers, task.batch, 1), generator=random)
+            yield tuple((own[:, :-1], own[:, 1:]) for own in train[starts + torch.arange(length)])
 
     def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
         chosen = pieces if all_of_it else pieces[::8]
@@ -176,6 +181,6 @@ def _text(task: Task) -> Work:
     def model(seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return Transformer(text.CHARACTERS, width=WIDTH, context=CONTEXT)
+            return Transformer(text.CHARACTERS, width=WIDTH, context=task.context)
 
     return Work(model, STEPS, epoch, cross_entropy, score)
