@@ -80,7 +80,10 @@ class Aggregator:
         if self.contender.momentum:
             for own, new in zip(self.velocities, gradients, strict=True):
                 for velocity, gradient in zip(own, new, strict=True):
-                    velocity.mul_(MOMENTUM).add_(gradient)
+                    if self.contender.flat:
+                        torch.mul(gradient, 1 / (1 - MOMENTUM), out=velocity)
+                    else:
+                        velocity.mul_(MOMENTUM).add_(gradient)
             gradients = self.velocities
         means, sent = self.exchange(gradients)
         self.step += 1
@@ -166,13 +169,18 @@ class Quantized(Aggregator):
             arrived.append(got)
         sent += payload
         if self.contender.mask:
-            for own, got in zip(self.velocities, arrived, strict=True):
-                for velocity, part in zip(own, got, strict=True):
-                    velocity[part != 0] = 0
+            self.mask(arrived)
         sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
         if self.owner:
             sums, _ = self.send(self.owner, sums)
         return [total / self.workers for total in sums], sent
+
+    def mask(self, arrived: list[list[Tensor]]) -> None:
+        """Momentum starts from zero where something has been sent, if not everything is in every step."""
+        for way, members in self.groups.items():
+            for own, got in zip(self.velocities, arrived, strict=True):
+                for i in members if way.mean_bits < 1 else ():
+                    own[i][got[i] != 0] = 0
 
     def watch(self, gradients: Gradients) -> int:
         """Notes how large each value usually is. Now and then the workers tell each other, in a byte a value."""

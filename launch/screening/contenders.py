@@ -28,6 +28,7 @@ class Contender:
         bound: what is owed may add so many times a block's norm at one bit and more; at b < 1 bits, bound / b.
         momentum: workers send their momentum and not their gradients (Lin et al., 2018).
         mask: where a worker's momentum has been sent, it starts from zero.
+        flat: what they send is gradients as large as momentum would become, at once.
         track: see `feedback.Way`.
         whiten: values are divided by how large they usually are, which workers tell each other now and then.
         follow_rate: what is owed is owed as a step of the weights: it grows as the learning rate falls.
@@ -46,6 +47,7 @@ class Contender:
     bound: float = 2
     momentum: bool = False
     mask: bool = False
+    flat: bool = False
     track: bool = False
     whiten: bool = False
     follow_rate: bool = False
@@ -97,6 +99,13 @@ def _all() -> list[Contender]:
             Contender(f"{name} decay", budget=_schedule(bits), decay=0.97),
             Contender(f"{name} momentum", budget=_schedule(bits), momentum=True),
             Contender(f"{name} momentum mask", budget=_schedule(bits), momentum=True, mask=True),
+            Contender(f"{name} flat", budget=_schedule(bits), momentum=True, flat=True),
+            Contender(f"1-{name} momentum mask", budget=_schedule(1, 0.3, bits), momentum=True, mask=True),
+            Contender(f"{name}-1 momentum mask", budget=_schedule(bits, 0.8, 1), momentum=True, mask=True),
+            Contender(f"1-{name}-1 momentum mask", budget=_schedule(1, 0.1, bits, 0.8, 1), momentum=True, mask=True),
+            Contender(
+                f"{name} momentum mask error", budget=_schedule(bits), momentum=True, mask=True, objective="error"
+            ),
             Contender(f"{name} turns momentum", budget=_schedule(bits), turns=1, momentum=True),
             Contender(f"{name} momentum wide", budget=_schedule(bits), momentum=True, bound=8),
             Contender(f"{name} whiten momentum mask", budget=_schedule(bits), momentum=True, mask=True, whiten=True),
