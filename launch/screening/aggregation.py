@@ -56,7 +56,7 @@ class Aggregator:
         self.sizes = [shape.numel() for shape in self.shapes]
         self.values = sum(self.sizes)
         self.step = 0
-        empty = [torch.zeros(size) for size in self.sizes] if self.contender.momentum else []
+        empty = [torch.zeros(size) for size in self.sizes] if self.contender.momentum is not None else []
         self.velocities = [[value.clone() for value in empty] for _ in range(self.workers)]
         self.before = empty  # what arrived in the step before
         self.begin()
@@ -77,24 +77,27 @@ class Aggregator:
 
     def mean(self, gradients: Gradients) -> list[Tensor]:
         """The mean of each tensor, flat, as every worker gets it."""
-        if self.contender.momentum:
+        sends_momentum = self.contender.momentum is not None
+        if sends_momentum:
             for own, new in zip(self.velocities, gradients, strict=True):
-                for velocity, gradient in zip(own, new, strict=True):
-                    if self.contender.flat:
-                        torch.mul(gradient, 1 / (1 - MOMENTUM), out=velocity)
-                    else:
-                        velocity.mul_(MOMENTUM).add_(gradient)
+                for i, (velocity, gradient) in enumerate(zip(own, new, strict=True)):
+                    kept = self.kept(i)
+                    velocity.mul_(kept).add_(gradient, alpha=(1 - kept) / (1 - MOMENTUM))
             gradients = self.velocities
         means, sent = self.exchange(gradients)
         self.step += 1
         self.traffic.values += self.values
         self.traffic.bytes += sent
-        if not self.contender.momentum:
+        if not sends_momentum:
             return means
         # The optimizer adds MOMENTUM times the step before to what it is given, and so steps by what has arrived.
         given = [mean - MOMENTUM * before for mean, before in zip(means, self.before, strict=True)]
         self.before = means
         return given
+
+    def kept(self, tensor: int) -> float:
+        """Of the momentum that workers send, in every step."""
+        return self.contender.momentum or 0.0
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
         """Means, and the bytes that a worker sends."""
@@ -115,6 +118,7 @@ class Quantized(Aggregator):
         self.gathered, self.steps = torch.zeros(len(self.sizes)), 0
         self.groups: dict[Way, list[int]] = {}
         self.budget = 0.0
+        self.below: set[int] = set()  # tensors that have less than one bit
         self.squares = [torch.zeros(size) for size in self.sizes]  # means of all workers' gradients, the latest more
         self.scales: list[Tensor] | None = None
 
@@ -131,6 +135,7 @@ class Quantized(Aggregator):
             self.budget, self.groups = budget, {}
             for tensor, bits in enumerate(self.levels(budget)):
                 self.groups.setdefault(self.way(bits), []).append(tensor)
+            self.below = {i for way, members in self.groups.items() if way.mean_bits < 1 for i in members}
         factor = self.contender.decay * (ratio if self.contender.follow_rate else 1)
         if factor != 1:
             for sender in self.senders:
@@ -175,12 +180,14 @@ class Quantized(Aggregator):
             sums, _ = self.send(self.owner, sums)
         return [total / self.workers for total in sums], sent
 
+    def kept(self, tensor: int) -> float:
+        return self.contender.momentum or 0.0 if tensor in self.below else MOMENTUM
+
     def mask(self, arrived: list[list[Tensor]]) -> None:
-        """Momentum starts from zero where something has been sent, if not everything is in every step."""
-        for way, members in self.groups.items():
-            for own, got in zip(self.velocities, arrived, strict=True):
-                for i in members if way.mean_bits < 1 else ():
-                    own[i][got[i] != 0] = 0
+        """Below one bit, momentum starts from zero where something has been sent."""
+        for own, got in zip(self.velocities, arrived, strict=True):
+            for i in self.below:
+                own[i][got[i] != 0] = 0
 
     def watch(self, gradients: Gradients) -> int:
         """Notes how large each value usually is. Now and then the workers tell each other, in a byte a value."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from screening.allocation import OBJECTIVES
+from screening.codec import LEVELS
 
 # (from which fraction of the training on, mean bits a value)
 Schedule = tuple[tuple[float, float], ...]
@@ -26,9 +28,10 @@ class Contender:
         ends: level of the first and of the last large tensor; 0 for what the others have.
         turns: levels below one bit are not sparse codes, but blocks that take turns at this many bits.
         bound: what is owed may add so many times a block's norm at one bit and more; at b < 1 bits, bound / b.
-        momentum: workers send their momentum and not their gradients (Lin et al., 2018).
-        mask: where a worker's momentum has been sent, it starts from zero.
-        flat: what they send is gradients as large as momentum would become, at once.
+        momentum: workers send their momentum and not their gradients (Lin et al., 2018), and keep this much of it in
+            each step, where a tensor has less than one bit, and elsewhere as much as the optimizer does. Gradients are
+            scaled, so that each adds up to the same. None: gradients are sent.
+        mask: below one bit, a worker's momentum starts from zero where it has been sent.
         track: see `feedback.Way`.
         whiten: values are divided by how large they usually are, which workers tell each other now and then.
         follow_rate: what is owed is owed as a step of the weights: it grows as the learning rate falls.
@@ -45,9 +48,8 @@ class Contender:
     ends: float = 0
     turns: int = 0
     bound: float = 2
-    momentum: bool = False
+    momentum: float | None = None
     mask: bool = False
-    flat: bool = False
     track: bool = False
     whiten: bool = False
     follow_rate: bool = False
@@ -68,79 +70,71 @@ def level_name(bits: float) -> str:
     return f"1/{round(1 / bits)}" if bits < 1 else f"{bits:g}"
 
 
-def _schedule(*parts: float) -> Schedule:
-    """Bits, then pairs of a start and bits."""
-    return ((0.0, parts[0]), *zip(parts[1::2], parts[2::2], strict=True))
+# What is tried at levels and schedules alike.
+_FLAT = {"momentum": 0.0}
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "momentum": {"momentum": 0.9},
+    "mask": {"momentum": 0.9, "mask": True},
+    "momentum .5": {"momentum": 0.5},
+    "flat": _FLAT,
+    "turns": {"turns": 1},
+    "turns of 2": {"turns": 2},
+    "turns momentum": {"turns": 1, "momentum": 0.9},
+    "turns flat": {"turns": 1, **_FLAT},
+    "wide": {"bound": 8},
+    "unbounded": {"bound": 1e6},
+    "flat wide": {"bound": 8, **_FLAT},
+    "whiten": {"whiten": True},
+    "whiten flat": {"whiten": True, **_FLAT},
+    "whiten mask": {"whiten": True, "momentum": 0.9, "mask": True},
+    "track": {"momentum": 0.9, "track": True},
+    "follow": {"follow_rate": True},
+    "decay": {"decay": 0.97},
+    "ends 2": {"ends": 2},
+    "ends 2 flat": {"ends": 2, **_FLAT},
+    **{objective: {"objective": objective} for objective in OBJECTIVES},
+    **{f"{objective} flat": {"objective": objective, **_FLAT} for objective in OBJECTIVES},
+    "error, small 1": {"objective": "error", "small_floor": 1},
+    "error, small 1 flat": {"objective": "error", "small_floor": 1, **_FLAT},
+    "error, floor 1/4": {"objective": "error", "floor": 1 / 4},
+    "error, floor 1/4 flat": {"objective": "error", "floor": 1 / 4, **_FLAT},
+}
+
+
+def _schedules() -> dict[str, Schedule]:
+    """By name: constant ones, and what changes with the training."""
+    found: dict[str, Schedule] = {level_name(bits): ((0.0, bits),) for bits in LEVELS}
+    for low in (1 / 8, 1 / 4, 1 / 2):
+        for high in (1, 2):
+            h, name = level_name(high), level_name(low)
+            found[f"{h}-{name}"] = ((0.0, high), (0.1, low))
+            found[f"{name}-{h}"] = ((0.0, low), (0.8, high))
+            found[f"{h}-{name}-{h}"] = ((0.0, high), (0.1, low), (0.9, high))
+            found[f"{h}-{name} half"] = ((0.0, high), (0.5, low))
+            found[f"{name}-{h} half"] = ((0.0, low), (0.5, high))
+    found["up 1/8-1/4-1/2-1"] = ((0.0, 1 / 8), (0.25, 1 / 4), (0.5, 1 / 2), (0.75, 1))
+    found["down 1-1/2-1/4-1/8"] = ((0.0, 1), (0.25, 1 / 2), (0.5, 1 / 4), (0.75, 1 / 8))
+    found["up 1/8-1/4"] = ((0.0, 1 / 8), (0.5, 1 / 4))
+    found["down 1/4-1/8"] = ((0.0, 1 / 4), (0.5, 1 / 8))
+    return found
 
 
 def _all() -> list[Contender]:
-    below, one = (1 / 8, 1 / 4, 1 / 2), (1, 2)
     found = [Contender("uncompressed", "uncompressed")]
-    for bits in (*below, *one, 4):
-        found.append(Contender(f"{level_name(bits)}", budget=_schedule(bits)))
-    for bits in (*below, *one, 4):
-        name = level_name(bits)
+    for schedule, course in _schedules().items():
         found += [
-            Contender(f"{name} whiten", budget=_schedule(bits), whiten=True),
-            Contender(f"{name} wide", budget=_schedule(bits), bound=8),
-            Contender(f"{name} unbounded", budget=_schedule(bits), bound=1e6),
-            Contender(f"{name} whiten wide", budget=_schedule(bits), whiten=True, bound=8),
+            Contender(f"{schedule} {name}".strip(), budget=course, **variant) for name, variant in _VARIANTS.items()
         ]
-    for bits in one:
-        found.append(Contender(f"{bits} momentum", budget=_schedule(bits), momentum=True))
-        found.append(Contender(f"{bits} track", budget=_schedule(bits), momentum=True, track=True))
-    for bits in below:
-        name = level_name(bits)
-        found += [
-            Contender(f"{name} turns", budget=_schedule(bits), turns=1),
-            Contender(f"{name} turns of 2", budget=_schedule(bits), turns=2),
-            Contender(f"{name} ends 2", budget=_schedule(bits), ends=2),
-            Contender(f"{name} follow", budget=_schedule(bits), follow_rate=True),
-            Contender(f"{name} decay", budget=_schedule(bits), decay=0.97),
-            Contender(f"{name} momentum", budget=_schedule(bits), momentum=True),
-            Contender(f"{name} momentum mask", budget=_schedule(bits), momentum=True, mask=True),
-            Contender(f"{name} flat", budget=_schedule(bits), momentum=True, flat=True),
-            Contender(f"1-{name} momentum mask", budget=_schedule(1, 0.3, bits), momentum=True, mask=True),
-            Contender(f"{name}-1 momentum mask", budget=_schedule(bits, 0.8, 1), momentum=True, mask=True),
-            Contender(f"1-{name}-1 momentum mask", budget=_schedule(1, 0.1, bits, 0.8, 1), momentum=True, mask=True),
-            Contender(
-                f"{name} momentum mask error", budget=_schedule(bits), momentum=True, mask=True, objective="error"
-            ),
-            Contender(f"{name} turns momentum", budget=_schedule(bits), turns=1, momentum=True),
-            Contender(f"{name} momentum wide", budget=_schedule(bits), momentum=True, bound=8),
-            Contender(f"{name} whiten momentum mask", budget=_schedule(bits), momentum=True, mask=True, whiten=True),
-            Contender(f"{name} turns whiten", budget=_schedule(bits), turns=1, whiten=True),
-            Contender(f"{name} track", budget=_schedule(bits), momentum=True, track=True),
-            Contender(f"2-{name} momentum mask", budget=_schedule(2, 0.1, bits), momentum=True, mask=True),
-            Contender(f"1-{name}-1 momentum", budget=_schedule(1, 0.1, bits, 0.8, 1), momentum=True),
-            Contender(f"1-{name} half", budget=_schedule(1, 0.5, bits)),
-            Contender(f"{name}-1 half", budget=_schedule(bits, 0.5, 1)),
-            Contender(f"2-{name}", budget=_schedule(2, 0.1, bits)),
-            Contender(f"{name}-2", budget=_schedule(bits, 0.8, 2)),
-            Contender(f"{name}-1", budget=_schedule(bits, 0.8, 1)),
-            Contender(f"2-{name}-2", budget=_schedule(2, 0.1, bits, 0.9, 2)),
-            Contender(f"1-{name}-1", budget=_schedule(1, 0.1, bits, 0.8, 1)),
-            Contender(f"1-{name}-1 turns", budget=_schedule(1, 0.1, bits, 0.8, 1), turns=1),
-            Contender(f"{name}-2 turns", budget=_schedule(bits, 0.8, 2), turns=1),
-        ]
-    for bits in (*below, 1):
-        for objective in OBJECTIVES:
-            found.append(Contender(f"{level_name(bits)} {objective}", budget=_schedule(bits), objective=objective))
-    for bits in (1 / 2, 1 / 4):
-        name = level_name(bits)
-        found += [
-            Contender(f"{name} error, small 1", budget=_schedule(bits), objective="error", small_floor=1),
-            Contender(f"{name} relative, small 1", budget=_schedule(bits), objective="relative", small_floor=1),
-            Contender(f"{name} error, floor 1/4", budget=_schedule(bits), objective="error", floor=1 / 4),
-        ]
-    found += [
-        Contender("up 1/8-1/4-1/2-1", budget=_schedule(1 / 8, 0.25, 1 / 4, 0.5, 1 / 2, 0.75, 1)),
-        Contender("down 1-1/2-1/4-1/8", budget=_schedule(1, 0.25, 1 / 2, 0.5, 1 / 4, 0.75, 1 / 8)),
-        *(Contender(f"PowerSGD rank {rank}", "powersgd", rank=rank) for rank in (1, 2, 4)),
-        *(Contender(f"top-k {level_name(bits)}", "top-k", budget=_schedule(bits)) for bits in below),
-        *(Contender(f"random-k {level_name(bits)}", "random-k", budget=_schedule(bits)) for bits in (*below, 1)),
-        Contender("natural", "natural"),
-    ]
+    for bits in (1 / 8, 1 / 4, 1 / 2, 1):
+        budget: Schedule = ((0.0, bits),)
+        found += [Contender(f"{how} {level_name(bits)}", how, budget=budget) for how in ("top-k", "random-k")]
+        found.append(Contender(f"top-k {level_name(bits)} flat", "top-k", budget=budget, momentum=0.0))
+    for rank in (1, 2, 4):
+        found.append(Contender(f"PowerSGD rank {rank}", "powersgd", rank=rank))
+        found.append(Contender(f"PowerSGD rank {rank} flat", "powersgd", rank=rank, momentum=0.0))
+    found.append(Contender("uncompressed flat", "uncompressed", momentum=0.0))
+    found.append(Contender("natural", "natural"))
     return found
 
 
