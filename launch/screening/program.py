@@ -80,7 +80,7 @@ def chosen(flag: str, names: str, known: Iterable[str]) -> list[str]:
         pattern = re.compile(".*".join(map(re.escape, name.strip().split("*"))))
         some = [other for other in known if pattern.fullmatch(other)]
         if not some:
-            raise RunError(f"{flag}: {name.strip()!r} is not one of {'; '.join(known)}")
+            raise RunError(f"{flag}: {name.strip()!r} is not one of those that --list names")
         found += [other for other in some if other not in found]
     return found
 

@@ -263,5 +263,5 @@ def test_what_is_no_run_is_named(tmp_path) -> None:
 @pytest.mark.parametrize("flags", ["--tasks weather", "--contenders 1;3/4"])
 def test_an_unknown_name_is_one_line(flags: str) -> None:
     flag, names = flags.split()
-    with pytest.raises(RunError, match=f"{flag}: .* is not one of"):
+    with pytest.raises(RunError, match=f"{flag}: .* is not one of those"):
         screen.chosen(flag, names, {"--tasks": TASKS, "--contenders": CONTENDERS}[flag])
