@@ -213,6 +213,35 @@ def test_momentum_that_is_sent_uncompressed_changes_nothing(tmp_path) -> None:
     assert plain["loss"] == pytest.approx(sent["loss"], rel=1e-3)
 
 
+def test_without_momentum_an_optimizer_that_has_it_steps_as_one_that_has_none() -> None:
+    exchange = comparators.aggregator(CONTENDERS["uncompressed flat"], SHAPES[:1], 2, 0)
+    ways = [torch.zeros(SHAPES[0].numel(), requires_grad=True) for _ in range(2)]
+    optimizers = [torch.optim.SGD([ways[0]], lr=0.1, momentum=0.9), torch.optim.SGD([ways[1]], lr=1.0)]
+    for step in range(5):
+        own = gradients(2, seed=step)
+        ways[0].grad = exchange.mean([one[:1] for one in own])[0]
+        ways[1].grad = (own[0][0] + own[1][0]) / 2
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(ways[0], ways[1])
+
+
+@pytest.mark.parametrize("name", ["1/4 momentum", "1/4 momentum .5", "1/4 flat", "1/4 mask", "1 momentum"])
+def test_momentum_that_is_sent_adds_up_to_what_the_optimizer_would_have_made_of_it(name: str) -> None:
+    contender = replace(CONTENDERS[name], bound=1000)
+    exchange = comparators.aggregator(contender, SHAPES[:1], 2, 0)
+    exchange.new_epoch()
+    first, weight = gradients(2), torch.zeros(SHAPES[0].numel(), requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9)
+    for step in range(400):  # one gradient, and then next to none
+        exchange.new_step(step / 400, 1.0)
+        weight.grad = exchange.mean([[one[0] if step == 0 else 1e-3 * one[0]] for one in first])[0]
+        optimizer.step()
+    sent = -weight.detach() / 10
+    mean = (first[0][0] + first[1][0]) / 2 * (1 + 0.4)
+    assert ((sent - mean).norm() < 0.2 * mean.norm()) == ("mask" not in name)
+
+
 def test_what_is_tracked_is_known_better_with_every_step() -> None:
     way, sender, gradient = Way(1 / 8, track=True), feedback.Sender([1024]), torch.randn(1024)
     errors = [float((sender.send([gradient], {way: [0]}, step)[0][0] - gradient).norm()) for step in range(300)]
