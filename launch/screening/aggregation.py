@@ -118,7 +118,7 @@ class Quantized(Aggregator):
         self.gathered, self.steps = torch.zeros(len(self.sizes)), 0
         self.groups: dict[Way, list[int]] = {}
         self.budget = 0.0
-        self.below: set[int] = set()  # tensors that have less than one bit
+        self.below: set[int] = set()  # tensors that have at most `Contender.up_to` bits
         self.squares = [torch.zeros(size) for size in self.sizes]  # means of all workers' gradients, the latest more
         self.scales: list[Tensor] | None = None
 
@@ -135,7 +135,8 @@ class Quantized(Aggregator):
             self.budget, self.groups = budget, {}
             for tensor, bits in enumerate(self.levels(budget)):
                 self.groups.setdefault(self.way(bits), []).append(tensor)
-            self.below = {i for way, members in self.groups.items() if way.mean_bits < 1 for i in members}
+            few = self.contender.up_to
+            self.below = {i for way, members in self.groups.items() if way.mean_bits <= few for i in members}
         factor = self.contender.decay * (ratio if self.contender.follow_rate else 1)
         if factor != 1:
             for sender in self.senders:
@@ -184,7 +185,7 @@ class Quantized(Aggregator):
         return self.contender.momentum or 0.0 if tensor in self.below else MOMENTUM
 
     def mask(self, arrived: list[list[Tensor]]) -> None:
-        """Below one bit, momentum starts from zero where something has been sent."""
+        """At few bits, momentum starts from zero where something has been sent."""
         for own, got in zip(self.velocities, arrived, strict=True):
             for i in self.below:
                 own[i][got[i] != 0] = 0

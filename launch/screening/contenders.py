@@ -29,9 +29,10 @@ class Contender:
         turns: levels below one bit are not sparse codes, but blocks that take turns at this many bits.
         bound: what is owed may add so many times a block's norm at one bit and more; at b < 1 bits, bound / b.
         momentum: workers send their momentum and not their gradients (Lin et al., 2018), and keep this much of it in
-            each step, where a tensor has less than one bit, and elsewhere as much as the optimizer does. Gradients are
-            scaled, so that each adds up to the same. None: gradients are sent.
-        mask: below one bit, a worker's momentum starts from zero where it has been sent.
+            each step, where a tensor has at most `up_to` bits, and elsewhere as much as the optimizer does. Gradients
+            are scaled, so that each adds up to the same. None: gradients are sent.
+        up_to: see `momentum`.
+        mask: where a tensor has at most `up_to` bits, a worker's momentum starts from zero where it has been sent.
         track: see `feedback.Way`.
         whiten: values are divided by how large they usually are, which workers tell each other now and then.
         follow_rate: what is owed is owed as a step of the weights: it grows as the learning rate falls.
@@ -49,6 +50,7 @@ class Contender:
     turns: int = 0
     bound: float = 2
     momentum: float | None = None
+    up_to: float = 1 / 2
     mask: bool = False
     track: bool = False
     whiten: bool = False
@@ -78,6 +80,8 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "mask": {"momentum": 0.9, "mask": True},
     "momentum .5": {"momentum": 0.5},
     "flat": _FLAT,
+    "flat to 1": {**_FLAT, "up_to": 1},
+    "momentum .5 to 1": {"momentum": 0.5, "up_to": 1},
     "turns": {"turns": 1},
     "turns of 2": {"turns": 2},
     "turns momentum": {"turns": 1, "momentum": 0.9},
