@@ -7,6 +7,7 @@ import sys
 
 from common.errors import RunError
 from common.values import Parser
+from screening import program as screen
 from studies import paper, simulate_bound, simulate_lost, simulate_placements, simulate_resize
 
 SIMULATIONS = {
@@ -14,6 +15,7 @@ SIMULATIONS = {
     "lost": simulate_lost,
     "placements": simulate_placements,
     "resize": simulate_resize,
+    "screen": screen,
 }
 
 

@@ -13,7 +13,8 @@ ROOMS = {
     "common": set(),
     "lab": {"common"},
     "training": {"common"},
-    "studies": {"common", "training"},
+    "screening": {"common", "training"},
+    "studies": {"common", "screening", "training"},
     "costs": set(),
     "benchmarks": {"common", "costs", "lab", "training"},
 }

@@ -1,0 +1,51 @@
+"""What a block of a gradient becomes on its way: the kernels of the library, with a residual and without."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hvd_dyncomp import kernels
+from hvd_dyncomp.levels import LEVELS as ALL_LEVELS
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
+
+BLOCK_SIZE = 512
+HEADER_BYTES = 16  # of a message, docs/wire_format.md
+
+#: Bits a value that blocks may have, ascending.
+LEVELS = tuple(bits for bits in ALL_LEVELS if bits != UNCOMPRESSED)
+
+
+def block_bytes(bits: float) -> int:
+    """Bytes of one block of 512 values with its scale."""
+    return kernels.block_bytes(check_level("bits", bits), BLOCK_SIZE)
+
+
+def decoded(values: Tensor, bits: float) -> Tensor:
+    """What arrives of some values that are sent once, without a residual.
+
+    Args:
+        values: (n,) float32, contiguous; its last block may be a part of one.
+        bits: one of `LEVELS`.
+
+    Returns:
+        (n,) float32.
+    """
+    return _through(values, None, bits)
+
+
+def fed_back(gradient: Tensor, residual: Tensor, bits: float) -> tuple[Tensor, Tensor]:
+    """What arrives of gradient + residual, and the residual afterwards, bounded as in (1a); all (n,) float32."""
+    owed = F.pad(residual, (0, -residual.numel() % BLOCK_SIZE))
+    return _through(gradient, owed, bits), owed[: residual.numel()]
+
+
+def _through(values: Tensor, owed: Tensor | None, bits: float) -> Tensor:
+    level = check_level("bits", bits)
+    blocks = -(-values.numel() // BLOCK_SIZE)
+    message = torch.empty(blocks * block_bytes(bits), dtype=torch.uint8)
+    kernels.encode_into(message, [values], owed, bits=level, block_size=BLOCK_SIZE)
+    arrived = torch.empty_like(values)
+    kernels.decode_into([arrived], [message], bits=level, block_size=BLOCK_SIZE)
+    return arrived

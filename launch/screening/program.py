@@ -1,0 +1,98 @@
+"""Which way of sending few bits trains best: many small trainings, for docs/study.md.
+
+    python launch/study.py --simulate screen --tasks resnet8 --contenders "uncompressed;1;1/4" --seeds 3
+
+One process plays all workers of a task and trains it once for every (task, contender, seed): see screening/tasks.py
+and screening/contenders.py. Each run is a line of --results; runs that are there are not repeated. Printed are, as
+Markdown, the means over seeds with their standard errors, and bits a value: of the tensors of 1024 values and more, and
+of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from common.errors import RunError
+from common.values import count
+from screening import results
+from screening.contenders import CONTENDERS
+from screening.tasks import TASKS, Work, prepare
+from screening.trainer import train
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the screening can be told, and its defaults."""
+    add = parser.add_argument
+    add("--tasks", default="resnet8", metavar="NAMES", help="separated by semicolons (default resnet8)")
+    add("--contenders", default="uncompressed;1;1/4", metavar="NAMES", help="likewise; * stands for any characters")
+    add("--seeds", default="1", metavar="N", type=count, help="runs of each (default 1)")
+    add("--first-seed", default=0, metavar="N", type=int, help="number of the first seed (default 0)")
+    add("--jobs", type=count, default=1, metavar="N", help="processes at a time (default 1)")
+    add("--results", type=Path, default=Path("screen.jsonl"), metavar="FILE", help="default screen.jsonl")
+    add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
+    add("--table", action="store_true", help="of the runs that are there; train nothing")
+    add("--list", action="store_true", help="the names of all tasks and contenders")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Train what is missing and print the table.
+
+    Raises:
+        RunError: a name is unknown, a data set is not there, or the results are not ours.
+    """
+    if args.list:
+        print("\n".join(["tasks:", *TASKS, "", "contenders:", *CONTENDERS]))
+        return
+    tasks, contenders = chosen("--tasks", args.tasks, TASKS), chosen("--contenders", args.contenders, CONTENDERS)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    keys = list(itertools.product(tasks, contenders, seeds))
+    there = results.read(args.results)
+    missing = [key for key in sorted(keys, key=lambda key: key[2]) if key not in there and not args.table]
+    if missing:
+        results.repair(args.results)
+    if args.jobs == 1 or len(missing) < 2:
+        for key in missing:
+            _one(key, args.data_dir, args.results)
+    else:
+        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+            list(pool.map(_one, missing, itertools.repeat(args.data_dir), itertools.repeat(args.results)))
+    there = results.read(args.results)
+    print(results.table(there[key] for key in keys if key in there))
+
+
+def chosen(flag: str, names: str, known: Iterable[str]) -> list[str]:
+    """The known names that `names` stands for, in its order.
+
+    Raises:
+        RunError: one of them stands for none.
+    """
+    found: list[str] = []
+    for name in names.split(";"):
+        pattern = re.compile(".*".join(map(re.escape, name.strip().split("*"))))
+        some = [other for other in known if pattern.fullmatch(other)]
+        if not some:
+            raise RunError(f"{flag}: {name.strip()!r} is not one of those that --list names")
+        found += [other for other in some if other not in found]
+    return found
+
+
+@lru_cache(maxsize=2)
+def _work(task: str, data_dir: Path) -> Work:
+    return prepare(TASKS[task], data_dir)
+
+
+def _one(key: results.Key, data_dir: Path, path: Path) -> None:
+    torch.set_num_threads(1)
+    task, contender, seed = key
+    found = train(TASKS[task], _work(task, data_dir), CONTENDERS[contender], seed)
+    results.append(path, {"task": task, "contender": contender, "seed": seed, **found})
+    print(f"{task}, {contender}, seed {seed}: {found['score']:.2f} % at {found['bits']:.3f} bits", flush=True)

@@ -1,0 +1,187 @@
+"""What is trained: models with their data, optimizer and length, as plain data; and the same ready to run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from screening import text
+from screening.transformer import Transformer
+from training.batches import TrainBatches, eval_batches
+from training.data import Data, generator, load
+from training.models import build_model
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training, but for how its gradients travel.
+
+    Attributes:
+        name: stands in the table.
+        model: a name that `training.models` knows, "mlp" or "transformer".
+        data: an image data set's name, or "docstrings".
+        limit: training images, or characters.
+        half_size: images of half the height and width, a quarter of the time.
+        augmented: images are shifted and mirrored.
+        batch: images or pieces of text of each worker in a step.
+        workers: simulated.
+        epochs: passes over the images; of text, times 100 steps.
+        optimizer: "sgd", with momentum 0.9, or "adamw".
+        rate: the learning rate's peak; it rises over the first third of the steps and falls to nothing.
+        weight_decay: of all parameters.
+        context: characters of a piece of text.
+    """
+
+    name: str
+    model: str
+    data: str = "fashion-mnist"
+    limit: int = 12000
+    half_size: bool = True
+    augmented: bool = True
+    batch: int = 32
+    workers: int = 2
+    epochs: int = 10
+    optimizer: str = "sgd"
+    rate: float = 0.1
+    weight_decay: float = 5e-4
+    context: int = 32
+
+
+_RESNET8 = Task("resnet8", "resnet8")
+_TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=40, weight_decay=0.0)
+
+TASKS = {
+    task.name: task
+    for task in (
+        _RESNET8,
+        Task("mlp", "mlp", augmented=False, epochs=20, rate=0.05),
+        Task("mlp, adamw", "mlp", augmented=False, epochs=20, optimizer="adamw", rate=1e-3, weight_decay=0.01),
+        replace(_RESNET8, name="resnet8, rate 0.4", rate=0.4),
+        replace(_RESNET8, name="resnet8, 8 workers", workers=8, batch=16, epochs=8),
+        replace(_RESNET8, name="resnet8, adamw", optimizer="adamw", rate=3e-3, weight_decay=0.01),
+        replace(_RESNET8, name="resnet8, short", batch=64, epochs=8),
+        replace(_RESNET8, name="resnet8, long", epochs=30),
+        replace(_RESNET8, name="resnet8, 28x28", half_size=False, batch=64),
+        Task("resnet20", "resnet20"),
+        Task("resnet20, 28x28", "resnet20", half_size=False, batch=64, epochs=8),
+        replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
+        replace(_TEXT, name="text, sgd", rate=0.3),
+        replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64),
+        replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64),
+    )
+}
+
+WIDTH, STEPS = 64, 100
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task with its data loaded.
+
+    Attributes:
+        model: a new one for a seed.
+        steps: of an epoch.
+        epoch: batches of all workers, by (seed, number of the epoch).
+        loss: of a model's output and what it should have been.
+        score: of a model: the share in % of what it predicts right, and its loss (natural logarithm). With True on all
+            of the test data, otherwise on a part.
+    """
+
+    model: Callable[[int], nn.Module]
+    steps: int
+    epoch: Callable[[int, int], Iterator[tuple[Batch, ...]]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    score: Callable[[nn.Module, bool], tuple[float, float]]
+
+
+def prepare(task: Task, data_dir: Path) -> Work:
+    """Load what the task needs.
+
+    Raises:
+        RunError: the data set is not there, or is another.
+    """
+    return _text(task) if task.model == "transformer" else _images(task, data_dir)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean over all places; outputs (..., classes), targets (...)."""
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+@torch.no_grad()
+def _score(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
+    model.eval()
+    right, loss, count = 0.0, 0.0, 0
+    for inputs, targets in batches:
+        outputs = model(inputs)
+        right += float((outputs.argmax(-1) == targets).sum())
+        loss += float(cross_entropy(outputs, targets)) * targets.numel()
+        count += targets.numel()
+    model.train()
+    return 100 * right / count, loss / count
+
+
+def _images(task: Task, data_dir: Path) -> Work:
+    data = load(task.data, data_dir, limit_train=task.limit)
+
+    def sized(batch: Batch) -> Batch:
+        images = F.avg_pool2d(batch[0], 2) if task.half_size else batch[0]
+        return images.to(memory_format=torch.channels_last), batch[1]
+
+    def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
+        shards = [
+            TrainBatches(data, task.batch, rank=rank, size=task.workers, seed=seed, augmented=task.augmented)
+            for rank in range(task.workers)
+        ]
+        return (tuple(map(sized, batches)) for batches in zip(*(s.epoch(number) for s in shards), strict=True))
+
+    def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
+        split = data.test if all_of_it else data.test.take(torch.arange(min(1000, len(data.test))))
+        return _score(model, map(sized, eval_batches(split, data, rank=0, size=1)))
+
+    steps = len(TrainBatches(data, task.batch, rank=0, size=task.workers, seed=0))
+    return Work(functools.partial(_image_model, task, data), steps, epoch, cross_entropy, score)
+
+
+def _image_model(task: Task, data: Data, seed: int) -> nn.Module:
+    if task.model == "mlp":
+        side = data.train.images.shape[-1] // (2 if task.half_size else 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [nn.Linear(data.in_channels * side**2, 256), nn.Linear(256, 128), nn.Linear(128, data.num_classes)]
+        return nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+    built = build_model(task.model, in_channels=data.in_channels, num_classes=data.num_classes, seed=seed)
+    return cast(nn.Module, built.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+
+def _text(task: Task) -> Work:
+    whole = text.docstrings(task.limit)
+    train, test = whole[: -len(whole) // 10], whole[-len(whole) // 10 :]
+    length = task.context + 1
+    pieces = test[: len(test) // length * length].view(-1, length)
+
+    def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
+        random = generator(seed, number)
+        for _ in range(STEPS):
+            starts = torch.randint(len(train) - task.context, (task.workers, task.batch, 1), generator=random)
+            yield tuple((own[:, :-1], own[:, 1:]) for own in train[starts + torch.arange(length)])
+
+    def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
+        chosen = pieces if all_of_it else pieces[::8]
+        return _score(model, ((part[:, :-1], part[:, 1:]) for part in chosen.split(64)))
+
+    def model(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Transformer(text.CHARACTERS, width=WIDTH, context=task.context)
+
+    return Work(model, STEPS, epoch, cross_entropy, score)
