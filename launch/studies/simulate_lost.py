@@ -19,23 +19,13 @@ import torch.nn.functional as F
 from common.markdown import markdown
 from common.values import count, natural
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into
+from screening.codec import fed_back
 from training.batches import TrainBatches
 from training.data import Data, load
 from training.datasets import DATASETS
 from training.models import DEPTHS, build_model
 
-BLOCK_SIZE = 512
-SMALL = 1024
-
-
-def quantized(gradient: torch.Tensor, residual: torch.Tensor, bits: float) -> torch.Tensor:
-    """What arrives of (n,) float32 with a residual of whole blocks, which is updated."""
-    payload = torch.empty(residual.numel() // BLOCK_SIZE * block_bytes(bits, BLOCK_SIZE), dtype=torch.uint8)
-    encode_into(payload, [gradient], residual, bits=bits, block_size=BLOCK_SIZE)
-    arrived = torch.empty_like(gradient)
-    decode_into([arrived], [payload], bits=bits, block_size=BLOCK_SIZE)
-    return arrived
+SMALL = 1024  # tensors of fewer values are not looked at
 
 
 def shares(data: Data, bits: float, *, model: str, steps: int, seed: int) -> list[float]:
@@ -43,7 +33,7 @@ def shares(data: Data, bits: float, *, model: str, steps: int, seed: int) -> lis
     net = build_model(model, in_channels=data.in_channels, num_classes=10, seed=seed)
     parameters = list(net.parameters())
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-4)
-    owed = {p: torch.zeros(-(-p.numel() // BLOCK_SIZE) * BLOCK_SIZE) for p in parameters if p.numel() >= SMALL}
+    owed = {p: torch.zeros(p.numel()) for p in parameters if p.numel() >= SMALL}
     lost, whole = ({p: 0.0 for p in owed} for _ in range(2))
     shard = TrainBatches(data, 64, rank=0, size=1, seed=seed)
     batches = (batch for epoch in range(steps) for batch in shard.epoch(epoch))
@@ -53,11 +43,10 @@ def shares(data: Data, bits: float, *, model: str, steps: int, seed: int) -> lis
         F.cross_entropy(net(images), labels).backward()
         for p, residual in owed.items():
             gradient = p.grad.flatten()  # type: ignore[union-attr]  # backward has made it
-            arrived = quantized(gradient, residual, bits)
+            arrived, owed[p] = fed_back(gradient, residual, bits)
             if step >= steps // 2:
-                left = residual[: p.numel()]
-                lost[p] += float(left.square().sum())
-                whole[p] += float((arrived + left).square().sum())
+                lost[p] += float(owed[p].square().sum())
+                whole[p] += float((arrived + owed[p]).square().sum())
             p.grad = arrived.view_as(p)
         optimizer.step()
     return [*(lost[p] / whole[p] for p in owed), sum(lost.values()) / sum(whole.values())]
