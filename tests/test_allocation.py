@@ -87,3 +87,15 @@ def test_energies_of_a_resnet():
     energies = [size * 4.0**-depth for depth, size in enumerate(sizes)]
     assert error(energies, allocate(sizes, energies, 0.5)) < error(energies, [2] * len(sizes))
     assert spent(sizes, allocate(sizes, energies, 0.5)) == pytest.approx(0.5, abs=0.02)
+
+
+@settings(deadline=None)
+@given(SIZES, BUDGETS)
+def test_of_equal_energies_the_smaller_tensor_has_no_lower_level(sizes, budget):
+    levels = allocate(sizes, [1.0] * len(sizes), budget)
+    by_size = sorted(zip(sizes, levels, strict=True), key=lambda pair: (-pair[0], pair[1]))
+    assert [bits for _, bits in by_size] == sorted(levels)
+
+
+def test_what_is_too_dear_for_one_is_spent_on_others():
+    assert allocate([1000, 10], [1e6, 1.0], 0.15) == (0.125, 2)

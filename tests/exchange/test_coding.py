@@ -14,7 +14,8 @@ def test_a_block_of_several_units_has_the_highest_of_their_levels():
     of = [Unit("a", 0, 100, False), Unit("b", 100, 28, False), Unit("c", 128, 64, False), Unit("s", 192, 70, True)]
     assert runs(of, (0.5, 4, 1, 2), 64) == [Run(0, 1, 0.5), Run(1, 1, 4), Run(2, 1, 1), Run(3, 2, 2)]
     assert runs(of, (2, 2, 2, 2), 64) == [Run(0, 5, 2)]
-    assert runs(of, (2, 0.125, 1, 8), 512) == [Run(0, 1, 8)]
+    assert runs(of, (8, 0.125, 1, 2), 512) == [Run(0, 1, 8)]
+    assert runs(of, (4, 0.5, 0.5, 2), 64) == [Run(0, 2, 4), Run(2, 1, 0.5), Run(3, 2, 2)]
 
 
 def test_small_tensors_are_one_unit():
@@ -75,3 +76,18 @@ def test_kernels_are_given_the_tensors_of_a_run_only(first, monkeypatch):
     tensors = {0: [2, 1, 4, 3], 2: [4, 3], 5: [4, 3]}[first]  # of each run
     tensors_of_one = [1] * len(tensors)
     assert seen == 2 * tensors_of_one + 2 * tensors
+
+
+def test_blocks_that_are_not_finite_are_counted_in_runs_of_any_level():
+    span, coding = Span(1, 6), Coding([Run(0, 2, 4), Run(2, 1, 0.25), Run(3, 4, 8)], 64)
+    versions = []
+    for spoiled in ((1, 2), (2, 6)):
+        values = noise("x", 7 * 64, 0, 0)
+        for block in spoiled:
+            values[64 * block + 5] = float("nan")
+        payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
+        coding.encode(payload, span, [values], None)
+        versions.append(payload)
+    out = torch.zeros(7 * 64)
+    assert coding.decode([out], span, versions, 1.0) == 3
+    assert torch.equal(out.view(7, 64).isnan().all(dim=1), torch.tensor([False, True, True, False, False, False, True]))

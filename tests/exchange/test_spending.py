@@ -142,6 +142,26 @@ def test_levels_stay_while_energies_move_little(ranks, hosts):
     assert all(levels == results[0][FIRST - 1] for levels in results[0][FIRST - 1 :])
 
 
+@places("2", "2x2")
+def test_levels_do_not_flap(ranks, hosts):
+    """One of two tensors can be paid more; which has a little more energy changes from epoch to epoch."""
+
+    def program(worker: Worker) -> list[dict]:
+        levels = []
+        for step in range(FIRST + 24):
+            next_epoch(worker)
+            norms = {"a": 1.03, "b": 1.0, "c": 4.5} if step < FIRST else {"a": 1.0, "b": 1.03, "c": 4.5}
+            worker.step({name: norms[name] * own / own.norm() for name, own in worker.noise(0).items()})
+            levels.append(worker.quantizer.levels())
+        return levels
+
+    sizes = {"a": 640, "b": 640, "c": 128}
+    results, _ = on_ranks(ranks, program, sizes, 2, hosts=hosts, allocation="error", min_numel=100)
+    settled = results[0][FIRST - 1]
+    assert settled["a"] > settled["b"]
+    assert all(levels == settled for levels in results[0][FIRST:])
+
+
 @places("2", "3")
 def test_another_budget_needs_no_new_energies(ranks, hosts):
     def program(worker: Worker) -> list[dict]:
@@ -276,17 +296,19 @@ def test_parameters_of_any_dtype(dtype):
 def test_steps_of_a_scaler_that_overflow_say_nothing(ranks, hosts):
     """Scales are halved until nothing overflows any more; "c" does so first, on one rank."""
 
-    def program(worker: Worker, steps_too_large: int) -> dict:
+    def program(worker: Worker, steps_too_large: int) -> list[float]:
         for step in range(FIRST):
             own = {name: 2.0 ** (16 - step) * gradient for name, gradient in gradients(worker, 0).items()}
             if step < steps_too_large and worker.transport.rank == 1:
                 own["c"][7] = float("inf")
             worker.step(own)
-        return worker.quantizer.levels()
+        energies = worker.quantizer.state_dict()["spending"]["energies"]
+        return [energy / energies[0] for energy in energies]
 
     (expected, *_), _ = run(ranks, hosts, lambda worker: program(worker, 0))
     results, _ = run(ranks, hosts, lambda worker: program(worker, 4))
-    assert results == [expected] * ranks
+    for shares in results:
+        assert shares == pytest.approx(expected, rel=1e-3)
 
 
 def test_what_is_sent_is_what_the_levels_say():
