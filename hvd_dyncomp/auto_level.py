@@ -40,20 +40,20 @@ class AutoLevel:
 
     def __init__(self, reprobe_epochs: int) -> None:
         self._reprobe_epochs = reprobe_epochs
-        self._floor = UNCOMPRESSED
-        self._chosen: int | None = UNCOMPRESSED
+        self._floor: float = UNCOMPRESSED
+        self._chosen: float | None = UNCOMPRESSED
         self._since = 0
-        self.bits: int | None = None
+        self.bits: float | None = None
         self._restart()
 
     def _restart(self) -> None:
-        self._schedule: list[int] = []
+        self._schedule: list[float] = []
         self._next = 0
-        self._times: dict[int, list[float]] = {}
+        self._times: dict[float, list[float]] = {}
         self._last: tuple[int, float] | None = None  # epoch and time of the step before this one
-        self.verdict = 0
+        self.verdict: float = 0
 
-    def begin_step(self, floor: int, epoch: int, now: float) -> int:
+    def begin_step(self, floor: float, epoch: int, now: float) -> float:
         """Fixes the level of a step that begins, and returns it.
 
         Args:
@@ -64,7 +64,7 @@ class AutoLevel:
         self.bits = self._level(floor, epoch, now)
         return self.bits
 
-    def _level(self, floor: int, epoch: int, now: float) -> int:
+    def _level(self, floor: float, epoch: int, now: float) -> float:
         if floor == UNCOMPRESSED:
             return UNCOMPRESSED
         if floor != self._floor or (self._chosen and epoch - self._since >= self._reprobe_epochs):
@@ -88,13 +88,13 @@ class AutoLevel:
             self._times.setdefault(self._schedule[index], []).append(now - self._last[1])
         self._last = (epoch, now)
 
-    def _fastest(self) -> int:
+    def _fastest(self) -> float:
         seconds = {level: median(times) for level, times in self._times.items()}
         limit = seconds.get(self._floor, float("inf")) * (1 - MARGIN)
         faster = [level for level, time in seconds.items() if time < limit]
         return min(faster, key=seconds.__getitem__) if faster else self._floor
 
-    def learn(self, proposal: int) -> None:
+    def learn(self, proposal: float) -> None:
         """Takes over rank 0's verdict, from the handshake of a step that is over; 0 changes nothing.
 
         Raises:
@@ -107,7 +107,7 @@ class AutoLevel:
                 f"rank 0 chose the level {proposal}, which was not tried; tried were {set(self._schedule)}"
             )
         figures = ", ".join(f"{level} bits {1e3 * median(times):.1f} ms" for level, times in self._times.items())
-        logger.info("auto level: %s a step; %d bits from here on", figures, proposal)
+        logger.info("auto level: %s a step; %s bits from here on", figures, proposal)
         self._chosen = proposal
         self._restart()
 

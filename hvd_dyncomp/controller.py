@@ -53,7 +53,7 @@ class Controller:
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
 
     @property
-    def bits(self) -> int:
+    def bits(self) -> float:
         """The level in force, bits per value; 32 means uncompressed."""
         return self._bits
 
@@ -62,7 +62,7 @@ class Controller:
         """Number of the epoch in progress: one more than the last that `step` has seen."""
         return self.history[-1].epoch + 1 if self.history else 0
 
-    def step(self, metrics: Mapping[str, float], *, epoch: int | None = None, num_samples: float = 1) -> int:
+    def step(self, metrics: Mapping[str, float], *, epoch: int | None = None, num_samples: float = 1) -> float:
         """Averages the metrics of an epoch over all workers and moves the level. Collective: every rank calls it.
 
         No gradient may be in flight. An epoch that the history has already is a no-op with a warning, so that a
@@ -130,7 +130,7 @@ class Controller:
                 return {"error": f"the policy failed on rank 0 after epoch {epoch}: {cause}"}
             bits, reason, usable = self._bits, f"held: the policy failed with {cause}", False
             logger.warning("after epoch %d: %s", epoch, reason)
-        logger.info("after epoch %d: %d bits (%s); %s", epoch, bits, reason, metrics)
+        logger.info("after epoch %d: %s bits (%s); %s", epoch, bits, reason, metrics)
         return asdict(Record(epoch, metrics, bits, reason, usable))
 
     def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[Decision, bool]:

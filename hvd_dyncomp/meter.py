@@ -28,7 +28,8 @@ class Traffic:
 
     Attributes:
         compressed_bytes: messages of exchanges, scales and headers included, and the handshakes of their steps.
-        uncompressed_bytes: what travelled as it was: small tensors, released epochs with their handshakes, tickets.
+        uncompressed_bytes: what travelled as it was: small tensors, released epochs with their handshakes, tickets,
+            energies of a budget of bits.
         float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.
         nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
@@ -96,9 +97,9 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self.records: dict[tuple[int, int], Traffic] = {}
+        self.records: dict[tuple[int, float], Traffic] = {}
 
-    def at(self, epoch: int, bits: int) -> Traffic:
+    def at(self, epoch: int, bits: float) -> Traffic:
         """The record of (epoch, bits), created when it is first asked for.
 
         Raises:
@@ -114,7 +115,7 @@ class Meter:
         integer("epoch", epoch, 0)
         return self._sum(lambda key: key[0] == epoch)
 
-    def level(self, bits: int) -> Traffic:
+    def level(self, bits: float) -> Traffic:
         """The sum over the epochs of one level. Raises ValueError if it is none."""
         check_level("bits", bits)
         return self._sum(lambda key: key[1] == bits)
@@ -123,7 +124,7 @@ class Meter:
         """The sum over everything."""
         return self._sum(lambda key: True)
 
-    def _sum(self, wanted: Callable[[tuple[int, int]], bool]) -> Traffic:
+    def _sum(self, wanted: Callable[[tuple[int, float]], bool]) -> Traffic:
         total = Traffic()
         for key, record in self.records.items():
             if wanted(key):

@@ -15,7 +15,7 @@ import torch
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange import residuals, spending
 from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
 from hvd_dyncomp.exchange.plan import Plan
@@ -74,6 +74,10 @@ class DynamicQuantizer(Compressor):
         hierarchical: on hosts of several workers, exchange gradients within each host first, and then between hosts, so
             that what leaves a host is what the level says, however many workers it has. None: where all hosts have
             equally many workers; True: demand it; False: all workers at once.
+        allocation: "uniform": all tensors have the controller's level. "error": that is a budget, mean bits a value,
+            and tensors have levels of their own, those of least squared error by the energies of their gradients. Small
+            tensors (of fewer values than `min_numel`, or than two blocks) are compressed as well, to 8 bits. A budget
+            of 16 or more is a level for all.
         transport: who carries the bytes; default Horovod. For tests and simulations.
 
     Attributes:
@@ -105,6 +109,7 @@ class DynamicQuantizer(Compressor):
         auto_level: bool = False,
         reprobe_epochs: int = 5,
         hierarchical: bool | None = None,
+        allocation: str = "uniform",
         transport: Transport | None = None,
     ) -> None:
         self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
@@ -112,7 +117,7 @@ class DynamicQuantizer(Compressor):
         if not isinstance(self.controller, Controller):
             raise TypeError(f"controller must be a Controller, got {shown(controller)}")
         self._settings = Settings(
-            error_feedback, block_size, min_numel, bucket_bytes, fp16_uncompressed, auto_level, hierarchical
+            error_feedback, block_size, min_numel, bucket_bytes, fp16_uncompressed, auto_level, hierarchical, allocation
         ).checked()
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
@@ -132,9 +137,18 @@ class DynamicQuantizer(Compressor):
         self._warned = False
 
     @property
-    def bits(self) -> int:
+    def bits(self) -> float:
         """See the class."""
         return self.controller.bits if self._auto is None or self._auto.bits is None else self._auto.bits
+
+    def levels(self) -> dict[str, float]:
+        """Bits a value of what travels compressed, by name of the (first) parameter; empty before the first step."""
+        plan = self._lifecycle.plan
+        if plan is None:
+            return {}
+        if plan.spending is not None:
+            return plan.spending.levels(self.bits)
+        return dict.fromkeys(plan.slots, self.bits)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Says which optimizer to work for, instead of having it found at the first gradient.
@@ -253,6 +267,7 @@ class DynamicQuantizer(Compressor):
         """
         try:
             state = residuals.checked(state)
+            spending.checked(state.get("spending"))
             steps, meter = integer("steps", state["steps"], 0), Meter()
             meter.load_state_dict(state["meter"])
             if state.get("auto_level"):
@@ -275,8 +290,10 @@ class DynamicQuantizer(Compressor):
         """
         self._lifecycle.suspend()
         mine = {"steps": self._steps, "auto_level": self._auto and self._auto.state_dict()}
+        mine["spending"] = self._lifecycle.debts().get("spending")
         first = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")[0]
         self._steps = first["steps"]
+        self._lifecycle.spend_as(spending.checked(first["spending"]))
         if self._auto is not None and first["auto_level"]:
             self._auto.load_state_dict(first["auto_level"])
 
@@ -298,7 +315,7 @@ class DynamicQuantizer(Compressor):
             label=label,
             number=self._steps,
             bits=self.bits,
-            min_numel=self._settings.min_numel,
+            min_numel=self._settings.min_numel if self._settings.allocation == "uniform" else 1,
         )
 
     def _stepping(self, name: str) -> tuple[Plan, Step]:
@@ -319,6 +336,7 @@ class DynamicQuantizer(Compressor):
             number=self._steps,
             seed=self._seed,
             fresh=plan.binding.begin_step(),
+            epoch=self.controller.epoch,
             traffic=self.meter.at(self.controller.epoch, bits),
         )
         self._steps += 1

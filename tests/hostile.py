@@ -58,7 +58,7 @@ WRONG = ["", "x", b"4", 1j, object(), Unspeakable(), {}, [], np.array([1, 2]), t
 NATURAL = [None, *WRONG, "3", 1.5, 3.0, math.inf, True, [3], -1, 10**30, UNPRINTABLE]  # no whole number of at least 0
 COUNT = [*NATURAL, 0]
 NOT_FINITE = [None, *WRONG, "0.5", True, [0.5], math.inf, -math.inf, np.float32("nan"), 10**400, UNPRINTABLE]
-LEVEL = [None, *WRONG, "4", 4.0, True, 0, 9, 33, -4, np.int64(9), UNPRINTABLE, [4]]
+LEVEL = [None, *WRONG, "4", 0.3, -0.25, 4.5, float("nan"), True, 0, 9, 33, -4, np.int64(9), UNPRINTABLE, [4]]
 SWITCH = [None, *WRONG, 0, 1, "True", np.True_]
 CHOICE = [None, *WRONG, 3, ["nearest"], np.array("nearest")]
 NO_SEQUENCE = [None, "48", "", b"\x04\x08", 4, math.nan, {4: 1, 8: 2}, {4, 8}, (b for b in (4, 8)), np.array(4)]
@@ -79,6 +79,16 @@ QUANTIZER_STATE: dict[str, Any] = {
     "hosts": [[0], [1]],
     "residuals": {"a": torch.zeros(3)},
     "shard_residuals": {"a": {"layout": 1, "first": 0, "carries": True, "values": torch.zeros(2)}},
+}
+SPENDING: dict[str, Any] = {
+    "units": [["a", 3]],
+    "sums": [1.0],
+    "energies": [2.0],
+    "kept": [[4, [4]]],
+    "steps": 1,
+    "samples": 1,
+    "settled": [],
+    "epoch": 0,
 }
 SHARD = QUANTIZER_STATE["shard_residuals"]["a"]
 
@@ -243,6 +253,7 @@ TABLE = {
             "auto_level": SWITCH,
             "reprobe_epochs": COUNT,
             "hierarchical": SWITCH[1:],
+            "allocation": CHOICE,
             "transport": [4, "mpi", [], object(), Unspeakable()],
         },
     ),
@@ -273,6 +284,12 @@ TABLE = {
                 {k: v for k, v in QUANTIZER_STATE.items() if k not in ("auto_level", gone)}
                 for gone in ("steps", "rank")
             ]
+            + states(spending=[5, "x", {}, *({**SPENDING, "units": v} for v in (None, 5, [["a"]], [["a", 0]], []))])
+            + states(spending=[{**SPENDING, key: v} for key in ("sums", "energies") for v in (5, [], [-1], [math.nan])])
+            + states(spending=[{**SPENDING, "kept": [[v, [4]]]} for v in LEVEL])
+            + states(spending=[{**SPENDING, "settled": v} for v in (None, 5, [[]], [7], ["x"])])
+            + states(spending=[{**SPENDING, "kept": v} for v in (None, 5, [4], [[4, [4, 4]]], [[4, [16]]], [[4, 4]])])
+            + states(spending=[{**SPENDING, key: v} for key in ("steps", "samples", "epoch") for v in NATURAL])
             + states(auto_level=[5, "x", {"floor": 4}, *({"floor": v, "chosen": 4, "since": 0} for v in LEVEL)])
             + states(auto_level=[{"floor": 4, "chosen": v, "since": 0} for v in LEVEL[1:]])
             + states(auto_level=[{"floor": 4, "chosen": 4, "since": v} for v in NATURAL]),

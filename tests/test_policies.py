@@ -137,7 +137,7 @@ def test_a_missing_metric_is_named():
         ({"levels": ()}, "levels"),
         ({"levels": (4, 9, 16)}, "levels must be one of.*9"),
         ({"levels": (4, 8, 32)}, "levels must be below 32"),
-        ({"levels": (4, 8.0, 16)}, "8.0"),
+        ({"levels": (4, 8.5, 16)}, "8.5"),
         ({"thresholds": (0.5,)}, r"thresholds must be one fewer than levels \(2\)"),
         ({"thresholds": (0.8, 0.5)}, "thresholds must ascend"),
         ({"thresholds": (0.5, math.nan)}, "thresholds must be a finite number, got nan"),
@@ -158,7 +158,7 @@ def test_bad_arguments_of_step_function(arguments, text):
         StepFunction(**{"levels": (4, 8, 16), "thresholds": (0.5, 0.8), **arguments})
 
 
-@pytest.mark.parametrize("bits", [0, 9, 33, -4, 4.0, "4", True, None])
+@pytest.mark.parametrize("bits", [0, 9, 33, -4, 0.3, -0.25, 4.5, "4", True, None])
 def test_bad_levels(bits):
     with pytest.raises(ValueError, match="bits must be one of the levels"):
         Static(bits)

@@ -1,32 +1,17 @@
-"""Buckets: which parameter's gradient travels where. Built once, the same on every rank."""
+"""Buckets: parameters that travel together, and what is owed to them. Built once, the same on every rank."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.exchange.codec import checksum, message_bytes
+from hvd_dyncomp.exchange.codec import Span, checksum
+from hvd_dyncomp.exchange.coding import Coding
 from hvd_dyncomp.exchange.settings import Skip
+from hvd_dyncomp.exchange.slots import Slot, divided, runs, units
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
-from hvd_dyncomp.kernels import block_bytes, bounded
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A parameter's place: the `index`-th of bucket `bucket`, with its values `start` to `start + numel`."""
-
-    name: str
-    shape: tuple[int, ...]
-    bucket: int
-    index: int
-    start: int
-    numel: int
-
-    @property
-    def range(self) -> slice:
-        return slice(self.start, self.start + self.numel)
+from hvd_dyncomp.kernels import bounded
 
 
 class Residuals(NamedTuple):
@@ -46,7 +31,9 @@ class Bucket:
 
     Attributes:
         name: unique among the buckets of all optimizers of a process; part of the collectives' names.
-        slots: its parameters, in order.
+        slots: its parameters, in order; small ones last.
+        units: what has a level of its own, in order.
+        levels: of the units; None if all have the step's.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
         arrangement: who reduces which blocks; flat until `arrange` is called.
@@ -67,9 +54,13 @@ class Bucket:
         world_size: int,
         error_feedback: bool,
         device: torch.device,
+        min_numel: int = 1,
     ) -> None:
         self.name = slots[0].name
         self.slots = slots
+        self.units = units(slots, min_numel)
+        self.levels: tuple[float, ...] | None = None
+        self._coding: tuple[tuple, Coding] | None = None  # the latest, and of what
         self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
@@ -129,18 +120,27 @@ class Bucket:
     @property
     def section_range(self) -> slice:
         """Its values."""
-        first, size = self.section.first, self.block_size
-        return slice(first * size, (first + self.section.blocks) * size)
+        return self._values_of(self.section.span)
 
     @property
     def shard_range(self) -> slice:
         """The values of this rank's shard of it."""
-        place, bounds = self.section.ranks.index(self.rank), self.section.bounds
-        return slice(bounds[place] * self.block_size, bounds[place + 1] * self.block_size)
+        return self._values_of(self.section.shards[self.section.ranks.index(self.rank)])
 
-    def block_bytes(self, bits: int) -> int:
-        """Length of one of its blocks."""
-        return block_bytes(bits, self.block_size)
+    def _values_of(self, span: Span) -> slice:
+        return slice(span.first * self.block_size, (span.first + span.blocks) * self.block_size)
+
+    def unit_of(self, slot: Slot) -> int:
+        """The index of its unit."""
+        return min(slot.index, len(self.units) - 1)
+
+    def coding(self, bits: float) -> Coding:
+        """How its blocks are coded in a step at that level."""
+        key = bits, self.levels
+        if self._coding is None or self._coding[0] != key:
+            levels = self.levels or (bits,) * len(self.units)
+            self._coding = key, Coding(runs(self.units, levels, self.block_size), self.block_size)
+        return self._coding[1]
 
     def owed(self) -> torch.Tensor:
         """(blocks * block_size,) float32: all that this rank owes, but for its shard. May be `residuals.own` itself."""
@@ -171,10 +171,6 @@ class Bucket:
             rest = owed.clone()
             rest[self.section_range] = 0
             self._debts = rest if rest.any() else None
-
-    def message_bytes(self, blocks: int, bits: int) -> int:
-        """Length of a message of so many of its blocks."""
-        return message_bytes(blocks, bits, self.block_size)
 
     def ticket(self, slot: Slot, in_use: bool) -> torch.Tensor:
         """What Horovod reduces in a gradient's place: (1,) float32, 1 if there is a gradient and 0 if there is none."""
@@ -250,32 +246,24 @@ def make_buckets(
     min_numel: int,
     bucket_bytes: int,
     skip: Skip | None = None,
+    small: bool = False,
     **common,
 ) -> tuple[list[Bucket], dict[str, Slot]]:
     """Fills buckets with parameters, last parameter first: backward produces gradients roughly in that order.
 
-    Parameters of fewer than `min_numel` values, complex ones, and those that `skip` says, stay out. A bucket ends when
-    another parameter would take it over `bucket_bytes` bytes of float32, or when the device changes; a parameter is
-    never divided.
+    Complex parameters, and those that `skip` says, stay out. A bucket ends when another parameter would take it over
+    `bucket_bytes` bytes of float32, or when the device changes; a parameter is never divided.
 
     Args:
         parameters: (unique name, parameter), in the same order on every rank.
+        min_numel: parameters of fewer values are small.
         skip: says of a name and a parameter that it is to stay out.
+        small: small ones are last in their bucket; otherwise they stay out.
         common: passed to every `Bucket`.
 
     Returns:
         The buckets, and the slots by name.
     """
-    groups: list[tuple[torch.device, list[Slot]]] = []
-    for name, parameter in reversed(parameters):
-        numel = parameter.numel()
-        if numel < min_numel or not parameter.is_floating_point() or (skip is not None and skip(name, parameter)):
-            continue
-        device, slots = groups[-1] if groups else (None, [])
-        start = slots[-1].start + slots[-1].numel if slots else 0
-        if device != parameter.device or (start + numel) * 4 > bucket_bytes:
-            slots, start = [], 0
-            groups.append((parameter.device, slots))
-        slots.append(Slot(name, tuple(parameter.shape), len(groups) - 1, len(slots), start, numel))
-    buckets = [Bucket(slots, device=device, **common) for device, slots in groups]
+    groups = divided(parameters, min_numel, bucket_bytes, skip, small)
+    buckets = [Bucket(slots, device=device, min_numel=min_numel, **common) for device, slots in groups]
     return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

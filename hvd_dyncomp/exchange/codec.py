@@ -19,15 +19,16 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.kernels import Noise, block_bytes, scales
+from hvd_dyncomp.kernels import Noise
+from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
-# version, phase, bits, 0, composition, step, blocks; little-endian
-_HEADER = struct.Struct("<BBBBIII")
+# version, phase, level, 0, composition, step, blocks; little-endian; levels as `level_code` has them
+_HEADER = struct.Struct("<BBbBIII")
 HEADER_BYTES = _HEADER.size
-# version, phase, bits, proposal, composition, step, flags, host, topology; little-endian
-_GREETING = struct.Struct("<BBBBIIIII")
+# version, phase, level, proposal, composition, step, flags, host, topology; little-endian
+_GREETING = struct.Struct("<BBbbIIIII")
 GREETING_BYTES = _GREETING.size
 
 
@@ -64,18 +65,19 @@ class Header(NamedTuple):
 
     version: int
     phase: int
-    bits: int
+    bits: float
     reserved: int
     composition: int
     step: int
     blocks: int
 
     def to_bytes(self) -> bytes:
-        return _HEADER.pack(*self)
+        return _HEADER.pack(*self._replace(bits=level_code(self.bits)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Header:
-        return cls(*_HEADER.unpack(data))
+        header = cls(*_HEADER.unpack(data))
+        return header._replace(bits=level_of(int(header.bits)))
 
 
 class Greeting(NamedTuple):
@@ -95,8 +97,8 @@ class Greeting(NamedTuple):
 
     version: int
     phase: int
-    bits: int
-    proposal: int
+    bits: float
+    proposal: float
     composition: int
     step: int
     flags: int
@@ -104,27 +106,31 @@ class Greeting(NamedTuple):
     topology: int
 
     def to_bytes(self) -> bytes:
-        return _GREETING.pack(*self)
+        return _GREETING.pack(*self._replace(bits=level_code(self.bits), proposal=level_code(self.proposal)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Greeting:
-        return cls(*_GREETING.unpack(data))
+        greeting = cls(*_GREETING.unpack(data))
+        return greeting._replace(bits=level_of(int(greeting.bits)), proposal=level_of(int(greeting.proposal)))
+
+
+class Span(NamedTuple):
+    """Consecutive blocks of a bucket: `blocks` of them from the `first` on."""
+
+    first: int
+    blocks: int
 
 
 class Flag(IntFlag):
     """In a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
-    will say why.
+    will say why. ENERGIES: it is time to put energies together.
     """
 
     FRESH = 1
     FAILED = 2
-
-
-def message_bytes(blocks: int, bits: int, block_size: int) -> int:
-    """Length of a message of `blocks` blocks."""
-    return HEADER_BYTES + blocks * block_bytes(bits, block_size)
+    ENERGIES = 4
 
 
 def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
@@ -148,16 +154,8 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
             raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")
 
 
-def split_messages(
-    received: torch.Tensor, expected: list[Header], block_size: int, where: str, senders: Sequence[int] | None = None
-) -> list[torch.Tensor]:
-    """As `split`, for messages of codes: per rank, (blocks * block_bytes(bits, block_size),) uint8."""
-    sizes = [header.blocks * block_bytes(header.bits, block_size) for header in expected]
-    return split(received, expected, sizes, where, senders)
-
-
 def split(
-    received: torch.Tensor, expected: list[Header], sizes: list[int], where: str, senders: Sequence[int] | None = None
+    received: torch.Tensor, expected: list[Header], sizes: list[int], where: str, senders: Sequence[int]
 ) -> list[torch.Tensor]:
     """Cuts what a collective delivered into its messages and checks every header.
 
@@ -166,7 +164,7 @@ def split(
         expected: their headers.
         sizes: bytes in each, without the header.
         where: for the error message, and
-        senders: the rank that each came from; None: from all ranks, in order.
+        senders: the rank that each came from.
 
     Returns:
         Their payloads, uint8 views into `received`.
@@ -175,8 +173,7 @@ def split(
         LockstepError: a message is not what this rank expects; the text names the rank and what differs.
     """
     bodies, start = [], 0
-    ranks = range(len(expected)) if senders is None else senders
-    for rank, header, size in zip(ranks, expected, sizes, strict=True):
+    for rank, header, size in zip(senders, expected, sizes, strict=True):
         length = HEADER_BYTES + size
         message = received[start : start + length]
         check_header(message, header, rank, where)
@@ -189,11 +186,14 @@ def split(
     return bodies
 
 
-def count_nonfinite(versions: list[torch.Tensor], bits: float, block_size: int) -> int:
-    """Blocks that are not finite in at least one of the versions, which are payloads of the same blocks."""
+def count_nonfinite(upper_halves: list[torch.Tensor]) -> int:
+    """Blocks that are not finite in at least one of some versions of the same blocks.
+
+    Args:
+        upper_halves: of the scales in each version, (2 * blocks,) uint8: a bfloat16 each, whatever the level.
+    """
     # The scale of a block is NaN if a value is NaN or infinite.
-    found = torch.stack([scales(version, bits, block_size) for version in versions])
-    return int(found.isnan().any(dim=0).sum())
+    return int(torch.stack([half.view(torch.bfloat16) for half in upper_halves]).isnan().any(dim=0).sum())
 
 
 def shard_bounds(blocks: int, world_size: int) -> list[int]:

@@ -6,8 +6,8 @@
 3. The owner hands what has come of it to its neighbours as it is, in codes. Everyone decodes the same bytes.
 
 So what leaves a host does not grow with the number of its workers, and a worker quantizes its section only. Within a
-host values travel as bfloat16 at levels up to 7 bits, beside which its rounding is small, and as float32 above;
-docs/design.md has what the alternatives cost.
+host values travel as bfloat16 at levels (or budgets) up to 7 bits, beside which its rounding is small, and as float32
+above;docs/design.md has what the alternatives cost.
 """
 
 from __future__ import annotations

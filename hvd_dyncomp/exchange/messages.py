@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, header_tensor, noise_for
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, Span, header_tensor, noise_for, split
 from hvd_dyncomp.kernels import Noise
 
 
@@ -20,13 +20,13 @@ class Messages:
 
     Attributes:
         bucket, bits: see above.
-        format: what the kernels have to know.
+        coding: of its blocks.
         where: for error messages.
     """
 
-    def __init__(self, bucket: Bucket, bits: int, step: int, seed: int | None) -> None:
+    def __init__(self, bucket: Bucket, bits: float, step: int, seed: int | None) -> None:
         self.bucket, self.bits, self._step, self._seed = bucket, bits, step, seed
-        self.format = {"bits": bits, "block_size": bucket.block_size}
+        self.coding = bucket.coding(bits)
         self.where = f"bucket {bucket.name}"
 
     def header(self, phase: Phase, blocks: int) -> Header:
@@ -53,21 +53,35 @@ class Messages:
             views.append(message[HEADER_BYTES:])
         return buffer, views, lengths
 
-    def codes(self, phase: Phase, counts: list[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
-        """As `room`, for codes of so many blocks each."""
-        return self.room(phase, counts, [count * self.bucket.block_bytes(self.bits) for count in counts])
+    def codes(self, phase: Phase, spans: list[Span]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+        """As `room`, for the codes of some blocks each."""
+        return self.room(phase, [span.blocks for span in spans], [self.coding.nbytes(span) for span in spans])
+
+    def split(
+        self, received: torch.Tensor, phase: Phase, spans: list[Span], senders: tuple[int, ...]
+    ) -> list[torch.Tensor]:
+        """Cuts messages of codes apart: per span, its payload, a uint8 view into `received`.
+
+        Args:
+            received: (bytes,) uint8, the messages one after the other.
+            senders: the rank that each came from.
+
+        Raises:
+            LockstepError: a message is not what this rank expects; the text names the rank and what differs.
+        """
+        headers = [self.header(phase, span.blocks) for span in spans]
+        return split(received, headers, [self.coding.nbytes(span) for span in spans], self.where, senders)
 
     def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:
         """So many messages that say that there will be none: one uint8 vector, and their lengths."""
         header = header_tensor(self.header(Phase.ABORT, 0), self.bucket.device)
         return header.repeat(count), [HEADER_BYTES] * count
 
-    def noise(self, phase: Phase, first: int) -> Noise | None:
-        """Randomness for the values from the `first` of the bucket on."""
+    def noise(self, phase: Phase) -> Noise | None:
+        """Randomness for the bucket's values, counted from its first."""
         if self._seed is None:
             return None
-        noise = noise_for(self._seed, self.bucket.rank, self._step, f"{self.bucket.name}/{phase.name}")
-        return noise._replace(first=first)
+        return noise_for(self._seed, self.bucket.rank, self._step, f"{self.bucket.name}/{phase.name}")
 
     def name(self, phase: Phase) -> str:
         """What the collective of a phase is called."""

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.exchange.buckets import Bucket, Slot
+from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.hierarchical import Hierarchical
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.reduction import Course
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.way import Flat, Way
 from hvd_dyncomp.transport.base import Transport
 
@@ -40,7 +41,7 @@ class Exchange:
     """
 
     def __init__(
-        self, bucket: Bucket, *, bits: int, step: int, factor: float, seed: int | None, transport: Transport
+        self, bucket: Bucket, *, bits: float, step: int, factor: float, seed: int | None, transport: Transport
     ) -> None:
         self._bucket, self._bits, self._step, self._factor = bucket, bits, step, factor
         self._seed, self._transport = seed, transport

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.codec import Header, Phase, count_nonfinite
+from hvd_dyncomp.exchange.codec import Phase, Span
 from hvd_dyncomp.exchange.reduction import Course, Outgoing, Reduction
 
 
@@ -21,12 +20,10 @@ class PairReduction(Reduction):
     _first_messages = 1
 
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
-        bucket, section = self._bucket, self.section
-        first = section.first * bucket.block_size
-        message, [payload], lengths = self._messages.codes(Phase.PAIR, [section.blocks])
-        residual = bucket.residuals and bucket.residuals.own
-        noise = self._messages.noise(Phase.PAIR, first)
-        kernels.encode_into(payload, values, residual, first=first - origin, noise=noise, **self._messages.format)
+        bucket, span = self._bucket, self.section.span
+        message, [payload], lengths = self._messages.codes(Phase.PAIR, [span])
+        residual, noise = bucket.residuals and bucket.residuals.own, self._messages.noise(Phase.PAIR)
+        self._messages.coding.encode(payload, span, values, residual, origin=origin, noise=noise)
         bucket.keep_residuals()
         return message, lengths
 
@@ -38,14 +35,10 @@ class PairReduction(Reduction):
             raise failure
         return (yield handle)
 
-    def _expected(self) -> list[Header]:
-        return [self._header(Phase.PAIR, self.section.blocks)] * len(self.section.ranks)
+    @property
+    def _result(self) -> tuple[Phase, list[Span]]:
+        return Phase.PAIR, [self.section.span] * len(self.section.ranks)
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
-        bucket, form = self._bucket, self._messages.format
-        versions = self.messages_in(result, senders)
-        first = self.section.first * bucket.block_size
         # In the order of the ranks, so that all replicas hold the same bits.
-        kernels.decode_into(values, versions, first=first, factor=factor, **form)
-        # Now that decoding has brought them into the caches.
-        return count_nonfinite(versions, self._messages.bits, bucket.block_size)
+        return self._messages.coding.decode(values, self.section.span, self.messages_in(result, senders), factor)

@@ -15,6 +15,7 @@ from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.spending import Spending
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import Transport
 
@@ -38,7 +39,7 @@ class Plan:
         settings: see above.
         buckets: what travels together, with its residuals.
         slots: a compressed parameter's place, by name.
-        composition: checksum over everything that the ranks must agree about, but for level and step.
+        spending: of a budget of bits; None where all tensors have one level.
         topology: which ranks share a host; before `settle`, what was assumed.
         checksum: of the topology; 0 before `settle`.
         arranged: the topology by which the buckets are divided.
@@ -60,11 +61,15 @@ class Plan:
         self.binding = Binding(optimizer, names, transport)
         self.transport = self.binding.transport
         rank, world_size = self.binding.rank, self.binding.world_size
+        allocated = settings.allocation == "error"
+        # A tensor needs some blocks of its own for a level of its own.
+        min_numel = max(settings.min_numel, 2 * settings.block_size) if allocated else settings.min_numel
         self.buckets, self.slots = make_buckets(
             self.binding.named,
-            min_numel=settings.min_numel,
+            min_numel=min_numel,
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
+            small=allocated,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
             rank=rank,
@@ -83,7 +88,10 @@ class Plan:
                 raise bucket.failure
         if state is not None:
             residuals.restore(self.buckets, state, rank, world_size, self.binding.factor)
-        self.composition = checksum(json.dumps(self._about()))
+        self.spending = Spending(self.buckets, rank) if allocated else None
+        if self.spending is not None and state is not None and state.get("spending"):
+            self.spending.load_state_dict(state["spending"])
+        self._composition = checksum(json.dumps(self._about()))
         logger.info(
             "bound to %s: %d of %d parameters compressed, in %d buckets",
             type(optimizer).__name__,
@@ -91,6 +99,12 @@ class Plan:
             len(self.binding.named),
             len(self.buckets),
         )
+
+    @property
+    def composition(self) -> int:
+        """Checksum over everything that the ranks must agree about, but for level and step."""
+        levels = [bucket.levels for bucket in self.buckets]
+        return checksum(f"{self._composition} {levels}") if any(levels) else self._composition
 
     @property
     def hierarchical(self) -> bool:
@@ -145,10 +159,11 @@ class Plan:
                 self.topology.obstacle,
             )
 
-    def about(self, bits: int, step: int) -> dict[str, Any]:
+    def about(self, bits: float, step: int) -> dict[str, Any]:
         """What the ranks tell each other when they disagree (`introduction.Introduction`)."""
         about = self._about()
-        return {**about, "settings": {"bits": bits, "step": step, **about["settings"]}}
+        levels = [list(bucket.levels) for bucket in self.buckets if bucket.levels]
+        return {**about, "settings": {"bits": bits, "step": step, **about["settings"], "levels of tensors": levels}}
 
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.binding.world_size, **self.settings._asdict()}

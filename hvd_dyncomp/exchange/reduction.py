@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_dyncomp.exchange.codec import Header, Phase, split_messages
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, Phase, Span
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.topology import Section
@@ -44,7 +44,8 @@ class Reduction(ABC):
     @property
     def result_bytes(self) -> int:
         """Length of what `course` returns."""
-        return sum(self._bucket.message_bytes(header.blocks, header.bits) for header in self._expected())
+        _, spans = self._result
+        return sum(HEADER_BYTES + self._messages.coding.nbytes(span) for span in spans)
 
     def course(self, encode: Callable[[], Outgoing]) -> Course[torch.Tensor]:
         """All collectives; returns the bytes that everyone has then.
@@ -83,9 +84,10 @@ class Reduction(ABC):
     def _rest(self, handle: Any, failure: Exception | None) -> Course[torch.Tensor]:
         """As `course`, from the first collective on. Sends as many messages with a failure as without."""
 
+    @property
     @abstractmethod
-    def _expected(self) -> list[Header]:
-        """The headers of the messages in the result, by rank of the section."""
+    def _result(self) -> tuple[Phase, list[Span]]:
+        """The phase of the messages in the result, and their blocks, by rank of the section."""
 
     @abstractmethod
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
@@ -101,10 +103,7 @@ class Reduction(ABC):
 
     def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
         """The payloads in the result, by rank of the section; arguments and errors as those of `decode`."""
-        return split_messages(result, self._expected(), self._bucket.block_size, self._messages.where, senders)
+        return self._messages.split(result, *self._result, senders)
 
     def _abort(self) -> torch.Tensor:
         return self._messages.aborts(1)[0]
-
-    def _header(self, phase: Phase, blocks: int) -> Header:
-        return self._messages.header(phase, blocks)

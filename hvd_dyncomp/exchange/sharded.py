@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.codec import Header, Phase, count_nonfinite, split_messages
+from hvd_dyncomp.exchange.codec import Phase, Span
 from hvd_dyncomp.exchange.reduction import Course, Outgoing, Reduction
 
 
@@ -30,11 +29,11 @@ class ShardedReduction(Reduction):
         bucket, section = self._bucket, self.section
         messages, payloads, lengths = self._messages.codes(Phase.SCATTER, section.shards)
         begin = section.first * bucket.block_size
-        for payload, block, count in zip(payloads, section.bounds, section.shards, strict=False):
-            first = block * bucket.block_size
-            owed = bucket.residuals and bucket.residuals.own[first - begin :][: count * bucket.block_size]
-            noise = self._messages.noise(Phase.SCATTER, first)
-            kernels.encode_into(payload, values, owed, first=first - origin, noise=noise, **self._messages.format)
+        noise = self._messages.noise(Phase.SCATTER)
+        for payload, shard in zip(payloads, section.shards, strict=True):
+            first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
+            owed = bucket.residuals and bucket.residuals.own[first : first + size]
+            self._messages.coding.encode(payload, shard, values, owed, origin=origin, noise=noise)
         bucket.keep_residuals()
         return messages, lengths
 
@@ -57,27 +56,18 @@ class ShardedReduction(Reduction):
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:
         """From all versions of this rank's shard to the message with their sum."""
         bucket, section = self._bucket, self.section
-        place = section.ranks.index(bucket.rank)
-        own, first = section.shards[place], section.bounds[place] * bucket.block_size
-        expected = [self._header(Phase.SCATTER, own)] * len(section.ranks)
-        versions = split_messages(received, expected, bucket.block_size, self._messages.where, section.ranks)
+        own = section.shards[section.ranks.index(bucket.rank)]
+        versions = self._messages.split(received, Phase.SCATTER, [own] * len(section.ranks), section.ranks)
         message, [payload], _ = self._messages.codes(Phase.GATHER, [own])
-        kernels.reduce_into(
-            payload,
-            versions,
-            bucket.residuals and bucket.residuals.shard,
-            real=max(0, bucket.values - first),
-            noise=self._messages.noise(Phase.GATHER, first),
-            **self._messages.format,
-        )
+        residual, noise = bucket.residuals and bucket.residuals.shard, self._messages.noise(Phase.GATHER)
+        self._messages.coding.reduce(payload, own, versions, residual, values=bucket.values, noise=noise)
         return message
 
-    def _expected(self) -> list[Header]:
-        return [self._header(Phase.GATHER, count) for count in self.section.shards]
+    @property
+    def _result(self) -> tuple[Phase, list[Span]]:
+        return Phase.GATHER, self.section.shards
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
-        size, form = self._bucket.block_size, self._messages.format
-        shards = self.messages_in(result, senders)
-        for shard, block in zip(shards, self.section.bounds, strict=False):
-            kernels.decode_into(values, [shard], first=block * size, factor=factor, **form)
-        return sum(count_nonfinite([shard], self._messages.bits, size) for shard in shards)
+        payloads, coding = self.messages_in(result, senders), self._messages.coding
+        pairs = zip(self.section.shards, payloads, strict=True)
+        return sum(coding.decode(values, shard, [payload], factor) for shard, payload in pairs)

@@ -6,15 +6,16 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange.buckets import Slot
 from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
@@ -36,6 +37,7 @@ class Step:
         number: of the step, the same on all ranks.
         seed: for stochastic rounding, or None.
         fresh: whether backward has run since the last exchange.
+        epoch: that it belongs to.
         traffic: where its bytes are counted.
 
     Attributes:
@@ -45,15 +47,28 @@ class Step:
     """
 
     def __init__(
-        self, plan: Plan, *, bits: int, proposal: int, number: int, seed: int | None, fresh: bool, traffic: Traffic
+        self,
+        plan: Plan,
+        *,
+        bits: float,
+        proposal: float,
+        number: int,
+        seed: int | None,
+        fresh: bool,
+        epoch: int,
+        traffic: Traffic,
     ) -> None:
         self._plan, self.bits, self._number, self._fresh, self.traffic = plan, bits, number, fresh, traffic
+        self._epoch = epoch
         self.submitted: set[str] = set()
-        self.proposal = 0
+        self.proposal: float = 0
         self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         rank, buckets = plan.binding.rank, plan.buckets
+        flags = Flag.FRESH if fresh else Flag(0)
+        if plan.spending is not None and plan.spending.begin_step(bits, epoch):
+            flags |= Flag.ENERGIES
         greeting = Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
@@ -61,13 +76,14 @@ class Step:
             proposal if rank == 0 else 0,
             plan.composition,
             number & 0xFFFFFFFF,
-            Flag.FRESH if fresh else 0,
+            flags,
             checksum(plan.transport.host),
             plan.checksum,
         )
         self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
         self._bytes = self._float32_bytes = 0  # that Horovod reduces for this step as they are, and as float32
         self._agreed = False  # whether it is known that all ranks do the same
+        self._energies: Any = None  # the handle of their exchange
         self._error: Exception | None = None
         traffic.steps += 1
         if bits == UNCOMPRESSED:
@@ -90,6 +106,9 @@ class Step:
         Args:
             in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
         """
+        spending = self._plan.spending
+        if spending is not None and spending.sampling:
+            spending.note(slot, gradient)  # before the mean is written there
         with self._lock:
             # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
             # the first handshake it is not known who quantizes what.
@@ -134,17 +153,22 @@ class Step:
             self._agree()
             self.proposal = self._handshake.greetings[0].proposal
             self._count_reduced(self._bytes, self._float32_bytes)
-            if self._handshake.fresh:
-                self._finish()
-            else:
-                self._finish_uncompressed()
+            valid = False
+            try:
+                if self._handshake.fresh:
+                    valid = self._finish() == 0
+                else:
+                    self._finish_uncompressed()
+            finally:  # an error may be this rank's alone: all levels are the same even so
+                self._finish_spending(valid)
 
     def abandon(self) -> None:
         """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
         with self._lock:
             self._abandoned = True
 
-    def _finish(self) -> None:
+    def _finish(self) -> int:
+        """Returns how many blocks are not finite: the same number on all ranks."""
         for exchange in self._exchanges:
             exchange.start()
         # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
@@ -160,14 +184,16 @@ class Step:
             self._count_reduced(self._handshake.nbytes)
             for bucket in self._plan.buckets:
                 bucket.released(self._fresh)
-            return
+            return 0
         size, rank = self._plan.binding.world_size, self._plan.binding.rank
         self.traffic.compressed_bytes += allreduce_bytes(self._handshake.nbytes, size)
         self.traffic.leaving_bytes += self._plan.topology.leaving(self._handshake.nbytes, rank)
         for group in (group for exchange in self._exchanges for group in exchange.groups):
             self.traffic.compressed_bytes += group.sent_bytes
             self.traffic.leaving_bytes += group.leaving_bytes
-        self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
+        nonfinite_blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
+        self._note_nonfinite(nonfinite_blocks)
+        return nonfinite_blocks
 
     def _finish_uncompressed(self) -> None:
         """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
@@ -181,6 +207,17 @@ class Step:
         for way in ways:
             way.deliver()
         self._count_reduced(self._handshake.nbytes + sum(way.nbytes for way in ways))
+
+    def _finish_spending(self, valid: bool) -> None:
+        spending = self._plan.spending
+        if spending is None:
+            return
+        if self._energies is not None:
+            nbytes = spending.finish(self._plan.transport, self._energies, self._epoch)
+            topology, rank = self._plan.topology, self._plan.binding.rank
+            self.traffic.uncompressed_bytes += nbytes * (topology.size - 1)
+            self.traffic.leaving_bytes += nbytes * (topology.size - len(topology.host_of(rank)))
+        spending.end_step(valid)
 
     def _in_background(self) -> bool:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
@@ -214,6 +251,10 @@ class Step:
             self._plan.settle(self._handshake.greetings)
             if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
                 self._plan.arrange()
+            spending = self._plan.spending
+            if spending is not None and self._handshake.flags & Flag.ENERGIES:
+                name = f"hvd_dyncomp.{self._plan.binding.label}.energies"
+                self._energies = spending.start(self._plan.transport, name)
             self._agreed = True
         except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
             self._error = error
@@ -250,7 +291,7 @@ class FailedStep:
     over = False  # it raises whenever somebody asks
 
     def __init__(
-        self, error: Exception, *, transport: Transport, label: str, number: int, bits: int, min_numel: int
+        self, error: Exception, *, transport: Transport, label: str, number: int, bits: float, min_numel: int
     ) -> None:
         self._error, self._bits, self._min_numel = error, bits, min_numel
         self._lock = threading.Lock()

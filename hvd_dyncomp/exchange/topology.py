@@ -6,10 +6,11 @@ many sections as a host has workers, and each section is reduced among those who
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from hvd_dyncomp.exchange.codec import checksum, shard_bounds
+from hvd_dyncomp.exchange.codec import Span, checksum, shard_bounds
 from hvd_dyncomp.meter import allreduce_bytes
 
 
@@ -92,14 +93,15 @@ class Section(NamedTuple):
         return len(self.ranks) > 2
 
     @property
-    def bounds(self) -> list[int]:
-        """First block, within the bucket, of each rank's shard, and the end of the last."""
-        return [self.first + bound for bound in shard_bounds(self.blocks, len(self.ranks))]
+    def span(self) -> Span:
+        """All its blocks."""
+        return Span(self.first, self.blocks)
 
     @property
-    def shards(self) -> list[int]:
-        """Blocks of each rank's shard."""
-        return [last - first for first, last in zip(self.bounds, self.bounds[1:], strict=False)]
+    def shards(self) -> list[Span]:
+        """The blocks of each rank's shard."""
+        bounds = [self.first + bound for bound in shard_bounds(self.blocks, len(self.ranks))]
+        return [Span(first, last - first) for first, last in itertools.pairwise(bounds)]
 
 
 class Arrangement(NamedTuple):

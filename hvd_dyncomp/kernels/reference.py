@@ -5,9 +5,9 @@ here. Sums run over a fixed tree (`tree_sum`), because an addition in another or
 are those of docs/math.md. Tensors may be on any device; all are contiguous.
 
 A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
-scale as little-endian float32, then the codes, packed as `packing.pack` says. Below one bit it is `2 + block_size * bits
-/ 8` bytes: the scale as little-endian bfloat16, then what `sparse` makes of the values. The last block of a bucket may be
-filled up with *padding*: zeros that belong to nobody, owe nothing and count in no mean.
+scale as little-endian float32, then the codes, packed as `packing.pack` says. Below one bit it is
+`2 + block_size * bits / 8` bytes: the scale as little-endian bfloat16, then what `sparse` makes of the values. The last
+block of a bucket may be filled up with *padding*: zeros that belong to nobody, owe nothing and count in no mean.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hvd_dyncomp.kernels import scales, sparse
 from hvd_dyncomp.kernels.packing import pack, unpack
 from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes, tree_sum
 
-# What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one bit
-# on: see `residual_bound`. docs/math.md tells how the number was found.
+# What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one
+# bit on; below, see `residual_bound`. docs/math.md tells how the number was found.
 RESIDUAL_BOUND = 2.0
 
 
@@ -44,8 +44,8 @@ class Placement(NamedTuple):
 
 # Few codes: clip, with a scale near the one of least squared error for Gauss, Laplace and Student-t values alike; the
 # share of the maximum widens the scale for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
-# From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own, and levels
-# below have `sparse.MAGNITUDES`.
+# From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own, and
+# levels below have `sparse.MAGNITUDES`.
 PLACEMENTS = {
     1: Placement(1, True, 0.0, 0.0),
     2: Placement(2, True, 0.85, 0.05),
@@ -130,7 +130,7 @@ def encode(
 def _encode_each(
     x: torch.Tensor, real: torch.Tensor, bits: int, noise: Noise | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Levels of one bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; decoded values."""
+    """One bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; what they stand for."""
     placement = PLACEMENTS[bits]
     scale = _scale(x, real, bits, noise is not None)
     live = scale >= SMALLEST_SCALE  # False for NaN

@@ -1,9 +1,11 @@
 """Levels below one bit, in plain torch operators: of every group of values the largest travels. Part of the reference.
 
-A block is divided into groups of g = 8 / bits values: 16, 32 or 64. There are n = block_size / g of them, and group j is
-the values j, j + n, j + 2n, ... of the block. On the wire a group is one byte: from its lowest bits up the place of its
-largest magnitude (s, where that is value j + s n), its sign, and its magnitude as a multiple of the block's scale. A
-magnitude of zero sends nothing, and the byte is zero.
+A block is divided into groups of g = 8 / bits values: 16, 32 or 64. There are n = block_size / g of them. A block is g
+rows of n values, and each has one value of every group: row s has that of group j in column j xor ((s xor s // n) mod
+n). So neither neighbours meet in a group nor, as far as that can be, values that are a power of two apart, such as
+those of a column of a matrix. On the wire a group is one byte: from its lowest bits up the place s of its largest
+magnitude, its sign, and its magnitude as a multiple of the block's scale. A magnitude of zero sends nothing, and the
+byte is zero.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ def encode(x: torch.Tensor, real: torch.Tensor, bits: float) -> tuple[torch.Tens
         bits: a level below one.
 
     Returns:
-        The scales, (blocks, 1) float32 that bfloat16 can hold: 0 where a block counts as zero, NaN where it is not finite;
-        and the codes, (blocks, block_size / group_size(bits)) uint8.
+        The scales, (blocks, 1) float32 that bfloat16 can hold: 0 where a block counts as zero, NaN where it is not
+        finite; and the codes, (blocks, block_size / group_size(bits)) uint8.
     """
     size, magnitudes = group_size(bits), MAGNITUDES[bits]
     places = size.bit_length() - 1  # bits of a place
-    groups = x.view(x.shape[0], size, -1)
+    groups = x[:, _places(size, x.shape[1], x.device)].view(x.shape[0], size, -1)
     place = groups.abs().argmax(dim=1, keepdim=True)  # the first of several
     largest = groups.gather(1, place).squeeze(1)
 
@@ -83,7 +85,15 @@ def decode(codes: torch.Tensor, scale: torch.Tensor, bits: float) -> torch.Tenso
     k = codes >> (places + 1)
     k = torch.where((codes >> places) & 1 == 1, -k, k).to(torch.float32)
     here = (codes & (size - 1)) == torch.arange(size, device=codes.device).view(1, size, 1)
-    return torch.where(here, k, 0.0).flatten(1) * scale
+    k = torch.where(here, k, 0.0).flatten(1)
+    return k[:, _places(size, k.shape[1], k.device)] * scale
+
+
+def _places(size: int, block_size: int, device: torch.device) -> torch.Tensor:
+    """(block_size,) int64: where the values of a block are that come in the order of places, then groups; and back."""
+    groups = block_size // size
+    row, group = torch.arange(size, device=device).view(-1, 1), torch.arange(groups, device=device)
+    return (row * groups + (group ^ ((row ^ row // groups) % groups))).view(-1)
 
 
 def _scale(largest: torch.Tensor, real: torch.Tensor, magnitudes: Magnitudes) -> torch.Tensor:

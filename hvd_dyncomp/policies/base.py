@@ -27,7 +27,7 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 class Decision(NamedTuple):
     """The level of the next epoch and, for people, why."""
 
-    bits: int
+    bits: float
     reason: str
 
 
@@ -43,7 +43,7 @@ class Record:
 
     epoch: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    bits: int = UNCOMPRESSED
+    bits: float = UNCOMPRESSED
     reason: str = ""
     usable: bool = True
 

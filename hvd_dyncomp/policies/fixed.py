@@ -18,7 +18,7 @@ class Static(Policy):
         Decision(bits=8, reason='static')
     """
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: float) -> None:
         self.bits = check_level("bits", bits)
 
     def decide(self, history: Sequence[Record]) -> Decision:
@@ -38,7 +38,7 @@ class Schedule(Policy):
         (32, 4)
     """
 
-    def __init__(self, levels: Mapping[int, int]) -> None:
+    def __init__(self, levels: Mapping[int, float]) -> None:
         if not isinstance(levels, Mapping) or not levels:
             raise ValueError(f"levels must be a mapping from epochs to levels, got {shown(levels)}")
         plain = {}

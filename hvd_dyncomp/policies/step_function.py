@@ -66,7 +66,7 @@ class StepFunction(Policy):
 
     def __init__(
         self,
-        levels: Sequence[int] = (4, 8, 16),
+        levels: Sequence[float] = (4, 8, 16),
         thresholds: Sequence[float] = (0.80, 0.88),
         *,
         monitor: str = "val_accuracy",
@@ -186,7 +186,7 @@ class StepFunction(Policy):
         return self.total_epochs is None or epoch + self.release_epochs < self.total_epochs
 
 
-def _ascending_levels(levels: Sequence[int]) -> tuple[int, ...]:
+def _ascending_levels(levels: Sequence[float]) -> tuple[float, ...]:
     plain = tuple(check_level("levels", bits) for bits in sequence("levels", levels))
     if UNCOMPRESSED in plain:
         raise ValueError(f"levels must be below 32, which is what a release is for, got {shown(levels)}")

@@ -1,7 +1,7 @@
 """Who takes part in a benchmark: Horovod's and torch's ways to exchange gradients, and ours, behind one face.
 
 none, fp16             Horovod without compression, and with hvd.Compression.fp16
-1bit ... 16bit, 32bit  hvd_dyncomp at a constant level; on hosts of several workers, in two levels
+0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, in two levels
 1bit-flat ...          the same in one level, whatever the hosts
 ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook
 powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
@@ -82,7 +82,7 @@ class Contender:
 def _compression(name: str) -> Any:
     if name in HOROVOD:
         return getattr(hvd.Compression, name)
-    bits = int(name.partition("bit")[0])
+    bits = float(name.partition("bit")[0])
     options: dict[str, Any] = {"hierarchical": False} if name in ONE_LEVEL.values() else {}
     return DynamicQuantizer(Controller(Static(bits)), **options)
 

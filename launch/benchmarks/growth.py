@@ -21,11 +21,10 @@ from benchmarks import growth_page, kernels
 from benchmarks.results import FOLDER, commit, load, save
 from benchmarks.tables import SHARED_MEMORY
 from common.errors import RunError
-from common.values import count
+from common.values import count, level
 from costs import fit, model, predictions
 from costs.collectives import Hosts
 from costs.step import step
-from hvd_dyncomp import LEVELS
 from lab.shaping import bits_per_second
 
 FILE = "growth.json"
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--unseen", type=_unseen, default=("2x4@1gbit",), metavar="HxL@RATE,...", help="default 2x4@1gbit")
     add("--values", type=count, default=25557032, metavar="N", help="of the model in predictions (default ResNet-50's)")
-    add("--bits", type=int, choices=LEVELS[:-1], default=4, help="of ours in predictions (default 4)")
+    add("--bits", type=level, default=4, help="of ours in predictions (default 4)")
     add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"of all JSON files (default {FOLDER})")
 
 

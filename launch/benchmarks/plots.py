@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import time_to_accuracy
 from benchmarks.results import Summary
-from benchmarks.tables import SHARED_MEMORY, contenders_of, rate_title, summaries, title
+from benchmarks.tables import SHARED_MEMORY, bits_of, contenders_of, rate_title, summaries, title
 from lab.shaping import bits_per_second
 
 # Okabe and Ito's colours; ours are blue to green and solid, torch's dotted, Horovod's dashed.
@@ -25,6 +25,9 @@ _STYLES = {
     "alone": ("#999999", "-"),
     "none": ("#000000", "--"),
     "fp16": ("#E69F00", "--"),
+    "0.125bit": ("#CC79A7", "-"),
+    "0.25bit": ("#D55E00", "-"),
+    "0.5bit": ("#F0E442", "-"),
     "1bit": ("#56B4E9", "-"),
     "2bit": ("#0072B2", "-"),
     "4bit": ("#009E73", "-"),
@@ -88,7 +91,7 @@ def speed_ups(result: Mapping[str, Any], path: Path) -> None:
     rates = {rate: found for rate, found in summaries(result).items() if "none" in found}
     for number, (rate, found) in enumerate(rates.items()):
         colour = colours(0.9 * number / max(len(rates) - 1, 1))
-        ours = sorted((int(name.removesuffix("bit")), s) for name, s in found.items() if name.endswith("bit"))
+        ours = sorted((bits, s) for name, s in found.items() if (bits := bits_of(name)) is not None)
         gains = [found["none"].median / summary.median for _, summary in ours]
         axes.plot([bits for bits, _ in ours], gains, marker=".", color=colour, label=rate_title(rate))
         if "fp16" in found:
@@ -97,8 +100,8 @@ def speed_ups(result: Mapping[str, Any], path: Path) -> None:
     axes.set(
         xscale="log", yscale="log", xlabel="bits per value (crosses: Horovod fp16)", ylabel="times faster than Horovod"
     )
-    ticks = (1, 2, 4, 8, 16, 32)
-    axes.set_xticks(ticks, [str(bits) for bits in ticks])
+    ticks = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
+    axes.set_xticks(ticks, [f"{bits:g}" for bits in ticks])
     axes.minorticks_off()
     gains_shown = (0.25, 0.5, 1, 2, 4, 8, 16)
     axes.set_yticks(gains_shown, [f"{gain:g}" for gain in gains_shown])

@@ -49,7 +49,7 @@ def _text(log_bits: float) -> str:
 
 def break_even_table(results: Mapping[str, Any]) -> str:
     rates = summaries(results)
-    ours = [name for name in tables.contenders_of(rates) if name.endswith("bit")]
+    ours = [name for name in tables.contenders_of(rates) if tables.bits_of(name) is not None]
     others = [name for name in ("none", "fp16", "ddp") if any(name in found for found in rates.values())]
     rows = [(title(name), *(break_even(rates, name, other) for other in others)) for name in ours]
     return markdown(("break-even link rate", *(f"against {title(other)}" for other in others)), rows)

@@ -29,7 +29,13 @@ def title(contender: str) -> str:
     if contender in TITLES:
         return TITLES[contender]
     bits, _, flat = contender.partition("bit")
-    return f"ours, {bits} {'bit' if bits == '1' else 'bits'}{', one level' if flat else ''}"
+    return f"ours, {bits} {'bit' if float(bits) <= 1 else 'bits'}{', one level' if flat else ''}"
+
+
+def bits_of(contender: str) -> float | None:
+    """The level of one of ours by default (not in one level on purpose); None for all others."""
+    bits, suffix, flat = contender.partition("bit")
+    return float(bits) if suffix and not flat else None
 
 
 def rate_title(rate: str) -> str:
@@ -116,8 +122,8 @@ def bits(results: Mapping[str, Any]) -> str:
     for name in contenders_of(rates):
         if name != "alone":
             sent = [found[name].bits if name in found else None for found in rates.values()]
-            level = name.removesuffix("bit")
-            goal = f"{(int(level) + 0.15) * 2 * (hosts - 1) / hosts:.2f}" if level.isdigit() else ""
+            level = bits_of(name)
+            goal = "" if level is None else f"{(level + 0.15) * 2 * (hosts - 1) / hosts:.2f}"
             rows.append((title(name), goal, *(_DASH if number is None else f"{number:.2f}" for number in sent)))
     sender = "worker" if per_host == 1 else "host"
     return markdown((f"bits per value and {sender}", "goal", *map(rate_title, rates)), rows) if rates else ""

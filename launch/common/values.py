@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentParser, ArgumentTypeError
+from fractions import Fraction
 from typing import NoReturn
 
 from hvd_dyncomp import LEVELS
+from hvd_dyncomp.levels import check_level
 
+_FRACTIONS = {str(Fraction(bits)): bits for bits in LEVELS}  # 1/8, 1/4, ...
 _LARGEST = 2**62  # whatever is added to a seed, it stays in the range that torch takes
 
 
@@ -89,14 +92,15 @@ def folder(text: str) -> str:
     return text
 
 
-def level(text: str) -> int:
-    """One of the library's bit-widths; 32 is uncompressed."""
-    if not text.strip().isdigit() or int(text) not in LEVELS:
-        raise ArgumentTypeError(f"{text!r} is not one of the levels {', '.join(map(str, LEVELS))}")
-    return int(text)
+def level(text: str) -> float:
+    """One of the library's bit-widths, below one bit as 0.25 or 1/4; 32 is uncompressed."""
+    try:
+        return check_level("level", _FRACTIONS.get(text.strip()) or float(text))
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} is not one of the levels {', '.join(map(str, LEVELS))}") from error
 
 
-def bit_levels(text: str) -> tuple[int, ...]:
+def bit_levels(text: str) -> tuple[float, ...]:
     """Levels in ascending order, separated by commas; 32 is where a release goes, and no step of a ladder."""
     levels = tuple(level(part) for part in text.split(","))
     if 32 in levels:
@@ -116,9 +120,9 @@ def accuracies(text: str) -> tuple[float, ...]:
     return values
 
 
-def bit_schedule(text: str) -> dict[int, int]:
+def bit_schedule(text: str) -> dict[int, float]:
     """``epoch:bits`` pairs separated by commas, the first epoch being 0: ``0:32,2:4``."""
-    schedule: dict[int, int] = {}
+    schedule: dict[int, float] = {}
     for part in text.split(","):
         epoch, colon, bits = part.partition(":")
         if not colon or not epoch.strip().isdigit():

@@ -23,7 +23,7 @@ def machine(hosts: Hosts, gbit: float) -> Machine:
     return Machine(hosts, hosts.workers, 1e9 * gbit * PAYLOAD)
 
 
-def contenders(bits: int) -> tuple[str, ...]:
+def contenders(bits: float) -> tuple[str, ...]:
     """Whose steps are predicted: Horovod's, and ours at one level of bits, in one level and in two."""
     return "none", "fp16", f"{bits}bit-flat", f"{bits}bit"
 
@@ -43,7 +43,7 @@ def _milliseconds(
 
 
 def layouts(
-    constants: Mapping[str, float], nanoseconds: Mapping[str, float], values: int, bits: int
+    constants: Mapping[str, float], nanoseconds: Mapping[str, float], values: int, bits: float
 ) -> list[dict[str, Any]]:
     """All hosts and workers, all contenders: the bytes that leave a host, and milliseconds a step at each rate.
 
@@ -72,7 +72,7 @@ def _known(contender: str, values: float, hosts: Hosts, bucket_bytes: float = BU
 
 
 def buckets(
-    constants: Mapping[str, float], nanoseconds: Mapping[str, float], values: int, bits: int
+    constants: Mapping[str, float], nanoseconds: Mapping[str, float], values: int, bits: float
 ) -> list[dict[str, Any]]:
     """Ours in two levels on the most workers, for each bucket size: messages, and what they take whatever is in them.
 

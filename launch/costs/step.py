@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import NamedTuple
 
 from costs.collectives import Hosts, Transfer, allgather, allreduce, alltoall
+from hvd_dyncomp import LEVELS
 from hvd_dyncomp.exchange.codec import HEADER_BYTES
 from hvd_dyncomp.exchange.hierarchical import MOST_BITS_OF_BFLOAT16
 from hvd_dyncomp.kernels import block_bytes
@@ -18,6 +18,7 @@ _FUSION_BYTES = 64 * 2**20
 # and allgathers as well; of our buckets it finds about two ready at a time (with more or fewer, Open MPI would have
 # taken other algorithms than it did, by what the interfaces counted).
 _FUSED_BUCKETS = 2
+_OURS = {f"{bits}bit": bits for bits in LEVELS[:-1]}
 
 
 class Kernels(NamedTuple):
@@ -30,7 +31,7 @@ class Kernels(NamedTuple):
         added: of values.
     """
 
-    bits: int = 0
+    bits: float = 0
     encoded: float = 0.0
     decoded: float = 0.0
     decoded2: float = 0.0
@@ -75,19 +76,19 @@ def step(contender: str, values: float, hosts: Hosts, bucket_bytes: float = BUCK
         number = math.ceil(nbytes / _FUSION_BYTES)
         transfer = allreduce(nbytes / number, hosts).times(number)
         return Step(values, transfer, 1, 2 * nbytes, values if contender == "fp16" else 0.0)
-    match = re.fullmatch(r"(\d+)bit(-flat)?", contender)
-    if match is None or int(match[1]) > 16:
+    name = contender.removesuffix("-flat")
+    if name not in _OURS:
         return None
-    apart = match[2] is None and hosts.number > 1 and hosts.workers > 1
-    return (_hierarchical if apart else _flat)(int(match[1]), values, bucket_bytes / 4, hosts)
+    apart = name == contender and hosts.number > 1 and hosts.workers > 1
+    return (_hierarchical if apart else _flat)(_OURS[name], values, bucket_bytes / 4, hosts)
 
 
-def message(values: float, bits: int) -> float:
+def message(values: float, bits: float) -> float:
     """Bytes of a message with the codes of so many values."""
     return HEADER_BYTES + values * block_bytes(bits, BLOCK_SIZE) / BLOCK_SIZE
 
 
-def _flat(bits: int, values: float, bucket: float, hosts: Hosts) -> Step:
+def _flat(bits: float, values: float, bucket: float, hosts: Hosts) -> Step:
     ranks, number = hosts.ranks, math.ceil(values / bucket)
     shared = 1 if ranks == 2 else ranks  # of two, each hands over all
     gathers = _gathers(bits, values / shared, bucket / shared, hosts)
@@ -100,7 +101,7 @@ def _flat(bits: int, values: float, bucket: float, hosts: Hosts) -> Step:
     return Step(values, scatters + gathers, 2, 3 * gathered, kernels=kernels)
 
 
-def _gathers(bits: int, values: float, bucket: float, hosts: Hosts) -> Transfer:
+def _gathers(bits: float, values: float, bucket: float, hosts: Hosts) -> Transfer:
     """Of each worker's share of all buckets, some at a time."""
     number, rest = divmod(values, _FUSED_BUCKETS * bucket)
     whole = allgather(_FUSED_BUCKETS * message(bucket, bits), hosts).times(number)
@@ -121,7 +122,7 @@ class Sizes(NamedTuple):
     gather: float
 
 
-def sizes(bits: int, values: float, hosts: Hosts, bucket_bytes: float = BUCKET_BYTES) -> Sizes:
+def sizes(bits: float, values: float, hosts: Hosts, bucket_bytes: float = BUCKET_BYTES) -> Sizes:
     """Of the exchange in two levels of a model with so many values, in buckets of equal size."""
     section = values / math.ceil(4 * values / bucket_bytes) / hosts.workers
     scatter = HEADER_BYTES + section * _float_bytes(bits)
@@ -131,11 +132,11 @@ def sizes(bits: int, values: float, hosts: Hosts, bucket_bytes: float = BUCKET_B
     return Sizes(scatter, shard, hosts.number * shard)
 
 
-def _float_bytes(bits: int) -> int:
+def _float_bytes(bits: float) -> int:
     return 2 if bits <= MOST_BITS_OF_BFLOAT16 else 4
 
 
-def _hierarchical(bits: int, values: float, bucket: float, hosts: Hosts) -> Step:
+def _hierarchical(bits: float, values: float, bucket: float, hosts: Hosts) -> Step:
     far, near, number = hosts.number - 1, hosts.workers - 1, math.ceil(values / bucket)
     size = sizes(bits, values, hosts, 4 * bucket)
     between, phases = alltoall(size.between, far, 0, hosts), 3

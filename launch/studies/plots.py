@@ -29,7 +29,7 @@ _STYLES = {
     "static4": ("#CC79A7", "--"),
     "dynamic1-2-4": ("#009E73", "-"),
 }
-_LEVELS = (1, 2, 4, 8, 16, 32)
+_LEVELS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 Curve = Callable[[Result], list[float]]
 
@@ -72,24 +72,26 @@ def _shade_levels(axes: Axes, results: list[Result]) -> None:
         return
     levels = axes.twinx()
     levels.set_yscale("log", base=2)
-    # The lower edge lies below one bit, so that one bit is seen; the upper part is left to the curves.
-    levels.set_ylim(0.7, 64)
-    levels.yaxis.set_major_locator(FixedLocator(_LEVELS))
+    # The lower edge lies below the lowest level in use, so that it is seen; the upper part is left to the curves.
+    lowest = 0.7 * min(bits for runs in climbing.values() for run in runs for bits in run.summary["levels"])
+    levels.set_ylim(lowest, 64)
+    shown = [bits for bits in _LEVELS if bits > lowest]
+    levels.yaxis.set_major_locator(FixedLocator(shown))
     levels.yaxis.set_minor_locator(NullLocator())
-    levels.set_yticks(_LEVELS, [str(bits) for bits in _LEVELS])
+    levels.set_yticks(shown, [str(bits) for bits in shown])
     levels.set_ylabel("bits per value (shaded steps)")
     for scenario, runs in climbing.items():
         for run in runs:
-            _steps(levels, scenario, run.summary["levels"], alpha=0.16 / len(runs))
+            _steps(levels, scenario, run.summary["levels"], lowest, alpha=0.16 / len(runs))
     # A twin lies above its parent unless told otherwise, and then shades the curves instead of backing them.
     axes.set_zorder(levels.get_zorder() + 1)
     axes.patch.set_visible(False)
 
 
-def _steps(levels: Axes, scenario: Scenario, bits: list[int], *, alpha: float) -> None:
+def _steps(levels: Axes, scenario: Scenario, bits: list[float], lowest: float, *, alpha: float) -> None:
     # Epoch e is a bar from e - 1/2 to e + 1/2, under the point that its metrics are drawn at.
     edges = [epoch + 0.5 for epoch in range(len(bits) + 1)]
-    levels.stairs(bits, edges, baseline=0.7, fill=True, color=_STYLES[scenario.name][0], alpha=alpha, lw=0)
+    levels.stairs(bits, edges, baseline=lowest, fill=True, color=_STYLES[scenario.name][0], alpha=alpha, lw=0)
 
 
 def _finish(figure: Figure, axes: Axes, path: Path) -> None:

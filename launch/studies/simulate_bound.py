@@ -23,7 +23,7 @@ import torch
 
 from common.markdown import markdown
 from common.values import count, natural
-from hvd_dyncomp.kernels.reference import decode, encode
+from hvd_dyncomp.kernels.reference import decode, encode, residual_bound
 
 BLOCK_SIZE = 512
 Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -42,7 +42,7 @@ def norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def scaled(factor: float) -> Rule:
-    """To at most `factor` times the gradient's norm: what the kernels do, with 2."""
+    """To at most `factor` times the gradient's norm: what the kernels do, with 2 from one bit on."""
     return lambda g, residual: residual * (factor * norm(g) / norm(residual).clamp(min=1e-30)).clamp(max=1)
 
 
@@ -57,7 +57,7 @@ RULES: dict[str, Rule] = {
 class Workers:
     """Simulated workers with their residuals under a rule."""
 
-    def __init__(self, size: int, values: int, bits: int, rule: Rule) -> None:
+    def __init__(self, size: int, values: int, bits: float, rule: Rule) -> None:
         self.bits, self.rule = bits, rule
         self.own, self.shards = [torch.zeros(values) for _ in range(size)], torch.zeros(values)
 
@@ -128,14 +128,14 @@ def recovery(rule: str, every: int, size: int, bits: int, values: int, seed: int
     return " ".join(norms[11:])
 
 
-def reached(kind: str, size: int, bits: int, values: int, seed: int) -> str:
-    """Without a bound: the largest |e| / |g| of a block in 100 steps, and how many are above 2."""
+def reached(kind: str, size: int, bits: float, values: int, seed: int) -> str:
+    """Without a bound: the largest |e| / |g| of a block in 100 steps, and how many are above the bound."""
     workers, ratios = Workers(size, values, bits, RULES["unbounded"]), []
     for each in gradients(kind, size, 100, values, seed):
         ratios.append(norm(workers.own[0].view(-1, BLOCK_SIZE)) / norm(each[0].view(-1, BLOCK_SIZE)))
         workers.mean(each)
     found = torch.cat(ratios)
-    return f"{float(found.max()):.1f} ({100 * float((found > 2).float().mean()):.1f} %)"
+    return f"{float(found.max()):.1f} ({100 * float((found > residual_bound(bits)).float().mean()):.1f} %)"
 
 
 # Kind, workers, bits, steps.
@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> None:
     """Compute all and print the tables."""
     torch.set_num_threads(1)
     values = args.blocks * BLOCK_SIZE
-    levels = (1, 2, 4)
+    levels = (0.125, 0.25, 0.5, 1, 2, 4)
     rows = [(kind, *(reached(kind, 2, bits, values, args.seed) for bits in levels)) for kind in KINDS]
     print("reached\n\n" + markdown(("gradients", *(f"{bits} bit" for bits in levels)), rows) + "\n")
     heads = [f"{kind}, N = {size}, {bits} bit" for kind, size, bits, _ in ERRORS]

@@ -38,7 +38,7 @@ CANDIDATES = {
 }
 
 
-def train(data: Data, bits: int, *, epochs: int, seed: int, size: int) -> float:
+def train(data: Data, bits: float, *, epochs: int, seed: int, size: int) -> float:
     """Trains once; returns the test accuracy."""
     model = build_model("resnet8", in_channels=data.in_channels, num_classes=10, seed=seed)
     parameters = list(model.parameters())

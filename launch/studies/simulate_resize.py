@@ -49,7 +49,7 @@ def resized(workers: Workers, hosts: Sequence[int], rule: str) -> Workers:
     return after
 
 
-def error(course: Sequence[Sequence[int]], rule: str, bits: int, *, steps: int, blocks: int, seed: int) -> float:
+def error(course: Sequence[Sequence[int]], rule: str, bits: float, *, steps: int, blocks: int, seed: int) -> float:
     """Relative error after `steps` steps at each of the sizes."""
     generator = torch.Generator().manual_seed(seed)
     values = blocks * BLOCK_SIZE

@@ -27,7 +27,7 @@ class Workers:
         size: the number of all workers.
     """
 
-    def __init__(self, hosts: Sequence[int], values: int, bits: int) -> None:
+    def __init__(self, hosts: Sequence[int], values: int, bits: float) -> None:
         self.size, self._values, self._bits, self._step = sum(hosts), values, bits, 0
         names = [host for host, workers in enumerate(hosts) for _ in range(workers)]
         self._world = World(self.size, hosts=names)

@@ -47,11 +47,15 @@ class Baseline:
         """Called after every exchange."""
         self._steps += 1
 
+    def tensor_levels(self) -> dict[str, float]:
+        """None of them has a level of its own."""
+        return {}
+
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """Nothing to report: all steps are alike."""
         return {}
 
-    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[int, str]:
+    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[float, str]:
         """Collective in ``Quantized``; here nothing is to be decided."""
         return self.bits, "constant"
 
@@ -70,6 +74,7 @@ class Quantized:
 
     def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
         self.controller = Controller(policy)
+        self._allocated = args.allocation == "error"
         self.compressor = DynamicQuantizer(
             self.controller,
             error_feedback=args.error_feedback,
@@ -78,10 +83,11 @@ class Quantized:
             seed=args.seed,
             auto_level=args.auto_level,
             hierarchical=_HIERARCHICAL[args.hierarchical],
+            allocation=args.allocation,
         )
 
     @property
-    def bits(self) -> int:
+    def bits(self) -> float:
         """The controller's level."""
         return self.controller.bits
 
@@ -92,12 +98,16 @@ class Quantized:
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
 
+    def tensor_levels(self) -> dict[str, float]:
+        """Bits a value by tensor, where they differ: with ``--allocation error``."""
+        return self.compressor.levels() if self._allocated else {}
+
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """How many of an epoch's steps ran at which level: more than one only with ``--auto-level``."""
         records = self.compressor.meter.records
         return {str(bits): traffic.steps for (when, bits), traffic in sorted(records.items()) if when == epoch}
 
-    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[int, str]:
+    def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[float, str]:
         """Hand an epoch's metrics to the controller; returns the next level and why. Collective."""
         bits = self.controller.step(metrics, epoch=epoch, num_samples=num_samples)
         return bits, self.controller.history[-1].reason

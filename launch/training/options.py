@@ -22,6 +22,7 @@ from common.values import (
     natural,
     power_of_two,
 )
+from hvd_dyncomp.exchange.settings import ALLOCATIONS
 from training.datasets import DATASETS
 from training.models import MODELS, SHORTCUTS
 
@@ -52,6 +53,7 @@ _ONLY_WITH = {
     "block_size": _QUANTIZED,
     "auto_level": _QUANTIZED,
     "hierarchical": _QUANTIZED,
+    "allocation": _QUANTIZED,
 }
 
 EPILOG = """examples:
@@ -131,6 +133,12 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="exchange within each host first, then between hosts; auto: where hosts have equally many workers, and "
         "more than one",
+    )
+    add(
+        "--allocation",
+        choices=ALLOCATIONS,
+        default="uniform",
+        help="error: levels are budgets, mean bits a value, and tensors have levels of their own, by their gradients",
     )
     add("--no-error-feedback", dest="error_feedback", action="store_false", help="forget what rounding left over")
 

@@ -192,6 +192,7 @@ def train_one_epoch(run: Run, epoch: int) -> None:
     val = evaluate(run.model, eval_batches(run.data.val, run.data, **shard), "val")
     test = evaluate(run.model, eval_batches(run.data.test, run.data, **shard), "test")
     # The test set is for people: the controller never sees it.
+    tensor_levels = run.compression.tensor_levels()
     decision = run.compression.next_level(
         {"train_loss": train.mean_loss, "val_accuracy": val.accuracy, "val_loss": val.mean_loss},
         epoch=epoch,
@@ -203,6 +204,7 @@ def train_one_epoch(run: Run, epoch: int) -> None:
         "next_level": decision[0],
         "reason": decision[1],
         "steps_by_level": run.compression.steps_by_level(epoch),
+        "tensor_levels": tensor_levels,
         **_scores(train, val, test),
         **sent,
         **_times(seconds, time.perf_counter() - begin),

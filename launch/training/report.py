@@ -41,7 +41,7 @@ class Progress:
         if self._bars:
             self._bar = tqdm(total=steps, desc=f"epoch {epoch + 1}/{self._epochs}", unit="step", leave=False)
 
-    def step(self, score: Score, level: int, saved: float) -> None:
+    def step(self, score: Score, level: float, saved: float) -> None:
         """One step is done; ``saved`` is the meter's fraction of float32's bytes, over the epoch so far."""
         if self._bar is not None:
             self._bar.set_postfix_str(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from coded import message_bytes, split_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,14 +15,12 @@ from hvd_dyncomp.exchange.codec import (
     Header,
     Phase,
     header_tensor,
-    message_bytes,
     noise_for,
     shard_bounds,
-    split_messages,
 )
 from hvd_dyncomp.kernels.reference import encode
 
-GOLDEN = Path(__file__).parent / "fixtures" / "wire_v4.txt"
+GOLDEN = Path(__file__).parent / "fixtures" / "wire_v5.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 HEADER = Header(WIRE_VERSION, Phase.SCATTER, 4, 0, 0xDEADBEEF, 7, 3)
 

@@ -6,21 +6,22 @@ What concerns one kernel, packing, and bytes from elsewhere is in test_kernels.p
 import math
 
 import torch
+from coded import message_bytes, split_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.exchange.codec import (
     WIRE_VERSION,
+    Greeting,
     Header,
     count_nonfinite,
     header_tensor,
-    message_bytes,
     shard_bounds,
-    split_messages,
 )
-from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into
+from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, scales
 from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_SCALE
+from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 FORMATS = st.fixed_dictionaries({"bits": st.sampled_from(COMPRESSED), "block_size": st.sampled_from([64, 128, 256])})
@@ -69,7 +70,8 @@ def test_nothing_is_lost_and_errors_are_bounded(tensors, shape, noise):
     blocks = len(x) // shape["block_size"]
     residual = torch.zeros(len(x))
     payload = encoded(tensors, blocks, residual, noise=noise, **shape)
-    assert payload.numel() == blocks * (4 + shape["block_size"] * shape["bits"] // 8)
+    width = 4 if shape["bits"] >= 1 else 2  # of a scale
+    assert payload.numel() == blocks * (width + shape["block_size"] * shape["bits"] // 8)
     got = decoded(payload, blocks, **shape)
     if not blocks:
         return
@@ -78,11 +80,18 @@ def test_nothing_is_lost_and_errors_are_bounded(tensors, shape, noise):
     assert ((got.double() + residual.double() - x.double()).abs() <= ulp)[:real].all()
     assert not residual[real:].any(), "padding owes nothing"
 
-    scale = payload.view(blocks, -1)[:, :4].contiguous().view(torch.float32).double()
-    half, mid_rise = PLACEMENTS[shape["bits"]][:2]
+    scale = scales(payload, **shape).double().view(-1, 1)
     rows, errors = x.view(blocks, -1).double(), (got - x).view(blocks, -1).double().abs()
-    outermost = (half - 0.5 if mid_rise else half) * scale
-    allowed = torch.maximum(scale if noise else scale / 2, rows.abs() - outermost)
+    if shape["bits"] >= 1:
+        half, mid_rise = PLACEMENTS[shape["bits"]][:2]
+        outermost = (half - 0.5 if mid_rise else half) * scale
+        allowed = torch.maximum(scale if noise else scale / 2, rows.abs() - outermost)
+    else:  # of each group one value arrives, at most
+        arrived = got.view(blocks, -1) != 0
+        assert arrived.sum(dim=1).max() <= shape["block_size"] // group_size(shape["bits"])
+        outermost = MAGNITUDES[shape["bits"]].most * scale
+        allowed = torch.maximum(scale / 2, rows.abs() - outermost)
+        allowed = torch.where(arrived, allowed, rows.abs())
     assert (errors <= allowed * (1 + 1e-5) + ulp.view(blocks, -1)).all()
     if noise is None and shape["bits"] >= 5:
         finest = torch.clamp(rows.abs().amax(dim=1, keepdim=True) / (2 * half), min=half * SMALLEST_SCALE)
@@ -120,18 +129,28 @@ def test_blocks_that_are_not_finite_are_lost_and_no_others(tensors, shape, noise
         assert rows[block].isnan().all() if block in lost else rows[block].isfinite().all()
         assert block not in lost or torch.equal(residual.view(blocks, -1)[block], before[block])
     assert residual.isfinite().all()
-    assert count_nonfinite([payload], **shape) == len(lost)
+    end = 4 if shape["bits"] >= 1 else 2  # of a scale
+    assert count_nonfinite([payload.view(blocks, -1)[:, end - 2 : end].flatten()]) == len(lost)
 
 
-HEADERS = st.builds(Header, *[st.integers(0, 255)] * 4, *[WORDS] * 3)
+BYTE, LEVEL = st.integers(0, 255), st.sampled_from([0, *LEVELS])
+HEADERS = st.builds(Header, BYTE, BYTE, LEVEL, BYTE, *[WORDS] * 3)
+GREETINGS = st.builds(Greeting, BYTE, BYTE, LEVEL, LEVEL, *[WORDS] * 5)
 
 
 @ORDINARY
-@given(header=HEADERS)
-def test_headers_survive_their_bytes(header):
-    assert len(header.to_bytes()) == 16
-    assert Header.from_bytes(header.to_bytes()) == header
-    assert header_tensor(header, torch.device("cpu")).numpy().tobytes() == header.to_bytes()
+@given(sent=HEADERS | GREETINGS)
+def test_headers_and_greetings_survive_their_bytes(sent):
+    assert len(sent.to_bytes()) == (16 if isinstance(sent, Header) else 24)
+    assert type(sent).from_bytes(sent.to_bytes()) == sent
+
+
+@ORDINARY
+@given(data=st.binary(min_size=16, max_size=16))
+def test_other_bytes_are_another_header(data):
+    """Nothing that a level cannot be passes for one."""
+    header = Header.from_bytes(data)
+    assert header.bits not in LEVELS or header.to_bytes() == data
 
 
 @ORDINARY

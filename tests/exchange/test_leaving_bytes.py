@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from coded import message_bytes
 from simulated import (
     BY_HOST,
     WORLDS,
@@ -10,7 +11,7 @@ from simulated import (
     phases,
 )
 
-from hvd_dyncomp.exchange.codec import GREETING_BYTES, HEADER_BYTES, message_bytes
+from hvd_dyncomp.exchange.codec import GREETING_BYTES, HEADER_BYTES
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 

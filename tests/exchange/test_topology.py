@@ -73,8 +73,9 @@ def test_every_block_is_reduced_once_by_each_host(blocks, names):
             range(len(topology.hosts))
         )
         assert len(section.ranks) == len(topology.hosts), "a host has two ranks in it"
-        assert section.bounds[0] == section.first and section.bounds[-1] == section.first + section.blocks
-        assert sum(section.shards) == section.blocks and len(section.shards) == len(section.ranks)
+        blocks_of = [block for first, count in section.shards for block in range(first, first + count)]
+        assert blocks_of == list(range(section.first, section.first + section.blocks))
+        assert len(section.shards) == len(section.ranks)
         assert section.sharded == (len(section.ranks) > 2)
     for rank, view in enumerate(views):
         assert rank in sections[view.own].ranks

@@ -44,7 +44,7 @@ void fill(void* to, size_t bytes, int kind) {
 }
 
 struct Case {
-    int bits, kind;
+    int level, kind;
     size_t block_size, blocks, shift;
     bool stochastic, with_residual;
 };
@@ -57,9 +57,9 @@ struct Scratch {
 
 // All bytes that a case produces.
 std::vector<uint8_t> run(const Variant& variant, const Case& at) {
-    state = at.bits * 1000003 + at.block_size + at.shift * 77 + at.kind;
-    const Shape shape = {at.blocks, at.block_size, at.bits};
-    const size_t count = at.blocks * at.block_size, size = at.blocks * block_bytes(at.bits, at.block_size);
+    state = (uint64_t)(at.level + 8) * 1000003 + at.block_size + at.shift * 77 + at.kind;
+    const Shape shape = {at.blocks, at.block_size, at.level};
+    const size_t count = at.blocks * at.block_size, size = at.blocks * block_bytes(at.level, at.block_size);
     const size_t skip = at.shift, tail = at.block_size / 2 + at.shift;  // the last block is not all there
     const size_t head = count / 3;
     Exact<float> first(head + skip, 4 * (at.shift % 4)), second(count - head - tail, 4), residual(count, 4 * (at.shift % 3));
@@ -90,29 +90,29 @@ std::vector<uint8_t> run(const Variant& variant, const Case& at) {
 
 std::vector<Case> cases() {
     std::vector<Case> all;
-    for (int bits : {1, 2, 3, 4, 5, 6, 7, 8, 16})
+    for (int level : {-8, -4, -2, 1, 2, 3, 4, 5, 6, 7, 8, 16})
         for (size_t block_size = 64; block_size <= 65536; block_size *= block_size < 2048 ? 2 : 32)
             for (size_t blocks : {1, 2, 9})
                 for (int kind : {0, 1, 2}) {
                     if (blocks == 9 && block_size > 2048) continue;
-                    const size_t shift = (bits * 5 + blocks + block_size / 64 + kind) % 9;
-                    all.push_back({bits, kind, block_size, blocks, shift, (bits + kind) % 2 == 0, (blocks + kind) % 4 != 0});
-                    all.push_back({bits, kind, block_size, blocks, shift + 3, (bits + kind) % 2 == 1, true});
+                    const size_t shift = ((level + 8) * 5 + blocks + block_size / 64 + kind) % 9;
+                    all.push_back({level, kind, block_size, blocks, shift, (level + kind) % 2 == 0, (blocks + kind) % 4 != 0});
+                    all.push_back({level, kind, block_size, blocks, shift + 3, (level + kind) % 2 != 0, true});
                 }
     return all;
 }
 
 // A result that is written past the caches, at an aligned address and at another.
-void run_large(const Variant& variant) {
+void run_large(const Variant& variant, int level) {
     const size_t blocks = (1 << 22) / 512 + 1, count = blocks * 512;
-    Exact<uint8_t> payload(blocks * block_bytes(4, 512), 1);
+    Exact<uint8_t> payload(blocks * block_bytes(level, 512), 1);
     memset(payload.items, 0x3f, payload.bytes);
     const Scratch scratch(512);
     for (size_t shift : {0, 1}) {
         float* memory = (float*)aligned_alloc(64, (count + 16) * sizeof(float));
         const Piece piece = {memory + 16 - shift, count};
         const uint8_t* version = payload.items;
-        variant.decode({&piece, 1, 0}, {&version, 1, 1.0f}, {blocks, 512, 4}, scratch.memory);
+        variant.decode({&piece, 1, 0}, {&version, 1, 1.0f}, {blocks, 512, level}, scratch.memory);
         free(memory);
     }
 }
@@ -133,12 +133,13 @@ int main() {
             if (!variant->supported() || variant == &kBaseline) continue;
             ++runs;
             if (run(*variant, at) == expected) continue;
-            printf("%s differs: %d bits, kind %d, %zu blocks of %zu\n", variant->name, at.bits, at.kind, at.blocks, at.block_size);
+            printf("%s differs: level %d, kind %d, %zu blocks of %zu\n", variant->name, at.level, at.kind, at.blocks, at.block_size);
             return 1;
         }
     }
     for (const Variant* variant : variants)
-        if (variant->supported()) run_large(*variant);
+        for (int level : {-8, -2, 4})
+            if (variant->supported()) run_large(*variant, level);
     printf("%zu comparisons\n", runs);
     return 0;
 }

@@ -9,19 +9,12 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels.packing import pack, unpack
-from hvd_dyncomp.kernels.reference import (
-    PLACEMENTS,
-    RESIDUAL_BOUND,
-    Noise,
-    block_bytes,
-    decode,
-    decode_sum,
-    encode,
-    uniform,
-)
+from hvd_dyncomp.kernels.reference import Noise, decode, decode_sum, encode, residual_bound, uniform
+from hvd_dyncomp.kernels.scales import block_bytes
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 each_level = pytest.mark.parametrize("bits", COMPRESSED)
+each_level_of_codes = pytest.mark.parametrize("bits", [bits for bits in COMPRESSED if bits >= 1])
 B = 512
 
 
@@ -40,7 +33,7 @@ def round_trip(x: torch.Tensor, bits: int, block_size: int = B, **arguments) -> 
     return decode(encode(x, None, bits=bits, block_size=block_size, **arguments), bits=bits, block_size=block_size)
 
 
-@each_level
+@each_level_of_codes
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_pack_and_unpack_are_inverse(bits, data):
@@ -66,7 +59,7 @@ def test_packing_is_planar_as_specified():
 @each_level
 def test_size_on_the_wire(bits):
     payload = encode(values("gauss", 4 * B), None, bits=bits, block_size=B)
-    assert payload.shape == (4, block_bytes(bits, B)) == (4, 4 + B * bits // 8)
+    assert payload.shape == (4, block_bytes(bits, B)) == (4, (4 if bits >= 1 else 2) + B * bits / 8)
     assert payload.numel() * 8 / (4 * B) <= bits + 0.15
 
 
@@ -87,16 +80,16 @@ def test_decoded_plus_residual_is_the_original(bits, stochastic, data):
     if not x.any():
         assert not decoded.any() and torch.equal(residual, before)
         return
-    total = x + within_bound(before, x)
+    total = x + within_bound(before, x, residual_bound(bits))
     assert decoded.isfinite().all()
     ulp = 2.0**-22 * max(total.abs().max(), decoded.abs().max()).item()
     assert ((decoded.double() + residual.double()) - total.double()).abs().max().item() <= ulp
 
 
-def within_bound(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def within_bound(residual: torch.Tensor, gradient: torch.Tensor, bound: float) -> torch.Tensor:
     """Equation 1a for one block, in float64."""
     norms = [tensor.double().norm().item() for tensor in (residual, gradient)]
-    return residual.double() * min(1.0, RESIDUAL_BOUND * norms[1] / norms[0]) if norms[0] else residual.double()
+    return residual.double() * min(1.0, bound * norms[1] / norms[0]) if norms[0] else residual.double()
 
 
 HUGE = st.sampled_from([3.4028234e38, 3.36e38, 3e38, 2e38, 1.7e38, 1e38, 7e37, 5e37, 1e37])
@@ -131,7 +124,7 @@ def test_zero_blocks_stay_zero_and_keep_tiny_values(bits):
     assert torch.equal(residual, x)
 
 
-@pytest.mark.parametrize("bits", [b for b in COMPRESSED if b >= 3])
+@pytest.mark.parametrize("bits", [b for b in COMPRESSED if b not in (1, 2)])
 def test_zeros_among_other_values_stay_zero(bits):
     x = values("gauss", B)
     x[::3] = 0
@@ -162,7 +155,7 @@ def test_the_sign_and_the_largest_value_survive(bits):
     x = values("gauss", 8 * B)
     decoded = round_trip(x, bits)
     assert (decoded * x >= 0).all()
-    assert torch.equal(round_trip(-x, bits), -decoded) or PLACEMENTS[bits].mid_rise
+    assert torch.equal(round_trip(-x, bits), -decoded) or bits in (1, 2)
 
 
 @each_level
@@ -175,7 +168,7 @@ def test_decode_multiplies_the_scales_and_decode_sum_adds_in_order(bits):
     )
 
 
-@each_level
+@each_level_of_codes
 def test_stochastic_rounding_is_unbiased(bits):
     """The mean over many draws approaches the values: each, and on average over the block."""
     x, count = values("gauss", B), 600
@@ -188,7 +181,7 @@ def test_stochastic_rounding_is_unbiased(bits):
     assert error.mean().abs() <= 5 * scale / 2 / math.sqrt(count * B)
 
 
-@each_level
+@each_level_of_codes
 def test_stochastic_rounding_repeats_from_its_key_and_counter(bits):
     x = values("gauss", 2 * B)
     whole = encode(x, None, bits=bits, block_size=B, noise=Noise((1, 2)))
@@ -223,7 +216,7 @@ def relative_error(bits: int, distribution: str, *, workers: int = 2, steps: int
 
 
 # What the design asks for; docs/math.md has the figures that are reached.
-LIMITS = {1: 0.20, 2: 0.12, 3: 0.065, 4: 0.037, 8: 0.0025, 16: 1e-5}
+LIMITS = {0.125: 0.76, 0.25: 0.59, 0.5: 0.42, 1: 0.20, 2: 0.12, 3: 0.065, 4: 0.037, 8: 0.0025, 16: 1e-5}
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "laplace", "student-t3"])

@@ -100,7 +100,7 @@ def test_encode(variant, bits, data):
     missing = data.draw(st.just(0) | st.integers(0, count))  # at the end, where padding stands for them
     if expected_residual is not None and data.draw(st.booleans()):  # at its bound, or nearly
         near = data.draw(st.sampled_from([1.0, 1 - 2.0**-20, 1 + 2.0**-20, 0.99, 1.01]))
-        expected_residual = given * (reference.RESIDUAL_BOUND * near)
+        expected_residual = given * (reference.residual_bound(bits) * near)
         residual = at_odd_address(expected_residual, 3)
     first = data.draw(st.sampled_from([0, 0, 1, 700]))
     pieces = pieces_of(torch.cat([torch.full((first,), 7.0), given[: count - missing]]), data.draw(cuts(count + first)))
@@ -167,7 +167,7 @@ def test_decode_and_reduce(variant, bits, data):
 @each_level
 @pytest.mark.parametrize("block_size", [2048, 4096, 8192, 16384, 32768, 65536])
 def test_large_blocks(variant, bits, block_size):
-    gradient = torch.randn(3 * block_size, generator=torch.Generator().manual_seed(bits))
+    gradient = torch.randn(3 * block_size, generator=torch.Generator().manual_seed(int(8 * bits)))
     residual, expected_residual = gradient * 0.1, gradient * 0.1
     shape = {"bits": bits, "block_size": block_size}
     expected = reference.encode(gradient, expected_residual, **shape)
@@ -184,27 +184,44 @@ def test_large_blocks(variant, bits, block_size):
 @needs_native
 @each_variant
 @pytest.mark.parametrize("shift", [0, 1])
-def test_results_larger_than_the_caches(variant, shift):
+@pytest.mark.parametrize("bits, block_size, versions", [(4, 512, 1), (0.5, 512, 2), (0.125, 64, 1), (0.25, 512, 3)])
+def test_results_larger_than_the_caches(variant, shift, bits, block_size, versions):
     """Written past the caches where the address allows it; the last block is half a block short."""
-    count = 2**22 + 512
-    payload = torch.randint(0, 256, (count // 512 * block_bytes(4, 512),), dtype=torch.uint8)
-    payload[3::260] = 0x3F  # scales about one
-    values = at_odd_address(torch.zeros(count - 256), shift)
+    shape, count, size = {"bits": bits, "block_size": block_size}, 2**22 + block_size, block_bytes(bits, block_size)
+    payloads = torch.randint(0, 256, (versions, count // block_size, size), dtype=torch.uint8)
+    payloads[:, :, 3 if bits >= 1 else 1] = 0x3F  # scales about one
+    values = at_odd_address(torch.zeros(count - block_size // 2), shift)
     with native.using(variant):
-        decode_into([values], [payload], bits=4, block_size=512)
-    expected = reference.decode(payload.view(-1, 260), bits=4, block_size=512)
-    assert same_bits(values, expected[: count - 256])
+        decode_into([values], [version.view(-1) for version in payloads], **shape)
+    expected = reference.decode_sum(list(payloads), **shape)
+    assert same_bits(values, expected[: count - block_size // 2])
 
 
 @needs_native
 @each_variant
-def test_more_versions_than_fit_the_usual_place(variant):
+@each_level
+def test_squares_beyond_float32(variant, bits):
+    """What bounds a residual looks at squares in float32 first: where they overflow, the bound holds all the same."""
+    gradient, residual = torch.zeros(64), torch.zeros(64)
+    gradient[0], residual[1:3] = 1e19, 0.9e19 * reference.residual_bound(bits)
+    expected_residual = residual.clone()
+    expected = reference.encode(gradient, expected_residual, bits=bits, block_size=64).view(-1)
+    out = torch.empty_like(expected)
+    with native.using(variant):
+        encode_into(out, [gradient], residual, bits=bits, block_size=64)
+    assert torch.equal(out, expected) and same_bits(residual, expected_residual)
+
+
+@needs_native
+@each_variant
+@pytest.mark.parametrize("bits", [0.125, 0.5, 3])
+def test_more_versions_than_fit_the_usual_place(variant, bits):
     """One version per rank, and ranks may be many."""
-    versions = [reference.encode(torch.randn(1024), None, bits=3, block_size=512) for _ in range(40)]
+    versions = [reference.encode(torch.randn(1024), None, bits=bits, block_size=512) for _ in range(40)]
     out = torch.empty(1024)
     with native.using(variant):
-        decode_into([out], [version.view(-1) for version in versions], bits=3, block_size=512)
-    assert same_bits(out, reference.decode_sum(versions, bits=3, block_size=512))
+        decode_into([out], [version.view(-1) for version in versions], bits=bits, block_size=512)
+    assert same_bits(out, reference.decode_sum(versions, bits=bits, block_size=512))
 
 
 @needs_native
@@ -234,6 +251,9 @@ def test_a_bucket_of_very_many_tensors(variant):
         ("residual", torch.zeros(512)),
         ("residual", torch.zeros(1024, dtype=torch.int32)),
         ("bits", 9),
+        ("bits", 0.75),
+        ("bits", 4.0),
+        ("bits", False),
         ("bits", 32),
         ("block_size", 32),
         ("block_size", 96),

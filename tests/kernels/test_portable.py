@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, portable, reduce_into, reference
+from hvd_dyncomp.kernels.scales import tree_sum
 
 PIECES = [0, 100, 1, 300, 0, 47]
 BACKENDS = [portable, native] if native else [portable]
@@ -18,7 +19,7 @@ def pieces() -> list[torch.Tensor]:
     return list(torch.randn(sum(PIECES), generator=torch.Generator().manual_seed(1)).split(PIECES))
 
 
-@pytest.mark.parametrize("bits", [1, 4, 16])
+@pytest.mark.parametrize("bits", [0.125, 0.5, 1, 4, 16])
 @pytest.mark.parametrize("first", [0, 64, 384])
 @pytest.mark.parametrize("noise", [None, Noise((1, 2), 64)])
 def test_a_message_holds_the_values_from_first_on(bits, first, noise):
@@ -31,13 +32,14 @@ def test_a_message_holds_the_values_from_first_on(bits, first, noise):
     assert torch.equal(out, expected.view(-1)) and not residual[real:].any()
 
 
+@pytest.mark.parametrize("bits", [0.25, 8])
 @pytest.mark.parametrize("first", [0, 64, 384])
-def test_what_is_decoded_goes_where_it_came_from(first):
-    message = reference.encode(torch.randn(128), None, bits=8, block_size=64)
+def test_what_is_decoded_goes_where_it_came_from(bits, first):
+    message = reference.encode(torch.randn(128), None, bits=bits, block_size=64)
     into = [torch.full_like(piece, 7.0) for piece in pieces()]
-    decode_into(into, [message.view(-1)] * 2, bits=8, block_size=64, first=first, factor=0.25)
+    decode_into(into, [message.view(-1)] * 2, bits=bits, block_size=64, first=first, factor=0.25)
     expected = torch.full((sum(PIECES) + 128,), 7.0)
-    expected[first : first + 128] = reference.decode_sum([message] * 2, bits=8, block_size=64, factor=0.25)
+    expected[first : first + 128] = reference.decode_sum([message] * 2, bits=bits, block_size=64, factor=0.25)
     assert torch.equal(torch.cat(into), expected[: sum(PIECES)])
 
 
@@ -58,7 +60,7 @@ def test_versions_of_different_lengths_are_refused():
 def test_sums_run_over_a_tree_of_halves():
     """An addition in another order gives other bits: here, other numbers."""
     rows = torch.tensor([[1e16, 1.0, -1e16, 1.0], [1e16, -1e16, 1.0, 1.0]], dtype=torch.float64)
-    assert reference._tree_sum(rows).tolist() == [[2.0], [1e16 + 1.0 + (-1e16 + 1.0)]]
+    assert tree_sum(rows).tolist() == [[2.0], [1e16 + 1.0 + (-1e16 + 1.0)]]
 
 
 def test_a_key_of_more_than_32_bits_is_refused():

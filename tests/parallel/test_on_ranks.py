@@ -14,7 +14,7 @@ LOOP_JOBS = [("mpirun", 2), ("gloo", 2), ("mpirun", 3), ("gloo", 3), ("mpirun", 
 # Again as on two hosts of two workers, but for what does not depend on how gradients travel.
 BY_HOST = [body for body in BODIES if body not in ("auto_level", "memory")]
 # Those that say themselves on which hosts their ranks are.
-PLACED = [("mpirun", 4, "hosts"), ("gloo", 4, "hosts"), ("mpirun", 5, "hosts_in_sets")]
+PLACED = [("mpirun", 4, "hosts"), ("mpirun", 5, "hosts_in_sets")]
 
 
 def environment(body: str) -> dict[str, str]:

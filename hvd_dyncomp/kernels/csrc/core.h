@@ -32,6 +32,7 @@ HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const N
     float* largest = buffers + values;
     int32_t* places = (int32_t*)(largest + values / kSmallestGroup);
     double* sums = (double*)(places + values / kSmallestGroup);
+    const Rows<Level> rows(count);
     const size_t groups = Level < 0 ? groups_kept(-Level, count) : 0;
     const auto largest_of = [=](size_t i) HVD_ALWAYS -> Largest { return {largest + i * groups, places + i * groups}; };
     for (size_t begin = 0; begin < shape.blocks; begin += batch) {
@@ -41,7 +42,7 @@ HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const N
         for (size_t i = 0; i < here; ++i) {
             block[i] = next(begin + i, residual ? residual + (begin + i) * count : nullptr, buffers + i * count, sums);
             if constexpr (Level < 0) {
-                scale[i] = sparse_scale<-Level>(largest_of(i), block[i].x, count, block[i].real, sums);
+                scale[i] = sparse_scale<-Level>(rows, largest_of(i), block[i].x, count, block[i].real, sums);
             } else {
                 scale[i] = block_scale<Level, Stochastic>(block[i].x, count, block[i].real, sums);
             }
@@ -49,7 +50,7 @@ HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const N
         for (size_t i = 0; i < here; ++i) {
             const size_t b = begin + i;
             if constexpr (Level < 0) {
-                write_sparse_block<-Level>(out + b * bytes, block[i].x, largest_of(i), block[i].residual, count, scale[i]);
+                write_sparse_block<-Level>(rows, out + b * bytes, block[i].x, largest_of(i), block[i].residual, count, scale[i]);
             } else {
                 const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
                 write_block<Level, Stochastic>(out + b * bytes, block[i].x, block[i].residual, count, scale[i], first,
@@ -85,22 +86,23 @@ void encode_level(uint8_t* out, Values values, float* residual, Shape shape, con
 constexpr size_t kStreamedBytes = 1 << 24;
 
 template <int Level, bool Stream, bool Add>
-HVD_INLINE bool read(float* out, Versions versions, size_t offset, const float* residual, size_t count) {
-    if constexpr (Level < 0) return read_sparse_block<-Level, Stream, Add>(out, versions, offset, residual, count);
+HVD_INLINE bool read(const Rows<Level>& rows, float* out, Versions versions, size_t offset, const float* residual, size_t count) {
+    if constexpr (Level < 0) return read_sparse_block<-Level, Stream, Add>(rows, out, versions, offset, residual, count);
     else return read_block<Level, Stream, Add>(out, versions, offset, residual, count);
 }
 
 template <int Level>
 void decode_level(Values values, Versions versions, Shape shape, void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Level, count);
+    const Rows<Level> rows(count);
     const bool large = shape.blocks >= kStreamedBytes / sizeof(float) / count;
     Cursor cursor(values);
     for (size_t b = 0; b < shape.blocks; ++b) {
         float* out = cursor.in_place(count);
         if (large && out && (uintptr_t)out % sizeof(Floats) == 0) {
-            read<Level, true, false>(out, versions, b * bytes, nullptr, count);
+            read<Level, true, false>(rows, out, versions, b * bytes, nullptr, count);
         } else {
-            read<Level, false, false>(out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
+            read<Level, false, false>(rows, out ? out : (float*)scratch, versions, b * bytes, nullptr, count);
             if (!out) cursor.scatter((float*)scratch, count);
         }
     }
@@ -111,11 +113,12 @@ template <int Level, bool Stochastic>
 void reduce_level(uint8_t* out, Versions versions, float* residual, size_t real, Shape shape, const Noise* noise,
                   void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Level, count);
+    const Rows<Level> rows(count);
     const auto next = [&](size_t b, float* own, float* buffer, double* sums) -> Block {
         const size_t behind = real > b * count ? real - b * count : 0, here = behind < count ? behind : count;
-        if (here == count && own && read<Level, false, true>(buffer, versions, b * bytes, own, count))
+        if (here == count && own && read<Level, false, true>(rows, buffer, versions, b * bytes, own, count))
             return {buffer, own, here};
-        read<Level, false, false>(buffer, versions, b * bytes, nullptr, count);
+        read<Level, false, false>(rows, buffer, versions, b * bytes, nullptr, count);
         clear(buffer, here, count);
         if (!own) return {buffer, nullptr, here};
         clear(own, here, count);
@@ -124,9 +127,10 @@ void reduce_level(uint8_t* out, Versions versions, float* residual, size_t real,
     write_blocks<Level, Stochastic>(out, residual, shape, noise, scratch, next);
 }
 
-// The streams of a block, or its groups, have to fill a vector; shorter blocks are for a variant with shorter vectors.
+// The streams of a block, or its groups, have to fill a vector; shorter blocks are for a variant with shorter vectors. There
+// is none below four lanes: these take what does not fill a vector.
 HVD_INLINE bool too_short(Shape shape) {
-    return shape.block_size < (size_t)(shape.level < 0 ? -8 * shape.level : 8) * kLanes;
+    return kLanes > 4 && shape.block_size < (size_t)(shape.level < 0 ? -8 * shape.level : 8) * kLanes;
 }
 
 #define HVD_EACH_LEVEL(CASE) \

@@ -78,6 +78,23 @@ HVD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 
 HVD_INLINE Doubles widen(HalfFloats x) { return __builtin_convertvector(x, Doubles); }
 
+// Lane i has what was in lane i xor `by`, a number below kLanes; `numbers` are the numbers of the lanes xor `by`.
+HVD_INLINE Floats swap_lanes(Floats x, int by, Ints numbers) {
+#if defined(__x86_64__) && HVD_LANES == 16
+    return (Floats)_mm512_permutexvar_ps((__m512i)numbers, (__m512)x);
+#elif defined(__x86_64__) && HVD_LANES == 8
+    return (Floats)_mm256_permutevar8x32_ps((__m256)x, (__m256i)numbers);
+#elif defined(__GNUC__) && !defined(__clang__) && HVD_LANES == 4
+    if (by & 1) x = __builtin_shuffle(x, Ints{1, 0, 3, 2});
+    if (by & 2) x = __builtin_shuffle(x, Ints{2, 3, 0, 1});
+    return x;
+#else
+    Floats swapped;
+    for (int i = 0; i < kLanes; ++i) swapped[i] = x[i ^ by];
+    return swapped;
+#endif
+}
+
 #if defined(__x86_64__) && HVD_LANES == 16
 
 HVD_INLINE Ints larger(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }

@@ -1,8 +1,9 @@
 // Blocks at levels below one bit: of every group of values the largest travels, as sparse.py says. Included through core.h
 // only.
 //
-// The lanes of a vector are groups: the value at place s of group j of n is value j + s n of the block. What is said of V
-// vectors holds for so many side by side, which fill a line of the cache where that can be.
+// The lanes of a vector are groups. Row s of a block, values s n to s n + n of it, has the values at place s of the n groups,
+// that of group j in column j xor ((s xor s / n) mod n). What is said of V vectors holds for so many side by side, which fill
+// a line of the cache where that can be.
 #pragma once
 
 #include "kernels.h"
@@ -75,23 +76,55 @@ HVD_INLINE void with_width(size_t n, Action action) {
     if constexpr (kLanes == 4) action(Width<1, true>());  // the other variants leave these blocks to one with shorter vectors
 }
 
+// Where the values of a row are: those of a vector of groups in a vector of columns, with their lanes swapped.
+struct Row {
+    size_t start, column;  // of the row, and of the vector that has the first groups
+    Ints numbers, place;   // of the lanes, swapped; and the number of the row
+    int lane;              // to which the first is swapped
+
+    HVD_INLINE size_t at(size_t group) const { return start + (group ^ column); }
+    HVD_INLINE Floats swapped(Floats x) const { return swap_lanes(x, lane, numbers); }
+};
+
+// The rows of a block at a level below one bit: made once for many blocks.
+template <int Level>
+class Rows {
+  public:
+    explicit Rows(size_t count) {
+        if constexpr (Level < 0) {
+            const size_t n = count / kRows;
+            const int exponent = __builtin_ctzll(n);
+            for (size_t s = 0; s < kRows; ++s) {
+                const size_t by = (s ^ s >> exponent) & (n - 1), lane = by & (kLanes - 1);
+                rows_[s] = {s * n, by - lane, (Ints)lane_numbers() ^ (int)lane, Ints{} + (int)s, (int)lane};
+            }
+        }
+    }
+    HVD_INLINE const Row& operator[](int s) const { return rows_[s]; }
+
+  private:
+    static constexpr size_t kRows = Level < 0 ? -8 * Level : 1;
+    Row rows_[kRows];
+};
+
 // ---- encoding --------------------------------------------------------------------------------------------------------
 
 template <int Part, int V, bool Short>
-HVD_INLINE void find_largest(Largest found, const float* x, size_t n) {
+HVD_INLINE void find_largest(const Rows<-Part>& rows, Largest found, const float* x, size_t n) {
     for (size_t i = 0; i < n; i += V * kLanes) {
         Ints most[V] = {}, place[V] = {};
         Floats value[V] = {};
-        Ints s = {};
-        for (int at = 0; at < group_size(Part); ++at, s += 1)
+        for (int s = 0; s < group_size(Part); ++s) {
+            const Row& row = rows[s];
             HVD_UNROLL
             for (int v = 0; v < V; ++v) {
-                const Floats here = load_groups<Short, Floats>(x + at * n + i + v * kLanes, n);
+                const Floats here = row.swapped(load_groups<Short, Floats>(x + row.at(i + v * kLanes), n));
                 const Ints size = magnitude(here), above = size > most[v];
                 value[v] = select(above, here, value[v]);
-                place[v] = above ? s : place[v];
+                place[v] = above ? row.place : place[v];
                 most[v] = larger(most[v], size);
             }
+        }
         HVD_UNROLL
         for (int v = 0; v < V; ++v) {
             store(found.values + i + v * kLanes, value[v]);
@@ -125,15 +158,15 @@ HVD_INLINE float rounded_to_bfloat16(float x) {
 
 // The scale of a block, and what it sends.
 template <int Part>
-HVD_INLINE float sparse_scale(Largest found, const float* x, size_t count, size_t real, double* sums) {
+HVD_INLINE float sparse_scale(const Rows<-Part>& rows, Largest found, const float* x, size_t count, size_t real, double* sums) {
     const size_t n = count / group_size(Part);
-    with_width(n, [&](auto width) HVD_ALWAYS { find_largest<Part, width.vectors, width.shorter>(found, x, n); });
+    with_width(n, [&](auto width) HVD_ALWAYS { find_largest<Part, width.vectors, width.shorter>(rows, found, x, n); });
     return rounded_to_bfloat16(largest_scale<Part>(found.values, n, real, sums));
 }
 
 // Codes of the groups, and what is lost of x into `residual`, unless that is null.
 template <int Part, int V, bool Short>
-HVD_INLINE void write_groups(uint8_t* codes, const float* x, Largest found, float* residual, size_t n, float scale) {
+HVD_INLINE void write_groups(const Rows<-Part>& rows, uint8_t* codes, const float* x, Largest found, float* residual, size_t n, float scale) {
     constexpr int most = magnitudes(Part).most, places = place_bits(Part);
     const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
     for (size_t i = 0; i < n; i += V * kLanes) {
@@ -153,20 +186,21 @@ HVD_INLINE void write_groups(uint8_t* codes, const float* x, Largest found, floa
             __builtin_memcpy(codes + i + v * kLanes, bytes, Short ? n : kLanes);
         }
         if (!residual) continue;
-        Ints s = {};
-        for (int at = 0; at < group_size(Part); ++at, s += 1)
+        for (int s = 0; s < group_size(Part); ++s) {
+            const Row& row = rows[s];
             HVD_UNROLL
             for (int v = 0; v < V; ++v) {
-                const size_t to = at * n + i + v * kLanes;
+                const size_t to = row.at(i + v * kLanes);
                 const Floats here = load_groups<Short, Floats>(x + to, n);
-                store_groups<Short>(residual + to, here - only(place[v] == s, sent[v]), n);
+                store_groups<Short>(residual + to, here - row.swapped(only(place[v] == row.place, sent[v])), n);
             }
+        }
     }
 }
 
 // One block of reference.encode, from x = gradient + residual, its largest values and its scale on.
 template <int Part>
-HVD_INLINE void write_sparse_block(uint8_t* to, const float* x, Largest found, float* residual, size_t count, float scale) {
+HVD_INLINE void write_sparse_block(const Rows<-Part>& rows, uint8_t* to, const float* x, Largest found, float* residual, size_t count, float scale) {
     constexpr float largest = (float)(0x1p127 / magnitudes(Part).most);  // scales.LARGEST_VALUE
     const bool finite = scale <= largest;         // scales are not negative; false for NaN
     const bool live = finite && scale >= 0x1p-100f;  // scales.SMALLEST_SCALE
@@ -175,7 +209,7 @@ HVD_INLINE void write_sparse_block(uint8_t* to, const float* x, Largest found, f
     store(to, on_wire);
     if (live) {
         with_width(n, [&](auto width) HVD_ALWAYS {
-            write_groups<Part, width.vectors, width.shorter>(to + sizeof on_wire, x, found, residual, n, scale);
+            write_groups<Part, width.vectors, width.shorter>(rows, to + sizeof on_wire, x, found, residual, n, scale);
         });
     } else {
         __builtin_memset(to + sizeof on_wire, 0, n);
@@ -213,23 +247,25 @@ HVD_INLINE Sent<V> read_groups(const uint8_t* from, float factor, size_t i, size
 
 // As `read_block`, for the groups from `i` on.
 template <int Part, int V, bool Short, bool Stream, bool Add>
-HVD_INLINE void read_sparse(float* out, Versions versions, size_t offset, const float* residual, size_t i, size_t n,
-                            Norms& norms) {
+HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versions, size_t offset, const float* residual,
+                            size_t i, size_t n, Norms& norms) {
     constexpr int together = 2;  // versions, whose codes are in registers
     for (size_t first = 0; first < versions.count; first += together) {
         const bool second = first + 1 < versions.count, last = first + together >= versions.count;
-        const Sent<V> a = read_groups<Part, V, Short>(versions.payloads[first] + offset, versions.factor, i, n);
-        const Sent<V> b = second ? read_groups<Part, V, Short>(versions.payloads[first + 1] + offset, versions.factor, i, n) : a;
-        Ints s = {};
+        const uint8_t* const* from = versions.payloads + first;
+        const Sent<V> a = read_groups<Part, V, Short>(from[0] + offset, versions.factor, i, n);
+        const Sent<V> b = second ? read_groups<Part, V, Short>(from[1] + offset, versions.factor, i, n) : a;
         for (int four = 0; four < group_size(Part); four += 4)
             HVD_UNROLL
-            for (int slot = 0; slot < 4; ++slot, s += 1)
+            for (int slot = 0; slot < 4; ++slot) {
+                const Row& row = rows[four + slot];
                 HVD_UNROLL
                 for (int v = 0; v < V; ++v) {
-                    const size_t at = (four + slot) * n + i + v * kLanes;
-                    Floats sum = select(a.place[v] == s, a.value[v], a.others);
-                    if (first) sum = load_groups<Short, Floats>(out + at, n) + sum;
-                    if (second) sum += select(b.place[v] == s, b.value[v], b.others);
+                    const size_t at = row.at(i + v * kLanes);
+                    Floats sum = select(a.place[v] == row.place, a.value[v], a.others);
+                    if (first) sum = row.swapped(load_groups<Short, Floats>(out + at, n)) + sum;
+                    if (second) sum += select(b.place[v] == row.place, b.value[v], b.others);
+                    sum = row.swapped(sum);
                     if (Add && last) {
                         prefetch<true>(residual + at, kBatchValues);
                         const Floats own = load_groups<Short, Floats>(residual + at, n);
@@ -244,16 +280,18 @@ HVD_INLINE void read_sparse(float* out, Versions versions, size_t offset, const 
                     }
                     store_groups<Short>(out + at, sum, n);
                 }
+            }
     }
 }
 
 template <int Part, bool Stream, bool Add>
-HVD_INLINE bool read_sparse_block(float* out, Versions versions, size_t offset, const float* residual, size_t count) {
+HVD_INLINE bool read_sparse_block(const Rows<-Part>& rows, float* out, Versions versions, size_t offset,
+                                  const float* residual, size_t count) {
     const size_t n = count / group_size(Part);
     Norms norms;
     with_width(n, [&](auto width) HVD_ALWAYS {
         for (size_t i = 0; i < n; i += width.vectors * kLanes)
-            read_sparse<Part, width.vectors, width.shorter, Stream, Add>(out, versions, offset, residual, i, n, norms);
+            read_sparse<Part, width.vectors, width.shorter, Stream, Add>(rows, out, versions, offset, residual, i, n, norms);
     });
     return !Add || norms.within(residual_bound(-Part));
 }

@@ -122,13 +122,13 @@ def undelivered(quantizer: DynamicQuantizer, name: str, shape: torch.Size) -> Te
     return torch.from_numpy(total)
 
 
-def ours(bits: int, **arguments) -> Compress:
+def ours(bits: float, **arguments) -> Compress:
     """Makes quantizers that share a controller."""
     controller = Controller(Static(bits))
     return lambda: DynamicQuantizer(controller, **arguments)
 
 
-def assert_close(got: Tensor, expected: Tensor, bits: int, precision: float = 0.0) -> None:
+def assert_close(got: Tensor, expected: Tensor, bits: float, precision: float = 0.0) -> None:
     """Whether a tensor's sum of updates is the expected one, within what the level allows, or the dtype's precision."""
     assert got.shape == expected.shape
     got, expected = got.double(), expected.double()
@@ -137,6 +137,6 @@ def assert_close(got: Tensor, expected: Tensor, bits: int, precision: float = 0.
     assert (got * expected).sum() >= DELIVERED * expected.square().sum(), what
 
 
-def level_of(tensor: Tensor, bits: int) -> int:
+def level_of(tensor: Tensor, bits: float) -> int:
     """At which level it travels: small tensors are not compressed."""
     return bits if tensor.numel() >= 1024 else 32

@@ -3,6 +3,7 @@
 import random
 
 import horovod.torch as hvd
+import pytest
 import torch
 from problem import same_on_all_ranks
 
@@ -37,8 +38,9 @@ def train(steps, **arguments):
     return model, losses, levels_seen
 
 
-def test_200_steps_with_random_level_switches():
-    model, losses, levels = train(200)
+@pytest.mark.parametrize("allocation", ["uniform", "error"])
+def test_200_steps_with_random_level_switches(allocation):
+    model, losses, levels = train(200, allocation=allocation)
     assert len(levels) >= 8, "the switches did not happen"
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10]), "it does not train"
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import horovod.torch as hvd
@@ -21,12 +22,12 @@ COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
-    levels = [int(bits) for bits in sys.argv[3].split(",")] if len(sys.argv) > 3 else LEVELS
+    levels = [float(bits) for bits in sys.argv[3].split(",")] if len(sys.argv) > 3 else LEVELS
     for values in sys.argv[1].split(","):
         measure(int(values), int(sys.argv[2]), levels)
 
 
-def measure(values: int, steps: int, levels: list[int]) -> None:
+def measure(values: int, steps: int, levels: Sequence[float]) -> None:
     parameters = [torch.nn.Parameter(torch.zeros(values // 4)) for _ in range(4)]
     generator = torch.Generator().manual_seed(hvd.rank())
     wanted = [torch.randn(p.shape, generator=generator) for p in parameters]
@@ -65,7 +66,7 @@ def measure(values: int, steps: int, levels: list[int]) -> None:
         controller.step({})
 
 
-def counts(q: DynamicQuantizer, bits: int) -> dict[str, float]:
+def counts(q: DynamicQuantizer, bits: float) -> dict[str, float]:
     """What the meter has counted so far: all that this worker sent, and what of it has left its host."""
     traffic = q.meter.level(bits)
     return {"counted": traffic.sent_bytes, "leaving": traffic.leaving_bytes}

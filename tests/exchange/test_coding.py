@@ -1,0 +1,93 @@
+"""Levels of blocks: where units lie, which level a block has, and that each run of blocks is coded by itself."""
+
+import pytest
+import torch
+from simulated import noise
+
+from hvd_dyncomp import kernels
+from hvd_dyncomp.exchange.codec import Span
+from hvd_dyncomp.exchange.coding import Coding, Run
+from hvd_dyncomp.exchange.slots import Slot, Unit, runs, units
+
+
+def test_a_block_of_several_units_has_the_highest_of_their_levels():
+    of = [Unit("a", 0, 100, False), Unit("b", 100, 28, False), Unit("c", 128, 64, False), Unit("s", 192, 70, True)]
+    assert runs(of, (0.5, 4, 1, 2), 64) == [Run(0, 1, 0.5), Run(1, 1, 4), Run(2, 1, 1), Run(3, 2, 2)]
+    assert runs(of, (2, 2, 2, 2), 64) == [Run(0, 5, 2)]
+    assert runs(of, (8, 0.125, 1, 2), 512) == [Run(0, 1, 8)]
+    assert runs(of, (4, 0.5, 0.5, 2), 64) == [Run(0, 2, 4), Run(2, 1, 0.5), Run(3, 2, 2)]
+
+
+def test_small_tensors_are_one_unit():
+    slots = [Slot("a", (200,), 0, 0, 0, 200), Slot("b", (2,), 0, 1, 200, 2), Slot("c", (9,), 0, 2, 202, 9)]
+    assert units(slots, 100) == [Unit("a", 0, 200, False), Unit("b", 200, 11, True)]
+    assert units(slots, 1) == [Unit("a", 0, 200, False), Unit("b", 200, 2, False), Unit("c", 202, 9, False)]
+    assert units(slots[1:], 100) == [Unit("b", 200, 11, True)]
+
+
+@pytest.mark.parametrize("span", [Span(0, 7), Span(1, 4), Span(3, 0), Span(2, 1)])
+def test_a_coding_of_runs_is_each_run_by_itself(span):
+    of = [Run(0, 2, 4), Run(2, 1, 0.25), Run(3, 4, 8)]
+    coding, values = Coding(of, 64), noise("x", 7 * 64, 0, 0)
+    payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
+    residual = torch.zeros(64 * span.blocks)
+    coding.encode(payload, span, [values], residual)
+    out = torch.zeros(7 * 64)
+    assert coding.decode([out], span, [payload, payload], 0.5) == 0
+    first, last = 64 * span.first, 64 * (span.first + span.blocks)
+    assert not out[:first].any() and not out[last:].any()
+    torch.testing.assert_close(out[first:last] + residual, values[first:last], rtol=0, atol=1e-6)
+    own = [Coding([Run(0, run.blocks, run.bits)], 64) for run in of]
+    apart = b""
+    for run, alone in zip(of, own, strict=True):
+        begin, end = max(run.first, span.first), min(run.first + run.blocks, span.first + span.blocks)
+        if begin < end:
+            here = Span(begin - run.first, end - begin)
+            piece = torch.zeros(alone.nbytes(here), dtype=torch.uint8)
+            alone.encode(piece, here, [values[64 * run.first :]], torch.zeros(64 * here.blocks))
+            apart += piece.numpy().tobytes()
+    assert payload.numpy().tobytes() == apart
+
+
+@pytest.mark.parametrize("first", [0, 2, 5])
+def test_kernels_are_given_the_tensors_of_a_run_only(first, monkeypatch):
+    """And make of them what they make of all: with a thousand tensors in a bucket, each run would look at each."""
+    seen = []
+    for name in ("encode_into", "decode_into"):
+        real = getattr(kernels, name)
+        place = 1 if name == "encode_into" else 0
+
+        def counting(*args, real=real, place=place, **options):
+            seen.append(len(args[place]))
+            return real(*args, **options)
+
+        monkeypatch.setattr(kernels, name, counting)
+    sizes = [1, 63, 64, 0, 200, 3, 3, 300, 40, 30]  # 704 = 11 * 64, tensors that end and begin with blocks or within
+    whole = noise("x", sum(sizes), 0, 0)
+    coding = Coding([Run(0, 1, 2), Run(1, 1, 8), Run(2, 4, 0.5), Run(6, 5, 3)], 64)
+    span = Span(first, 11 - first)
+    made = []
+    for values in ([whole.clone()], [piece.clone() for piece in whole.split(sizes)]):
+        payload, residual = torch.zeros(coding.nbytes(span), dtype=torch.uint8), torch.zeros(64 * span.blocks)
+        coding.encode(payload, span, values, residual)
+        coding.decode(values, span, [payload], 0.5)
+        made.append((payload, residual, torch.cat([value.view(-1) for value in values])))
+    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
+    tensors = {0: [2, 1, 4, 3], 2: [4, 3], 5: [4, 3]}[first]  # of each run
+    tensors_of_one = [1] * len(tensors)
+    assert seen == 2 * tensors_of_one + 2 * tensors
+
+
+def test_blocks_that_are_not_finite_are_counted_in_runs_of_any_level():
+    span, coding = Span(1, 6), Coding([Run(0, 2, 4), Run(2, 1, 0.25), Run(3, 4, 8)], 64)
+    versions = []
+    for spoiled in ((1, 2), (2, 6)):
+        values = noise("x", 7 * 64, 0, 0)
+        for block in spoiled:
+            values[64 * block + 5] = float("nan")
+        payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
+        coding.encode(payload, span, [values], None)
+        versions.append(payload)
+    out = torch.zeros(7 * 64)
+    assert coding.decode([out], span, versions, 1.0) == 3
+    assert torch.equal(out.view(7, 64).isnan().all(dim=1), torch.tensor([False, True, True, False, False, False, True]))
