@@ -35,7 +35,8 @@ class Task:
         batch: images or pieces of text of each worker in a step.
         workers: simulated.
         epochs: passes over the images; of text, times 100 steps.
-        optimizer: "sgd", with momentum 0.9, or "adamw".
+        optimizer: "sgd" or "adamw".
+        momentum: of SGD, or AdamW's first beta.
         rate: the learning rate's peak; it rises over the first third of the steps and falls to nothing.
         weight_decay: of all parameters.
         context: characters of a piece of text.
@@ -51,12 +52,25 @@ class Task:
     workers: int = 2
     epochs: int = 10
     optimizer: str = "sgd"
+    momentum: float = 0.9
     rate: float = 0.1
     weight_decay: float = 5e-4
     context: int = 32
 
 
 _RESNET8 = Task("resnet8", "resnet8")
+_ADAMW_SHORT = Task(
+    "text, adamw, short",
+    "transformer",
+    data="docstrings",
+    limit=600_000,
+    batch=8,
+    epochs=15,
+    weight_decay=0.0,
+    optimizer="adamw",
+    rate=3e-3,
+    context=64,
+)
 _TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=40, weight_decay=0.0)
 
 TASKS = {
@@ -76,7 +90,10 @@ TASKS = {
         replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
         replace(_TEXT, name="text, sgd", rate=0.3),
         replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64),
-        replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64),
+        _ADAMW_SHORT,
+        replace(_ADAMW_SHORT, name="text, adamw, short, rate 0.01", rate=0.01),
+        replace(_ADAMW_SHORT, name="text, adamw, short, beta 0", momentum=0.0),
+        replace(_ADAMW_SHORT, name="text, adamw, short, beta 0, rate 0.01", momentum=0.0, rate=0.01),
     )
 }
 

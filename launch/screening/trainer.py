@@ -7,7 +7,7 @@ import time
 import torch
 from torch import nn
 
-from screening.aggregation import MOMENTUM, SMALL, Traffic
+from screening.aggregation import SMALL, Traffic
 from screening.comparators import aggregator
 from screening.contenders import Contender
 from screening.tasks import Task, Work
@@ -16,8 +16,8 @@ from screening.tasks import Task, Work
 def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The task's own, at its peak rate."""
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=task.rate, weight_decay=task.weight_decay)
-    return torch.optim.SGD(parameters, lr=task.rate, momentum=MOMENTUM, weight_decay=task.weight_decay)
+        return torch.optim.AdamW(parameters, lr=task.rate, betas=(task.momentum, 0.999), weight_decay=task.weight_decay)
+    return torch.optim.SGD(parameters, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
 
 
 def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:

@@ -73,8 +73,19 @@ def test_what_is_owed_is_bounded() -> None:
     x, waits = feedback.bounded_sum(torch.cat([small, torch.zeros(512)]), torch.cat([huge, huge]), 2.0)
     torch.testing.assert_close(x[:512], torch.full((512,), 3.0))
     assert waits.tolist() == [False, True]
-    arrived, owed, _ = feedback.feed(torch.zeros(512), huge, Way(1), 0)
-    assert not arrived.any() and owed.equal(huge)
+    for way in (Way(1), Way(1, bound=9), Way(1, 4)):
+        arrived, owed, _ = feedback.feed(torch.zeros(512), huge, way, 0)
+        assert not arrived.any() and owed.equal(huge)
+
+
+@pytest.mark.parametrize(("workers", "values"), [(2, 4), (3, 2)])
+def test_the_sum_of_more_than_two_is_quantized_once_more(workers: int, values: int) -> None:
+    exchange = comparators.aggregator(CONTENDERS["1"], [torch.Size((512,))], workers, 0)
+    exchange.new_epoch()
+    exchange.new_step(0.0, 1.0)
+    generator = torch.Generator().manual_seed(0)
+    [mean] = exchange.mean([[torch.randn(512, generator=generator)] for _ in range(workers)])
+    assert len(mean.unique()) == values
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
