@@ -230,6 +230,31 @@ def test_two_optimizers_in_any_order(bits):
     assert World(2).run(program) == [True, True]
 
 
+@WORLDS
+@pytest.mark.parametrize("at", [0, 3, FIRST, FIRST + 3])
+def test_a_worker_that_joins_has_the_same_levels(ranks, hosts, at):
+    """As in elastic training: the last rank is a new process, and takes over what rank 0 knows."""
+
+    def program(worker: Worker):
+        for step in range(at):
+            worker.step(gradients(worker, step))
+        if worker.transport.rank == ranks - 1:
+            worker = Worker(worker.transport, SIZES, 2, allocation="error", min_numel=100)
+        worker.quantizer.sync()
+        levels, means = [], []
+        for step in range(at, FIRST + 10):
+            means.append(worker.step(gradients(worker, step)))
+            levels.append(worker.quantizer.levels())
+        state = worker.quantizer.state_dict()["spending"]
+        return levels, means, {key: value for key, value in state.items() if key != "sums"}
+
+    results, _ = run(ranks, hosts, program)
+    for levels, means, state in results:
+        assert levels == results[0][0] and state == results[0][2]
+        assert all(torch.equal(a[n], b[n]) for a, b in zip(means, results[0][1], strict=True) for n in SIZES)
+    assert len({str(levels) for levels in results[0][0]}) == (1 if at >= FIRST else 2)
+
+
 @places("2", "2x2")
 def test_one_rank_may_ask_for_its_levels(ranks, hosts):
     """At any time, also at a budget that no step has had: what is asked changes nothing."""

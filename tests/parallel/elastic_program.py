@@ -34,7 +34,7 @@ class Job:
 
     def __init__(self) -> None:
         self.controller = Controller(Schedule({0: 4, 1: 2, 2: 8, 3: 32, 4: 1, 5: 4}))
-        self.quantizer = DynamicQuantizer(self.controller, allocation=os.environ["TEST_ALLOCATION"])
+        self.quantizer = DynamicQuantizer(self.controller)
         self.problem = Problem(compression=self.quantizer)
         self.committed = b""
         self.size = 0  # at the last step
