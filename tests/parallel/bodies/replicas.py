@@ -38,9 +38,9 @@ def train(steps, **arguments):
     return model, losses, levels_seen
 
 
-@pytest.mark.parametrize("allocation", ["uniform", "error"])
-def test_200_steps_with_random_level_switches(allocation):
-    model, losses, levels = train(200, allocation=allocation)
+@pytest.mark.parametrize(("allocation", "steps"), [("uniform", 200), ("error", 100)])
+def test_random_level_switches(allocation, steps):
+    model, losses, levels = train(steps, allocation=allocation)
     assert len(levels) >= 8, "the switches did not happen"
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10]), "it does not train"
 
