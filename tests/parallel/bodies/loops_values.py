@@ -223,7 +223,7 @@ def test_no_mean_becomes_infinite_that_float16_can_hold(form, bits):
 # The last block of a bucket, which is mostly padding.
 
 
-@pytest.mark.parametrize("bits", LEVELS)
+@pytest.mark.parametrize("bits", [bits for bits in LEVELS if bits >= 1])  # below, one value of a group arrives
 def test_the_value_that_shares_its_block_with_padding_only(bits):
     model = Linear((1025,))
     quantizer = released(bits)
