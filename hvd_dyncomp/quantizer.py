@@ -17,10 +17,11 @@ from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange import residuals, spending
 from hvd_dyncomp.exchange.binding import names_by_parameter
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.step import FailedStep, Step
+from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.horovod_optimizer import compressor_of
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, allreduce_bytes

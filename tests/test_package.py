@@ -83,8 +83,10 @@ EXCHANGE = {
     "introduction": set(),
     "handshake": {"codec", "introduction"},
     "plan": {"binding", "buckets", "codec", "residuals", "settings", "spending", "topology"},
-    "step": {"codec", "handshake", "one_bucket", "plan", "slots", "uncompressed"},
-    "lifecycle": {"plan", "residuals", "settings", "step"},
+    "background": set(),
+    "step": {"background", "codec", "handshake", "one_bucket", "plan", "slots", "uncompressed"},
+    "failed_step": {"background", "codec", "handshake", "uncompressed"},
+    "lifecycle": {"failed_step", "plan", "residuals", "settings", "step"},
 }
 
 

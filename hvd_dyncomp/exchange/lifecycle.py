@@ -18,9 +18,10 @@ import torch
 
 from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.step import FailedStep, Step
+from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.transport.base import Transport
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.exchange.background import in_background
 from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.one_bucket import Exchange
@@ -19,7 +18,6 @@ from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Traffic, allreduce_bytes
-from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -278,61 +276,3 @@ class Step:
                 blocks,
             )
         self.traffic.nonfinite_blocks += blocks
-
-
-class FailedStep:
-    """In place of a step, on a rank that has no plan: the others hear why, and then it raises as well.
-
-    Args:
-        error: why.
-        transport, label, number, bits: as in `Step`, `Binding` and `Plan`.
-        min_numel: as in `Settings`.
-    """
-
-    over = False  # it raises whenever somebody asks
-
-    def __init__(
-        self, error: Exception, *, transport: Transport, label: str, number: int, bits: float, min_numel: int
-    ) -> None:
-        self._error, self._bits, self._min_numel = error, bits, min_numel
-        self._lock = threading.Lock()
-        greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
-        self._handshake = Handshake(transport, label, greeting, lambda: {"error": str(error)})
-        in_background(transport, self._in_background)
-
-    def pass_on(self, gradient: torch.Tensor) -> torch.Tensor:
-        """What Horovod reduces: of the shape that it has on the other ranks, so that they come as far as to hear."""
-        compressed = self._bits != UNCOMPRESSED and gradient.numel() >= self._min_numel
-        return torch.zeros(1, device=gradient.device) if compressed else wire_form(gradient)
-
-    def check(self) -> None:
-        """Raises the error, when all ranks have heard of it."""
-        with self._lock:
-            try:
-                self._handshake.check()
-            except LockstepError as said:
-                raise self._error from said
-            raise self._error
-
-    collect = check
-
-    def _in_background(self) -> bool:
-        """The others wait for what this rank has to say, and it may come to `check` only after them."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            self._handshake.agreed()
-            return self._handshake.known
-        finally:
-            self._lock.release()
-
-
-def in_background(transport: Transport, work: Callable[[], bool]) -> None:
-    """As the transport's, for a method: until it returns True, or its object is no more."""
-    this = weakref.WeakMethod(work)
-
-    def alive() -> bool:
-        method = this()
-        return method is None or method()
-
-    transport.in_background(alive)
