@@ -68,10 +68,9 @@ def factor_of(optimizer: Any, world_size: int) -> float:
     return averaging_factor(getattr(optimizer, "op", "Adasum"), world_size)
 
 
-def momentum_of(optimizer: torch.optim.Optimizer) -> float:
-    """How much of a step it carries on into the next: SGD's momentum, or Adam's first beta; the most of its groups."""
-    groups = optimizer.param_groups
-    return max((float(group.get("momentum") or group.get("betas", (0.0,))[0]) for group in groups), default=0.0)
+def stepping_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
+    """The user's: Horovod makes an object of a class that is derived from it, and calls its `step`."""
+    return type(optimizer).__mro__[1]
 
 
 def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:

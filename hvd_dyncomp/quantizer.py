@@ -79,6 +79,10 @@ class DynamicQuantizer(Compressor):
             and tensors have levels of their own, those of least squared error by the energies of their gradients. Small
             tensors (of fewer values than `min_numel`, or than two blocks) are compressed as well, to 8 bits. A budget
             of 16 or more is a level for all.
+        replace_momentum: at 2 bits and less, what waits in residuals acts as a momentum, and two are one too many: have
+            SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0. Their groups
+            hold these values only while they step. Other optimizers are left as they are, and a warning says so. Not
+            without error feedback.
         transport: who carries the bytes; default Horovod. For tests and simulations.
 
     Attributes:
@@ -111,6 +115,7 @@ class DynamicQuantizer(Compressor):
         reprobe_epochs: int = 5,
         hierarchical: bool | None = None,
         allocation: str = "uniform",
+        replace_momentum: bool = True,
         transport: Transport | None = None,
     ) -> None:
         self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
@@ -118,7 +123,15 @@ class DynamicQuantizer(Compressor):
         if not isinstance(self.controller, Controller):
             raise TypeError(f"controller must be a Controller, got {shown(controller)}")
         self._settings = Settings(
-            error_feedback, block_size, min_numel, bucket_bytes, fp16_uncompressed, auto_level, hierarchical, allocation
+            error_feedback,
+            block_size,
+            min_numel,
+            bucket_bytes,
+            fp16_uncompressed,
+            auto_level,
+            hierarchical,
+            allocation,
+            replace_momentum,
         ).checked()
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")

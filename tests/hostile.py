@@ -254,6 +254,7 @@ TABLE = {
             "reprobe_epochs": COUNT,
             "hierarchical": SWITCH[1:],
             "allocation": CHOICE,
+            "replace_momentum": SWITCH,
             "transport": [4, "mpi", [], object(), Unspeakable()],
         },
     ),

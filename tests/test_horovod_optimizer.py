@@ -104,3 +104,15 @@ def test_an_action_before_gradients_are_waited_for(made):
     undo()
     optimizer.synchronize()
     assert seen == [0, 2] and "synchronize" not in vars(optimizer)
+
+
+def test_the_users_class_steps_within_horovods_step(made):
+    """So hooks are called twice, and the inner call comes when gradients are reduced."""
+    spy, parameters, optimizer = made()
+    assert horovod_optimizer.stepping_class(optimizer) is torch.optim.SGD
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(len(spy.handed_back)))
+    optimizer.register_step_post_hook(lambda *_: seen.append("over"))
+    parameters[0].sum().backward()
+    optimizer.step()
+    assert seen == [0, 2, "over", "over"]

@@ -22,6 +22,7 @@ from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.momentum import Momentum
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -86,6 +87,7 @@ class Lifecycle:
         self._settings, self._names, self._skip, self._transport = settings, names, skip, transport
         self.state: State = Unbound(None)
         self._unhook: Callable[[], None] | None = None
+        self._momentum: Momentum | None = None
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
 
     @property
@@ -109,11 +111,17 @@ class Lifecycle:
         plan.transport.advise()
         self.state = Bound(plan)
         self._hook(optimizer)
+        # Without error feedback nothing waits anywhere.
+        if self._settings.replace_momentum and self._settings.error_feedback:
+            self._momentum = Momentum(optimizer, plan.binding.rank)
         return plan
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> None:
         if self._unhook is not None:
             self._unhook()
+        if self._momentum is not None:
+            self._momentum.remove()
+            self._momentum = None
         # Weakly: the optimizer is not to keep alive a quantizer that nobody wants any more.
         this = weakref.ref(self)
         self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
@@ -183,6 +191,8 @@ class Lifecycle:
     def end(self, step: Step | FailedStep) -> None:
         """`step` is about to be collected."""
         if self.step is step:
+            if self._momentum is not None and isinstance(step, Step):
+                self._momentum.choose(step.bits)
             self.state = Bound(self.state.plan) if isinstance(self.state, Stepping) else Unbound(self.state.debts)  # type: ignore[union-attr]
 
     def load(self, debts: Mapping[str, Any]) -> None:
@@ -248,5 +258,9 @@ class Lifecycle:
 
 def _compare(lifecycle: Lifecycle | None) -> None:
     """Before Horovod waits for gradients, and perhaps for what never comes: do all ranks do the same?"""
-    if lifecycle is not None and lifecycle.step is not None:
+    if lifecycle is None:
+        return
+    if lifecycle._momentum is not None:  # of the steps before: an error is to find the user's values
+        lifecycle._momentum.put_back()
+    if lifecycle.step is not None:
         lifecycle.step.check()

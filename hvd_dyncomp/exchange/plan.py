@@ -17,12 +17,9 @@ from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.spending import Spending
 from hvd_dyncomp.exchange.topology import Topology
-from hvd_dyncomp.horovod_optimizer import momentum_of
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
-
-MUCH_MOMENTUM = 0.5
 
 
 class Plan:
@@ -83,7 +80,6 @@ class Plan:
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
         self.topology = Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.apart(world_size)
         self._names: list[int] = []
-        self._advised = False
         self.checksum = 0
         self.arranged: Topology | None = None
         self.arrange()
@@ -152,22 +148,6 @@ class Plan:
                 bucket.arrange(self.topology, by_host=self.hierarchical)
             except Exception as error:  # noqa: BLE001  # the others wait for its exchanges, which tell them
                 bucket.failure = error
-
-    def advise(self, bits: float) -> None:
-        """Says once what momentum does below one bit, if the optimizer has any to speak of."""
-        optimizer = self.binding.optimizer
-        if bits >= 1 or self._advised or self.binding.rank or optimizer is None:
-            return
-        self._advised = True
-        momentum = momentum_of(optimizer)
-        if momentum >= MUCH_MOMENTUM:
-            logger.warning(
-                "%s has a momentum of %g, and below one bit what waits in residuals acts as another: SGD trained "
-                "better with momentum=0 and its learning rate divided by (1 - momentum), Adam with a first beta of 0 "
-                "(docs/study.md)",
-                type(optimizer).__name__,
-                momentum,
-            )
 
     def _say(self) -> None:
         hosts = self.topology.hosts

@@ -88,7 +88,6 @@ class Step:
             for bucket in buckets:
                 bucket.release_residuals()
         else:
-            plan.advise(bits)
             plan.arrange()
             factor, transport = plan.binding.factor, plan.transport
             for bucket in buckets:

@@ -81,6 +81,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "momentum .5": {"momentum": 0.5},
     "flat": _FLAT,
     "flat to 1": {**_FLAT, "up_to": 1},
+    "flat at all": {**_FLAT, "up_to": 16},
     "momentum .5 to 1": {"momentum": 0.5, "up_to": 1},
     "turns": {"turns": 1},
     "turns of 2": {"turns": 2},

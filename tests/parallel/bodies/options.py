@@ -73,3 +73,32 @@ def test_attached_before_the_first_gradient(request):
     after = quantizer.state_dict()["residuals"]
     assert before[f"{request.node.name}.long"].any()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(("bits", "factor"), [(0.25, 4), (2, 4), (4, 1), (32, 1)])
+def test_momentum_is_left_out_at_few_bits(bits, factor, request, rank):
+    """SGD steps by 1 / (1 - m) times what was reduced and clipped; also where a rank has no batch, by turns."""
+    values = torch.nn.Parameter(torch.zeros(3000))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([values], lr=0.5, momentum=0.75),
+        named_parameters=[(request.node.name, values)],
+        compression=DynamicQuantizer(Controller(Static(bits))),
+    )
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1)
+    for step in range(4):
+        before = values.detach().clone()
+        optimizer.zero_grad()
+        if (step + rank) % 2:
+            (values * torch.randn(3000, generator=torch.Generator().manual_seed(10 * rank + step))).sum().backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_([values], 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        scheduler.step()
+        moved = before - values.detach()
+        if factor > 1 or step == 0:
+            torch.testing.assert_close(moved, 0.5 * factor * values.grad, rtol=1e-4, atol=1e-6)
+        else:
+            assert not torch.allclose(moved, 0.5 * values.grad, rtol=1e-2, atol=1e-3), "momentum moves it as well"
+        assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.5, 0.75)
+    assert same_on_all_ranks([values], f"values.{request.node.name}")

@@ -1,0 +1,134 @@
+"""At few bits what waits in residuals is a momentum already; an optimizer then steps without its own (docs/math.md).
+
+Its groups are others only while it steps: schedules, checkpoints and whoever looks at them see the user's values.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.horovod_optimizer import stepping_class
+
+logger = logging.getLogger(__name__)
+
+#: A level of at most so many bits has enough of a momentum by itself (docs/study.md).
+MOST_BITS = 2
+MUCH_MOMENTUM = 0.5
+
+
+class Momentum:
+    """The momentum of one optimizer, and its steps without.
+
+    SGD that has momentum m and dampening d steps by (1 - d) / (1 - m) times its learning rate instead, so that a
+    gradient adds up to the same, but at once. Of Adam and AdamW the first beta is 0. The momentum that SGD keeps in its
+    state is zero then, and grows anew when more bits arrive.
+
+    Args:
+        optimizer: Horovod's. Others than those three are left as they are.
+        rank: of this process; the first one logs.
+
+    Attributes:
+        left_out: whether the next steps are to be without.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rank: int) -> None:
+        self._optimizer, self._rank = weakref.ref(optimizer), rank
+        self._without = _ways().get(stepping_class(optimizer).step)
+        self._changed: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, the user's value, ours
+        self._said = self.left_out = False
+        # Weakly: the optimizer outlives a quantizer that nobody wants any more. Horovod's step has the optimizer's own
+        # within it. That one is what counts, and comes last: each begins with the user's values.
+        this = weakref.ref(self)
+        self._hooks = [
+            optimizer.register_step_pre_hook(lambda *_: _of(this, Momentum._begin_step)),
+            optimizer.register_step_post_hook(lambda *_: _of(this, Momentum.put_back)),
+            # A step that was interrupted may be followed by a checkpoint.
+            optimizer.register_state_dict_pre_hook(lambda *_: _of(this, Momentum.put_back)),
+        ]
+
+    def choose(self, bits: float) -> None:
+        """Whether it is left out of the steps to come is a matter of the level of the gradients that have come."""
+        self.left_out = bits <= MOST_BITS
+        optimizer = self._optimizer()
+        if not self.left_out or self._said or self._rank or optimizer is None:
+            return
+        self._said = True
+        momentum, kind = momentum_of(optimizer), stepping_class(optimizer).__name__
+        if momentum and self._without is not None:
+            logger.info("at %g bits and less %s steps without its momentum of %g", MOST_BITS, kind, momentum)
+        elif momentum >= MUCH_MOMENTUM:
+            logger.warning(
+                "%s has a momentum of %g, and at %g bits and less what waits in residuals acts as another: training "
+                "may suffer. SGD, Adam and AdamW are known, and step without theirs then (docs/study.md)",
+                kind,
+                momentum,
+                MOST_BITS,
+            )
+
+    def put_back(self) -> None:
+        """Gives the optimizer's groups the user's values again, where nobody has set others since."""
+        for group, key, users, ours in self._changed:
+            if group.get(key) is ours:
+                group[key] = users
+        self._changed.clear()
+
+    def remove(self) -> None:
+        """Touches the optimizer no more."""
+        self.put_back()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin_step(self) -> None:
+        self.put_back()
+        optimizer = self._optimizer()
+        if self.left_out and self._without is not None and optimizer is not None:
+            for group in optimizer.param_groups:
+                self._without(self, optimizer, group)
+
+    def _change(self, group: dict[str, Any], key: str, ours: Any) -> None:
+        self._changed.append((group, key, group[key], ours))
+        group[key] = ours
+
+    def _sgd(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        momentum = group["momentum"]
+        if not 0 < momentum < 1:
+            return
+        # The state keeps its form: workers that join an elastic job have to find what they have themselves.
+        buffers = []
+        for parameter in filter(lambda p: p.requires_grad, group["params"]):
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+            buffers.append(state["momentum_buffer"])
+        if buffers:
+            torch._foreach_zero_(buffers)
+        self._change(group, "lr", group["lr"] * ((1 - group["dampening"]) / (1 - momentum)))
+        self._change(group, "momentum", 0.0)
+
+    def _adam(self, _: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        first, second = group["betas"]
+        self._change(group, "betas", (first * 0, second))  # a tensor, if it was one
+
+
+def momentum_of(optimizer: torch.optim.Optimizer) -> float:
+    """How much of a step it carries on into the next: SGD's momentum, or Adam's first beta; the most of its groups."""
+    groups = optimizer.param_groups
+    return max((float(group.get("momentum") or group.get("betas", (0.0,))[0]) for group in groups), default=0.0)
+
+
+def _ways() -> dict[Callable, Callable]:
+    """By the method that steps: a class that has another one may mean something else by its groups."""
+    # Not before there is an optimizer: torch puts another function in place when it makes the first one of a class.
+    adam = Momentum._adam
+    return {torch.optim.SGD.step: Momentum._sgd, torch.optim.Adam.step: adam, torch.optim.AdamW.step: adam}
+
+
+def _of(this: weakref.ref[Momentum], action: Callable[[Momentum], None]) -> None:
+    momentum = this()
+    if momentum is not None:
+        action(momentum)

@@ -1,0 +1,307 @@
+"""At 2 bits and less an optimizer steps without its momentum, and nobody else sees any of it."""
+
+import copy
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+from exchange.simulated import SimulatedOptimizer, Worker, on_ranks, set_level
+
+from hvd_dyncomp import LockstepError
+from hvd_dyncomp.momentum import Momentum, momentum_of
+
+SIZES = (5, 3)
+
+
+class OwnStep(torch.optim.SGD):
+    """Means something else by its groups, for all that is known."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Inherited(torch.optim.SGD):
+    pass
+
+
+def made(kind: type[torch.optim.Optimizer], **arguments) -> torch.optim.Optimizer:
+    """An optimizer as Horovod makes it: of a derived class, whose step calls the user's."""
+
+    def step(self, closure=None):
+        return super(type(self), self).step(closure)
+
+    kind([torch.zeros(1)], lr=0.1)  # torch changes a class when it makes the first of it, which Horovod's user has
+    derived = type(kind.__name__, (kind,), {"step": step})
+    return derived([torch.nn.Parameter(torch.linspace(-1, 1, size)) for size in SIZES], **{"lr": 0.1, **arguments})
+
+
+def trained(optimizer: torch.optim.Optimizer, steps: range = range(6)) -> list[torch.Tensor]:
+    for step in steps:
+        for group in optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                generator = torch.Generator().manual_seed(10 * step + index)
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+    return [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+
+
+def without(optimizer: torch.optim.Optimizer, bits: float = 1) -> Momentum:
+    momentum = Momentum(optimizer, 0)
+    momentum.choose(bits)
+    return momentum
+
+
+SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+PAIRS = [
+    (SGD, {"momentum": 0.75}, {"lr": 0.4}),
+    (Inherited, {"momentum": 0.75}, {"lr": 0.4}),
+    (SGD, {"momentum": 0.75, "nesterov": True, "weight_decay": 0.1}, {"lr": 0.4, "weight_decay": 0.1}),
+    (SGD, {"momentum": 0.5, "dampening": 0.25}, {"lr": 0.15}),
+    (SGD, {"momentum": 0.75, "foreach": True, "maximize": True}, {"lr": 0.4, "maximize": True}),
+    (SGD, {"weight_decay": 0.1}, {"weight_decay": 0.1}),
+    (ADAM, {"amsgrad": True}, {"betas": (0.0, 0.999), "amsgrad": True}),
+    (ADAMW, {"betas": (0.8, 0.9)}, {"betas": (0.0, 0.9)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "arguments", "same_as"), PAIRS)
+def test_a_step_without_is_that_of_an_optimizer_that_has_none(kind, arguments, same_as):
+    optimizer = made(kind, **arguments)
+    users = copy.deepcopy([{**group, "params": None} for group in optimizer.param_groups])
+    keep = without(optimizer)
+    found, wanted = trained(optimizer), trained(made(kind, **same_as))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+    assert [{**group, "params": None} for group in optimizer.param_groups] == users
+    assert keep.left_out
+
+
+@pytest.mark.parametrize("bits", [3, 4, 32])
+@pytest.mark.parametrize("kind", [SGD, ADAMW])
+def test_above_two_bits_nothing_is_touched(kind, bits):
+    arguments = {"momentum": 0.9} if kind is SGD else {}
+    optimizer = made(kind, **arguments)
+    keep = without(optimizer, bits)
+    assert all(map(torch.equal, trained(optimizer), trained(made(kind, **arguments))))
+    assert not keep.left_out
+
+
+@pytest.mark.parametrize("kind", [OwnStep, torch.optim.RMSprop])
+def test_optimizers_that_are_not_known_are_left_alone_and_that_is_said_once(kind, caplog):
+    optimizer = made(kind, momentum=0.9)
+    with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
+        keep = without(optimizer)
+        keep.choose(1)
+    assert all(map(torch.equal, trained(optimizer), trained(made(kind, momentum=0.9))))
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and f"{kind.__name__} has a momentum of 0.9" in record.getMessage()
+
+
+@pytest.mark.parametrize(("rank", "momentum", "said"), [(0, 0.9, 1), (1, 0.9, 0), (0, 0.0, 0)])
+def test_what_is_done_is_said_once(rank, momentum, said, caplog):
+    optimizer = made(SGD, momentum=momentum)
+    keep = Momentum(optimizer, rank)
+    with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
+        for bits in (4, 1, 4, 1):
+            keep.choose(bits)
+    assert [record.levelname for record in caplog.records] == ["INFO"] * said
+
+
+@pytest.mark.parametrize("arguments", [{"momentum": 0.75}, {"momentum": 0.75, "nesterov": True}])
+def test_momentum_grows_anew_when_it_comes_back(arguments):
+    optimizer = made(SGD, **arguments)
+    keep = without(optimizer, 4)
+    trained(optimizer, range(3))
+    keep.choose(1)
+    trained(optimizer, range(3, 5))
+    keep.choose(4)
+    fresh = made(SGD, **arguments)
+    for mine, theirs in zip(optimizer.param_groups[0]["params"], fresh.param_groups[0]["params"], strict=True):
+        theirs.data.copy_(mine.data)
+    torch.testing.assert_close(trained(optimizer, range(5, 8)), trained(fresh, range(5, 8)), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.9}), (SGD, {}), (ADAM, {})])
+def test_the_state_has_the_same_form(kind, arguments):
+    """Elastic Horovod broadcasts it tensor by tensor to workers that have just made theirs."""
+    optimizer, stock = made(kind, **arguments), made(kind, **arguments)
+    keep = without(optimizer)
+    trained(optimizer)
+    trained(stock)
+
+    def form(state: dict) -> dict:
+        return {key: {name: getattr(value, "shape", None) for name, value in own.items()} for key, own in state.items()}
+
+    mine, theirs = optimizer.state_dict(), stock.state_dict()
+    # Without momentum torch may write down that there is no buffer, or nothing.
+    assert form(mine["state"]) == form(theirs["state"])
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert keep.left_out
+
+
+def test_schedules_see_and_change_the_users_values():
+    optimizer, stock = made(SGD, momentum=0.75), made(SGD, lr=0.4)
+    keep = without(optimizer)
+    ours, theirs = (torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5) for each in (optimizer, stock))
+    for step in range(4):
+        torch.testing.assert_close(trained(optimizer, range(step, step + 1)), trained(stock, range(step, step + 1)))
+        ours.step()
+        theirs.step()
+        assert ours.get_last_lr() == [0.1 * 0.5 ** (step + 1)] == [optimizer.param_groups[0]["lr"]]
+    assert keep.left_out
+
+
+@pytest.mark.parametrize("look", ["state_dict", "step", "remove"])
+def test_a_step_that_is_interrupted_leaves_the_users_values(look):
+    optimizer = made(SGD, momentum=0.75)
+    keep = without(optimizer)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(interrupted)
+    if look == "state_dict":
+        group = optimizer.state_dict()["param_groups"][0]
+    elif look == "step":
+        trained(optimizer, range(1))
+        [group] = optimizer.param_groups
+    else:
+        keep.remove()
+        [group] = optimizer.param_groups
+    assert (group["lr"], group["momentum"]) == (0.1, 0.75)
+
+
+def test_what_was_set_during_a_step_stays():
+    optimizer = made(SGD, momentum=0.75)
+    keep = without(optimizer)
+    optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=7.0))
+    optimizer.register_step_pre_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=5.0))
+    trained(optimizer, range(1))
+    assert optimizer.param_groups[0]["lr"] == 7.0 and optimizer.param_groups[0]["momentum"] == 0.75
+    assert keep.left_out
+
+
+def test_it_is_gone_with_its_owner():
+    optimizer = made(SGD, momentum=0.9)
+    keep = without(optimizer)
+    alive = weakref.ref(keep)
+    del keep
+    gc.collect()
+    assert alive() is None
+    assert all(map(torch.equal, trained(optimizer), trained(made(SGD, momentum=0.9))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "momentum"),
+    [
+        (SGD, {"momentum": 0.8}, 0.8),
+        (SGD, {}, 0.0),
+        (ADAMW, {}, 0.9),
+        (ADAM, {"betas": (0.0, 0.99)}, 0.0),
+        (torch.optim.RMSprop, {"momentum": 0.3}, 0.3),
+        (torch.optim.Adagrad, {}, 0.0),
+    ],
+)
+def test_what_an_optimizer_carries_on(kind, arguments, momentum):
+    assert momentum_of(kind([torch.zeros(1)], lr=0.1, **arguments)) == momentum
+
+
+def test_the_most_of_the_groups_counts():
+    groups = [{"params": [torch.zeros(1)], "momentum": 0.9}, {"params": [torch.zeros(1)]}]
+    assert momentum_of(torch.optim.SGD(groups, lr=0.1)) == 0.9
+
+
+# On ranks: each has steps at one level with momentum 0.5 and rate 1, so that updates are gradients, or twice as much.
+LEVELS = [1, 4, 0.25, 32, 2, 8]
+
+
+def steps_by(factor: float, worker: Worker, step) -> bool:
+    """Whether `step` moves the parameters by so many times what it has reduced."""
+    parameter = worker.parameters["a"]
+    before = parameter.detach().clone()
+    step()
+    assert parameter.grad.any()
+    return torch.allclose(before - parameter.detach(), factor * parameter.grad, rtol=1e-4, atol=1e-4)
+
+
+def momenta(worker: Worker) -> None:
+    worker.optimizer.param_groups[0]["momentum"] = 0.5
+
+
+@pytest.mark.parametrize("without_batch", [None, 0, 1])
+def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch):
+    """Also on a rank that has no batch, and begins its exchange within `step`."""
+
+    def program(worker: Worker) -> list[torch.Tensor]:
+        momenta(worker)
+        parameters = []
+        for number, bits in enumerate(LEVELS * 2):
+            set_level(worker.controller, bits)
+            worker.optimizer.zero_grad()
+            if number == 0 or worker.transport.rank != without_batch:
+                worker.backward(worker.noise(number))
+            # After a step without it, momentum is zero.
+            assert steps_by(2.0 if bits <= 2 else 1.0, worker, worker.optimizer.step)
+            parameters.append(worker.parameters["a"].detach().clone())
+        return parameters
+
+    found, _ = on_ranks(2, program, {"a": 300}, 1)
+    assert all(map(torch.equal, *found))
+
+
+def test_a_step_that_fails_leaves_the_users_values():
+    """Where its gradients were not in flight before, so that the step before has the say until they are."""
+
+    def program(worker: Worker) -> dict:
+        momenta(worker)
+        worker.step(worker.noise(0))
+        if worker.transport.rank == 1:
+            set_level(worker.controller, 8)
+        with pytest.raises(LockstepError):
+            worker.optimizer.step()
+        return worker.optimizer.param_groups[0]
+
+    for group in on_ranks(2, program, {"a": 300}, 1)[0]:
+        assert (group["lr"], group["momentum"]) == (1.0, 0.5)
+
+
+def test_gradients_that_are_clipped_in_between_are_those_that_were_reduced():
+    def program(worker: Worker) -> None:
+        momenta(worker)
+        worker.backward(worker.noise(0))
+        worker.optimizer.synchronize()
+        reduced = worker.parameters["a"].grad.clone()
+        torch.nn.utils.clip_grad_norm_(worker.parameters.values(), 0.5)
+        assert steps_by(2.0, worker, worker.optimizer.step)  # which does not synchronize again
+        assert reduced.norm() > 0.5 > worker.parameters["a"].grad.norm() - 1e-3
+
+    on_ranks(2, program, {"a": 300}, 1)
+
+
+@pytest.mark.parametrize("arguments", [{"replace_momentum": False}, {"error_feedback": False}])
+def test_it_is_left_in_where_the_user_says_so_or_nothing_waits(arguments):
+    def program(worker: Worker) -> None:
+        momenta(worker)
+        for number in range(3):
+            worker.backward(worker.noise(number))
+            assert steps_by(1.0, worker, worker.optimizer.step) == (number == 0)
+        assert worker.optimizer.state[worker.parameters["a"]]["momentum_buffer"].any()
+
+    on_ranks(2, program, {"a": 300}, 1, **arguments)
+
+
+def test_another_optimizer_gets_its_own_and_the_first_one_is_let_go():
+    def program(worker: Worker) -> None:
+        momenta(worker)
+        worker.step(worker.noise(0))
+        first = worker.optimizer
+        worker.optimizer = SimulatedOptimizer(worker.parameters, worker.quantizer, worker.transport)
+        momenta(worker)
+        worker.quantizer.attach(worker.optimizer)
+        worker.backward(worker.noise(1))
+        assert steps_by(2.0, worker, worker.optimizer.step)
+        assert not first._optimizer_step_pre_hooks and not first._optimizer_step_post_hooks
+
+    on_ranks(2, program, {"a": 300}, 1)
