@@ -28,7 +28,7 @@ class Traffic:
 
     Attributes:
         compressed_bytes: messages of exchanges, scales and headers included, and the handshakes of their steps.
-        uncompressed_bytes: what travelled as it was: small tensors, released epochs with their handshakes, tickets,
+        uncompressed_bytes: what travelled as it was: skipped tensors, released epochs with their handshakes, tickets,
             energies of a budget of bits.
         float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.

@@ -60,11 +60,11 @@ class DynamicQuantizer(Compressor):
             feedback always rounds to nearest.
         block_size: values that share a scale, a power of two from 64 to 65536; the scale costs 32 / block_size bits a
             value.
-        min_numel: tensors of fewer values (biases, batch norm) travel uncompressed.
+        min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is less.
         skip: a function of a parameter's name and the parameter that says whether it travels uncompressed, too:
             `skip=lambda name, parameter: "embedding" in name`. The same answers on all ranks.
-        fp16_uncompressed: tensors that are small or skipped travel as float16, as with `hvd.Compression.fp16`. (At 32
-            bits all others travel in their own dtype, whatever this says.)
+        fp16_uncompressed: tensors that are skipped travel as float16, as with `hvd.Compression.fp16`. (At 32 bits all
+            others travel in their own dtype, whatever this says.)
         bucket_bytes: float32 bytes of gradients that are exchanged together.
         seed: for stochastic rounding.
         auto_level: take the controller's level as the least that quality allows, try the levels above it, 32 included,
@@ -75,10 +75,9 @@ class DynamicQuantizer(Compressor):
         hierarchical: on hosts of several workers, exchange gradients within each host first, and then between hosts, so
             that what leaves a host is what the level says, however many workers it has. None: where all hosts have
             equally many workers; True: demand it; False: all workers at once.
-        allocation: "uniform": all tensors have the controller's level. "error": that is a budget, mean bits a value,
-            and tensors have levels of their own, those of least squared error by the energies of their gradients. Small
-            tensors (of fewer values than `min_numel`, or than two blocks) are compressed as well, to 8 bits. A budget
-            of 16 or more is a level for all.
+        allocation: "uniform": all tensors have the level. "error": it is a budget, mean bits a value, and tensors have
+            levels of their own, those of least squared error by the energies of their gradients. (Of fewer
+            values than two blocks they count as small.) A budget of 16 or more is a level for all.
         replace_momentum: at 2 bits and less, what waits in residuals acts as a momentum, and two are one too many: have
             SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0. Their groups
             hold these values only while they step. Other optimizers are left as they are, and a warning says so. Not
@@ -156,13 +155,12 @@ class DynamicQuantizer(Compressor):
         return self.controller.bits if self._auto is None or self._auto.bits is None else self._auto.bits
 
     def levels(self) -> dict[str, float]:
-        """Bits a value of what travels compressed, by name of the (first) parameter; empty before the first step."""
+        """Bits a value of what travels compressed, by parameter's name; empty before the first step.
+
+        All small tensors of a bucket have the name of their first one.
+        """
         plan = self._lifecycle.plan
-        if plan is None:
-            return {}
-        if plan.spending is not None:
-            return plan.spending.levels(self.bits)
-        return dict.fromkeys(plan.slots, self.bits)
+        return {} if plan is None else plan.levels(self.bits)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Says which optimizer to work for, instead of having it found at the first gradient.
@@ -329,7 +327,6 @@ class DynamicQuantizer(Compressor):
             label=label,
             number=self._steps,
             bits=self.bits,
-            min_numel=self._settings.min_numel if self._settings.allocation == "uniform" else 1,
         )
 
     def _stepping(self, name: str) -> tuple[Plan, Step]:

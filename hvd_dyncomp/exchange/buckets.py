@@ -9,7 +9,7 @@ import torch
 from hvd_dyncomp.exchange.codec import Span, checksum
 from hvd_dyncomp.exchange.coding import Coding
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.slots import Slot, divided, runs, units
+from hvd_dyncomp.exchange.slots import Slot, divided, levels_at, runs, units
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
 from hvd_dyncomp.kernels import bounded
 
@@ -33,7 +33,7 @@ class Bucket:
         name: unique among the buckets of all optimizers of a process; part of the collectives' names.
         slots: its parameters, in order; small ones last.
         units: what has a level of its own, in order.
-        levels: of the units; None if all have the step's.
+        levels: of the units; None if all have the step's, and small ones at least `slots.SMALL_BITS`.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
         arrangement: who reduces which blocks; flat until `arrange` is called.
@@ -138,7 +138,7 @@ class Bucket:
         """How its blocks are coded in a step at that level."""
         key = bits, self.levels
         if self._coding is None or self._coding[0] != key:
-            levels = self.levels or (bits,) * len(self.units)
+            levels = self.levels or levels_at(bits, self.units)
             self._coding = key, Coding(runs(self.units, levels, self.block_size), self.block_size)
         return self._coding[1]
 
@@ -246,7 +246,6 @@ def make_buckets(
     min_numel: int,
     bucket_bytes: int,
     skip: Skip | None = None,
-    small: bool = False,
     **common,
 ) -> tuple[list[Bucket], dict[str, Slot]]:
     """Fills buckets with parameters, last parameter first: backward produces gradients roughly in that order.
@@ -256,14 +255,13 @@ def make_buckets(
 
     Args:
         parameters: (unique name, parameter), in the same order on every rank.
-        min_numel: parameters of fewer values are small.
+        min_numel: parameters of fewer values are small, and last in their bucket.
         skip: says of a name and a parameter that it is to stay out.
-        small: small ones are last in their bucket; otherwise they stay out.
         common: passed to every `Bucket`.
 
     Returns:
         The buckets, and the slots by name.
     """
-    groups = divided(parameters, min_numel, bucket_bytes, skip, small)
+    groups = divided(parameters, min_numel, bucket_bytes, skip)
     buckets = [Bucket(slots, device=device, min_numel=min_numel, **common) for device, slots in groups]
     return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

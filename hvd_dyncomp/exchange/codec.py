@@ -22,7 +22,7 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.kernels import Noise
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 
 # version, phase, level, 0, composition, step, blocks; little-endian; levels as `level_code` has them
 _HEADER = struct.Struct("<BBbBIII")

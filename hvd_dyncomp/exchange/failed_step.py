@@ -21,15 +21,12 @@ class FailedStep:
     Args:
         error: why.
         transport, label, number, bits: as in `Step`, `Binding` and `Plan`.
-        min_numel: as in `Settings`.
     """
 
     over = False  # it raises whenever somebody asks
 
-    def __init__(
-        self, error: Exception, *, transport: Transport, label: str, number: int, bits: float, min_numel: int
-    ) -> None:
-        self._error, self._bits, self._min_numel = error, bits, min_numel
+    def __init__(self, error: Exception, *, transport: Transport, label: str, number: int, bits: float) -> None:
+        self._error, self._bits = error, bits
         self._lock = threading.Lock()
         greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
         self._handshake = Handshake(transport, label, greeting, lambda: {"error": str(error)})
@@ -37,7 +34,8 @@ class FailedStep:
 
     def pass_on(self, gradient: torch.Tensor) -> torch.Tensor:
         """What Horovod reduces: of the shape that it has on the other ranks, so that they come as far as to hear."""
-        compressed = self._bits != UNCOMPRESSED and gradient.numel() >= self._min_numel
+        # But for what is skipped there: `skip` may be what has failed.
+        compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point()
         return torch.zeros(1, device=gradient.device) if compressed else wire_form(gradient)
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.slots import levels_at
 from hvd_dyncomp.exchange.spending import Spending
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import Transport
@@ -69,7 +70,6 @@ class Plan:
             min_numel=min_numel,
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
-            small=allocated,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
             rank=rank,
@@ -158,6 +158,13 @@ class Plan:
                 "gradients are exchanged among all workers at once, so that more leaves a host than the level says: %s",
                 self.topology.obstacle,
             )
+
+    def levels(self, bits: float) -> dict[str, float]:
+        """Of all units, by the name of their first parameter, at a level or budget."""
+        if self.spending is not None:
+            return self.spending.levels(bits)
+        units = [unit for bucket in self.buckets for unit in bucket.units]
+        return {unit.name: level for unit, level in zip(units, levels_at(bits, units), strict=True)}
 
     def about(self, bits: float, step: int) -> dict[str, Any]:
         """What the ranks tell each other when they disagree (`introduction.Introduction`)."""

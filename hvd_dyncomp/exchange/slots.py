@@ -11,6 +11,9 @@ from hvd_dyncomp.exchange.coding import Run
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.levels import check_level
 
+# What is small has no fewer bits: biases, norms. They cost next to nothing, and float32 would cost more than all else.
+SMALL_BITS = 8
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -53,14 +56,13 @@ class Unit(NamedTuple):
 
 
 def divided(
-    parameters: list[tuple[str, torch.Tensor]], min_numel: int, bucket_bytes: int, skip: Skip | None, small: bool
+    parameters: list[tuple[str, torch.Tensor]], min_numel: int, bucket_bytes: int, skip: Skip | None
 ) -> list[tuple[torch.device, list[Slot]]]:
     """The places of all parameters, by bucket, and each bucket's device; `buckets.make_buckets` has the arguments."""
     groups: list[tuple[torch.device, list[tuple[str, torch.Tensor]]]] = []
     nbytes = 0
     for name, parameter in reversed(parameters):
-        stays_out = parameter.numel() < (1 if small else min_numel)
-        if stays_out or not parameter.is_floating_point() or (skip is not None and skip(name, parameter)):
+        if not parameter.numel() or not parameter.is_floating_point() or (skip is not None and skip(name, parameter)):
             continue
         nbytes += 4 * parameter.numel()
         if not groups or groups[-1][0] != parameter.device or nbytes > bucket_bytes:
@@ -87,6 +89,11 @@ def units(slots: list[Slot], min_numel: int) -> list[Unit]:
     if rest := slots[large:]:
         found.append(Unit(rest[0].name, rest[0].start, sum(slot.numel for slot in rest), True))
     return found
+
+
+def levels_at(bits: float, of: list[Unit]) -> tuple[float, ...]:
+    """Of units that have no levels of their own in a step at that level."""
+    return tuple(max(bits, SMALL_BITS) if unit.small else bits for unit in of)
 
 
 def runs(of: list[Unit], levels: tuple[float, ...], block_size: int) -> list[Run]:

@@ -19,7 +19,7 @@ import torch
 from hvd_dyncomp.allocation import LOST, allocate, error
 from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.slots import SMALL_BITS, Slot, levels_at
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.transport.base import Transport, finish_gather_json, start_gather_json
 
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 # The first energies are put together after so many steps: until then all tensors have the budget's own level.
 FIRST = 8
-# What is small always has so many bits, which cost next to nothing: it is biases, norms.
-SMALL = 8
 # From then on every so many steps are looked at: a look is a pass over the gradients.
 SAMPLED = 8
 # Energies are put together again in a new epoch, or after so many steps, whichever comes first.
@@ -57,7 +55,7 @@ class Spending:
         self._sizes = [unit.size(bucket.block_size) for bucket in buckets for unit in bucket.units]
         self._large = [index for index, unit in enumerate(self._units) if not unit.small]
         small = sum(size for size, unit in zip(self._sizes, self._units, strict=True) if unit.small)
-        self._small_bits = float(SMALL * small)
+        self._small_bits = float(SMALL_BITS * small)
         self._values = sum(bucket.blocks * bucket.block_size for bucket in buckets)
         self._sums = [torch.zeros(len(bucket.units), dtype=torch.float64, device=bucket.device) for bucket in buckets]
         self._noted = [torch.zeros_like(sums) for sums in self._sums]  # in the step under way
@@ -70,7 +68,7 @@ class Spending:
 
     def levels(self, budget: float) -> dict[str, float]:
         """Bits a value by the name of a unit's first parameter."""
-        found = self._levels(budget) or [budget] * len(self._units)
+        found = self._levels(budget) or levels_at(budget, self._units)
         return {unit.name: bits for unit, bits in zip(self._units, found, strict=True)}
 
     def begin_step(self, budget: float, epoch: int) -> bool:
@@ -142,14 +140,12 @@ class Spending:
         return nbytes
 
     def _levels(self, budget: float) -> tuple[float, ...] | None:
-        """Of all units; None for the budget's own."""
+        """Of all units; None for the budget's own (`slots.levels_at`)."""
         if budget > max(LOST):  # no level that there is would lose enough less
             return None
         if budget in self._settled:
             return self._kept[budget]
-        if not any(self._energies or ()):
-            return tuple(SMALL if unit.small else budget for unit in self._units)
-        return self._chosen(budget)
+        return self._chosen(budget) if any(self._energies or ()) else None
 
     def _chosen(self, budget: float) -> tuple[float, ...]:
         """By the energies that there are: those in use, as long as they are good enough."""
@@ -158,7 +154,7 @@ class Spending:
         sizes = [self._sizes[index] for index in self._large]
         mean = (budget * self._values - self._small_bits) / max(1, sum(sizes))
         best = iter(allocate(sizes, energies, mean))
-        found = tuple(SMALL if unit.small else next(best) for unit in self._units)
+        found = tuple(SMALL_BITS if unit.small else next(best) for unit in self._units)
         if kept is None or error(energies, self._of_large(kept)) > KEPT * error(energies, self._of_large(found)):
             return found
         return kept

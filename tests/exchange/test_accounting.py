@@ -36,7 +36,7 @@ def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
         assert total.steps == 5 and set(meters[rank].records) == {(0, bits)}
         float32 = 5 * 4 * 635 * share
         assert total.float32_bytes == pytest.approx(float32)
-        assert total.compressed_values == (0 if bits == 32 else 5 * 630)
+        assert total.compressed_values == (0 if bits == 32 else 5 * 635)
         assert (total.compressed_bytes > 0) == (bits < 32)
         assert total.seconds > 0
 
@@ -73,7 +73,9 @@ def test_levels_are_counted_apart(ranks, hosts):
     meters, _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts)
     assert all(meter.level(4).steps == meter.level(8).steps == 1 for meter in meters)
     more = sum(meter.level(8).leaving_bytes - meter.level(4).leaving_bytes for meter in meters)
-    assert more == pytest.approx(2 * (len(set(hosts) or range(ranks)) - 1) * 640 * 0.5), "of ten blocks"
+    assert more == pytest.approx(2 * (len(set(hosts) or range(ranks)) - 1) * 576 * 0.5), (
+        "of nine blocks; what is small is in the tenth"
+    )
 
 
 @WORLDS

@@ -81,8 +81,7 @@ def check(seen: list[list[dict]], programs: list[list[tuple]], bound: float) -> 
             expected = mean_of(name, size, step, users, ranks)
             got = [rank[step][name] for rank in seen]
             assert all(torch.equal(other, got[0]) for other in got), f"replicas differ in {name} at step {step}"
-            limit = bound * (1 + expected.norm()) if size >= SHAPE["min_numel"] else 1e-5
-            assert (got[0] - expected).norm() <= limit, f"{name} at step {step}"
+            assert (got[0] - expected).norm() <= bound * (1 + expected.norm()), f"{name} at step {step}"
 
 
 def any_program(ranks: int, hosts: tuple[int, ...], data) -> None:

@@ -17,11 +17,9 @@ def plan(sizes, *, min_numel=10, bucket_bytes=4000, **changes):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=30))
-def test_every_large_parameter_has_a_place_of_its_own(sizes):
+def test_every_parameter_has_a_place_of_its_own_and_small_ones_are_last(sizes):
     buckets, slots = plan(sizes)
-    assert {name: slot.numel for name, slot in slots.items()} == {
-        f"p{i}": size for i, size in enumerate(sizes) if size >= 10
-    }
+    assert {name: slot.numel for name, slot in slots.items()} == {f"p{i}": size for i, size in enumerate(sizes) if size}
     for index, bucket in enumerate(buckets):
         assert [slot.start for slot in bucket.slots] == [
             sum(slot.numel for slot in bucket.slots[:i]) for i in range(len(bucket.slots))
@@ -30,8 +28,10 @@ def test_every_large_parameter_has_a_place_of_its_own(sizes):
         assert [slot.index for slot in bucket.slots] == list(range(len(bucket.slots)))
         assert bucket.values * 4 <= 4000 or len(bucket.slots) == 1
         assert 0 <= bucket.blocks * 64 - bucket.values < 64
-    order = [slot.name for bucket in buckets for slot in bucket.slots]
-    assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] >= 10]
+        assert [unit.small for unit in bucket.units] == sorted(unit.small for unit in bucket.units)
+    for small in (False, True):
+        order = [slot.name for bucket in buckets for slot in bucket.slots if (slot.numel < 10) == small]
+        assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] and (sizes[i] < 10) == small]
 
 
 def test_the_composition_knows_what_the_ranks_must_agree_about():
@@ -44,7 +44,6 @@ def test_the_composition_knows_what_the_ranks_must_agree_about():
         compositions((100,)),
         compositions(block_size=128),
         compositions(world_size=3),
-        compositions(min_numel=150),
     ):
         assert other != compositions()
 

@@ -20,7 +20,7 @@ from hvd_dyncomp.exchange.codec import (
 )
 from hvd_dyncomp.kernels.reference import encode
 
-GOLDEN = Path(__file__).parent / "fixtures" / "wire_v5.txt"
+GOLDEN = Path(__file__).parent / "fixtures" / "wire_v6.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 HEADER = Header(WIRE_VERSION, Phase.SCATTER, 4, 0, 0xDEADBEEF, 7, 3)
 

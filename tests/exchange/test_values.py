@@ -94,7 +94,7 @@ def test_bfloat16_and_strides_come_back_as_they_were(ranks, hosts, bits):
     assert {sent.tensor.dtype for sent in world.sent if sent.name == "allreduce.a"} == {torch.float32}
 
 
-def test_complex_small_and_skipped_parameters_travel_as_they_are():
+def test_complex_and_skipped_parameters_travel_as_they_are():
     sizes = {"a": 130, "skipped": 140, "small": 5, "complex": 150}
 
     def program(transport):
@@ -105,23 +105,40 @@ def test_complex_small_and_skipped_parameters_travel_as_they_are():
 
     world = RecordingWorld(2)
     results = world.run(program)
-    for name in ("skipped", "small"):
-        expected = (noise(name, sizes[name], 0, 0) + noise(name, sizes[name], 1, 0)) / 2
-        torch.testing.assert_close(results[0][name], expected)
+    expected = (noise("skipped", 140, 0, 0) + noise("skipped", 140, 1, 0)) / 2
+    torch.testing.assert_close(results[0]["skipped"], expected)
     assert torch.equal(results[0]["complex"], torch.full((150,), 1 + 2j))
     lengths = {sent.name: sent.tensor.numel() for sent in world.sent if sent.name.startswith("allreduce")}
-    assert lengths == {"allreduce.a": 1, "allreduce.skipped": 140, "allreduce.small": 5, "allreduce.complex": 150}
+    assert lengths == {"allreduce.a": 1, "allreduce.skipped": 140, "allreduce.small": 1, "allreduce.complex": 150}
+
+
+@WORLDS
+@pytest.mark.parametrize("bits", [0.125, 1, 8, 16])
+def test_what_is_small_has_eight_bits_at_least(ranks, hosts, bits):
+    sizes = {"a": 128, "small": 5, "tiny": 1}
+
+    def program(worker: Worker):
+        return worker.step(worker.noise(0)), worker.quantizer.levels()
+
+    results, _ = on_ranks(ranks, program, sizes, bits, hosts=hosts)
+    for name in ("small", "tiny"):
+        expected = sum(noise(name, sizes[name], rank, 0) for rank in range(ranks)) / ranks
+        for got, levels in results:
+            # Half a step of each of two quantizations, or of a mantissa of 8 bits within a host.
+            assert (got[name] - expected).abs().max() <= 4 / 127
+            assert levels == {"a": bits, "tiny": max(bits, 8)}
 
 
 @pytest.mark.parametrize("fp16", [False, True])
-def test_what_is_small_travels_as_float16_if_asked(fp16):
+def test_what_is_skipped_travels_as_float16_if_asked(fp16):
     def program(worker: Worker):
-        return worker.step(worker.noise(0))["small"]
+        return worker.step(worker.noise(0))["skipped"]
 
-    results, world = on_ranks(2, program, {"a": 130, "small": 5}, 4, fp16_uncompressed=fp16)
-    [sent, _] = [sent.tensor for sent in world.sent if sent.name == "allreduce.small"]
+    arguments = {"fp16_uncompressed": fp16, "skip": lambda name, _: name == "skipped"}
+    results, world = on_ranks(2, program, {"a": 130, "skipped": 5}, 4, **arguments)
+    [sent, _] = [sent.tensor for sent in world.sent if sent.name == "allreduce.skipped"]
     assert sent.dtype is (torch.float16 if fp16 else torch.float32)
-    expected = (noise("small", 5, 0, 0) + noise("small", 5, 1, 0)) / 2
+    expected = (noise("skipped", 5, 0, 0) + noise("skipped", 5, 1, 0)) / 2
     assert results[0].dtype is torch.float32
     torch.testing.assert_close(results[0], expected, rtol=2e-3 if fp16 else 1e-6, atol=2e-3 if fp16 else 1e-6)
 

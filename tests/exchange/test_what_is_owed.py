@@ -228,7 +228,7 @@ def test_a_second_synchronize_delivers_nothing_more(ranks, hosts, bits, later):
 def owed(state: dict) -> torch.Tensor:
     """By value of the only bucket, both residuals: of shards, it is this rank's part alone."""
     [(name, shard)] = state["shard_residuals"].items()
-    total = torch.cat([state["residuals"][key] for key in ("b", "a")] + [torch.zeros(10)])
+    total = torch.cat([state["residuals"][key] for key in ("b", "a", "small")] + [torch.zeros(5)])
     total[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
     return total
 

@@ -30,8 +30,13 @@ def test_mean_is_within_the_bound(bits, size):
     for name, gradient in wanted.items():
         exact = float64_sum(gradient.numpy(), f"exact.{name}") / size
         error = np.linalg.norm(reduced[name].double().numpy() - exact) / np.linalg.norm(exact)
-        small = gradient.numel() < 1024
-        assert error < (1e-6 if small else BOUND[bits]), name
+        if gradient.numel() >= 1024:
+            assert error < BOUND[bits], name
+        elif bits < 32:  # small ones share a block
+            steps = 2 ** (min(max(bits, 8), 16) - 1) - 1
+            assert np.abs(reduced[name].double().numpy() - exact).max() <= 4 / steps, name
+        else:
+            assert error < 1e-6, name
     assert same_on_all_ranks(reduced.values(), "reduced")
 
 
@@ -52,7 +57,7 @@ def test_what_did_not_arrive_is_in_the_residuals(bits, rounding, size):
         for name, gradient in wanted.items():
             put_in[name] += float64_sum(gradient.numpy(), f"in.{name}")
             delivered[name] += size * reduced[name].double().numpy()
-    for name in ("conv", "odd", "matrix", "long"):
+    for name in ("conv", "odd", "matrix", "long", "bias", "scalar"):
         left = undelivered(q, name, problem.parameters[name].shape).numpy()
         scale = np.abs(put_in[name]).max() + np.abs(left).max()
         np.testing.assert_allclose(delivered[name] + left, put_in[name], atol=5e-6 * scale)

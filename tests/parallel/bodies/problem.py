@@ -16,7 +16,9 @@ Compress = Callable[[], object]  # makes what `hvd.DistributedOptimizer` takes a
 # Relative error that a tensor's sum of updates may have after one or a few steps, from Gaussian gradients. One step is
 # the worst: error feedback keeps the error of a sum from growing with it. At 1 bit a quantization leaves an error of
 # 0.60; the sum of four ranks' signs, quantized again, one of 0.80 (0.72 with three). Nothing at all would be 1.
-BOUNDS = {1: 0.9, 2: 0.6, 3: 0.4, 4: 0.25, 16: 1e-4, 32: 1e-5}
+BOUNDS = {1: 0.9, 2: 0.6, 3: 0.4, 4: 0.25, 8: 0.02, 16: 1e-4, 32: 1e-5}
+# Absolute error of what shares a block with larger values, as small tensors do.
+SLACK = {8: 0.1, 16: 1e-3}
 # How much of the expected sum must be in it: its projection. A code of least squared error that leaves an error of E
 # delivers 1 - E^2, which is 0.36 with four ranks at 1 bit.
 DELIVERED = 0.25
@@ -133,10 +135,11 @@ def assert_close(got: Tensor, expected: Tensor, bits: float, precision: float = 
     assert got.shape == expected.shape
     got, expected = got.double(), expected.double()
     what = f"{bits} bits, shape {tuple(got.shape)}"
-    assert (got - expected).norm() <= max(BOUNDS[bits], precision) * expected.norm() + 1e-6, what
-    assert (got * expected).sum() >= DELIVERED * expected.square().sum(), what
+    slack = SLACK.get(bits, 1e-6)
+    assert (got - expected).norm() <= max(BOUNDS[bits], precision) * expected.norm() + slack, what
+    assert (got * expected).sum() >= DELIVERED * expected.square().sum() - slack * expected.norm(), what
 
 
 def level_of(tensor: Tensor, bits: float) -> int:
-    """At which level it travels: small tensors are not compressed."""
-    return bits if tensor.numel() >= 1024 else 32
+    """At which level it travels: small tensors have 8 bits at least."""
+    return bits if tensor.numel() >= 1024 else max(bits, 8)
