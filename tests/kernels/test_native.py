@@ -165,7 +165,7 @@ def test_decode_and_reduce(variant, bits, data):
 @needs_native
 @each_variant
 @each_level
-@pytest.mark.parametrize("block_size", [2048, 4096, 8192, 16384, 32768, 65536])
+@pytest.mark.parametrize("block_size", [2048, 65536])
 def test_large_blocks(variant, bits, block_size):
     gradient = torch.randn(3 * block_size, generator=torch.Generator().manual_seed(int(8 * bits)))
     residual, expected_residual = gradient * 0.1, gradient * 0.1

@@ -1,6 +1,7 @@
 """Fixtures that several files of this folder use."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def whole_of_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same on two hosts of two workers; and while it is in use, sums are repeatable."""
-    folder = tmp_path_factory.mktemp("whole_of_hosts") / "run"
+@contextmanager
+def repeatable_sums() -> Iterator[None]:
+    # From three ranks on, Horovod's own sums depend on what happens to be fused.
     with pytest.MonkeyPatch.context() as patch:
-        # From three ranks on, Horovod's own sums depend on what happens to be fused.
         patch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+        yield
+
+
+@pytest.fixture(scope="session")
+def run_of_hosts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same on two hosts of two workers, with repeatable sums."""
+    folder = tmp_path_factory.mktemp("whole_of_hosts") / "run"
+    with repeatable_sums():
         train(*RELEASE, "--output-dir", str(folder), hosts=HOSTS)
-        yield folder
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole_of_hosts(run_of_hosts: Path) -> Iterator[Path]:
+    """That run; and while it is in use, sums are repeatable in other runs as well."""
+    with repeatable_sums():
+        yield run_of_hosts

@@ -56,8 +56,15 @@ def assert_goes_on(folder: Path, whole: Path, how: str = "resumed after", worker
     assert_same_checkpoints(folder, whole)
 
 
-@pytest.mark.parametrize(("rank", "options"), [(0, ()), (1, ("--gloo",))])
-@pytest.mark.parametrize("point", ["with its message on the way", "in Controller.step", "while it writes a checkpoint"])
+@pytest.mark.parametrize(
+    ("point", "rank", "options"),
+    [
+        ("with its message on the way", 0, ()),
+        ("with its message on the way", 1, ("--gloo",)),
+        ("in Controller.step", 1, ("--gloo",)),
+        ("while it writes a checkpoint", 0, ()),
+    ],
+)
 def test_a_killed_rank_ends_the_job_and_loses_nothing(point, rank, options, whole, tmp_path):
     killed_run(tmp_path / "run", rank, point, CALLS[point], *options)
     assert_goes_on(tmp_path / "run", whole)

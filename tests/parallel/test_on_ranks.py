@@ -1,40 +1,73 @@
-"""Runs every file of checks in bodies/ under every launcher; the same checks hold at any world size."""
+"""Runs the files of checks in bodies/ on several ranks, under every launcher.
+
+The same checks hold at any world size. To start a job takes as long as many checks, so files share one that want the
+same launcher, ranks and environment; when one has failed, those after it are not run.
+"""
+
+from typing import NamedTuple
 
 import pytest
-from launchers import run_body
+from launchers import BODIES, run_bodies
 
-BODIES = [
-    *("arithmetic", "auto_level", "gradients", "features", "options", "replicas", "lockstep", "resume", "refusals"),
-    "memory",
-]
-JOBS = [("horovodrun", 2), ("mpirun", 2), ("gloo", 2), ("mpirun", 3), ("mpirun", 4)]
-# Where the order of calls matters, so does the launcher, whose collectives end at other times.
+# What a step makes of gradients. First those whose steps all succeed: what a failed one has left on its way must not
+# meet another file's.
+STEPS = ["arithmetic", "gradients", "features", "options", "refusals", "lockstep"]
+# What many steps make of a run. First the one that looks at the process's memory, which must have no holes yet in which
+# growth would not be seen.
+RUNS = ["memory", "auto_level", "resume", "replicas"]
 LOOPS = ["loops_order", "loops_load", "loops_values"]
-LOOP_JOBS = [("mpirun", 2), ("gloo", 2), ("mpirun", 3), ("gloo", 3), ("mpirun", 4)]
-# Again as on two hosts of two workers, but for what does not depend on how gradients travel.
-BY_HOST = [body for body in BODIES if body not in ("auto_level", "memory")]
-# Those that say themselves on which hosts their ranks are.
-PLACED = [("mpirun", 4, "hosts"), ("mpirun", 5, "hosts_in_sets")]
+# From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are comparable
+# bit by bit only without fusion.
+UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
+TWO_HOSTS = {"HVD_DYNCOMP_TEST_HOSTS": "2"}
 
 
-def environment(body: str) -> dict[str, str]:
-    # From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are
-    # comparable bit by bit only without fusion.
-    unfused = {"HOROVOD_FUSION_THRESHOLD": "0"} if body in ("resume", "replicas") else {}
-    return {**unfused, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # so that a check may make process sets
+class Job(NamedTuple):
+    """One start of a launcher, and the files whose checks its ranks run."""
+
+    launcher: str
+    ranks: int
+    bodies: list[str]
+    environment: dict[str, str] = {}  # nobody changes it
+
+    def __str__(self) -> str:
+        hosts = "-two_hosts" if TWO_HOSTS.items() <= self.environment.items() else ""
+        return f"{self.launcher}-{self.ranks}{hosts}-{'+'.join(self.bodies)}"
 
 
-@pytest.mark.parametrize(
-    ("launcher", "ranks", "body"),
-    [(*job, body) for job in JOBS for body in BODIES] + [(*job, body) for job in LOOP_JOBS for body in LOOPS] + PLACED,
-)
-def test_checks_hold_on_every_rank(body, launcher, ranks):
-    run_body(body, launcher, ranks, **environment(body))
+# Two ranks exchange as a pair, and more of them shard by shard, however many they are. Four are for hosts: hosts.py has
+# them without any, too.
+JOBS = [
+    *(Job("mpirun", ranks, STEPS) for ranks in (2, 3)),
+    *(Job("mpirun", ranks, RUNS, UNFUSED) for ranks in (2, 3)),
+    *(Job("mpirun", ranks, LOOPS) for ranks in (2, 3)),
+    # The same MPI, started in another way.
+    Job("horovodrun", 2, ["gradients"]),
+    # Other collectives, which end at other times: where the order of calls matters, so do they. (Hosts exchange in
+    # pairs, below.)
+    Job("gloo", 2, ["features", "refusals", "lockstep"]),
+    Job("gloo", 3, ["loops_order", "loops_load"]),
+    # As on two hosts of two workers, but for what does not depend on how gradients travel.
+    Job("mpirun", 4, STEPS, TWO_HOSTS),
+    Job("mpirun", 4, ["resume", "replicas"], UNFUSED | TWO_HOSTS),
+    Job("mpirun", 4, ["loops_values"], TWO_HOSTS),
+    Job("gloo", 4, ["loops_order", "loops_load"], TWO_HOSTS),
+    # These say themselves on which hosts their ranks are.
+    Job("mpirun", 4, ["hosts"]),
+    Job("mpirun", 5, ["hosts_in_sets"]),
+]
+SECONDS = 1200  # a check that hangs ends its job much sooner
 
 
-@pytest.mark.parametrize(
-    ("launcher", "body"),
-    [*(("mpirun", body) for body in [*BY_HOST, "loops_values"]), ("gloo", "loops_order"), ("gloo", "loops_load")],
-)
-def test_checks_hold_on_two_hosts_of_two_ranks(body, launcher):
-    run_body(body, launcher, 4, **environment(body), HVD_DYNCOMP_TEST_HOSTS="2")
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_checks_hold_on_every_rank(job):
+    made_sets = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # so that a check may make process sets
+    run_bodies(job.bodies, job.launcher, job.ranks, seconds=SECONDS, **job.environment, **made_sets)
+
+
+def test_every_file_of_checks_is_run():
+    """But for those that other tests run, and what is shared."""
+    elsewhere = {"conftest", "placement", "problem", "large", "soak", "stall", "wire_bytes"}
+    files = {path.stem for path in BODIES.glob("*.py")}
+    assert {body for job in JOBS for body in job.bodies} == files - elsewhere

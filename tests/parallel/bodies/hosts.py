@@ -13,7 +13,7 @@ import torch
 from placement import place
 from problem import Problem, assert_close, float64_sum, same_on_all_ranks, undelivered
 
-from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, LockstepError, Schedule, Static, kernels
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Schedule, Static, kernels
 from hvd_dyncomp.exchange.hierarchical import Hierarchical
 
 BLOCKS, ROUND_ROBIN, CROSSED = [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]
@@ -26,7 +26,7 @@ OBSTACLES = {
     "apart": "every host has one worker",
 }
 # Relative errors of sums of 30 steps, as tests/kernels/test_kernels.py has them for the flat exchange of two.
-LIMITS = {1: 0.20, 2: 0.12, 3: 0.065, 4: 0.037, 8: 0.0025, 16: 1e-5}
+LIMITS = {1: 0.20, 4: 0.037, 8: 0.0025, 16: 1e-5}
 NAMES = ["conv", "odd", "matrix", "long"]
 
 everywhere = pytest.mark.parametrize("hosts", PLACEMENTS.values(), ids=PLACEMENTS)
@@ -75,7 +75,7 @@ class Run:
         return undelivered(self.quantizer, self.prefix + name, self._delivered[name].shape)
 
 
-@pytest.mark.parametrize("bits", [1, 4, 16, 32])
+@pytest.mark.parametrize("bits", [4, 16, 32])
 @everywhere
 def test_the_mean_arrives_wherever_the_ranks_are(hosts, bits, at, request):
     at(hosts)
@@ -192,7 +192,7 @@ def test_sums_of_thirty_steps(at, request):
     errors = {}
     for way, hosts in {"flat": ONE_HOST, "by host": BLOCKS}.items():
         at(hosts)
-        for bits in (b for b in LEVELS if b < 32):
+        for bits in (0.25, 1, 4, 8, 16):
             run = Run(f"{request.node.name}.{way}.{bits}", Static(bits), names=["large"], bucket_bytes=2**23)
             run.steps(*range(30), precision=torch.float32)
             delivered, put_in, _ = run.sums("large")
@@ -232,7 +232,7 @@ def test_resume_equals_no_interruption(hosts, rounding, at, request):
         assert all(torch.equal(got[name], expected[name]) for name in NAMES)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 16])
+@pytest.mark.parametrize("bits", [4, 16])
 @pytest.mark.parametrize("then", ["flat", *PLACEMENTS])
 def test_what_is_owed_arrives_wherever_the_ranks_go(then, bits, at, request):
     """From two hosts to `then`, and back; and then all that is owed is released."""
