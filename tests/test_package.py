@@ -58,7 +58,16 @@ ROOMS = {
     "horovod_optimizer": {"transport"},
     "exchange": {"allocation", "horovod_optimizer", "kernels", "meter", "transport"},
     "controller": {"policies", "transport"},
-    "quantizer": {"auto_level", "controller", "exchange", "horovod_optimizer", "meter", "transport"},
+    "quantizer": {
+        "allocation",
+        "auto_level",
+        "controller",
+        "exchange",
+        "horovod_optimizer",
+        "meter",
+        "policies",
+        "transport",
+    },
     "elastic": {"controller", "quantizer", "transport"},
 }
 EXCHANGE = {
