@@ -23,11 +23,10 @@ class CriticalRegime(Policy):
     ascending ladder saves most. Unlike the source, one level serves all tensors, and a fall of the learning rate alone
     is no critical epoch: with a smooth schedule all would be.
 
-    The norm comes with the other metrics, so that it costs no collective. It should be that of the gradients summed up
-    (or averaged) over the whole epoch, after their exchange: what a step owes arrives later in the same sum, whereas
-    the norm of single steps, or of each worker's own gradients, is that of the noise, and that of few bits depends on
-    the level. `launch/training/gradients.py` has it in a few lines. Where the number of steps differs between epochs,
-    take the mean.
+    The norm comes with the other metrics, so that it costs no collective. As in the source, it should be that of the
+    gradients summed up (or averaged) over the whole epoch: the norm of a single step is mostly that of its noise. Take
+    them after their exchange: then all ranks have the same ones, and what a step owes arrives later in the same sum.
+    `launch/training/gradients.py` has it in a few lines. Where the number of steps differs between epochs, average.
 
     Args:
         low: level of ordinary epochs, bits a value.

@@ -10,9 +10,10 @@ import torch
 class GradientNorm:
     """The norm of the mean over an epoch's steps of what arrived of the gradients: the same on all ranks.
 
-    Every step counts, which costs an addition to each parameter. A few of them would be cheaper, but single steps are
-    mostly noise and, at few bits, what happened to be sent in them; in the sum of all, what one step owes has arrived
-    with another.
+    Every step counts, which costs an addition to each parameter. A few of them would be cheaper, but the norm of a few
+    is mostly that of their noise. In the sum of all, what one step owes has arrived with another; and gradients from
+    which the optimizer's momentum was taken out ("flat" in docs/study.md), of which each is several times as large as
+    what has arrived, add up to it.
 
     Args:
         parameters: of the model.
