@@ -78,6 +78,7 @@ def test_levels_are_those_that_the_policy_says(tmp_path) -> None:
     found = train(task, work, Contender("x", policy=Schedule(levels), momentum=0.0), seed=0)
     assert [entry["level"] for entry in found["curve"]] == list(levels.values())
     assert [set(entry["levels"]) for entry in found["curve"]] == [{bits} for bits in levels.values()]
+    assert all(entry["gradient_norm"] > 0 for entry in found["curve"]), "every step's gradients are looked at"
     fixed = train(task, work, CONTENDERS["1/4 flat"], seed=0)
     steered = train(task, work, Contender("x", policy=Static(1 / 4), momentum=0.0), seed=0)
     assert all(steered[key] == fixed[key] for key in ("score", "loss", "bits"))
