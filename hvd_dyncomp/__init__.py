@@ -3,7 +3,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
 
 See `DynamicQuantizer` (the compressor), `Controller` (which level, on all workers at once) and the policies
-`StepFunction`, `Static` and `Schedule`.
+`StepFunction`, `Plateau`, `CriticalRegime`, `ErrorBudget`, `Static` and `Schedule`.
 """
 
 import warnings
@@ -11,7 +11,17 @@ import warnings
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
 from hvd_dyncomp.levels import LEVELS
 from hvd_dyncomp.meter import Meter, Traffic
-from hvd_dyncomp.policies import Decision, Policy, Record, Schedule, Static, StepFunction
+from hvd_dyncomp.policies import (
+    CriticalRegime,
+    Decision,
+    ErrorBudget,
+    Plateau,
+    Policy,
+    Record,
+    Schedule,
+    Static,
+    StepFunction,
+)
 
 __version__ = "0.1.0"
 
@@ -19,10 +29,13 @@ __all__ = [
     "LEVELS",
     "Controller",
     "ControllerError",
+    "CriticalRegime",
     "Decision",
     "DynamicQuantizer",
+    "ErrorBudget",
     "LockstepError",
     "Meter",
+    "Plateau",
     "Policy",
     "Record",
     "Schedule",

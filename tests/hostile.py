@@ -10,9 +10,12 @@ import torch
 
 from hvd_dyncomp import (
     Controller,
+    CriticalRegime,
     Decision,
     DynamicQuantizer,
+    ErrorBudget,
     Meter,
+    Plateau,
     Policy,
     Record,
     Schedule,
@@ -62,6 +65,7 @@ LEVEL = [None, *WRONG, "4", 0.3, -0.25, 4.5, float("nan"), True, 0, 9, 33, -4, n
 SWITCH = [None, *WRONG, 0, 1, "True", np.True_]
 CHOICE = [None, *WRONG, 3, ["nearest"], np.array("nearest")]
 NO_SEQUENCE = [None, "48", "", b"\x04\x08", 4, math.nan, {4: 1, 8: 2}, {4, 8}, (b for b in (4, 8)), np.array(4)]
+BAD_LADDER = [*NO_SEQUENCE, (), (8, 4), (4, 4), *([4, bits] for bits in LEVEL)]
 HISTORY = [None, "x", 3, {}, {1, 2}, iter([]), [{}], [None], [Record(1), Record(0)], [Record(0), Record(0)]]
 
 
@@ -160,7 +164,7 @@ TABLE = {
         StepFunction,
         {"levels": (4, 8), "thresholds": (0.5,)},
         {
-            "levels": [*NO_SEQUENCE, (), (8, 4), (4, 4), (4, 32), *([4, bits] for bits in LEVEL)],
+            "levels": [*NO_SEQUENCE, (), (8, 4, 8), (4, 4), (4, 32), *([4, bits] for bits in LEVEL)],
             "thresholds": [*NO_SEQUENCE, (), (0.5, 0.6), *([value] for value in NOT_FINITE)],
             "monitor": [None, *WRONG[2:], "", "train_loss"],
             "loss": [*WRONG[2:], "", 3, "val_accuracy"],
@@ -174,6 +178,34 @@ TABLE = {
             "total_epochs": COUNT[1:],
         },
     ),
+    "Plateau": Call(
+        Plateau,
+        {},
+        {
+            "levels": BAD_LADDER,
+            "monitor": [None, *WRONG[2:], "", 3],
+            "mode": CHOICE,
+            "patience": NATURAL,
+            "threshold": [*NOT_FINITE, -0.1, 1, 2],
+            "threshold_mode": CHOICE,
+            "cooldown": NATURAL,
+        },
+    ),
+    "Plateau.decide": Call(Plateau().decide, {"history": []}, {"history": HISTORY}),
+    "CriticalRegime": Call(
+        CriticalRegime,
+        {"low": 4, "high": 8},
+        {
+            "low": LEVEL,
+            "high": [*LEVEL, 4, 2],
+            "monitor": [None, *WRONG[2:], "", 3],
+            "eta": [*NOT_FINITE, -0.1],
+            "interval": COUNT,
+        },
+    ),
+    "CriticalRegime.decide": Call(CriticalRegime().decide, {"history": []}, {"history": HISTORY}),
+    "ErrorBudget": Call(ErrorBudget, {}, {"levels": BAD_LADDER, "bound": [*NOT_FINITE, -0.1]}),
+    "ErrorBudget.decide": Call(ErrorBudget().decide, {"history": []}, {"history": HISTORY}),
     "StepFunction.decide": Call(StepFunction().decide, {"history": []}, {"history": HISTORY}),
     "Decision": Call(  # a plain tuple: the controller looks into it
         lambda bits, reason: Controller(Says(Decision(bits, reason))),
@@ -255,6 +287,8 @@ TABLE = {
             "hierarchical": SWITCH[1:],
             "allocation": CHOICE,
             "replace_momentum": SWITCH,
+            "warmup_steps": NATURAL,
+            "warmup_bits": LEVEL,
             "transport": [4, "mpi", [], object(), Unspeakable()],
         },
     ),

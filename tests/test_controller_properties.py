@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_dyncomp import LEVELS, Controller, ControllerError, Meter, Record, Schedule, Static, StepFunction
+from hvd_dyncomp import (
+    LEVELS,
+    Controller,
+    ControllerError,
+    CriticalRegime,
+    ErrorBudget,
+    Meter,
+    Plateau,
+    Record,
+    Schedule,
+    Static,
+    StepFunction,
+)
 from hvd_dyncomp.controller import _weighted_means
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
@@ -35,7 +47,7 @@ def step_functions(draw):
     levels = sorted(draw(st.sets(st.sampled_from(COMPRESSED), min_size=1, max_size=4)))
     thresholds = draw(st.lists(LIKELY, min_size=len(levels) - 1, max_size=len(levels) - 1, unique=True))
     return StepFunction(
-        levels,
+        levels[:: draw(st.sampled_from([1, -1]))],
         sorted(thresholds),
         loss=draw(st.sampled_from([None, "train_loss"])),
         min_improvement=draw(st.floats(0, 0.99)),
@@ -55,7 +67,34 @@ def schedules(draw):
     return Schedule({**draw(st.dictionaries(st.integers(0, 40), level)), 0: draw(level)})
 
 
-POLICIES = step_functions() | schedules() | st.builds(Static, st.sampled_from(LEVELS))
+@st.composite
+def ladders(draw, levels=LEVELS):
+    return sorted(draw(st.sets(st.sampled_from(levels), min_size=1, max_size=4)))
+
+
+@st.composite
+def plateaus(draw):
+    mode = draw(st.sampled_from(["rel", "abs"]))
+    return Plateau(
+        draw(ladders()),
+        monitor=draw(st.sampled_from(["val_accuracy", "train_loss"])),
+        mode=draw(st.sampled_from(["min", "max"])),
+        patience=draw(st.integers(0, 4)),
+        threshold=draw(st.floats(0, 0.99) if mode == "rel" else st.floats(0, allow_infinity=False)),
+        threshold_mode=mode,
+        cooldown=draw(st.integers(0, 3)),
+    )
+
+
+@st.composite
+def critical_regimes(draw):
+    low, high = sorted(draw(st.sets(st.sampled_from(LEVELS), min_size=2, max_size=2)))
+    eta, interval = draw(st.floats(0, 10)), draw(st.integers(1, 4))
+    return CriticalRegime(low, high, monitor="train_loss", eta=eta, interval=interval)
+
+
+STATIC = st.builds(Static, st.sampled_from(LEVELS))
+POLICIES = step_functions() | plateaus() | critical_regimes() | schedules() | STATIC
 METRICS = st.fixed_dictionaries({"val_accuracy": LIKELY, "train_loss": LIKELY})
 
 
@@ -85,15 +124,56 @@ def test_a_decision_follows_from_the_metrics_so_far(policy, history):
 
 @ORDINARY
 @given(policy=step_functions(), history=histories())
-def test_levels_never_fall_and_are_at_least_what_was_reached(policy, history):
+def test_levels_never_go_back_and_are_as_far_as_what_was_reached(policy, history):
     reached = 0
     levels = [policy.decide(history[:length]).bits for length in range(len(history) + 1)]
     assert set(levels) <= {*policy.levels, 32}
-    compressed = [bits for bits in levels if bits < 32]
-    assert compressed == sorted(compressed)
+    places = [policy.levels.index(bits) for bits in levels if bits < 32]
+    assert places == sorted(places)
     for record, bits in zip(history, levels[1:], strict=True):
         reached = max(reached, sum(record.metrics["val_accuracy"] >= t for t in policy.thresholds))
-        assert bits >= policy.levels[reached]
+        assert bits == 32 or policy.levels.index(bits) >= reached
+
+
+@ORDINARY
+@given(policy=plateaus(), history=histories())
+def test_a_plateau_climbs_its_ladder_step_by_step(policy, history):
+    levels = [policy.decide(history[:length]).bits for length in range(len(history) + 1)]
+    places = [policy.levels.index(bits) for bits in levels]
+    rises = [epoch for epoch, (a, b) in enumerate(zip(places, places[1:], strict=False)) if a != b]
+    assert all(places[epoch + 1] == places[epoch] + 1 for epoch in rises) and places[0] == 0
+    # The first bad epoch is the one after a rise, its cooldown over; and the first of all is never bad.
+    assert all(b - a > max(policy.patience, policy.cooldown) for a, b in zip(rises, rises[1:], strict=False))
+    assert not rises or rises[0] > policy.patience
+
+
+@ORDINARY
+@given(policy=critical_regimes(), history=histories())
+def test_a_regime_is_looked_at_every_interval(policy, history):
+    levels = [policy.decide(history[:length]).bits for length in range(len(history) + 1)]
+    assert set(levels) <= {policy.low, policy.high} and set(levels[: 2 * policy.interval]) == {policy.high}
+    for length in range(1, len(levels)):
+        assert levels[length] == levels[length - 1] or length % policy.interval == 0
+
+
+@ORDINARY
+@given(
+    levels=ladders(),
+    bound=st.floats(0, 1),
+    known=st.lists(st.dictionaries(st.sampled_from(LEVELS), st.floats(0, 1)), max_size=5),
+)
+def test_a_bound_is_kept_where_it_can_be_by_the_fewest_bits(levels, bound, known):
+    policy = ErrorBudget(levels, bound=bound)
+    known = [{bits: errors.get(bits, 0.5) for bits in LEVELS} for errors in known]
+    history = [
+        Record(epoch, {f"expected_error_{bits:g}": error for bits, error in errors.items()})
+        for epoch, errors in enumerate(known)
+    ]
+    assert policy.decide([]).bits == levels[-1]
+    for length, errors in enumerate(known, 1):
+        bits = policy.decide(history[:length]).bits
+        assert bits in levels and (errors[bits] <= bound or bits == levels[-1])
+        assert all(errors[fewer] > bound for fewer in levels if fewer < bits)
 
 
 @ORDINARY

@@ -29,6 +29,16 @@ def test_levels_climb_with_accuracy_and_never_fall():
     assert trace(ladder(), [0.1, 0.5, 0.2, 0.79, 0.8, 0.1]) == [4, 4, 8, 8, 8, 16, 16]
 
 
+def test_a_ladder_may_descend_and_is_never_climbed_back():
+    down = StepFunction(levels=(16, 8, 4), thresholds=(0.5, 0.8))
+    assert trace(down, [0.1, 0.5, 0.2, 0.79, 0.8, 0.1]) == [16, 16, 8, 8, 8, 4, 4]
+    losses = [1.0, 0.999, 0.998, 0.997, 0.996, 0.995, 0.994]
+    assert trace(down, [0.1] * 7, losses) == [16, 16, 16, 16, 8, 8, 8, 4]
+    # Its last step is what an ascending ladder's top is.
+    assert 32 not in trace(down, [0.9] * 30)
+    assert 32 in trace(down, [0.1] * 9)
+
+
 def test_a_step_can_be_skipped():
     assert trace(ladder(), [0.9]) == [4, 16]
 
@@ -133,6 +143,9 @@ def test_a_missing_metric_is_named():
     ("arguments", "text"),
     [
         ({"levels": (8, 4, 16)}, "levels must be .*ascending.*8, 4, 16"),
+        ({"levels": (16, 4, 8)}, "levels must be .*all descending.*16, 4, 8"),
+        ({"levels": (8, 4, 4)}, "levels must be .*all descending"),
+        ({"levels": (32, 8, 4)}, "levels must be below 32"),
         ({"levels": (4, 4, 8)}, "levels must be .*ascending"),
         ({"levels": ()}, "levels"),
         ({"levels": (4, 9, 16)}, "levels must be one of.*9"),

@@ -116,7 +116,7 @@ class Step:
         return self._plan.buckets[slot.bucket].ticket(slot, in_use)
 
     def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
-        """What Horovod reduces for a tensor that is skipped, or at 32 bits; with what its residual has left to deliver."""
+        """What Horovod reduces for what is skipped, or at 32 bits; with what its residual has left to deliver."""
         wire = wire_form(gradient)
         # What is not fresh has been reduced before, and its residual with it.
         if slot is not None and self._fresh:

@@ -1,7 +1,20 @@
-"""Which level comes next. `base` holds the contract; every other file is one kind of policy."""
+"""Which level comes next. `base` holds the contract, `arguments` what several check; every other file is one policy."""
 
 from hvd_dyncomp.policies.base import Decision, Policy, Record
+from hvd_dyncomp.policies.critical_regime import CriticalRegime
+from hvd_dyncomp.policies.error_budget import ErrorBudget
 from hvd_dyncomp.policies.fixed import Schedule, Static
+from hvd_dyncomp.policies.plateau import Plateau
 from hvd_dyncomp.policies.step_function import StepFunction
 
-__all__ = ["Decision", "Policy", "Record", "Schedule", "Static", "StepFunction"]
+__all__ = [
+    "CriticalRegime",
+    "Decision",
+    "ErrorBudget",
+    "Plateau",
+    "Policy",
+    "Record",
+    "Schedule",
+    "Static",
+    "StepFunction",
+]

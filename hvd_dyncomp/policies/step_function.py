@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvd_dyncomp.checks import boolean, finite, integer, one_of, sequence, shown
-from hvd_dyncomp.levels import UNCOMPRESSED, check_level
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.policies.arguments import metric_name, metric_of, one_way_levels
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 
@@ -28,7 +29,7 @@ class _Trace:
 class StepFunction(Policy):
     """The paper's rule: a ladder of levels that training climbs, with releases to 32 bits when it is stuck.
 
-    With levels l_0 < l_1 < ... and thresholds tau_1 < tau_2 < ..., after every epoch:
+    With levels l_0, l_1, ... and thresholds tau_1 < tau_2 < ..., after every epoch:
 
     1. Accuracy: the step is at least the number of thresholds that `monitor` has reached.
     2. Loss: when `loss` fell by less than the fraction `min_improvement` in each of `loss_patience` epochs in a row,
@@ -40,8 +41,12 @@ class StepFunction(Policy):
 
     Epochs of a release count towards neither rule 2 nor rule 4; rule 1 goes on, and what it raises holds afterwards.
 
+    The paper's ladder ascends. One that descends, l_0 > l_1 > ..., protects the start of a training instead: the same
+    rules take it from step to step, to ever fewer bits. Rule 2 then means that a loss that hardly falls any more needs
+    fewer bits; where it should not mean that, `loss=None` leaves the steps to the thresholds.
+
     Args:
-        levels: ascending levels below 32.
+        levels: levels below 32, all ascending or all descending.
         thresholds: ascending values of `monitor`, one fewer than levels. They must be reachable at the level they
             leave: as a rule, what an uncompressed run passes at 15 % and 40 % of its epochs.
         monitor: name of the metric for the thresholds and for "plateau"; greater is better.
@@ -52,7 +57,7 @@ class StepFunction(Policy):
         stagnation_patience: epochs that must be exceeded before a release.
         release_epochs: length of a release, epochs.
         cooldown: epochs after a release in which nothing counts towards the next.
-        release_at_top: whether the top step is released, too.
+        release_at_top: whether the last step is released, too.
         total_epochs: length of the run if known; a release that could not finish in it is not begun.
 
     Raises:
@@ -80,10 +85,10 @@ class StepFunction(Policy):
         release_at_top: bool = False,
         total_epochs: int | None = None,
     ) -> None:
-        self.levels = _ascending_levels(levels)
+        self.levels = _ladder(levels)
         self.thresholds = _ascending_thresholds(thresholds, len(self.levels) - 1)
-        self.monitor = _name("monitor", monitor)
-        self.loss = None if loss is None else _name("loss", loss)
+        self.monitor = metric_name("monitor", monitor)
+        self.loss = None if loss is None else metric_name("loss", loss)
         if self.loss == self.monitor:
             raise ValueError(f"loss must be another metric than monitor, got {loss!r} for both")
         self.min_improvement = finite("min_improvement", min_improvement, 0)
@@ -111,7 +116,7 @@ class StepFunction(Policy):
 
     def _advance(self, trace: _Trace, record: Record) -> Decision:
         """One epoch: moves `trace` and says what follows."""
-        value = self._metric(record, self.monitor)
+        value = metric_of(record, self.monitor, self)
         was_released = trace.release_left > 0
         improved = value > trace.best
         trace.best = max(trace.best, value)
@@ -137,16 +142,11 @@ class StepFunction(Policy):
             )
         return Decision(self.levels[trace.step], "hold")
 
-    def _metric(self, record: Record, name: str) -> float:
-        if name not in record.metrics:
-            raise ValueError(f"metrics must contain {name!r}, which StepFunction watches; got {sorted(record.metrics)}")
-        return record.metrics[name]
-
     def _count_slow(self, trace: _Trace, record: Record, was_released: bool) -> bool:
         """Keeps the count of slow epochs; True when there are enough of them."""
         if self.loss is None:
             return False
-        loss, before = self._metric(record, self.loss), trace.previous_loss
+        loss, before = metric_of(record, self.loss, self), trace.previous_loss
         trace.previous_loss = loss
         if was_released or before is None:
             trace.slow_epochs = 0
@@ -186,12 +186,10 @@ class StepFunction(Policy):
         return self.total_epochs is None or epoch + self.release_epochs < self.total_epochs
 
 
-def _ascending_levels(levels: Sequence[float]) -> tuple[float, ...]:
-    plain = tuple(check_level("levels", bits) for bits in sequence("levels", levels))
+def _ladder(levels: Sequence[float]) -> tuple[float, ...]:
+    plain = one_way_levels(levels)
     if UNCOMPRESSED in plain:
         raise ValueError(f"levels must be below 32, which is what a release is for, got {shown(levels)}")
-    if not plain or any(a >= b for a, b in zip(plain, plain[1:], strict=False)):
-        raise ValueError(f"levels must be one or more ascending levels, got {shown(levels)}")
     return plain
 
 
@@ -202,9 +200,3 @@ def _ascending_thresholds(thresholds: Sequence[float], expected: int) -> tuple[f
     if any(a >= b for a, b in zip(plain, plain[1:], strict=False)):
         raise ValueError(f"thresholds must ascend, got {shown(thresholds)}")
     return plain
-
-
-def _name(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name} must be the name of a metric, got {shown(value)}")
-    return value

@@ -101,12 +101,12 @@ def level(text: str) -> float:
 
 
 def bit_levels(text: str) -> tuple[float, ...]:
-    """Levels in ascending order, separated by commas; 32 is where a release goes, and no step of a ladder."""
+    """Levels in ascending or descending order, separated by commas; 32 is where a release goes, and no step."""
     levels = tuple(level(part) for part in text.split(","))
     if 32 in levels:
         raise ArgumentTypeError(f"{text!r} contains 32, which is uncompressed")
-    if list(levels) != sorted(set(levels)):
-        raise ArgumentTypeError(f"{text!r} does not ascend")
+    if list(levels) not in (sorted(set(levels)), sorted(set(levels), reverse=True)):
+        raise ArgumentTypeError(f"{text!r} neither ascends nor descends")
     return levels
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from hvd_dyncomp.allocation import LOST, error
+from hvd_dyncomp.policies.error_budget import expected_error
 from screening import codec
 from screening.allocation import allocate
 from screening.contenders import Contender
@@ -64,8 +66,12 @@ class Aggregator:
     def begin(self) -> None:
         """What a method keeps from step to step."""
 
-    def new_epoch(self) -> None:
-        """Called before each epoch."""
+    def new_epoch(self, level: float | None = None) -> None:
+        """Called before each epoch.
+
+        Args:
+            level: that a policy has chosen for it; None for what the contender's schedule says.
+        """
 
     def new_step(self, progress: float, ratio: float) -> None:
         """Called before each step.
@@ -107,6 +113,10 @@ class Aggregator:
         """What is worth writing down after an epoch."""
         return {}
 
+    def metrics(self) -> dict[str, float]:
+        """What policies may want to know after an epoch."""
+        return {}
+
 
 class Quantized(Aggregator):
     """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
@@ -118,11 +128,13 @@ class Quantized(Aggregator):
         self.gathered, self.steps = torch.zeros(len(self.sizes)), 0
         self.groups: dict[Way, list[int]] = {}
         self.budget = 0.0
+        self.chosen: float | None = None  # by a policy
         self.below: set[int] = set()  # tensors that have at most `Contender.up_to` bits
         self.squares = [torch.zeros(size) for size in self.sizes]  # means of all workers' gradients, the latest more
         self.scales: list[Tensor] | None = None
 
-    def new_epoch(self) -> None:
+    def new_epoch(self, level: float | None = None) -> None:
+        self.chosen = level
         self.budget = 0  # not what any step has, so that the next one allocates
         if self.steps:
             self.energies = (self.gathered / self.steps / torch.tensor(self.sizes)).tolist()
@@ -130,7 +142,7 @@ class Quantized(Aggregator):
             self.steps = 0
 
     def new_step(self, progress: float, ratio: float) -> None:
-        budget = self.contender.bits_at(progress)
+        budget = self.contender.bits_at(progress) if self.chosen is None else self.chosen
         if budget != self.budget:
             self.budget, self.groups = budget, {}
             for tensor, bits in enumerate(self.levels(budget)):
@@ -210,6 +222,12 @@ class Quantized(Aggregator):
         got, payload = sender.send(whitened, self.groups, self.step)
         sender.residuals = [owed * scale for owed, scale in zip(sender.residuals, scales, strict=True)]
         return [part * scale for part, scale in zip(got, scales, strict=True)], payload
+
+    def metrics(self) -> dict[str, float]:
+        """What each level, or budget, would leave of the energies of the epoch before, as the library expects it."""
+        energies = [energy * size for energy, size in zip(self.energies, self.sizes, strict=True)]
+        total = sum(energies) or 1
+        return {expected_error(bits): error(energies, self.levels(bits)) / total for bits in LOST}
 
     def notes(self) -> dict:
         """Levels, energies, and how many steps' worth of gradients the first worker owes of each tensor (norms)."""

@@ -111,6 +111,7 @@ class Work:
         loss: of a model's output and what it should have been.
         score: of a model: the share in % of what it predicts right, and its loss (natural logarithm). With True on all
             of the test data, otherwise on a part.
+        validate: the same on data that is neither trained with nor tested on: for policies.
     """
 
     model: Callable[[int], nn.Module]
@@ -118,6 +119,7 @@ class Work:
     epoch: Callable[[int, int], Iterator[tuple[Batch, ...]]]
     loss: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[nn.Module, bool], tuple[float, float]]
+    validate: Callable[[nn.Module], tuple[float, float]]
 
 
 def prepare(task: Task, data_dir: Path) -> Work:
@@ -165,8 +167,12 @@ def _images(task: Task, data_dir: Path) -> Work:
         split = data.test if all_of_it else data.test.take(torch.arange(min(1000, len(data.test))))
         return _score(model, map(sized, eval_batches(split, data, rank=0, size=1)))
 
+    def validate(model: nn.Module) -> tuple[float, float]:
+        return _score(model, map(sized, eval_batches(held_out, data, rank=0, size=1)))
+
+    held_out = data.val.take(torch.arange(min(1000, len(data.val))))
     steps = len(TrainBatches(data, task.batch, rank=0, size=task.workers, seed=0))
-    return Work(functools.partial(_image_model, task, data), steps, epoch, cross_entropy, score)
+    return Work(functools.partial(_image_model, task, data), steps, epoch, cross_entropy, score, validate)
 
 
 def _image_model(task: Task, data: Data, seed: int) -> nn.Module:
@@ -181,10 +187,11 @@ def _image_model(task: Task, data: Data, seed: int) -> nn.Module:
 
 
 def _text(task: Task) -> Work:
-    whole = text.docstrings(task.limit)
+    more = text.docstrings(task.limit + task.limit // 20)  # what comes after is held out
+    whole, rest = more[: task.limit], more[task.limit :]
     train, test = whole[: -len(whole) // 10], whole[-len(whole) // 10 :]
     length = task.context + 1
-    pieces = test[: len(test) // length * length].view(-1, length)
+    pieces, held_out = (part[: len(part) // length * length].view(-1, length) for part in (test, rest))
 
     def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
         random = generator(seed, number)
@@ -193,7 +200,9 @@ def _text(task: Task) -> Work:
             yield tuple((own[:, :-1], own[:, 1:]) for own in train[starts + torch.arange(length)])
 
     def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
-        chosen = pieces if all_of_it else pieces[::8]
+        return scored(model, pieces if all_of_it else pieces[::8])
+
+    def scored(model: nn.Module, chosen: Tensor) -> tuple[float, float]:
         return _score(model, ((part[:, :-1], part[:, 1:]) for part in chosen.split(64)))
 
     def model(seed: int) -> nn.Module:
@@ -201,4 +210,4 @@ def _text(task: Task) -> Work:
             torch.manual_seed(seed)
             return Transformer(text.CHARACTERS, width=WIDTH, context=task.context)
 
-    return Work(model, STEPS, epoch, cross_entropy, score)
+    return Work(model, STEPS, epoch, cross_entropy, score, lambda model: scored(model, held_out))

@@ -10,6 +10,7 @@ from torch import nn
 from screening.aggregation import SMALL, Traffic
 from screening.comparators import aggregator
 from screening.contenders import Contender
+from screening.steering import Steering
 from screening.tasks import Task, Work
 
 
@@ -32,12 +33,12 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
     large = [i for i, parameter in enumerate(parameters) if parameter.numel() >= SMALL]
     small = sum(parameter.numel() for parameter in parameters if parameter.numel() < SMALL)
     exchange = aggregator(contender, [parameters[i].shape for i in large], task.workers, seed)
-    stepper = optimizer(task, parameters)
+    stepper, steering = optimizer(task, parameters), Steering(contender.policy, work, model)
     steps = task.epochs * work.steps
     rates = torch.optim.lr_scheduler.OneCycleLR(stepper, task.rate, total_steps=steps + 1, cycle_momentum=False)
     curve, step, rate = [], 0, rates.get_last_lr()[0]
     for epoch in range(task.epochs):
-        exchange.new_epoch()
+        exchange.new_epoch(steering.bits)
         losses = []
         for batches in work.epoch(seed, epoch):
             before, rate = rate, rates.get_last_lr()[0]
@@ -53,13 +54,16 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
             means = exchange.mean([[own[i].reshape(-1) for i in large] for own in gradients])
             for i, mean in zip(large, means, strict=True):
                 parameters[i].grad = mean.view(parameters[i].shape)
+            steering.stepped()
             stepper.step()
             rates.step()
             step += 1
         last = epoch + 1 == task.epochs
         score, loss_then = work.score(model, last)
-        entry = {"train": sum(losses) / len(losses), "score": score, "loss": loss_then, "bits": exchange.traffic.bits}
-        curve.append({**{key: round(value, 4) for key, value in entry.items()}, **exchange.notes()})
+        train_loss = sum(losses) / len(losses)
+        steered = steering.after(epoch, train_loss, exchange.metrics)
+        entry = {"train": train_loss, "score": score, "loss": loss_then, "bits": exchange.traffic.bits}
+        curve.append({**{key: round(value, 4) for key, value in entry.items()}, **exchange.notes(), **steered})
     return {
         "score": round(score, 3),
         "loss": round(loss_then, 5),

@@ -9,7 +9,18 @@ import horovod.torch as hvd
 import torch
 
 from common.errors import RunError
-from hvd_dyncomp import Controller, DynamicQuantizer, Policy, Schedule, Static, StepFunction, Traffic
+from hvd_dyncomp import (
+    Controller,
+    CriticalRegime,
+    DynamicQuantizer,
+    ErrorBudget,
+    Plateau,
+    Policy,
+    Schedule,
+    Static,
+    StepFunction,
+    Traffic,
+)
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.meter import allreduce_bytes
 
@@ -51,6 +62,10 @@ class Baseline:
         """None of them has a level of its own."""
         return {}
 
+    def expected_errors(self) -> dict[str, float]:
+        """Nobody asks for them."""
+        return {}
+
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """Nothing to report: all steps are alike."""
         return {}
@@ -75,6 +90,7 @@ class Quantized:
     def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
         self.controller = Controller(policy)
         self._allocated = args.allocation == "error"
+        self._bounded = isinstance(policy, ErrorBudget)
         self.compressor = DynamicQuantizer(
             self.controller,
             error_feedback=args.error_feedback,
@@ -84,6 +100,8 @@ class Quantized:
             auto_level=args.auto_level,
             hierarchical=_HIERARCHICAL[args.hierarchical],
             allocation=args.allocation,
+            warmup_steps=args.level_warmup_steps,
+            warmup_bits=args.level_warmup_bits,
         )
 
     @property
@@ -102,8 +120,12 @@ class Quantized:
         """Bits a value by tensor, where they differ: with ``--allocation error``."""
         return self.compressor.levels() if self._allocated else {}
 
+    def expected_errors(self) -> dict[str, float]:
+        """What each level would leave of gradients, by metric, where the policy asks for it."""
+        return self.compressor.expected_errors() if self._bounded else {}
+
     def steps_by_level(self, epoch: int) -> dict[str, int]:
-        """How many of an epoch's steps ran at which level: more than one only with ``--auto-level``."""
+        """How many of an epoch's steps ran at which level: of several with ``--auto-level`` and in a warm-up only."""
         records = self.compressor.meter.records
         return {str(bits): traffic.steps for (when, bits), traffic in sorted(records.items()) if when == epoch}
 
@@ -129,6 +151,20 @@ def make_policy(args: argparse.Namespace) -> Policy:
         return Static(args.bits)
     if args.policy == "schedule":
         return Schedule(args.schedule)
+    if args.policy == "plateau":
+        return Plateau(
+            args.levels,
+            monitor=args.monitor,
+            mode="max" if args.monitor == "val_accuracy" else "min",
+            patience=args.patience,
+            threshold=args.min_improvement,
+            cooldown=args.cooldown,
+        )
+    if args.policy == "critical":
+        low, high = args.levels
+        return CriticalRegime(low, high, eta=args.eta, interval=args.interval)
+    if args.policy == "error":
+        return ErrorBudget(args.levels, bound=args.error_bound)
     return StepFunction(
         levels=args.levels,
         thresholds=args.thresholds,
@@ -141,6 +177,11 @@ def make_policy(args: argparse.Namespace) -> Policy:
         release_at_top=args.release_at_top,
         total_epochs=args.epochs,
     )
+
+
+def watches_gradients(args: argparse.Namespace) -> bool:
+    """Whether the policy that the flags describe wants to know the norm of the gradients."""
+    return (args.compression, args.policy) == ("dynamic", "critical")
 
 
 def make_compression(args: argparse.Namespace, model: torch.nn.Module, topology: Topology) -> Baseline | Quantized:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from hvd_dyncomp.transport.horovod import gather_json
 from training.batches import TrainBatches
 from training.compression import Baseline, Quantized
+from training.gradients import GradientNorm
 
 
 @dataclass
@@ -100,9 +101,11 @@ def train_epoch(
     batches: TrainBatches,
     epoch: int,
     on_step: Callable[[Score], None],
+    gradient_norm: GradientNorm | None = None,
 ) -> tuple[Score, Seconds]:
     """Train for one epoch on this rank's shard; ``on_step`` is called after every step. Collective.
 
+    ``gradient_norm`` gets the reduced gradients of every step, if anybody wants to know.
     ``optimizer`` is what ``hvd.DistributedOptimizer`` returned, a class that exists at run time only.
 
     Returns:
@@ -124,6 +127,8 @@ def train_epoch(
         waiting = time.perf_counter()
         optimizer.synchronize()
         exchange = time.perf_counter() - waiting + inside
+        if gradient_norm is not None:
+            gradient_norm.add()
         with optimizer.skip_synchronize():
             optimizer.step()
         compression.stepped()

@@ -28,32 +28,42 @@ from training.models import MODELS, SHORTCUTS
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
 HIERARCHICAL = ("auto", "on", "off")
-POLICIES = ("step", "static", "schedule")
+POLICIES = ("step", "plateau", "critical", "error", "static", "schedule")
+MONITORS = ("val_loss", "val_accuracy", "train_loss")
 _NOT_GIVEN = object()
 
 # Flags that mean something under some choices only: {flag's dest: when it applies}, in the words of the refusal.
-_STEP = "--compression dynamic --policy step"
 _BITS = "--compression static, or --compression dynamic --policy static"
 _QUANTIZED = "--compression static or dynamic"
 _ONLY_WITH = {
     "policy": "--compression dynamic",
     "bits": _BITS,
-    "schedule": "--compression dynamic --policy schedule",
-    "levels": _STEP,
-    "thresholds": _STEP,
-    "min_improvement": _STEP,
-    "loss_patience": _STEP,
-    "stagnation": _STEP,
-    "stagnation_patience": _STEP,
-    "release_epochs": _STEP,
-    "cooldown": _STEP,
-    "release_at_top": _STEP,
+    "level_warmup_steps": _QUANTIZED,
+    "level_warmup_bits": _QUANTIZED,
     "rounding": _QUANTIZED,
     "error_feedback": _QUANTIZED,
     "block_size": _QUANTIZED,
     "auto_level": _QUANTIZED,
     "hierarchical": _QUANTIZED,
     "allocation": _QUANTIZED,
+}
+# Those of policies: {flag's dest: policies that it is one of}.
+_ONLY_OF = {
+    "schedule": ("schedule",),
+    "levels": ("step", "plateau", "critical", "error"),
+    "thresholds": ("step",),
+    "min_improvement": ("step", "plateau"),
+    "loss_patience": ("step",),
+    "stagnation": ("step",),
+    "stagnation_patience": ("step",),
+    "release_epochs": ("step",),
+    "cooldown": ("step", "plateau"),
+    "release_at_top": ("step",),
+    "monitor": ("plateau",),
+    "patience": ("plateau",),
+    "eta": ("critical",),
+    "interval": ("critical",),
+    "error_bound": ("error",),
 }
 
 EPILOG = """examples:
@@ -89,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_training(parser)
     _add_compression(parser)
     _add_step_policy(parser)
+    _add_other_policies(parser)
     _add_run(parser)
     return parser
 
@@ -140,12 +151,26 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
         default="uniform",
         help="error: levels are budgets, mean bits a value, and tensors have levels of their own, by their gradients",
     )
+    add(
+        "--level-warmup-steps",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="the first N steps have at least --level-warmup-bits, whatever the policy says",
+    )
+    add("--level-warmup-bits", type=level, default=32, metavar="B", help="see there; 32 is uncompressed")
     add("--no-error-feedback", dest="error_feedback", action="store_false", help="forget what rounding left over")
 
 
 def _add_step_policy(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the step policy: accuracy reached, loss stalled, training stuck").add_argument
-    add("--levels", type=bit_levels, default="4,8,16", metavar="B,...", help="bits per value, ascending")
+    add(
+        "--levels",
+        type=bit_levels,
+        default="4,8,16",
+        metavar="B,...",
+        help="bits per value, ascending (step: or descending)",
+    )
     add(
         "--thresholds",
         type=accuracies,
@@ -153,13 +178,36 @@ def _add_step_policy(parser: argparse.ArgumentParser) -> None:
         metavar="A,...",
         help="validation accuracies at which the next level begins, one fewer than levels",
     )
-    add("--min-improvement", type=fraction, default=0.01, metavar="R", help="relative fall of the loss that counts")
+    add("--min-improvement", type=fraction, default=0.01, metavar="R", help="relative improvement that counts")
     add("--loss-patience", type=count, default=3, metavar="N", help="epochs in a row without it before a step up")
     add("--stagnation", choices=("time", "plateau", "none"), default="time", help="when to release to 32 bits")
     add("--stagnation-patience", type=count, default=5, metavar="N", help="epochs at a level before a release")
     add("--release-epochs", type=count, default=2, metavar="N", help="epochs that a release lasts")
-    add("--cooldown", type=natural, default=3, metavar="N", help="epochs between two releases")
+    add(
+        "--cooldown",
+        type=natural,
+        default=3,
+        metavar="N",
+        help="epochs between two releases, or before the next plateau",
+    )
     add("--release-at-top", action="store_true", help="release at the highest level too")
+
+
+def _add_other_policies(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "other policies: plateau, critical (changing gradients), error (a bound)"
+    ).add_argument
+    add("--monitor", choices=MONITORS, default="val_loss", help="where a plateau is looked for")
+    add("--patience", type=natural, default=2, metavar="N", help="epochs without progress that make no plateau yet")
+    add("--eta", type=at_least_zero, default=0.5, metavar="R", help="relative change of the gradients' norm: critical")
+    add("--interval", type=count, default=1, metavar="N", help="epochs between the two norms that are compared")
+    add(
+        "--error-bound",
+        type=fraction,
+        default=0.5,
+        metavar="R",
+        help="part of the squared norm of gradients that a step may leave behind",
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -202,11 +250,13 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: dic
     applies = {
         "--compression dynamic": args.compression == "dynamic",
         _BITS: args.compression == "static" or (args.compression, args.policy) == ("dynamic", "static"),
-        "--compression dynamic --policy schedule": (args.compression, args.policy) == ("dynamic", "schedule"),
-        _STEP: (args.compression, args.policy) == ("dynamic", "step"),
         _QUANTIZED: args.compression in ("static", "dynamic"),
     }
-    for dest, condition in _ONLY_WITH.items():
+    conditions = dict(_ONLY_WITH)
+    for dest, policies in _ONLY_OF.items():
+        conditions[dest] = f"--compression dynamic --policy {' or '.join(policies)}"
+        applies[conditions[dest]] = args.compression == "dynamic" and args.policy in policies
+    for dest, condition in conditions.items():
         if dest in given and not applies[condition]:
             what = flags[dest] if isinstance(given[dest], bool) else f"{flags[dest]} {_as_typed(given[dest])}"
             chosen = f"--compression {args.compression}"
@@ -218,17 +268,30 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: dic
         parser.error(f"--depth {args.depth}: must be 6n + 2 with n >= 1 (8, 14, 20, ...)")
     if args.model == "resnet18" and "shortcut" in given:
         parser.error(f"--shortcut {args.shortcut}: resnet18 has torchvision's own shortcuts")
-    if args.policy == "schedule" and args.schedule is None:
-        parser.error("--policy schedule: needs --schedule, for example --schedule 0:32,2:4")
-    if len(args.thresholds) != len(args.levels) - 1:
-        thresholds, levels = _as_typed(args.thresholds), _as_typed(args.levels)
-        parser.error(f"--thresholds {thresholds}: one fewer than --levels {levels} is needed")
+    _check_policy(parser, args)
+    if "level_warmup_bits" in given and not args.level_warmup_steps:
+        parser.error(f"--level-warmup-bits {args.level_warmup_bits}: needs --level-warmup-steps, of at least 1")
     if args.resume and args.output_dir is None:
         parser.error("--resume: needs the --output-dir of the run to go on with")
     if args.stop_after and args.stop_after > args.epochs:
         parser.error(f"--stop-after {args.stop_after}: there are only --epochs {args.epochs}")
     if args.warmup_epochs > args.epochs:
         parser.error(f"--warmup-epochs {args.warmup_epochs:g}: longer than --epochs {args.epochs}")
+
+
+def _check_policy(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What policies need, and how many levels in which order."""
+    if args.policy == "schedule" and args.schedule is None:
+        parser.error("--policy schedule: needs --schedule, for example --schedule 0:32,2:4")
+    if args.policy == "error" and args.allocation != "error":
+        parser.error("--policy error: needs --allocation error, without which every level's error is a constant")
+    thresholds, levels = _as_typed(args.thresholds), _as_typed(args.levels)
+    if args.policy == "step" and len(args.thresholds) != len(args.levels) - 1:
+        parser.error(f"--thresholds {thresholds}: one fewer than --levels {levels} is needed")
+    if args.policy != "step" and list(args.levels) != sorted(args.levels):
+        parser.error(f"--levels {levels}: must ascend with --policy {args.policy}")
+    if args.policy == "critical" and len(args.levels) != 2:
+        parser.error(f"--policy critical: needs --levels of two, for example --levels 4,16, not {levels}")
 
 
 def _as_typed(value: object) -> str:

@@ -24,9 +24,10 @@ from training import checkpoint, data, datasets, start
 from training.agree import alone, together
 from training.batches import TrainBatches, eval_batches
 from training.carried import Carried, megabytes, placement
-from training.compression import Baseline, Quantized, make_compression
+from training.compression import Baseline, Quantized, make_compression, watches_gradients
 from training.course import course
 from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
+from training.gradients import GradientNorm
 from training.models import build_model
 from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary
 from training.traffic import find_hosts, over_ranks, since
@@ -48,6 +49,7 @@ class Run:
     config: dict[str, Any]
     progress: Progress
     metrics: Metrics
+    gradient_norm: GradientNorm | None  # where the policy watches it
 
     @property
     def checkpoints(self) -> Path:
@@ -119,6 +121,7 @@ def set_up(args: argparse.Namespace) -> Run:
         config=course(args, images.name, hvd.size()),
         progress=progress,
         metrics=Metrics(output_dir),
+        gradient_norm=GradientNorm(model.parameters()) if watches_gradients(args) else None,
     )
 
 
@@ -183,7 +186,9 @@ def train_one_epoch(run: Run, epoch: int) -> None:
     def on_step(score: Score) -> None:
         run.progress.step(score, level, since(run.compression.sent(), before).saved_fraction)
 
-    own, seconds = train_epoch(run.model, run.optimizer, run.compression, run.rate, run.batches, epoch, on_step)
+    own, seconds = train_epoch(
+        run.model, run.optimizer, run.compression, run.rate, run.batches, epoch, on_step, run.gradient_norm
+    )
     sent = over_ranks(since(run.compression.sent(), before), len(run.topology.hosts))
     average_buffers(run.model)
     check_replicas(run.model)
@@ -193,8 +198,11 @@ def train_one_epoch(run: Run, epoch: int) -> None:
     test = evaluate(run.model, eval_batches(run.data.test, run.data, **shard), "test")
     # The test set is for people: the controller never sees it.
     tensor_levels = run.compression.tensor_levels()
+    watched = run.compression.expected_errors()
+    if run.gradient_norm is not None:
+        watched["gradient_norm"] = run.gradient_norm.take()
     decision = run.compression.next_level(
-        {"train_loss": train.mean_loss, "val_accuracy": val.accuracy, "val_loss": val.mean_loss},
+        {"train_loss": train.mean_loss, "val_accuracy": val.accuracy, "val_loss": val.mean_loss, **watched},
         epoch=epoch,
         num_samples=int(own.samples),
     )
@@ -205,6 +213,7 @@ def train_one_epoch(run: Run, epoch: int) -> None:
         "reason": decision[1],
         "steps_by_level": run.compression.steps_by_level(epoch),
         "tensor_levels": tensor_levels,
+        **watched,
         **_scores(train, val, test),
         **sent,
         **_times(seconds, time.perf_counter() - begin),

@@ -7,6 +7,7 @@ import torch
 
 from common.errors import RunError
 from training.engine import LearningRate, Score
+from training.gradients import GradientNorm
 from training.report import _NEEDED, Metrics, read_lines
 
 
@@ -32,6 +33,21 @@ def test_scores_are_weighted_by_samples() -> None:
     assert score.accuracy == pytest.approx(3 / 4)
     assert score.mean_loss == pytest.approx((3 * 0.5 + 1.5) / 4)
     assert Score().accuracy == 0
+
+
+def test_the_norm_of_gradients_is_that_of_their_mean() -> None:
+    used, unused = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(3))
+    norm = GradientNorm([used, unused])
+    for gradient in ([1.0, 4.0], [5.0, 4.0]):
+        used.grad = torch.tensor(gradient)
+        norm.add()
+    used.grad.zero_()  # what was added is a copy
+    assert norm.take() == pytest.approx(5.0)
+    # The next epoch begins anew; both parameters count.
+    used.grad, unused.grad = torch.tensor([0.0, 3.0]), torch.tensor([4.0, 0.0, 0.0])
+    norm.add()
+    assert norm.take() == pytest.approx(5.0)
+    assert norm.take() == 0
 
 
 def test_metrics_of_epochs_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:

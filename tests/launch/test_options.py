@@ -2,6 +2,8 @@
 
 import pytest
 
+from hvd_dyncomp import CriticalRegime, ErrorBudget, Plateau, Policy, StepFunction
+from training.compression import make_policy, watches_gradients
 from training.course import course, differences
 from training.options import parse
 
@@ -35,6 +37,24 @@ BAD = [
     ("--levels 4,9", ["--levels", "'9'"]),
     ("--levels 8,4,16", ["--levels", "'8,4,16'"]),
     ("--levels 4,8,32", ["--levels", "'4,8,32'"]),
+    ("--levels 16,4,8", ["--levels", "'16,4,8'"]),
+    ("--levels 4,4,8", ["--levels", "'4,4,8'"]),
+    ("--policy plateau --levels 8,4", ["--levels 8,4", "ascend", "--policy plateau"]),
+    ("--policy plateau --thresholds 0.5", ["--thresholds 0.5", "--policy step", "--policy plateau"]),
+    ("--policy plateau --patience -1", ["--patience", "-1"]),
+    ("--policy plateau --monitor test_accuracy", ["--monitor", "'test_accuracy'"]),
+    ("--patience 3", ["--patience 3", "--policy plateau", "--policy step"]),
+    ("--policy plateau --eta 0.3", ["--eta 0.3", "--policy critical"]),
+    ("--policy critical", ["--policy critical", "--levels", "4,8,16"]),
+    ("--policy critical --levels 16,4", ["--levels 16", "ascend"]),
+    ("--policy critical --levels 4,16 --cooldown 2", ["--cooldown 2", "--policy step or plateau"]),
+    ("--policy critical --levels 4,16 --interval 0", ["--interval", "0"]),
+    ("--policy error", ["--policy error", "--allocation error"]),
+    ("--policy error --allocation error --error-bound 1", ["--error-bound", "1"]),
+    ("--policy static --levels 4,8", ["--levels 4,8", "--policy step or plateau or critical or error"]),
+    ("--compression none --level-warmup-steps 5", ["--level-warmup-steps 5", "--compression none"]),
+    ("--level-warmup-bits 8", ["--level-warmup-bits 8", "--level-warmup-steps"]),
+    ("--level-warmup-steps 5 --level-warmup-bits 9", ["--level-warmup-bits", "'9'"]),
     ("--levels 4,8", ["--thresholds 0.8,0.88", "--levels 4,8"]),
     ("--thresholds 0.9,0.8", ["--thresholds", "'0.9,0.8'"]),
     ("--thresholds 80,90", ["--thresholds", "'80,90'"]),
@@ -84,6 +104,12 @@ def test_defaults_are_the_papers_ladder() -> None:
         "--compression static --hierarchical off",
         "--policy schedule --schedule 0:32,2:4",
         "--levels 4 --thresholds=",
+        "--levels 16,8,4",
+        "--policy plateau --levels 1/8,1/4,1/2,1 --monitor val_accuracy --patience 1 --cooldown 0 --min-improvement 0",
+        "--policy critical --levels 1/8,1 --eta 0.3 --interval 2",
+        "--policy error --allocation error --levels 1/4,1 --error-bound 0.4",
+        "--level-warmup-steps 200 --level-warmup-bits 4",
+        "--compression static --level-warmup-steps 200",
         "--depth 20 --shortcut B --stagnation none",
         "--resume --output-dir x",
     ],
@@ -102,8 +128,57 @@ def test_help_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
         parse(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for part in ("model and data", "training:", "gradient compression:", "the step policy", "run:", "default: 4,8,16"):
+    for part in (
+        "model and data",
+        "training:",
+        "gradient compression:",
+        "the step policy",
+        "other policies",
+        "run:",
+        "default: 4,8,16",
+    ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("line", "policy"),
+    [
+        (
+            "--policy plateau --levels 1/4,1 --patience 3 --min-improvement 0.02 --cooldown 0",
+            Plateau((0.25, 1), patience=3, threshold=0.02),
+        ),
+        (
+            "--policy plateau --levels 1/4,1 --monitor val_accuracy",
+            Plateau((0.25, 1), monitor="val_accuracy", mode="max", patience=2, threshold=0.01, cooldown=3),
+        ),
+        ("--policy critical --levels 1/4,1 --eta 0.3 --interval 2", CriticalRegime(0.25, 1, eta=0.3, interval=2)),
+        ("--policy error --allocation error --levels 1/4,1 --error-bound 0.3", ErrorBudget((0.25, 1), bound=0.3)),
+        (
+            "--levels 1,1/4 --thresholds 0.5 --epochs 9",
+            StepFunction((1, 0.25), (0.5,), total_epochs=9),
+        ),
+    ],
+)
+def test_flags_describe_a_policy(line: str, policy: Policy) -> None:
+    args = parse(line.split())
+    assert make_policy(args).config() == policy.config()
+    assert watches_gradients(args) == isinstance(policy, CriticalRegime)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--eta 0.4",
+        "--interval 2",
+        "--levels 1,8",
+        "--level-warmup-steps 7",
+        "--level-warmup-steps 5 --level-warmup-bits 8",
+    ],
+)
+def test_another_policy_is_another_course(flag: str) -> None:
+    line = "--policy critical --levels 1,4 --level-warmup-steps 5"
+    here, there = (course(parse(text.split()), "digits", 2) for text in (line, f"{line} {flag}"))
+    assert differences(here, here) == "" and flag.split()[-2][2:].replace("-", "_") in differences(here, there)
 
 
 def test_course_leaves_out_what_does_not_matter() -> None:

@@ -47,6 +47,23 @@ def test_resume_equals_no_interruption(whole: Path, tmp_path: Path) -> None:
     assert_same_checkpoints(broken, whole)
 
 
+def test_a_policy_that_watches_gradients_resumes_within_its_warm_up(tmp_path: Path) -> None:
+    flags = (*DIGITS, "--epochs", "4", "--policy", "critical", "--levels", "2,8", "--level-warmup-steps", "6")
+    flags += ("--level-warmup-bits", "16", "--eta", "0.2")
+    train(*flags, "--output-dir", str(tmp_path / "whole"))
+    lines = metrics(tmp_path / "whole")
+    assert [line["steps_by_level"] for line in lines[:2]] == [{"16": 4}, {"8": 2, "16": 2}]
+    norms = [line["gradient_norm"] for line in lines]
+    assert all(norm > 0 for norm in norms)
+    for before, now, line in zip(norms, norms[1:], lines[1:], strict=False):
+        assert line["next_level"] == (8 if abs(before - now) >= 0.2 * before else 2)
+
+    broken = str(tmp_path / "broken")
+    train(*flags, "--output-dir", broken, "--stop-after", "1")
+    train(*flags, "--output-dir", broken, "--resume")
+    assert metrics(Path(broken)) == lines
+
+
 def test_residuals_are_each_ranks_own(whole: Path) -> None:
     first, second = (torch.load(whole / f"checkpoints/epoch-0008.rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert not same(first["quantizer"], second["quantizer"])

@@ -1,0 +1,92 @@
+"""More bits where a metric has stopped improving: what `ReduceLROnPlateau` does to a learning rate, done to a level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_dyncomp.checks import finite, integer, one_of, shown
+from hvd_dyncomp.policies.arguments import ascending_levels, metric_name, metric_of
+from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
+
+
+class Plateau(Policy):
+    """The next level of a ladder after each plateau, by the rule of `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+
+    An epoch is bad if `monitor` is no better than the best so far by more than `threshold`. When more than `patience`
+    epochs in a row are bad, the level rises, and for `cooldown` epochs none counts as bad. Arguments and their defaults
+    are torch's, but for `factor` and `min_lr`: a factor on bits would hit levels that do not exist (twice 3, half of
+    5) and treat alike what differs (from 8 to 16 bits nearly nothing is gained, from 1 to 2 much), so the ladder says
+    what follows what, and where it ends. It is never climbed down. (DAdaQuant, Hoenig et al., 2022, raises levels in
+    this way when the loss of federated training stalls.)
+
+    A plateau that the learning rate has caused looks the same. Where the rate falls on plateaus, too, give it the
+    longer patience, so that the level moves first.
+
+    Args:
+        levels: ascending, bits a value; 32, uncompressed, may be the last.
+        monitor: name of the metric.
+        mode: "min" where less of it is better, "max" where more is.
+        patience: bad epochs in a row that must be exceeded.
+        threshold: what counts as better. From 0 up to, but not, 1 in "rel" mode.
+        threshold_mode: "rel": better than best * (1 - threshold), with "max" best * (1 + threshold); "abs": better by
+            more than `threshold`, in the metric's unit.
+        cooldown: epochs after a rise in which none counts as bad.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range or of another type; the message names it and its value.
+
+    Example:
+        >>> policy = Plateau(levels=(2, 4), patience=1)
+        >>> losses = [1.0, 0.5, 0.5, 0.5]
+        >>> policy.decide([Record(epoch, {"val_loss": loss}) for epoch, loss in enumerate(losses)])
+        Decision(bits=4, reason='2 epochs without a better val_loss than 0.5')
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[float] = (4, 8, 16),
+        *,
+        monitor: str = "val_loss",
+        mode: str = "min",
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+    ) -> None:
+        self.levels = ascending_levels(levels)
+        self.monitor = metric_name("monitor", monitor)
+        self.mode = one_of("mode", mode, ("min", "max"))
+        self.patience = integer("patience", patience, 0)
+        self.threshold = finite("threshold", threshold, 0)
+        self.threshold_mode = one_of("threshold_mode", threshold_mode, ("rel", "abs"))
+        if self.threshold_mode == "rel" and self.threshold >= 1:
+            raise ValueError(f"threshold must be less than 1 where threshold_mode is 'rel', got {shown(threshold)}")
+        self.cooldown = integer("cooldown", cooldown, 0)
+
+    def config(self) -> dict[str, Any]:
+        return {"policy": "Plateau", **vars(self), "levels": list(self.levels)}
+
+    def decide(self, history: Sequence[Record]) -> Decision:
+        best = math.inf if self.mode == "min" else -math.inf
+        place = bad = cooling = 0
+        reason = "start"
+        for record in check_history(history):
+            value = metric_of(record, self.monitor, self)
+            better = self._better(value, best)
+            best, bad = (value, 0) if better else (best, bad + 1)
+            if cooling:
+                cooling, bad = cooling - 1, 0
+            reason = "hold"
+            if bad > self.patience:
+                if place + 1 < len(self.levels):
+                    place += 1
+                    reason = f"{bad} epochs without a better {self.monitor} than {best:.4g}"
+                bad, cooling = 0, self.cooldown
+        return Decision(self.levels[place], reason)
+
+    def _better(self, value: float, best: float) -> bool:
+        sign = 1 if self.mode == "max" else -1
+        limit = best + sign * self.threshold if self.threshold_mode == "abs" else best * (1 + sign * self.threshold)
+        return sign * value > sign * limit

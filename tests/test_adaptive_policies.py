@@ -1,0 +1,162 @@
+"""Policies that follow a metric both ways or up a ladder: plateaus, critical regimes, bounds on the error."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hvd_dyncomp import CriticalRegime, ErrorBudget, Plateau, Record
+
+
+def trace(policy, name, values):
+    """The level of every epoch, and of the one after the last."""
+    history = [Record(epoch, {name: value}) for epoch, value in enumerate(values)]
+    return [policy.decide(history[:length]).bits for length in range(len(history) + 1)]
+
+
+# Plateau
+
+
+def test_the_level_rises_when_bad_epochs_exceed_patience():
+    policy = Plateau(levels=(2, 4, 8), patience=1)
+    assert trace(policy, "val_loss", [3, 2, 2, 2, 2, 2, 1, 1]) == [2, 2, 2, 2, 4, 4, 8, 8, 8]
+
+
+def test_an_epoch_that_is_better_starts_the_count_anew():
+    policy = Plateau(levels=(2, 4), patience=2)
+    assert trace(policy, "val_loss", [3, 3, 3, 2, 2, 2, 2]) == [2] * 7 + [4]
+
+
+def test_in_the_cooldown_none_counts_as_bad():
+    policy = Plateau(levels=(2, 4, 8), patience=0, cooldown=2)
+    assert trace(policy, "val_loss", [1, 1, 1, 1, 1, 1]) == [2, 2, 4, 4, 4, 8, 8]
+
+
+def test_greater_may_be_better():
+    values = [0.5, 0.6, 0.6, 0.6]
+    assert trace(Plateau((2, 4), monitor="a", mode="max", patience=1), "a", values) == [2, 2, 2, 2, 4]
+    assert trace(Plateau((2, 4), monitor="a", mode="max", patience=1), "a", [0.5, 0.6, 0.7, 0.8]) == [2] * 5
+
+
+def test_why_is_said():
+    history = [Record(epoch, {"val_loss": 0.5}) for epoch in range(3)]
+    policy = Plateau(levels=(2, 4), patience=0)
+    said = [policy.decide(history[:length]).reason for length in range(4)]
+    assert said == ["start", "hold", "1 epochs without a better val_loss than 0.5", "hold"]
+
+
+@settings(deadline=None)  # the first scheduler takes seconds to import what it needs
+@given(
+    values=st.lists(st.floats(0.01, 10) | st.sampled_from([0.5, 0.9, 1.0]) | st.floats(-2, 2), max_size=40),
+    mode=st.sampled_from(["min", "max"]),
+    patience=st.integers(0, 3),
+    threshold=st.floats(0, 0.99),
+    threshold_mode=st.sampled_from(["rel", "abs"]),
+    cooldown=st.integers(0, 3),
+)
+def test_levels_rise_when_torch_reduces_the_learning_rate(values, **arguments):
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = ReduceLROnPlateau(optimizer, factor=0.5, eps=0, **arguments)
+    levels = (1, 2, 3, 4)
+    expected = [1]
+    for value in values:
+        scheduler.step(value)
+        reduced = round(-math.log2(optimizer.param_groups[0]["lr"]))
+        expected.append(levels[min(reduced, 3)])
+    assert trace(Plateau(levels, **arguments), "val_loss", values) == expected
+
+
+# CriticalRegime
+
+
+def test_the_first_epochs_are_critical():
+    policy = CriticalRegime(low=1, high=8, interval=3)
+    assert trace(policy, "gradient_norm", [1.0] * 7) == [8] * 6 + [1, 1]
+
+
+def test_a_norm_that_changes_fast_is_critical_whichever_way():
+    policy = CriticalRegime(low=1, high=8, eta=0.5, interval=1)
+    norms = [4.0, 2.1, 1.0, 1.4, 2.1, 2.0]
+    assert trace(policy, "gradient_norm", norms) == [8, 8, 1, 8, 1, 8, 1]
+    # At eta exactly, too; and what is compared are parts of the norm before, not amounts.
+    assert trace(policy, "gradient_norm", [1.0, 0.5]) == [8, 8, 8]
+    for scale in (2.0**-40, 2.0**40):
+        assert trace(policy, "gradient_norm", [scale * norm for norm in norms]) == [8, 8, 1, 8, 1, 8, 1]
+
+
+def test_norms_are_compared_an_interval_apart_and_in_between_the_level_holds():
+    policy = CriticalRegime(low=1, high=8, eta=0.5, interval=2)
+    #        compared:                          8    .    8    .    7    .    2    .    2
+    assert trace(policy, "gradient_norm", [99.0, 8.0, 0.1, 8.0, 50, 7.0, 7.0, 2.0, 9, 2.0]) == [
+        *(8, 8, 8, 8),  # nothing to compare with
+        *(1, 1, 1, 1),
+        *(8, 8),
+        1,
+    ]
+
+
+def test_a_norm_of_zero_is_critical():
+    assert trace(CriticalRegime(1, 8, interval=1), "gradient_norm", [0.0, 0.0]) == [8, 8, 8]
+
+
+# ErrorBudget
+
+
+def errors(*values):
+    return {f"expected_error_{bits}": value for bits, value in zip(("0.25", "1", "4"), values, strict=True)}
+
+
+def test_the_lowest_level_within_the_bound_is_chosen_and_may_fall_again():
+    policy = ErrorBudget((0.25, 1, 4), bound=0.5)
+    history = [Record(0, errors(0.6, 0.5, 0.1)), Record(1, errors(0.4, 0.3, 0.1)), Record(2, errors(0.9, 0.8, 0.6))]
+    assert [policy.decide(history[:length]).bits for length in range(4)] == [4, 1, 0.25, 4]
+
+
+# All
+
+
+WATCHED = [
+    (Plateau(), "val_loss"),
+    (CriticalRegime(), "gradient_norm"),
+    (ErrorBudget(), "expected_error_0.25"),
+]
+
+
+@pytest.mark.parametrize(("policy", "name"), WATCHED, ids=lambda value: type(value).__name__)
+def test_a_missing_metric_is_named_and_who_watches_it(policy, name):
+    with pytest.raises(ValueError, match=f"'{name}', which {type(policy).__name__} watches; got \\['accuracy'\\]"):
+        policy.decide([Record(0, {"accuracy": 1.0})])
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments", "text"),
+    [
+        (Plateau, {"levels": (8, 4)}, "levels must be .*ascending.*8, 4"),
+        (Plateau, {"levels": ()}, "levels"),
+        (Plateau, {"mode": "less"}, "mode must be 'min' or 'max', got 'less'"),
+        (Plateau, {"monitor": ""}, "monitor"),
+        (Plateau, {"patience": -1}, "patience"),
+        (Plateau, {"threshold": -0.1}, "threshold.*-0.1"),
+        (Plateau, {"threshold": 1}, "threshold must be less than 1 .*got 1"),
+        (Plateau, {"threshold_mode": "percent"}, "threshold_mode.*'percent'"),
+        (Plateau, {"cooldown": 1.5}, "cooldown.*1.5"),
+        (CriticalRegime, {"low": 5, "high": 5}, "high must be more bits than low.*got 5"),
+        (CriticalRegime, {"low": 9}, "low must be one of the levels.*9"),
+        (CriticalRegime, {"monitor": 3}, "monitor"),
+        (CriticalRegime, {"eta": math.nan}, "eta.*nan"),
+        (CriticalRegime, {"interval": 0}, "interval.*0"),
+        (ErrorBudget, {"levels": (1, 1)}, "levels"),
+        (ErrorBudget, {"bound": -1}, "bound.*-1"),
+    ],
+)
+def test_bad_arguments(policy, arguments, text):
+    with pytest.raises(ValueError, match=text):
+        policy(**arguments)
+
+
+def test_a_plateau_may_end_uncompressed_and_be_measured_in_its_own_unit():
+    assert Plateau((8, 32), threshold=3, threshold_mode="abs").levels == (8, 32)
