@@ -1,4 +1,4 @@
-"""At few bits what waits in residuals is a momentum already; an optimizer then steps without its own (docs/math.md).
+"""At few bits what waits in residuals is a momentum already; an optimizer may step without its own (docs/study.md).
 
 Its groups are others only while it steps: schedules, checkpoints and whoever looks at them see the user's values.
 """
@@ -26,19 +26,21 @@ class Momentum:
 
     SGD that has momentum m and dampening d steps by (1 - d) / (1 - m) times its learning rate instead, so that a
     gradient adds up to the same, but at once. Of Adam and AdamW the first beta is 0. The momentum that SGD keeps in its
-    state is zero then, and grows anew when more bits arrive.
+    state is zero then, so that no gradient counts twice when more bits arrive.
 
     Args:
         optimizer: Horovod's. Others than those three are left as they are.
         rank: of this process; the first one logs.
+        replace: whether there are to be such steps; otherwise it is only said where they would help.
 
     Attributes:
         left_out: whether the next steps are to be without.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, rank: int, *, replace: bool) -> None:
         self._optimizer, self._rank = weakref.ref(optimizer), rank
-        self._without = _ways().get(stepping_class(optimizer).step)
+        way = _ways().get(stepping_class(optimizer).step)
+        self._known, self._without = way is not None, way if replace else None
         self._changed: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, the user's value, ours
         self._said = self.left_out = False
         # Weakly: the optimizer outlives a quantizer that nobody wants any more. Horovod's step has the optimizer's own
@@ -53,21 +55,22 @@ class Momentum:
 
     def choose(self, bits: float) -> None:
         """Whether it is left out of the steps to come is a matter of the level of the gradients that have come."""
-        self.left_out = bits <= MOST_BITS
+        self.left_out = bits <= MOST_BITS and self._without is not None
         optimizer = self._optimizer()
-        if not self.left_out or self._said or self._rank or optimizer is None:
+        if self._said or self._rank or optimizer is None:
             return
-        self._said = True
         momentum, kind = momentum_of(optimizer), stepping_class(optimizer).__name__
-        if momentum and self._without is not None:
+        if self.left_out and momentum:
+            self._said = True
             logger.info("at %g bits and less %s steps without its momentum of %g", MOST_BITS, kind, momentum)
-        elif momentum >= MUCH_MOMENTUM:
+        elif bits < 1 and momentum >= MUCH_MOMENTUM and self._without is None:
+            self._said = True
             logger.warning(
-                "%s has a momentum of %g, and at %g bits and less what waits in residuals acts as another: training "
-                "may suffer. SGD, Adam and AdamW are known, and step without theirs then (docs/study.md)",
+                "%s has a momentum of %g, and below one bit what waits in residuals acts as another, which may harm "
+                "training: %s (docs/quickstart.md)",
                 kind,
                 momentum,
-                MOST_BITS,
+                "DynamicQuantizer(replace_momentum=True) has it step without" if self._known else "try it without",
             )
 
     def put_back(self) -> None:

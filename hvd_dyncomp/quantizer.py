@@ -82,8 +82,8 @@ class DynamicQuantizer(Compressor):
             values than two blocks they count as small.) A budget of 16 or more is a level for all.
         replace_momentum: at 2 bits and less, what waits in residuals acts as a momentum, and two are one too many: have
             SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0. Their groups
-            hold these values only while they step. Other optimizers are left as they are, and a warning says so. Not
-            without error feedback.
+            hold these values only while they step. Other optimizers are left as they are, and a warning says so. For
+            levels that stay low; not where the learning rate is near the largest that training stands.
         warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says. Steps are counted
             as `state_dict` does, so that a run that resumes in its warm-up ends it where it would have ended.
         warmup_bits: see there; 32 for none compressed.
@@ -120,7 +120,7 @@ class DynamicQuantizer(Compressor):
         reprobe_epochs: int = 5,
         hierarchical: bool | None = None,
         allocation: str = "uniform",
-        replace_momentum: bool = True,
+        replace_momentum: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,

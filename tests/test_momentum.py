@@ -48,7 +48,7 @@ def trained(optimizer: torch.optim.Optimizer, steps: range = range(6)) -> list[t
 
 
 def without(optimizer: torch.optim.Optimizer, bits: float = 1) -> Momentum:
-    momentum = Momentum(optimizer, 0)
+    momentum = Momentum(optimizer, 0, replace=True)
     momentum.choose(bits)
     return momentum
 
@@ -87,21 +87,27 @@ def test_above_two_bits_nothing_is_touched(kind, bits):
     assert not keep.left_out
 
 
-@pytest.mark.parametrize("kind", [OwnStep, torch.optim.RMSprop])
-def test_optimizers_that_are_not_known_are_left_alone_and_that_is_said_once(kind, caplog):
+@pytest.mark.parametrize(
+    ("kind", "replace", "advice"),
+    [(OwnStep, True, "try it"), (torch.optim.RMSprop, True, "try it"), (SGD, False, "replace_momentum=True")],
+)
+def test_an_optimizer_that_is_left_alone_is_warned_of_once(kind, replace, advice, caplog):
     optimizer = made(kind, momentum=0.9)
     with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
-        keep = without(optimizer)
-        keep.choose(1)
+        keep = Momentum(optimizer, 0, replace=replace)
+        for bits in (4, 1, 0.25, 0.25):
+            keep.choose(bits)
+            assert len(caplog.records) == (bits < 1)
     assert all(map(torch.equal, trained(optimizer), trained(made(kind, momentum=0.9))))
     [record] = caplog.records
     assert record.levelname == "WARNING" and f"{kind.__name__} has a momentum of 0.9" in record.getMessage()
+    assert advice in record.getMessage()
 
 
 @pytest.mark.parametrize(("rank", "momentum", "said"), [(0, 0.9, 1), (1, 0.9, 0), (0, 0.0, 0)])
 def test_what_is_done_is_said_once(rank, momentum, said, caplog):
     optimizer = made(SGD, momentum=momentum)
-    keep = Momentum(optimizer, rank)
+    keep = Momentum(optimizer, rank, replace=True)
     with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
         for bits in (4, 1, 4, 1):
             keep.choose(bits)
@@ -247,7 +253,7 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
             parameters.append(worker.parameters["a"].detach().clone())
         return parameters
 
-    found, _ = on_ranks(2, program, {"a": 300}, 1)
+    found, _ = on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)
     assert all(map(torch.equal, *found))
 
 
@@ -263,7 +269,7 @@ def test_a_step_that_fails_leaves_the_users_values():
             worker.optimizer.step()
         return worker.optimizer.param_groups[0]
 
-    for group in on_ranks(2, program, {"a": 300}, 1)[0]:
+    for group in on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)[0]:
         assert (group["lr"], group["momentum"]) == (1.0, 0.5)
 
 
@@ -277,10 +283,10 @@ def test_gradients_that_are_clipped_in_between_are_those_that_were_reduced():
         assert steps_by(2.0, worker, worker.optimizer.step)  # which does not synchronize again
         assert reduced.norm() > 0.5 > worker.parameters["a"].grad.norm() - 1e-3
 
-    on_ranks(2, program, {"a": 300}, 1)
+    on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)
 
 
-@pytest.mark.parametrize("arguments", [{"replace_momentum": False}, {"error_feedback": False}])
+@pytest.mark.parametrize("arguments", [{}, {"replace_momentum": True, "error_feedback": False}])
 def test_it_is_left_in_where_the_user_says_so_or_nothing_waits(arguments):
     def program(worker: Worker) -> None:
         momenta(worker)
@@ -304,4 +310,4 @@ def test_another_optimizer_gets_its_own_and_the_first_one_is_let_go():
         assert steps_by(2.0, worker, worker.optimizer.step)
         assert not first._optimizer_step_pre_hooks and not first._optimizer_step_post_hooks
 
-    on_ranks(2, program, {"a": 300}, 1)
+    on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)

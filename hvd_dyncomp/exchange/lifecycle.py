@@ -112,8 +112,8 @@ class Lifecycle:
         self.state = Bound(plan)
         self._hook(optimizer)
         # Without error feedback nothing waits anywhere.
-        if self._settings.replace_momentum and self._settings.error_feedback:
-            self._momentum = Momentum(optimizer, plan.binding.rank)
+        if self._settings.error_feedback:
+            self._momentum = Momentum(optimizer, plan.binding.rank, replace=self._settings.replace_momentum)
         return plan
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> None:

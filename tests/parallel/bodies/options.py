@@ -83,7 +83,7 @@ def test_momentum_is_left_out_at_few_bits(bits, factor, request, rank):
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([values], lr=0.5, momentum=0.75),
         named_parameters=[(request.node.name, values)],
-        compression=DynamicQuantizer(Controller(Static(bits))),
+        compression=DynamicQuantizer(Controller(Static(bits)), replace_momentum=True),
     )
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1)
     for step in range(4):
