@@ -3,7 +3,7 @@
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
 
 See `DynamicQuantizer` (the compressor), `Controller` (which level, on all workers at once) and the policies
-`StepFunction`, `Plateau`, `CriticalRegime`, `ErrorBudget`, `Static` and `Schedule`.
+`StepFunction`, `Plateau`, `CriticalRegime`, `Static` and `Schedule`.
 """
 
 import warnings
@@ -14,7 +14,6 @@ from hvd_dyncomp.meter import Meter, Traffic
 from hvd_dyncomp.policies import (
     CriticalRegime,
     Decision,
-    ErrorBudget,
     Plateau,
     Policy,
     Record,
@@ -32,7 +31,6 @@ __all__ = [
     "CriticalRegime",
     "Decision",
     "DynamicQuantizer",
-    "ErrorBudget",
     "LockstepError",
     "Meter",
     "Plateau",

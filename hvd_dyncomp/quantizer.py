@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp.allocation import LOST
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
@@ -24,9 +23,8 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.horovod_optimizer import compressor_of
-from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED, check_level
+from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.meter import Meter, allreduce_bytes
-from hvd_dyncomp.policies.error_budget import expected_error
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.horovod import Compressor, HorovodTransport
 
@@ -177,17 +175,6 @@ class DynamicQuantizer(Compressor):
         """
         plan = self._lifecycle.plan
         return {} if plan is None else plan.levels(self.bits)
-
-    def expected_errors(self) -> dict[str, float]:
-        """What one exchange at each level would leave of the squared norm of gradient and residual, 0 to 1.
-
-        For `ErrorBudget`: by name of the metric, `expected_error_0.25`. Levels are budgets with `allocation="error"`,
-        and their errors follow from the energies that all ranks have put together last, mostly those of the epoch
-        before. Otherwise they are constants. From 16 bits on they count as 0. Costs some milliseconds; no collective.
-        """
-        plan = self._lifecycle.plan
-        known = LOST if plan is None or plan.spending is None else plan.spending.errors()
-        return {expected_error(bits): known.get(bits, 0.0) for bits in LEVELS}
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Says which optimizer to work for, instead of having it found at the first gradient.

@@ -13,7 +13,6 @@ from hvd_dyncomp import (
     CriticalRegime,
     Decision,
     DynamicQuantizer,
-    ErrorBudget,
     Meter,
     Plateau,
     Policy,
@@ -204,8 +203,6 @@ TABLE = {
         },
     ),
     "CriticalRegime.decide": Call(CriticalRegime().decide, {"history": []}, {"history": HISTORY}),
-    "ErrorBudget": Call(ErrorBudget, {}, {"levels": BAD_LADDER, "bound": [*NOT_FINITE, -0.1]}),
-    "ErrorBudget.decide": Call(ErrorBudget().decide, {"history": []}, {"history": HISTORY}),
     "StepFunction.decide": Call(StepFunction().decide, {"history": []}, {"history": HISTORY}),
     "Decision": Call(  # a plain tuple: the controller looks into it
         lambda bits, reason: Controller(Says(Decision(bits, reason))),

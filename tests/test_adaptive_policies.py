@@ -1,4 +1,4 @@
-"""Policies that follow a metric both ways or up a ladder: plateaus, critical regimes, bounds on the error."""
+"""Policies that follow a metric both ways or up a ladder: plateaus, critical regimes."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hvd_dyncomp import CriticalRegime, ErrorBudget, Plateau, Record
+from hvd_dyncomp import CriticalRegime, Plateau, Record
 
 
 def trace(policy, name, values):
@@ -103,26 +103,12 @@ def test_a_norm_of_zero_is_critical():
     assert trace(CriticalRegime(1, 8, interval=1), "gradient_norm", [0.0, 0.0]) == [8, 8, 8]
 
 
-# ErrorBudget
-
-
-def errors(*values):
-    return {f"expected_error_{bits}": value for bits, value in zip(("0.25", "1", "4"), values, strict=True)}
-
-
-def test_the_lowest_level_within_the_bound_is_chosen_and_may_fall_again():
-    policy = ErrorBudget((0.25, 1, 4), bound=0.5)
-    history = [Record(0, errors(0.6, 0.5, 0.1)), Record(1, errors(0.4, 0.3, 0.1)), Record(2, errors(0.9, 0.8, 0.6))]
-    assert [policy.decide(history[:length]).bits for length in range(4)] == [4, 1, 0.25, 4]
-
-
 # All
 
 
 WATCHED = [
     (Plateau(), "val_loss"),
     (CriticalRegime(), "gradient_norm"),
-    (ErrorBudget(), "expected_error_0.25"),
 ]
 
 
@@ -149,8 +135,7 @@ def test_a_missing_metric_is_named_and_who_watches_it(policy, name):
         (CriticalRegime, {"monitor": 3}, "monitor"),
         (CriticalRegime, {"eta": math.nan}, "eta.*nan"),
         (CriticalRegime, {"interval": 0}, "interval.*0"),
-        (ErrorBudget, {"levels": (1, 1)}, "levels"),
-        (ErrorBudget, {"bound": -1}, "bound.*-1"),
+        (Plateau, {"levels": (1, 1)}, "levels"),
     ],
 )
 def test_bad_arguments(policy, arguments, text):

@@ -14,7 +14,6 @@ from hvd_dyncomp import (
     Controller,
     ControllerError,
     CriticalRegime,
-    ErrorBudget,
     Meter,
     Plateau,
     Record,
@@ -154,26 +153,6 @@ def test_a_regime_is_looked_at_every_interval(policy, history):
     assert set(levels) <= {policy.low, policy.high} and set(levels[: 2 * policy.interval]) == {policy.high}
     for length in range(1, len(levels)):
         assert levels[length] == levels[length - 1] or length % policy.interval == 0
-
-
-@ORDINARY
-@given(
-    levels=ladders(),
-    bound=st.floats(0, 1),
-    known=st.lists(st.dictionaries(st.sampled_from(LEVELS), st.floats(0, 1)), max_size=5),
-)
-def test_a_bound_is_kept_where_it_can_be_by_the_fewest_bits(levels, bound, known):
-    policy = ErrorBudget(levels, bound=bound)
-    known = [{bits: errors.get(bits, 0.5) for bits in LEVELS} for errors in known]
-    history = [
-        Record(epoch, {f"expected_error_{bits:g}": error for bits, error in errors.items()})
-        for epoch, errors in enumerate(known)
-    ]
-    assert policy.decide([]).bits == levels[-1]
-    for length, errors in enumerate(known, 1):
-        bits = policy.decide(history[:length]).bits
-        assert bits in levels and (errors[bits] <= bound or bits == levels[-1])
-        assert all(errors[fewer] > bound for fewer in levels if fewer < bits)
 
 
 @ORDINARY

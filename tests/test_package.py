@@ -59,16 +59,7 @@ ROOMS = {
     "momentum": {"horovod_optimizer"},
     "exchange": {"allocation", "horovod_optimizer", "kernels", "meter", "momentum", "transport"},
     "controller": {"policies", "transport"},
-    "quantizer": {
-        "allocation",
-        "auto_level",
-        "controller",
-        "exchange",
-        "horovod_optimizer",
-        "meter",
-        "policies",
-        "transport",
-    },
+    "quantizer": {"auto_level", "controller", "exchange", "horovod_optimizer", "meter", "transport"},
     "elastic": {"controller", "quantizer", "transport"},
 }
 EXCHANGE = {

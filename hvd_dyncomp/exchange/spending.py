@@ -71,17 +71,6 @@ class Spending:
         found = self._levels(budget) or levels_at(budget, self._units)
         return {unit.name: bits for unit, bits in zip(self._units, found, strict=True)}
 
-    def errors(self) -> dict[float, float]:
-        """By budget, what its best levels leave of the energies of all units (0 to 1); the same on all ranks.
-
-        Before energies are known: what a level leaves.
-        """
-        energies = self._energies or ()
-        total = sum(energies)
-        if not total:
-            return dict(LOST)
-        return {budget: error(energies, self._best(budget, energies)) / total for budget in LOST}
-
     def begin_step(self, budget: float, epoch: int) -> bool:
         """Sets the level of every unit for a step; returns whether energies should be put together in it.
 
@@ -161,18 +150,14 @@ class Spending:
     def _chosen(self, budget: float) -> tuple[float, ...]:
         """By the energies that there are: those in use, as long as they are good enough."""
         kept = self._kept.get(budget)
-        found = self._best(budget, self._energies or ())
         energies = self._of_large(self._energies or ())
+        sizes = [self._sizes[index] for index in self._large]
+        mean = (budget * self._values - self._small_bits) / max(1, sum(sizes))
+        best = iter(allocate(sizes, energies, mean))
+        found = tuple(SMALL_BITS if unit.small else next(best) for unit in self._units)
         if kept is None or error(energies, self._of_large(kept)) > KEPT * error(energies, self._of_large(found)):
             return found
         return kept
-
-    def _best(self, budget: float, energies: Sequence[float]) -> tuple[float, ...]:
-        """The levels of all units that leave least."""
-        sizes = [self._sizes[index] for index in self._large]
-        mean = (budget * self._values - self._small_bits) / max(1, sum(sizes))
-        best = iter(allocate(sizes, self._of_large(energies), mean))
-        return tuple(SMALL_BITS if unit.small else next(best) for unit in self._units)
 
     def _of_large(self, values: Sequence[float]) -> list[float]:
         return [values[index] for index in self._large]

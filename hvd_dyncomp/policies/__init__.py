@@ -2,7 +2,6 @@
 
 from hvd_dyncomp.policies.base import Decision, Policy, Record
 from hvd_dyncomp.policies.critical_regime import CriticalRegime
-from hvd_dyncomp.policies.error_budget import ErrorBudget
 from hvd_dyncomp.policies.fixed import Schedule, Static
 from hvd_dyncomp.policies.plateau import Plateau
 from hvd_dyncomp.policies.step_function import StepFunction
@@ -10,7 +9,6 @@ from hvd_dyncomp.policies.step_function import StepFunction
 __all__ = [
     "CriticalRegime",
     "Decision",
-    "ErrorBudget",
     "Plateau",
     "Policy",
     "Record",

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hvd_dyncomp.allocation import LOST, error
-from hvd_dyncomp.policies.error_budget import expected_error
 from screening import codec
 from screening.allocation import allocate
 from screening.contenders import Contender
@@ -111,10 +109,6 @@ class Aggregator:
 
     def notes(self) -> dict:
         """What is worth writing down after an epoch."""
-        return {}
-
-    def metrics(self) -> dict[str, float]:
-        """What policies may want to know after an epoch."""
         return {}
 
 
@@ -222,12 +216,6 @@ class Quantized(Aggregator):
         got, payload = sender.send(whitened, self.groups, self.step)
         sender.residuals = [owed * scale for owed, scale in zip(sender.residuals, scales, strict=True)]
         return [part * scale for part, scale in zip(got, scales, strict=True)], payload
-
-    def metrics(self) -> dict[str, float]:
-        """What each level, or budget, would leave of the energies of the epoch before, as the library expects it."""
-        energies = [energy * size for energy, size in zip(self.energies, self.sizes, strict=True)]
-        total = sum(energies) or 1
-        return {expected_error(bits): error(energies, self.levels(bits)) / total for bits in LOST}
 
     def notes(self) -> dict:
         """Levels, energies, and how many steps' worth of gradients the first worker owes of each tensor (norms)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hvd_dyncomp import CriticalRegime, ErrorBudget, Plateau, Policy, StepFunction
+from hvd_dyncomp import CriticalRegime, Plateau, Policy, StepFunction
 from screening.allocation import OBJECTIVES
 from screening.codec import LEVELS
 
@@ -162,8 +162,6 @@ def _all() -> list[Contender]:
     found.append(Contender("uncompressed flat", "uncompressed", momentum=0.0))
     found.append(Contender("natural", "natural"))
     found += [Contender(name, policy=policy, momentum=0.0) for name, policy in _policies().items()]
-    bounded = ErrorBudget((1 / 8, 1 / 4, 1 / 2, 1, 2), bound=0.5)
-    found.append(Contender("error bound 1/2", policy=bounded, objective="error", momentum=0.0))
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -39,19 +38,18 @@ class Steering:
         if self._norm is not None:
             self._norm.add()
 
-    def after(self, epoch: int, train_loss: float, more: Callable[[], dict[str, float]]) -> dict[str, Any]:
+    def after(self, epoch: int, train_loss: float) -> dict[str, Any]:
         """Validates, and lets the policy decide; returns what is worth writing down.
 
         Args:
             epoch: number of the one that is over.
             train_loss: its mean loss.
-            more: returns metrics of whoever exchanges gradients.
         """
         if self._policy is None or self._norm is None:
             return {}
         accuracy, loss = self._work.validate(self._model)
         own = {"val_accuracy": accuracy / 100, "val_loss": loss, "gradient_norm": self._norm.take()}
-        metrics = {"train_loss": train_loss, **own, **more()}
+        metrics = {"train_loss": train_loss, **own}
         level, reason = self.bits, "held: not finite"
         if all(map(math.isfinite, metrics.values())):
             self._history.append(Record(epoch, metrics))

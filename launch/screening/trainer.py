@@ -61,7 +61,7 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
         last = epoch + 1 == task.epochs
         score, loss_then = work.score(model, last)
         train_loss = sum(losses) / len(losses)
-        steered = steering.after(epoch, train_loss, exchange.metrics)
+        steered = steering.after(epoch, train_loss)
         entry = {"train": train_loss, "score": score, "loss": loss_then, "bits": exchange.traffic.bits}
         curve.append({**{key: round(value, 4) for key, value in entry.items()}, **exchange.notes(), **steered})
     return {

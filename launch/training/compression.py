@@ -13,7 +13,6 @@ from hvd_dyncomp import (
     Controller,
     CriticalRegime,
     DynamicQuantizer,
-    ErrorBudget,
     Plateau,
     Policy,
     Schedule,
@@ -62,10 +61,6 @@ class Baseline:
         """None of them has a level of its own."""
         return {}
 
-    def expected_errors(self) -> dict[str, float]:
-        """Nobody asks for them."""
-        return {}
-
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """Nothing to report: all steps are alike."""
         return {}
@@ -90,7 +85,6 @@ class Quantized:
     def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
         self.controller = Controller(policy)
         self._allocated = args.allocation == "error"
-        self._bounded = isinstance(policy, ErrorBudget)
         self.compressor = DynamicQuantizer(
             self.controller,
             error_feedback=args.error_feedback,
@@ -119,10 +113,6 @@ class Quantized:
     def tensor_levels(self) -> dict[str, float]:
         """Bits a value by tensor, where they differ: with ``--allocation error``."""
         return self.compressor.levels() if self._allocated else {}
-
-    def expected_errors(self) -> dict[str, float]:
-        """What each level would leave of gradients, by metric, where the policy asks for it."""
-        return self.compressor.expected_errors() if self._bounded else {}
 
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """How many of an epoch's steps ran at which level: of several with ``--auto-level`` and in a warm-up only."""
@@ -163,8 +153,6 @@ def make_policy(args: argparse.Namespace) -> Policy:
     if args.policy == "critical":
         low, high = args.levels
         return CriticalRegime(low, high, eta=args.eta, interval=args.interval)
-    if args.policy == "error":
-        return ErrorBudget(args.levels, bound=args.error_bound)
     return StepFunction(
         levels=args.levels,
         thresholds=args.thresholds,

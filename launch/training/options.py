@@ -28,7 +28,7 @@ from training.models import MODELS, SHORTCUTS
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
 HIERARCHICAL = ("auto", "on", "off")
-POLICIES = ("step", "plateau", "critical", "error", "static", "schedule")
+POLICIES = ("step", "plateau", "critical", "static", "schedule")
 MONITORS = ("val_loss", "val_accuracy", "train_loss")
 _NOT_GIVEN = object()
 
@@ -50,7 +50,7 @@ _ONLY_WITH = {
 # Those of policies: {flag's dest: policies that it is one of}.
 _ONLY_OF = {
     "schedule": ("schedule",),
-    "levels": ("step", "plateau", "critical", "error"),
+    "levels": ("step", "plateau", "critical"),
     "thresholds": ("step",),
     "min_improvement": ("step", "plateau"),
     "loss_patience": ("step",),
@@ -63,7 +63,6 @@ _ONLY_OF = {
     "patience": ("plateau",),
     "eta": ("critical",),
     "interval": ("critical",),
-    "error_bound": ("error",),
 }
 
 EPILOG = """examples:
@@ -194,20 +193,11 @@ def _add_step_policy(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_other_policies(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "other policies: plateau, critical (changing gradients), error (a bound)"
-    ).add_argument
+    add = parser.add_argument_group("other policies: plateau, critical (changing gradients)").add_argument
     add("--monitor", choices=MONITORS, default="val_loss", help="where a plateau is looked for")
     add("--patience", type=natural, default=2, metavar="N", help="epochs without progress that make no plateau yet")
     add("--eta", type=at_least_zero, default=0.5, metavar="R", help="relative change of the gradients' norm: critical")
     add("--interval", type=count, default=1, metavar="N", help="epochs between the two norms that are compared")
-    add(
-        "--error-bound",
-        type=fraction,
-        default=0.5,
-        metavar="R",
-        help="part of the squared norm of gradients that a step may leave behind",
-    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -283,8 +273,6 @@ def _check_policy(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
     """What policies need, and how many levels in which order."""
     if args.policy == "schedule" and args.schedule is None:
         parser.error("--policy schedule: needs --schedule, for example --schedule 0:32,2:4")
-    if args.policy == "error" and args.allocation != "error":
-        parser.error("--policy error: needs --allocation error, without which every level's error is a constant")
     thresholds, levels = _as_typed(args.thresholds), _as_typed(args.levels)
     if args.policy == "step" and len(args.thresholds) != len(args.levels) - 1:
         parser.error(f"--thresholds {thresholds}: one fewer than --levels {levels} is needed")

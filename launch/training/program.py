@@ -198,9 +198,7 @@ def train_one_epoch(run: Run, epoch: int) -> None:
     test = evaluate(run.model, eval_batches(run.data.test, run.data, **shard), "test")
     # The test set is for people: the controller never sees it.
     tensor_levels = run.compression.tensor_levels()
-    watched = run.compression.expected_errors()
-    if run.gradient_norm is not None:
-        watched["gradient_norm"] = run.gradient_norm.take()
+    watched = {} if run.gradient_norm is None else {"gradient_norm": run.gradient_norm.take()}
     decision = run.compression.next_level(
         {"train_loss": train.mean_loss, "val_accuracy": val.accuracy, "val_loss": val.mean_loss, **watched},
         epoch=epoch,

@@ -4,8 +4,7 @@ import pytest
 import torch
 from simulated import SimulatedOptimizer, Worker, noise, on_ranks, parameters, places, set_level
 
-from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, LockstepError, Static
-from hvd_dyncomp.allocation import LOST
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 from hvd_dyncomp.exchange import spending
 from hvd_dyncomp.exchange.codec import HEADER_BYTES
 from hvd_dyncomp.kernels import block_bytes
@@ -46,40 +45,6 @@ def test_levels_follow_energies_after_the_first_steps(ranks, hosts):
     sizes = {"a": 640, "b": 1280, "c": 320, "s2": 64}  # whole blocks of 64
     assert sum(sizes[name] * bits for name, bits in after.items()) <= 2 * sum(sizes.values())
     assert len(world.messages(".energies")) == ranks, "energies are put together once"
-
-
-@WORLDS
-def test_expected_errors_are_those_of_the_best_levels_and_the_same_on_all_ranks(ranks, hosts):
-    def program(worker: Worker) -> list[dict]:
-        seen = [worker.quantizer.expected_errors()]
-        for step in range(FIRST + 2):
-            worker.step(gradients(worker, step))
-            seen.append({**worker.quantizer.expected_errors(), "levels": worker.quantizer.levels()})
-        return seen
-
-    results, _ = run(ranks, hosts, program)
-    assert all(errors == results[0] for errors in results)
-    table = {f"expected_error_{bits:g}": LOST.get(bits, 0.0) for bits in LEVELS}
-    assert results[0][0] == table, "before energies are known, what a level leaves of anything"
-    last = results[0][-1]
-    errors, levels = [last[name] for name in table], last["levels"]
-    assert errors == sorted(errors, reverse=True)
-    energies = {name: SIZES[name] * STRENGTH[name] ** 2 for name in ("a", "b", "c")} | {"s2": 12 * 9.0}
-    expected = sum(energies[name] * LOST[bits] for name, bits in levels.items()) / sum(energies.values())
-    assert last["expected_error_2"] == pytest.approx(expected, rel=0.1)
-    assert last["expected_error_2"] < table["expected_error_2"] / 2
-
-
-def test_with_one_level_for_all_errors_are_constants():
-    def program(worker: Worker) -> list[dict]:
-        before = worker.quantizer.expected_errors()
-        for step in range(FIRST + 2):
-            worker.step(gradients(worker, step))
-        return [before, worker.quantizer.expected_errors()]
-
-    results, _ = run(2, (), program, allocation="uniform")
-    assert all(errors == results[0][0] for both in results for errors in both)
-    assert results[0][0]["expected_error_0.25"] == LOST[0.25]
 
 
 @WORLDS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvd_dyncomp import CriticalRegime, ErrorBudget, Plateau, Policy, StepFunction
+from hvd_dyncomp import CriticalRegime, Plateau, Policy, StepFunction
 from training.compression import make_policy, watches_gradients
 from training.course import course, differences
 from training.options import parse
@@ -49,9 +49,7 @@ BAD = [
     ("--policy critical --levels 16,4", ["--levels 16", "ascend"]),
     ("--policy critical --levels 4,16 --cooldown 2", ["--cooldown 2", "--policy step or plateau"]),
     ("--policy critical --levels 4,16 --interval 0", ["--interval", "0"]),
-    ("--policy error", ["--policy error", "--allocation error"]),
-    ("--policy error --allocation error --error-bound 1", ["--error-bound", "1"]),
-    ("--policy static --levels 4,8", ["--levels 4,8", "--policy step or plateau or critical or error"]),
+    ("--policy static --levels 4,8", ["--levels 4,8", "--policy step or plateau or critical"]),
     ("--compression none --level-warmup-steps 5", ["--level-warmup-steps 5", "--compression none"]),
     ("--level-warmup-bits 8", ["--level-warmup-bits 8", "--level-warmup-steps"]),
     ("--level-warmup-steps 5 --level-warmup-bits 9", ["--level-warmup-bits", "'9'"]),
@@ -107,7 +105,6 @@ def test_defaults_are_the_papers_ladder() -> None:
         "--levels 16,8,4",
         "--policy plateau --levels 1/8,1/4,1/2,1 --monitor val_accuracy --patience 1 --cooldown 0 --min-improvement 0",
         "--policy critical --levels 1/8,1 --eta 0.3 --interval 2",
-        "--policy error --allocation error --levels 1/4,1 --error-bound 0.4",
         "--level-warmup-steps 200 --level-warmup-bits 4",
         "--compression static --level-warmup-steps 200",
         "--depth 20 --shortcut B --stagnation none",
@@ -152,7 +149,6 @@ def test_help_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
             Plateau((0.25, 1), monitor="val_accuracy", mode="max", patience=2, threshold=0.01, cooldown=3),
         ),
         ("--policy critical --levels 1/4,1 --eta 0.3 --interval 2", CriticalRegime(0.25, 1, eta=0.3, interval=2)),
-        ("--policy error --allocation error --levels 1/4,1 --error-bound 0.3", ErrorBudget((0.25, 1), bound=0.3)),
         (
             "--levels 1,1/4 --thresholds 0.5 --epochs 9",
             StepFunction((1, 0.25), (0.5,), total_epochs=9),
