@@ -145,7 +145,9 @@ def test_a_quick_study_from_beginning_to_end(tiny: Path, capsys: pytest.CaptureF
     assert "| 1/4 | 0." in said and "2 of 2 runs" in said
     folder = tiny / study.QUICK_DIR
     assert {path.name for path in folder.iterdir()} == {study.RESULTS, study.DETAILS, *pareto.FIGURES}
-    assert len(results.read(folder / study.RESULTS)) == 2
+    runs = results.read(folder / study.RESULTS)
+    assert len(runs) == 2
+    assert not any("curve" in run for run in runs.values())
     assert list(tiny.iterdir()) == [tiny / "runs"]
 
 
