@@ -8,16 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from screening import codec
-from screening.allocation import allocate
+from hvd_dyncomp.allocation import allocate
 from screening.contenders import Contender
-from screening.feedback import Sender, Way
+from screening.feedback import Groups, Sender
 
-SMALL = 1024  # tensors of fewer values travel uncompressed, as the library's min_numel has it
-
-MOMENTUM = 0.9  # of SGD
-MEMORY = 0.99  # of the mean squares: about a hundred steps
-REFRESH, FIRST_REFRESHES = 200, (0, 5, 20, 60)  # steps in which workers tell each other
+SMALL = 1024  # tensors of fewer values are small: the library's min_numel
 
 Gradients = Sequence[Sequence[Tensor]]  # per worker, of each tensor, flat
 
@@ -34,14 +29,21 @@ class Traffic:
         """Bits a value."""
         return 8 * self.bytes / self.values if self.values else 0.0
 
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.values + other.values, self.bytes + other.bytes)
+
+    def count(self, values: int, sent: float) -> None:
+        """One more message."""
+        self.values += values
+        self.bytes += sent
+
 
 @dataclass
 class Aggregator:
     """Averages gradients, uncompressed; what compresses has a mean of its own.
 
     Args:
-        sizes: values of each large tensor.
-        shapes: their shapes.
+        shapes: of each large tensor.
         workers: how many there are.
         seed: of whatever is random.
     """
@@ -55,57 +57,27 @@ class Aggregator:
     def __post_init__(self) -> None:
         self.sizes = [shape.numel() for shape in self.shapes]
         self.values = sum(self.sizes)
-        self.step = 0
-        empty = [torch.zeros(size) for size in self.sizes] if self.contender.momentum is not None else []
-        self.velocities = [[value.clone() for value in empty] for _ in range(self.workers)]
-        self.before = empty  # what arrived in the step before
         self.begin()
 
     def begin(self) -> None:
         """What a method keeps from step to step."""
 
-    def new_epoch(self, level: float | None = None) -> None:
-        """Called before each epoch.
+    def new_epoch(self) -> None:
+        """Called before each epoch."""
 
-        Args:
-            level: that a policy has chosen for it; None for what the contender's schedule says.
-        """
-
-    def new_step(self, progress: float, ratio: float) -> None:
-        """Called before each step.
-
-        Args:
-            progress: what part of the training is over.
-            ratio: the learning rate of the step before over that of this one.
-        """
+    def new_step(self, progress: float) -> None:
+        """Called before each step: what part of the training is over."""
+        self.levels = [self.contender.bits_at(progress)] * len(self.sizes)
 
     def mean(self, gradients: Gradients) -> list[Tensor]:
-        """The mean of each tensor, flat, as every worker gets it."""
-        sends_momentum = self.contender.momentum is not None
-        if sends_momentum:
-            for own, new in zip(self.velocities, gradients, strict=True):
-                for i, (velocity, gradient) in enumerate(zip(own, new, strict=True)):
-                    kept = self.kept(i)
-                    velocity.mul_(kept).add_(gradient, alpha=(1 - kept) / (1 - MOMENTUM))
-            gradients = self.velocities
+        """The mean of each tensor, flat, as it arrives."""
         means, sent = self.exchange(gradients)
-        self.step += 1
-        self.traffic.values += self.values
-        self.traffic.bytes += sent
-        if not sends_momentum:
-            return means
-        # The optimizer adds MOMENTUM times the step before to what it is given, and so steps by what has arrived.
-        given = [mean - MOMENTUM * before for mean, before in zip(means, self.before, strict=True)]
-        self.before = means
-        return given
-
-    def kept(self, tensor: int) -> float:
-        """Of the momentum that workers send, in every step."""
-        return self.contender.momentum or 0.0
+        self.traffic.count(self.values, sent)
+        return means
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
         """Means, and the bytes that a worker sends."""
-        return [torch.stack(list(own)).mean(0) for own in zip(*gradients, strict=True)], 4 * self.values
+        return average(gradients), 4 * self.values
 
     def notes(self) -> dict:
         """What is worth writing down after an epoch."""
@@ -116,114 +88,86 @@ class Quantized(Aggregator):
     """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
 
     def begin(self) -> None:
-        self.senders = [Sender(self.sizes) for _ in range(self.workers)]
-        self.owner = Sender(self.sizes) if self.workers > 2 else None
-        self.energies = [1.0] * len(self.sizes)  # mean squares of a worker's gradients, of the last epoch
-        self.gathered, self.steps = torch.zeros(len(self.sizes)), 0
-        self.groups: dict[Way, list[int]] = {}
+        feedback = self.contender.feedback
+        self.senders = [Sender(self.sizes, feedback != "none") for _ in range(self.workers)]
+        self.owner = Sender(self.sizes, feedback == "both") if self.workers > 2 else None
+        self.energies: list[float] = []  # squared norms of a worker's gradients, of the last epoch
+        self.gathered = torch.zeros(len(self.sizes))
         self.budget = 0.0
-        self.chosen: float | None = None  # by a policy
-        self.below: set[int] = set()  # tensors that have at most `Contender.up_to` bits
-        self.squares = [torch.zeros(size) for size in self.sizes]  # means of all workers' gradients, the latest more
-        self.scales: list[Tensor] | None = None
 
-    def new_epoch(self, level: float | None = None) -> None:
-        self.chosen = level
+    def new_epoch(self) -> None:
         self.budget = 0  # not what any step has, so that the next one allocates
-        if self.steps:
-            self.energies = (self.gathered / self.steps / torch.tensor(self.sizes)).tolist()
-            self.gathered.zero_()
-            self.steps = 0
+        self.energies = self.gathered.tolist() if self.gathered.any() else []
+        self.gathered.zero_()
 
-    def new_step(self, progress: float, ratio: float) -> None:
-        budget = self.contender.bits_at(progress) if self.chosen is None else self.chosen
-        if budget != self.budget:
-            self.budget, self.groups = budget, {}
-            for tensor, bits in enumerate(self.levels(budget)):
-                self.groups.setdefault(self.way(bits), []).append(tensor)
-            few = self.contender.up_to
-            self.below = {i for way, members in self.groups.items() if way.mean_bits <= few for i in members}
-        factor = self.contender.decay * (ratio if self.contender.follow_rate else 1)
-        if factor != 1:
-            for sender in self.senders:
-                for residual in sender.residuals:
-                    residual *= factor
-
-    def levels(self, budget: float) -> list[float]:
-        """Of each tensor."""
-        contender = self.contender
-        if contender.objective and len(set(self.energies)) > 1:
-            small = [size < self.values / 20 for size in self.sizes]
-            floors = [max(contender.floor, contender.small_floor if is_small else 0) for is_small in small]
-            levels = allocate(self.sizes, self.energies, budget, objective=contender.objective, floors=floors)
-        else:
-            levels = [budget] * len(self.sizes)
-        if contender.ends:
-            levels[0] = levels[-1] = max(contender.ends, levels[0])
-        return levels
-
-    def way(self, bits: float) -> Way:
-        contender = self.contender
-        bound = contender.bound / min(1, bits)
-        if bits < 1 and contender.turns:
-            return Way(contender.turns, round(contender.turns / bits), bound)
-        return Way(bits, bound=bound, track=contender.track)
+    def new_step(self, progress: float) -> None:
+        budget = self.contender.bits_at(progress)
+        if budget == self.budget:
+            return
+        self.budget, self.levels = budget, [budget] * len(self.sizes)
+        if self.contender.by_tensor and self.energies:
+            self.levels = list(allocate(self.sizes, self.energies, budget))
+        self.groups: Groups = {}
+        for tensor, bits in enumerate(self.levels):
+            self.groups.setdefault(bits, []).append(tensor)
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        self.gathered += torch.stack([g.square().sum() for g in gradients[0]])
-        self.steps += 1
-        sent = codec.HEADER_BYTES * len(self.groups)
-        if self.contender.whiten:
-            sent += self.watch(gradients)
-        arrived = []
-        for sender, own in zip(self.senders, gradients, strict=True):
-            got, payload = self.send(sender, own)
-            arrived.append(got)
-        sent += payload
-        if self.contender.mask:
-            self.mask(arrived)
-        sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
-        if self.owner:
-            sums, _ = self.send(self.owner, sums)
-        return [total / self.workers for total in sums], sent
-
-    def kept(self, tensor: int) -> float:
-        return self.contender.momentum or 0.0 if tensor in self.below else MOMENTUM
-
-    def mask(self, arrived: list[list[Tensor]]) -> None:
-        """At few bits, momentum starts from zero where something has been sent."""
-        for own, got in zip(self.velocities, arrived, strict=True):
-            for i in self.below:
-                own[i][got[i] != 0] = 0
-
-    def watch(self, gradients: Gradients) -> int:
-        """Notes how large each value usually is. Now and then the workers tell each other, in a byte a value."""
-        for squares, *own in zip(self.squares, *gradients, strict=True):
-            squares.lerp_(torch.stack(own).square().mean(0), 1 - MEMORY)
-        if self.step % REFRESH and self.step not in FIRST_REFRESHES:
-            return 0
-        scales = [(squares + 0.001 * squares.mean()).sqrt() for squares in self.squares]
-        self.scales = [torch.where(scale > 0, scale, 1.0) for scale in scales]
-        return self.values
-
-    def send(self, sender: Sender, own: Sequence[Tensor]) -> tuple[list[Tensor], int]:
-        """As `Sender.send`; what is to be whitened is divided by the scales on its way."""
-        scales = self.scales
-        if scales is None:
-            return sender.send(own, self.groups, self.step)
-        sender.residuals = [owed / scale for owed, scale in zip(sender.residuals, scales, strict=True)]
-        whitened = [gradient / scale for gradient, scale in zip(own, scales, strict=True)]
-        got, payload = sender.send(whitened, self.groups, self.step)
-        sender.residuals = [owed * scale for owed, scale in zip(sender.residuals, scales, strict=True)]
-        return [part * scale for part, scale in zip(got, scales, strict=True)], payload
+        if self.contender.by_tensor:
+            self.gathered += torch.stack([g.square().sum() for g in gradients[0]])
+        return relay(self.senders, self.owner, gradients, self.groups)
 
     def notes(self) -> dict:
-        """Levels, energies, and how many steps' worth of gradients the first worker owes of each tensor (norms)."""
-        levels = {tensor: way.mean_bits for way, members in self.groups.items() for tensor in members}
-        latest = (self.gathered / max(1, self.steps)).sqrt()
-        owed = torch.stack([residual.norm() for residual in self.senders[0].residuals]) / latest
-        return {
-            "levels": [levels[tensor] for tensor in sorted(levels)],
-            "energies": [f"{energy:.2e}" for energy in self.energies],
-            "owed": [round(x, 2) for x in owed.tolist()],
-        }
+        return {"levels": self.levels}
+
+
+class Small:
+    """The tensors that are too small to be worth a level of their own: as float32, rounded to float16, or at 8 bits
+    with error feedback.
+
+    Args:
+        sizes: values of each.
+        workers: how many there are.
+    """
+
+    def __init__(self, sizes: Sequence[int], workers: int) -> None:
+        self.values = sum(sizes)
+        self.senders = [Sender(sizes) for _ in range(workers)]
+        self.owner = Sender(sizes) if workers > 2 else None
+        self.all_at_8: Groups = {8: list(range(len(sizes)))}
+        self.traffic = Traffic()
+
+    def mean(self, gradients: Gradients, bits: int) -> list[Tensor]:
+        """Of each tensor, flat."""
+        if not self.values:
+            return []
+        if bits == 8:
+            means, sent = relay(self.senders, self.owner, gradients, self.all_at_8)
+        else:  # what is owed from steps at 8 bits, if there were any, waits for more of them: next to nothing
+            means, sent = (average if bits == 32 else half)(gradients), self.values * bits / 8
+        self.traffic.count(self.values, sent)
+        return means
+
+
+def relay(
+    senders: Sequence[Sender], owner: Sender | None, gradients: Gradients, groups: Groups
+) -> tuple[list[Tensor], float]:
+    """From each sender, by way of the owner of the sum if there is one; the means, and the bytes of one sender."""
+    sent = 0
+    arrived = []
+    for sender, own in zip(senders, gradients, strict=True):
+        got, sent = sender.send(own, groups)
+        arrived.append(got)
+    sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
+    if owner:
+        sums, _ = owner.send(sums, groups)
+    return [total / len(senders) for total in sums], sent
+
+
+def average(gradients: Gradients) -> list[Tensor]:
+    """The mean of each tensor."""
+    return [torch.stack(list(own)).mean(0) for own in zip(*gradients, strict=True)]
+
+
+def half(gradients: Gradients) -> list[Tensor]:
+    """The same as Horovod's fp16 has it: rounded to float16, and so is every sum."""
+    return [(sum(g.half() for g in own) / len(own)).float() for own in zip(*gradients, strict=True)]  # type: ignore[union-attr]

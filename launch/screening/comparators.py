@@ -1,4 +1,4 @@
-"""What others do: PowerSGD, top-k, random-k, natural compression; all but the last with error feedback."""
+"""What others do: Horovod's fp16, one scale a tensor, and PowerSGD and top-k with error feedback."""
 
 from __future__ import annotations
 
@@ -8,10 +8,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from screening.aggregation import Aggregator, Gradients, Quantized
+from screening.aggregation import Aggregator, Gradients, Quantized, average, half
 from screening.contenders import Contender
 
 VALUE_BITS = 16  # of a value that is sent as it is: bfloat16, to the comparators' advantage
+
+
+class Float16(Aggregator):
+    """`horovod.torch.Compression.fp16`."""
+
+    def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
+        return half(gradients), 2 * self.values
+
+
+class ScalePerTensor(Aggregator):
+    """Linear codes, k = round(x / s), of one scale a tensor, s = max |x| / (2^(b-1) - 1); what is lost is lost.
+
+    Sums are not quantized once more, however many workers there are, and small tensors travel as float32.
+    """
+
+    def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
+        bits = int(self.levels[0])
+        rounded = [[_rounded(gradient, 2 ** (bits - 1) - 1) for gradient in own] for own in gradients]
+        return average(rounded), self.values * bits / 8 + 4 * len(self.sizes)
+
+
+def _rounded(values: Tensor, most: int) -> Tensor:
+    scale = values.abs().max() / most
+    return (values / scale).round() * scale if scale > 0 else values
 
 
 class PowerSGD(Aggregator):
@@ -42,68 +66,31 @@ class PowerSGD(Aggregator):
         return means, 4 * numbers
 
 
-class _OfTheWhole(Aggregator):
-    """Those that look at all tensors as one vector."""
+class TopK(Aggregator):
+    """The largest values of all tensors; of each, 16 bits and its index in as many bits as their number needs."""
 
     def begin(self) -> None:
         self.owed = [torch.zeros(self.values) for _ in range(self.workers)]
-        self.generator = torch.Generator().manual_seed(self.seed)
-        self.bits = self.contender.bits_at(0)
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        wholes = [torch.cat(list(own)) + owed for own, owed in zip(gradients, self.owed, strict=True)]
-        arrived, sent = self.send(wholes)
-        for owed, whole, part in zip(self.owed, wholes, arrived, strict=True):
-            torch.sub(whole, part, out=owed)
-        return list(torch.stack(arrived).mean(0).split(self.sizes)), sent
-
-    def send(self, wholes: list[Tensor]) -> tuple[list[Tensor], float]:
-        """What arrives of each worker's vector, and the bytes of one."""
-        raise NotImplementedError
-
-
-class TopK(_OfTheWhole):
-    """The largest values; of each, 16 bits and its index in as many bits as the vector's length needs."""
-
-    def send(self, wholes: list[Tensor]) -> tuple[list[Tensor], float]:
         each = VALUE_BITS + math.ceil(math.log2(self.values))
-        count = max(1, round(self.values * self.bits / each))
-        return [_only(whole, whole.abs().topk(count).indices) for whole in wholes], count * each / 8
-
-
-class RandomK(_OfTheWhole):
-    """Values at places that all workers draw alike, so that no index travels."""
-
-    def send(self, wholes: list[Tensor]) -> tuple[list[Tensor], float]:
-        count = max(1, round(self.values * self.bits / VALUE_BITS))
-        places = torch.randperm(self.values, generator=self.generator)[:count]
-        return [_only(whole, places) for whole in wholes], count * VALUE_BITS / 8
-
-
-class Natural(_OfTheWhole):
-    """Horvath et al., 2019: sign and exponent, rounded at random to one of the two nearest powers of two; unbiased."""
-
-    def send(self, wholes: list[Tensor]) -> tuple[list[Tensor], float]:
+        count = max(1, round(self.values * self.levels[0] / each))
         arrived = []
-        for whole, owed in zip(wholes, self.owed, strict=True):
-            whole -= owed  # no feedback
-            mantissa, exponent = torch.frexp(whole)  # of 1/2 to 1
-            up = torch.rand(self.values, generator=self.generator) < 2 * mantissa.abs() - 1
-            arrived.append(torch.ldexp(mantissa.sign(), exponent - 1 + up.int()))
-        return arrived, self.values * 9 / 8
-
-
-def _only(whole: Tensor, places: Tensor) -> Tensor:
-    return torch.zeros_like(whole).index_copy_(0, places, whole[places])
+        for own, owed in zip(gradients, self.owed, strict=True):
+            owed += torch.cat(list(own))
+            places = owed.abs().topk(count).indices
+            arrived.append(torch.zeros_like(owed).index_copy_(0, places, owed[places]))
+            owed[places] = 0
+        return list(torch.stack(arrived).mean(0).split(self.sizes)), count * each / 8
 
 
 _BY_METHOD = {
     "uncompressed": Aggregator,
+    "fp16": Float16,
     "quantized": Quantized,
+    "scale per tensor": ScalePerTensor,
     "powersgd": PowerSGD,
     "top-k": TopK,
-    "random-k": RandomK,
-    "natural": Natural,
 }
 
 

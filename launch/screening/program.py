@@ -1,4 +1,4 @@
-"""Which way of sending few bits trains best: many small trainings, for docs/study.md.
+"""Which way of sending few bits trains best: small trainings of one's own choice, beside those of docs/study.md.
 
     python launch/study.py --simulate screen --tasks resnet8 --contenders "uncompressed;1;1/4" --seeds 3
 
@@ -11,11 +11,11 @@ of all.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import re
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -55,18 +55,35 @@ def run(args: argparse.Namespace) -> None:
     tasks, contenders = chosen("--tasks", args.tasks, TASKS), chosen("--contenders", args.contenders, CONTENDERS)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     keys = list(itertools.product(tasks, contenders, seeds))
-    there = results.read(args.results)
-    missing = [key for key in sorted(keys, key=lambda key: key[2]) if key not in there and not args.table]
-    if missing:
-        results.repair(args.results)
-    if args.jobs == 1 or len(missing) < 2:
-        for key in missing:
-            _one(key, args.data_dir, args.results)
-    else:
-        with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-            list(pool.map(_one, missing, itertools.repeat(args.data_dir), itertools.repeat(args.results)))
+    if not args.table:
+        fill(keys, args.results, args.data_dir, jobs=args.jobs)
     there = results.read(args.results)
     print(results.table(there[key] for key in keys if key in there))
+
+
+def fill(keys: Iterable[results.Key], path: Path, data_dir: Path, *, jobs: int, curves: bool = True) -> None:
+    """Train what is not in the results yet, all first seeds first, and add it there.
+
+    Args:
+        path: of the results.
+        data_dir: where data sets lie.
+        jobs: processes at a time.
+        curves: are written down as well.
+
+    Raises:
+        RunError: a data set is not there, or the results are not ours.
+    """
+    there = results.read(path)
+    missing = [key for key in sorted(keys, key=lambda key: key[2]) if key not in there]
+    if missing:
+        results.repair(path)
+    one = functools.partial(_one, data_dir=data_dir, path=path, curves=curves)
+    if jobs == 1 or len(missing) < 2:
+        for key in missing:
+            one(key)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        list(pool.map(one, missing))
 
 
 def chosen(flag: str, names: str, known: Iterable[str]) -> list[str]:
@@ -85,14 +102,16 @@ def chosen(flag: str, names: str, known: Iterable[str]) -> list[str]:
     return found
 
 
-@lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=2)
 def _work(task: str, data_dir: Path) -> Work:
     return prepare(TASKS[task], data_dir)
 
 
-def _one(key: results.Key, data_dir: Path, path: Path) -> None:
+def _one(key: results.Key, *, data_dir: Path, path: Path, curves: bool) -> None:
     torch.set_num_threads(1)
     task, contender, seed = key
     found = train(TASKS[task], _work(task, data_dir), CONTENDERS[contender], seed)
+    if not curves:
+        del found["curve"]
     results.append(path, {"task": task, "contender": contender, "seed": seed, **found})
-    print(f"{task}, {contender}, seed {seed}: {found['score']:.2f} % at {found['bits']:.3f} bits", flush=True)
+    print(f"{task}, {contender}, seed {seed}: {found['score']:.2f} % at {found['all_bits']:.3f} bits", flush=True)

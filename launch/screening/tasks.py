@@ -59,41 +59,23 @@ class Task:
 
 
 _RESNET8 = Task("resnet8", "resnet8")
-_ADAMW_SHORT = Task(
-    "text, adamw, short",
-    "transformer",
-    data="docstrings",
-    limit=600_000,
-    batch=8,
-    epochs=15,
-    weight_decay=0.0,
-    optimizer="adamw",
-    rate=3e-3,
-    context=64,
-)
+_MLP = Task("mlp", "mlp", augmented=False, epochs=20, rate=0.05)
 _TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=40, weight_decay=0.0)
 
 TASKS = {
     task.name: task
     for task in (
-        _RESNET8,
-        Task("mlp", "mlp", augmented=False, epochs=20, rate=0.05),
-        Task("mlp, adamw", "mlp", augmented=False, epochs=20, optimizer="adamw", rate=1e-3, weight_decay=0.01),
-        replace(_RESNET8, name="resnet8, rate 0.4", rate=0.4),
-        replace(_RESNET8, name="resnet8, 8 workers", workers=8, batch=16, epochs=8),
-        replace(_RESNET8, name="resnet8, adamw", optimizer="adamw", rate=3e-3, weight_decay=0.01),
+        _MLP,
+        replace(_MLP, name="mlp, 4 workers", workers=4, batch=16),
         replace(_RESNET8, name="resnet8, short", batch=64, epochs=8),
-        replace(_RESNET8, name="resnet8, long", epochs=30),
+        _RESNET8,
+        replace(_RESNET8, name="resnet8, 8 workers", workers=8, batch=16, epochs=8),
         replace(_RESNET8, name="resnet8, 28x28", half_size=False, batch=64),
         Task("resnet20", "resnet20"),
-        Task("resnet20, 28x28", "resnet20", half_size=False, batch=64, epochs=8),
-        replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
-        replace(_TEXT, name="text, sgd", rate=0.3),
         replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64),
-        _ADAMW_SHORT,
-        replace(_ADAMW_SHORT, name="text, adamw, short, rate 0.01", rate=0.01),
-        replace(_ADAMW_SHORT, name="text, adamw, short, beta 0", momentum=0.0),
-        replace(_ADAMW_SHORT, name="text, adamw, short, beta 0, rate 0.01", momentum=0.0, rate=0.01),
+        replace(_TEXT, name="text, sgd", rate=0.3),
+        replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64),
+        replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
     )
 }
 

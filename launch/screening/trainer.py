@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from screening.aggregation import SMALL, Traffic
+from screening.aggregation import SMALL, Aggregator, Small
 from screening.comparators import aggregator
 from screening.contenders import Contender
 from screening.steering import Steering
@@ -21,41 +21,97 @@ def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.SGD(parameters, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
 
 
+def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task) -> None:
+    """For the next step, whose rates have been set: of AdamW the first beta is 0; SGD that has momentum m steps by
+    1 / (1 - m) of its rate, at once what adds up to the same, and what it has of momentum is given up.
+    """
+    for group in stepper.param_groups:
+        if task.optimizer == "adamw":
+            group["betas"] = (0.0, group["betas"][1])
+        else:
+            group["momentum"] = 0.0
+            group["lr"] /= 1 - task.momentum
+            for parameter in group["params"]:
+                stepper.state[parameter].pop("momentum_buffer", None)
+
+
+def put_momentum_back(stepper: torch.optim.Optimizer, task: Task) -> None:
+    """After a step, before the rates of the next are set."""
+    for group in stepper.param_groups:
+        if task.optimizer == "adamw":
+            group["betas"] = (task.momentum, group["betas"][1])
+        else:
+            group["momentum"] = task.momentum
+
+
+class Averaging:
+    """Gradients of all workers in, means in `grad` out.
+
+    Args:
+        contender: how they travel.
+        parameters: of the model.
+        workers: how many there are.
+        seed: of whatever is random.
+    """
+
+    def __init__(self, contender: Contender, parameters: list[nn.Parameter], workers: int, seed: int) -> None:
+        self.contender, self.parameters = contender, parameters
+        self.large = [i for i, parameter in enumerate(parameters) if parameter.numel() >= SMALL]
+        self.rest = [i for i, parameter in enumerate(parameters) if parameter.numel() < SMALL]
+        self.exchange: Aggregator = aggregator(contender, [parameters[i].shape for i in self.large], workers, seed)
+        self.small = Small([parameters[i].numel() for i in self.rest], workers)
+
+    def new_epoch(self, level: float | None) -> None:
+        """Called before each epoch, with the level that a policy has chosen for it, if there is one."""
+        if level is not None:
+            self.contender = self.exchange.contender = self.contender.at(level)
+        self.exchange.new_epoch()
+
+    def new_step(self, progress: float) -> None:
+        """Called before each step: what part of the training is over."""
+        self.exchange.new_step(progress)
+        self.small_bits = self.contender.small_bits_at(progress)
+
+    def __call__(self, gradients: list[list[Tensor]]) -> None:
+        """Average what each worker has, one tensor a parameter."""
+        flat = [[gradient.reshape(-1) for gradient in own] for own in gradients]
+        means = self.exchange.mean([[own[i] for i in self.large] for own in flat])
+        means += self.small.mean([[own[i] for i in self.rest] for own in flat], self.small_bits)
+        for i, mean in zip([*self.large, *self.rest], means, strict=True):
+            self.parameters[i].grad = mean.view(self.parameters[i].shape)
+
+
 def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
     """Train once.
 
     Returns:
-        What is written down: the score in %, the loss, bits a value of the large tensors and of all, a curve.
+        What is written down: the score in %, the loss, bits a value of the large tensors and of all, the number of all
+        values and of steps, seconds, a curve.
     """
     began = time.perf_counter()
     model = work.model(seed)
     parameters = list(model.parameters())
-    large = [i for i, parameter in enumerate(parameters) if parameter.numel() >= SMALL]
-    small = sum(parameter.numel() for parameter in parameters if parameter.numel() < SMALL)
-    exchange = aggregator(contender, [parameters[i].shape for i in large], task.workers, seed)
-    stepper, steering = optimizer(task, parameters), Steering(contender.policy, work, model)
+    average = Averaging(contender, parameters, task.workers, seed)
+    exchange, stepper, steering = average.exchange, optimizer(task, parameters), Steering(contender.policy, work, model)
     steps = task.epochs * work.steps
     rates = torch.optim.lr_scheduler.OneCycleLR(stepper, task.rate, total_steps=steps + 1, cycle_momentum=False)
-    curve, step, rate = [], 0, rates.get_last_lr()[0]
+    curve, step = [], 0
     for epoch in range(task.epochs):
-        exchange.new_epoch(steering.bits)
+        average.new_epoch(steering.bits)
         losses = []
         for batches in work.epoch(seed, epoch):
-            before, rate = rate, rates.get_last_lr()[0]
-            exchange.new_step(step / steps, float(before) / float(rate))
+            average.new_step(step / steps)
             gradients = []
             for inputs, targets in batches:
                 loss = work.loss(model(inputs), targets)
                 gradients.append(list(torch.autograd.grad(loss, parameters)))
                 losses.append(float(loss.detach()))
-            for parameter, *own in zip(parameters, *gradients, strict=True):
-                if parameter.numel() < SMALL:
-                    parameter.grad = torch.stack(own).mean(0)
-            means = exchange.mean([[own[i].reshape(-1) for i in large] for own in gradients])
-            for i, mean in zip(large, means, strict=True):
-                parameters[i].grad = mean.view(parameters[i].shape)
+            average(gradients)
             steering.stepped()
+            if not average.contender.keeps_momentum_at(step / steps):
+                leave_momentum_out(stepper, task)
             stepper.step()
+            put_momentum_back(stepper, task)
             rates.step()
             step += 1
         last = epoch + 1 == task.epochs
@@ -68,12 +124,9 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
         "score": round(score, 3),
         "loss": round(loss_then, 5),
         "bits": round(exchange.traffic.bits, 4),
-        "all_bits": round(_with_small(exchange.traffic, small * step), 4),
+        "all_bits": round((exchange.traffic + average.small.traffic).bits, 4),
+        "values": sum(parameter.numel() for parameter in parameters),
+        "steps": step,
         "seconds": round(time.perf_counter() - began, 1),
         "curve": curve,
     }
-
-
-def _with_small(traffic: Traffic, small: int) -> float:
-    """Bits a value, where so many others have travelled as float32."""
-    return (8 * traffic.bytes + 32 * small) / (traffic.values + small)

@@ -2,8 +2,6 @@
 
 Every scenario is trained by train_resnet.py under horovodrun, seed by seed: what else the machine does in the
 meantime then touches all scenarios alike. A study that was interrupted goes on where it was.
-
-Experiments with simulated workers: --simulate placements or --simulate resize, each with flags of its own (--help).
 """
 
 from __future__ import annotations
@@ -25,7 +23,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse a command line; ``argv`` as in argparse. A bad one ends with status 2 after one line."""
     names = [scenario.name for scenario in SCENARIOS]
     parser = Parser(
-        prog="study.py", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+        prog="study.py --paper",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     add = parser.add_argument_group("what is trained").add_argument
     add("--scenarios", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}")
@@ -63,7 +64,7 @@ def two_thresholds(text: str) -> str:
 
 
 def fail(text: str) -> NoReturn:
-    print(f"study.py: error: {text}", file=sys.stderr)
+    print(f"study.py --paper: error: {text}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
             fail(f"no finished run in {args.runs_dir}")
     except (RunError, OSError, subprocess.TimeoutExpired) as error:
         fail(str(error))
-    command = python_command(sys.argv[1:] if argv is None else argv)
+    command = python_command(["--paper", *(sys.argv[1:] if argv is None else argv)])
     paper_table.write(output_dir, results, command=command, thresholds=thresholds)
     plots.write(output_dir, results)
     print(f"wrote {output_dir}/table.md, results.json and the figures", flush=True)

@@ -46,6 +46,7 @@ _ONLY_WITH = {
     "auto_level": _QUANTIZED,
     "hierarchical": _QUANTIZED,
     "allocation": _QUANTIZED,
+    "replace_momentum": _QUANTIZED,
 }
 # Those of policies: {flag's dest: policies that it is one of}.
 _ONLY_OF = {
@@ -149,6 +150,11 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
         choices=ALLOCATIONS,
         default="uniform",
         help="error: levels are budgets, mean bits a value, and tensors have levels of their own, by their gradients",
+    )
+    add(
+        "--replace-momentum",
+        action="store_true",
+        help="at 2 bits and less, step without SGD's momentum at a rate that makes up for it: residuals act as one",
     )
     add(
         "--level-warmup-steps",

@@ -14,7 +14,7 @@ ROOMS = {
     "lab": {"common"},
     "training": {"common"},
     "screening": {"common", "training"},
-    "studies": {"common", "screening", "training"},
+    "studies": {"common", "costs", "screening", "training"},
     "costs": set(),
     "benchmarks": {"common", "costs", "lab", "training"},
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hvd_dyncomp import CriticalRegime, Policy, Schedule, Static
-from screening import codec, comparators, tasks, text
+from screening import codec, tasks, text
 from screening.contenders import CONTENDERS, Contender
 from screening.steering import Steering
 from screening.tasks import Task, Work, prepare
@@ -73,12 +73,12 @@ def test_levels_are_those_that_the_policy_says(tmp_path) -> None:
     task = tiny(epochs=3)
     work = prepare(task, tmp_path)
     levels = {0: 2, 1: 1 / 4, 2: 1}
-    found = train(task, work, Contender("x", policy=Schedule(levels), momentum=0.0), seed=0)
+    found = train(task, work, Contender("x", policy=Schedule(levels)), seed=0)
     assert [entry["level"] for entry in found["curve"]] == list(levels.values())
     assert [set(entry["levels"]) for entry in found["curve"]] == [{bits} for bits in levels.values()]
     assert all(entry["gradient_norm"] > 0 for entry in found["curve"]), "every step's gradients are looked at"
-    fixed = train(task, work, CONTENDERS["1/4 flat"], seed=0)
-    steered = train(task, work, Contender("x", policy=Static(1 / 4), momentum=0.0), seed=0)
+    fixed = train(task, work, CONTENDERS["1/4"], seed=0)
+    steered = train(task, work, Contender("x", policy=Static(1 / 4)), seed=0)
     assert all(steered[key] == fixed[key] for key in ("score", "loss", "bits"))
 
 
@@ -93,15 +93,13 @@ def test_every_policy_learns_and_can_be_repeated(contender: Contender, tmp_path)
     assert set(levels) <= set(codec.LEVELS) and levels[0] == contender.policy.decide([]).bits
 
 
-def test_momentum_is_left_out_below_one_bit_only() -> None:
+def test_a_steered_epoch_is_one_of_that_level() -> None:
     for contender in STEERED:
-        exchange = comparators.aggregator(contender, [torch.Size((40, 30))], 2, 0)
-        kept = {}
-        for bits in (1 / 8, 1 / 2, 1, 2):
-            exchange.new_epoch(bits)
-            exchange.new_step(0.5, 1.0)
-            kept[bits] = exchange.kept(0)
-        assert kept == {1 / 8: 0, 1 / 2: 0, 1: 0.9, 2: 0.9}
+        for bits in (1 / 8, 2, 4, 8):
+            at, plain = contender.at(bits), Contender("x", budget=((0.0, bits),))
+            assert at.bits_at(0.5) == bits
+            assert at.small_bits_at(0.5) == plain.small_bits_at(0.5)
+            assert at.keeps_momentum_at(0.5) == plain.keeps_momentum_at(0.5) == (bits > 2)
 
 
 def test_there_are_policies_in_both_directions() -> None:

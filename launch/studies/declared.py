@@ -1,0 +1,138 @@
+"""The study that the package's default comes from: which runs make up each table and figure of docs/study.md."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from screening.results import Key
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table; its runs are all pairs of tasks and contenders, with as many seeds.
+
+    Attributes:
+        name: of the marks between which the table stands in a page.
+        tasks, contenders: columns and rows; keys of `screening.tasks.TASKS` and `screening.contenders.CONTENDERS`.
+        seeds: runs of each pair, from seed 0 on.
+    """
+
+    name: str
+    tasks: tuple[str, ...]
+    contenders: tuple[str, ...]
+    seeds: int = 3
+
+    @property
+    def keys(self) -> list[Key]:
+        """All runs."""
+        return list(itertools.product(self.tasks, self.contenders, range(self.seeds)))
+
+
+# In a few hundred steps losses show; the others are there to see what longer trainings and larger models make of them.
+SHORT = ("mlp", "resnet8, short", "text, sgd, short", "text, adamw, short")
+LONG = ("resnet8", "resnet8, 28x28", "resnet20", "text, sgd", "text, adamw")
+
+MAIN = Part(
+    "main",
+    SHORT + LONG,
+    (
+        *("uncompressed", "fp16", "8", "4", "2", "1", "1/2", "1/4", "1/8"),
+        *("1/4 error", "1/4, momentum kept"),
+        *("ladder 4-8-16", "ladder 1-2-4", "ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8"),
+        *("PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4", "top-k 1/4"),
+    ),
+)
+
+MOMENTUM = Part(
+    "momentum",
+    SHORT,
+    (
+        *("uncompressed", "uncompressed, no momentum"),
+        *("4, small float32", "4, no momentum, small float32"),
+        *("2, momentum kept, small float32", "2, small float32"),
+        *("1, momentum kept, small float32", "1, small float32"),
+        *("1/2, momentum kept, small float32", "1/2, small float32"),
+        *("1/4, momentum kept, small float32", "1/4, small float32"),
+        *("1/8, momentum kept, small float32", "1/8, small float32"),
+        *("PowerSGD rank 1", "PowerSGD rank 1, no momentum", "top-k 1/4", "top-k 1/4, no momentum"),
+    ),
+)
+
+# What longer trainings and more workers make of it.
+LONGER = Part(
+    "longer",
+    ("resnet8", "resnet8, 8 workers", "text, sgd", "text, adamw"),
+    (
+        *("uncompressed", "1, momentum kept, small float32"),
+        *("1/4, momentum kept, small float32", "1/4, small float32", "1/8, small float32"),
+    ),
+    seeds=2,
+)
+
+SMALL = Part(
+    "small",
+    SHORT,
+    ("uncompressed", "1/2", "1/2, small float32", "1/4", "1/4, small float32", "1/8", "1/8, small float32"),
+)
+
+FEEDBACK = Part(
+    "feedback",
+    ("mlp, 4 workers", "resnet8, 8 workers"),
+    (
+        *("uncompressed", "8, scale per tensor"),
+        *("8", "8, feedback of workers", "8, no feedback"),
+        *("4", "4, feedback of workers", "4, no feedback"),
+        *("1", "1, feedback of workers", "1, no feedback"),
+        *("1/4", "1/4, feedback of workers", "1/4, no feedback"),
+    ),
+)
+
+ORDER = Part(
+    "order",
+    SHORT,
+    (
+        *("uncompressed", "ladder 4-8-16", "ladder 16-4-8", "ladder 1-2-4", "ladder 4-1-2"),
+        *("ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8", "ladder 1/2-1/8-1-1/4", "1/2"),
+    ),
+)
+
+# They see a thousand images, or text, that are neither trained with nor tested on.
+POLICIES = Part(
+    "policies",
+    ("mlp", "resnet8, short", "resnet8"),
+    (
+        *("uncompressed", "1/8", "1/4"),
+        *("plateau 1/8-1/2", "critical 1/8-1", "critical 1/8-2", "step 1/8-1/4-1/2", "step down 1-1/4-1/8"),
+    ),
+)
+POLICIES_ON_TEXT = Part(
+    "policies, text",
+    ("text, sgd, short", "text, adamw, short"),
+    (
+        *("uncompressed", "1/8", "1/4", "plateau 1/8-1/2", "critical 1/8-1", "critical 1/8-2"),
+        *("step 1/8-1/4-1/2, text", "step down 1-1/4-1/8, text"),
+    ),
+)
+
+# What README.md shows of it.
+README = Part(
+    "training",
+    SHORT,
+    (
+        *("uncompressed", "fp16", "4", "1", "1/4", "1/8"),
+        *("1/4, small float32", "1/8, small float32", "1/4, momentum kept, small float32"),
+        *("ladder 4-8-16", "PowerSGD rank 1"),
+    ),
+)
+
+PARTS = (README, MAIN, MOMENTUM, LONGER, SMALL, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT)
+
+# Whatever of the main table fits into a quarter of an hour on two cores.
+QUICK = (Part("main", ("mlp", "resnet8, short"), MAIN.contenders, seeds=1),)
+
+
+def keys(parts: Iterable[Part]) -> list[Key]:
+    """The runs of several parts, each once, in their order."""
+    return list(dict.fromkeys(key for part in parts for key in part.keys))

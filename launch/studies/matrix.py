@@ -1,0 +1,97 @@
+"""The declared study's tables, and the pages that hold them between marks."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from common.markdown import markdown
+from screening.results import Key
+from studies.declared import Part
+
+BASELINE = "uncompressed"
+_DASH = "—"
+
+Runs = Mapping[Key, dict]
+
+
+class Measured(NamedTuple):
+    """A number over seeds.
+
+    Attributes:
+        mean: of all of them.
+        error: of the mean, its standard error; NaN for one seed.
+        seeds: how many.
+    """
+
+    mean: float
+    error: float
+    seeds: int
+
+    @classmethod
+    def of(cls, numbers: list[float]) -> Measured:
+        """Of at least one."""
+        error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
+        return cls(statistics.mean(numbers), error, len(numbers))
+
+
+def chosen(runs: Runs, part: Part, task: str, contender: str) -> dict[int, dict]:
+    """The runs of one cell of a part, by seed."""
+    keys = {seed: (task, contender, seed) for seed in range(part.seeds)}
+    return {seed: runs[key] for seed, key in keys.items() if key in runs}
+
+
+def difference(runs: Runs, part: Part, task: str, contender: str) -> Measured | None:
+    """Of scores to those of uncompressed runs of the same seeds, in points; None where there are no pairs."""
+    base = chosen(runs, part, task, BASELINE)
+    own = chosen(runs, part, task, contender)
+    pairs = [run["score"] - base[seed]["score"] for seed, run in own.items() if seed in base]
+    return Measured.of(pairs) if pairs else None
+
+
+def table(part: Part, runs: Runs) -> str:
+    """Markdown: a row a contender, a column a task; rows without any run are left out, and counted below."""
+    rows: list[tuple[str, ...]] = []
+    for contender in part.contenders:
+        cells = [_cell(part, runs, task, contender) for task in part.tasks]
+        if any(cell != _DASH for cell in cells):
+            rows.append((contender, _bits(part, runs, contender), *cells))
+    there = sum(key in runs for key in part.keys)
+    note = f"{there} of {len(part.keys)} runs: {part.seeds} of each, (n) where there are n only so far."
+    return f"{markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}"
+
+
+def _cell(part: Part, runs: Runs, task: str, contender: str) -> str:
+    if contender == BASELINE:
+        scores = [run["score"] for run in chosen(runs, part, task, contender).values()]
+        return _text(Measured.of(scores), part, ".2f") if scores else _DASH
+    found = difference(runs, part, task, contender)
+    return _text(found, part, "+.2f") if found else _DASH
+
+
+def _text(found: Measured, part: Part, form: str) -> str:
+    text = format(found.mean, form)
+    if found.seeds > 1:
+        text += f" ± {found.error:.2f}"
+    return text + (f" ({found.seeds})" if found.seeds < part.seeds else "")
+
+
+def _bits(part: Part, runs: Runs, contender: str) -> str:
+    """A value, all of them counted: from the least to the most of a task."""
+    found = [run["all_bits"] for task in part.tasks for run in chosen(runs, part, task, contender).values()]
+    least, most = (f"{bits:.2f}" for bits in (min(found), max(found)))
+    return least if least == most else f"{least} to {most}"
+
+
+def filled(page: str, parts: Iterable[Part], runs: Runs) -> str:
+    """A page with the tables of the results between its marks. Parts that it has no marks for are not shown."""
+    for part in parts:
+        mark = f"<!-- table {part.name}: written by make study -->"
+        end = "<!-- end of table -->"
+        pattern = re.compile(f"{re.escape(mark)}\n.*?{re.escape(end)}", re.DOTALL)
+        text = f"{mark}\n\n{table(part, runs)}\n\n{end}"
+        page = pattern.sub(lambda _, text=text: text, page)  # type: ignore[misc]
+    return page
