@@ -5,6 +5,7 @@ Its groups are others only while it steps: schedules, checkpoints and whoever lo
 
 from __future__ import annotations
 
+import inspect
 import logging
 import weakref
 from collections.abc import Callable
@@ -39,8 +40,8 @@ class Momentum:
 
     def __init__(self, optimizer: torch.optim.Optimizer, rank: int, *, replace: bool) -> None:
         self._optimizer, self._rank = weakref.ref(optimizer), rank
-        way = _ways().get(stepping_class(optimizer).step)
-        self._known, self._without = way is not None, way if replace else None
+        way = _WAYS.get(inspect.unwrap(stepping_class(optimizer).step))
+        self._replace, self._known, self._without = replace, way is not None, way if replace else None
         self._changed: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, the user's value, ours
         self._said = self.left_out = False
         # Weakly: the optimizer outlives a quantizer that nobody wants any more. Horovod's step has the optimizer's own
@@ -48,7 +49,7 @@ class Momentum:
         this = weakref.ref(self)
         self._hooks = [
             optimizer.register_step_pre_hook(lambda *_: _of(this, Momentum._begin_step)),
-            optimizer.register_step_post_hook(lambda *_: _of(this, Momentum.put_back)),
+            optimizer.register_step_post_hook(lambda *_: _of(this, Momentum._end_step)),
             # A step that was interrupted may be followed by a checkpoint.
             optimizer.register_state_dict_pre_hook(lambda *_: _of(this, Momentum.put_back)),
         ]
@@ -59,14 +60,20 @@ class Momentum:
         optimizer = self._optimizer()
         if self._said or self._rank or optimizer is None:
             return
-        momentum, kind = momentum_of(optimizer), stepping_class(optimizer).__name__
-        if self.left_out and momentum:
+        kind = stepping_class(optimizer).__name__
+        if self.left_out and momentum_of(optimizer):
             self._said = True
-            logger.info("at %g bits and less %s steps without its momentum of %g", MOST_BITS, kind, momentum)
-        elif bits < 1 and momentum >= MUCH_MOMENTUM and self._without is None:
+            logger.info(
+                "at %g bits and less %s steps without its momentum of %g", MOST_BITS, kind, momentum_of(optimizer)
+            )
+        elif bits < 1 or (self._replace and bits <= MOST_BITS):
+            self._warn(kind, momentum_of(optimizer))
+
+    def _warn(self, kind: str, momentum: float) -> None:
+        if self._without is None and momentum >= MUCH_MOMENTUM:
             self._said = True
             logger.warning(
-                "%s has a momentum of %g, and below one bit what waits in residuals acts as another, which may harm "
+                "%s has a momentum of %g, and at few bits what waits in residuals acts as another, which may harm "
                 "training: %s (docs/quickstart.md)",
                 kind,
                 momentum,
@@ -91,44 +98,55 @@ class Momentum:
         optimizer = self._optimizer()
         if self.left_out and self._without is not None and optimizer is not None:
             for group in optimizer.param_groups:
-                self._without(self, optimizer, group)
+                self._without(self, group)
+
+    def _end_step(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            # Not before the step: only when it is over it is certain that it was one without.
+            for group in [group for group, key, *_ in self._changed if key == "momentum"]:
+                _forget(optimizer, group)
+        self.put_back()
 
     def _change(self, group: dict[str, Any], key: str, ours: Any) -> None:
         self._changed.append((group, key, group[key], ours))
         group[key] = ours
 
-    def _sgd(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    def _sgd(self, group: dict[str, Any]) -> None:
         momentum = group["momentum"]
-        if not 0 < momentum < 1:
-            return
-        # The state keeps its form: workers that join an elastic job have to find what they have themselves.
-        buffers = []
-        for parameter in filter(lambda p: p.requires_grad, group["params"]):
-            state = optimizer.state[parameter]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-            buffers.append(state["momentum_buffer"])
-        if buffers:
-            torch._foreach_zero_(buffers)
-        self._change(group, "lr", group["lr"] * ((1 - group["dampening"]) / (1 - momentum)))
-        self._change(group, "momentum", 0.0)
+        if 0 < momentum < 1:
+            self._change(group, "lr", group["lr"] * ((1 - group["dampening"]) / (1 - momentum)))
+            self._change(group, "momentum", 0.0)
 
-    def _adam(self, _: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    def _adam(self, group: dict[str, Any]) -> None:
         first, second = group["betas"]
         self._change(group, "betas", (first * 0, second))  # a tensor, if it was one
+
+
+# By the method that steps: a class that has one of its own may mean something else by its groups.
+_WAYS: dict[Callable, Callable[[Momentum, dict[str, Any]], None]] = {
+    inspect.unwrap(torch.optim.SGD.step): Momentum._sgd,
+    inspect.unwrap(torch.optim.Adam.step): Momentum._adam,
+    inspect.unwrap(torch.optim.AdamW.step): Momentum._adam,
+}
+
+
+def _forget(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Empties SGD's buffers. The state keeps its form: who joins an elastic job has to find what he has himself."""
+    buffers = []
+    for parameter in filter(lambda p: p.requires_grad, group["params"]):
+        state = optimizer.state[parameter]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+        buffers.append(state["momentum_buffer"])
+    if buffers:
+        torch._foreach_zero_(buffers)
 
 
 def momentum_of(optimizer: torch.optim.Optimizer) -> float:
     """How much of a step it carries on into the next: SGD's momentum, or Adam's first beta; the most of its groups."""
     groups = optimizer.param_groups
-    return max((float(group.get("momentum") or group.get("betas", (0.0,))[0]) for group in groups), default=0.0)
-
-
-def _ways() -> dict[Callable, Callable]:
-    """By the method that steps: a class that has another one may mean something else by its groups."""
-    # Not before there is an optimizer: torch puts another function in place when it makes the first one of a class.
-    adam = Momentum._adam
-    return {torch.optim.SGD.step: Momentum._sgd, torch.optim.Adam.step: adam, torch.optim.AdamW.step: adam}
+    return max((float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in groups), default=0.0)
 
 
 def _of(this: weakref.ref[Momentum], action: Callable[[Momentum], None]) -> None:

@@ -55,7 +55,8 @@ class DynamicQuantizer(Compressor):
     Args:
         controller: says at how many bits; default `Controller()`.
         named_parameters: (name, parameter) pairs, if the names in `state_dict` are to be others than the optimizer's.
-        error_feedback: carry what quantization loses into the next step, for both quantizations of a value.
+        error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,
+            what shares a block with values a hundred times as large may never arrive.
         rounding: "nearest", or "stochastic": unbiased, reproducible from (seed, rank, step, element). 1 bit with error
             feedback always rounds to nearest.
         block_size: values that share a scale, a power of two from 64 to 65536; the scale costs 32 / block_size bits a
@@ -81,7 +82,8 @@ class DynamicQuantizer(Compressor):
         replace_momentum: at 2 bits and less, what waits in residuals acts as a momentum, and two are one too many: have
             SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0. Their groups
             hold these values only while they step. Other optimizers are left as they are, and a warning says so. For
-            levels that stay low; not where the learning rate is near the largest that training stands.
+            levels that stay low, with error feedback; not where the learning rate is near the largest that training
+            stands.
         warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says. Steps are counted
             as `state_dict` does, so that a run that resumes in its warm-up ends it where it would have ended.
         warmup_bits: see there; 32 for none compressed.

@@ -35,7 +35,7 @@ class FailedStep:
     def pass_on(self, gradient: torch.Tensor) -> torch.Tensor:
         """What Horovod reduces: of the shape that it has on the other ranks, so that they come as far as to hear."""
         # But for what is skipped there: `skip` may be what has failed.
-        compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point()
+        compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point() and gradient.numel()
         return torch.zeros(1, device=gradient.device) if compressed else wire_form(gradient)
 
     def check(self) -> None:

@@ -85,7 +85,11 @@ class Aggregator:
 
 
 class Quantized(Aggregator):
-    """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
+    """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum.
+
+    Attributes:
+        beside: values of small tensors, which share a budget.
+    """
 
     def begin(self) -> None:
         feedback = self.contender.feedback
@@ -93,7 +97,7 @@ class Quantized(Aggregator):
         self.owner = Sender(self.sizes, feedback == "both") if self.workers > 2 else None
         self.energies: list[float] = []  # squared norms of a worker's gradients, of the last epoch
         self.gathered = torch.zeros(len(self.sizes))
-        self.budget = 0.0
+        self.budget, self.beside = 0.0, 0
 
     def new_epoch(self) -> None:
         self.budget = 0  # not what any step has, so that the next one allocates
@@ -106,7 +110,9 @@ class Quantized(Aggregator):
             return
         self.budget, self.levels = budget, [budget] * len(self.sizes)
         if self.contender.by_tensor and self.energies:
-            self.levels = list(allocate(self.sizes, self.energies, budget))
+            # The budget is for all, and small ones have their bits of it.
+            left = budget * (self.values + self.beside) - self.contender.small_bits_at(progress) * self.beside
+            self.levels = list(allocate(self.sizes, self.energies, left / self.values))
         self.groups: Groups = {}
         for tensor, bits in enumerate(self.levels):
             self.groups.setdefault(bits, []).append(tensor)
@@ -121,29 +127,29 @@ class Quantized(Aggregator):
 
 
 class Small:
-    """The tensors that are too small to be worth a level of their own: as float32, rounded to float16, or at 8 bits
-    with error feedback.
+    """The tensors that are too small to be worth a level of their own: as float32, rounded to float16, or quantized.
 
     Args:
+        contender: whose they are.
         sizes: values of each.
         workers: how many there are.
     """
 
-    def __init__(self, sizes: Sequence[int], workers: int) -> None:
-        self.values = sum(sizes)
-        self.senders = [Sender(sizes) for _ in range(workers)]
-        self.owner = Sender(sizes) if workers > 2 else None
-        self.all_at_8: Groups = {8: list(range(len(sizes)))}
+    def __init__(self, contender: Contender, sizes: Sequence[int], workers: int) -> None:
+        self.values, self._all = sum(sizes), list(range(len(sizes)))
+        self.senders = [Sender(sizes, contender.feedback != "none") for _ in range(workers)]
+        self.owner = Sender(sizes, contender.feedback == "both") if workers > 2 else None
+        self._half = contender.method == "fp16"
         self.traffic = Traffic()
 
     def mean(self, gradients: Gradients, bits: int) -> list[Tensor]:
         """Of each tensor, flat."""
         if not self.values:
             return []
-        if bits == 8:
-            means, sent = relay(self.senders, self.owner, gradients, self.all_at_8)
-        else:  # what is owed from steps at 8 bits, if there were any, waits for more of them: next to nothing
-            means, sent = (average if bits == 32 else half)(gradients), self.values * bits / 8
+        if bits == 32 or self._half:
+            means, sent = (half if self._half else average)(gradients), self.values * bits / 8
+        else:
+            means, sent = relay(self.senders, self.owner, gradients, {bits: self._all})
         self.traffic.count(self.values, sent)
         return means
 

@@ -15,6 +15,7 @@ NO_MOMENTUM_UP_TO = 2
 BITS_OF_SMALL = 8
 
 METHODS = ("uncompressed", "fp16", "quantized", "scale per tensor", "powersgd", "top-k")
+QUANTIZED = ("quantized", "scale per tensor")
 FEEDBACK = ("both", "workers", "none")
 
 
@@ -65,7 +66,8 @@ class Contender:
 
     def small_bits_at(self, progress: float) -> int:
         """Of small tensors, when so much of the training is over."""
-        return self.small_bits or (BITS_OF_SMALL if self.bits_at(progress) < BITS_OF_SMALL else 32)
+        bits = int(max(self.bits_at(progress), BITS_OF_SMALL))
+        return self.small_bits or (bits if self.method in QUANTIZED else 32)
 
     def keeps_momentum_at(self, progress: float) -> bool:
         """Whether the optimizer's momentum is kept, when so much of the training is over."""

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from screening.aggregation import SMALL, Aggregator, Small
+from screening.aggregation import SMALL, Aggregator, Quantized, Small
 from screening.comparators import aggregator
 from screening.contenders import Contender
 from screening.steering import Steering
@@ -59,7 +59,9 @@ class Averaging:
         self.large = [i for i, parameter in enumerate(parameters) if parameter.numel() >= SMALL]
         self.rest = [i for i, parameter in enumerate(parameters) if parameter.numel() < SMALL]
         self.exchange: Aggregator = aggregator(contender, [parameters[i].shape for i in self.large], workers, seed)
-        self.small = Small([parameters[i].numel() for i in self.rest], workers)
+        self.small = Small(contender, [parameters[i].numel() for i in self.rest], workers)
+        if isinstance(self.exchange, Quantized):
+            self.exchange.beside = self.small.values
 
     def new_epoch(self, level: float | None) -> None:
         """Called before each epoch, with the level that a policy has chosen for it, if there is one."""

@@ -11,9 +11,7 @@ class GradientNorm:
     """The norm of the mean over an epoch's steps of what arrived of the gradients: the same on all ranks.
 
     Every step counts, which costs an addition to each parameter. A few of them would be cheaper, but the norm of a few
-    is mostly that of their noise. In the sum of all, what one step owes has arrived with another; and gradients from
-    which the optimizer's momentum was taken out ("flat" in docs/study.md), of which each is several times as large as
-    what has arrived, add up to it.
+    is mostly that of their noise. In the sum of all, what one step owes has arrived with another.
 
     Args:
         parameters: of the model.

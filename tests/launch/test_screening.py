@@ -149,10 +149,16 @@ def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
     assert exchange.traffic.bits == pytest.approx(bits + header, abs=2e-3)
 
 
-@pytest.mark.parametrize(("bits", "sent"), [(32, 4 * 300), (16, 2 * 300), (8, 512 + 4 + codec.HEADER_BYTES)])
+@pytest.mark.parametrize(
+    ("name", "bits", "sent"),
+    [
+        *[("uncompressed", 32, 4 * 300), ("fp16", 16, 2 * 300), ("1/4", 8, 512 + 4 + codec.HEADER_BYTES)],
+        *[("ladder 4-8-16", 16, 1024 + 4 + codec.HEADER_BYTES), ("8, no feedback", 8, 512 + 4 + codec.HEADER_BYTES)],
+    ],
+)
 @pytest.mark.parametrize("workers", [2, 3])
-def test_small_tensors_arrive_and_are_counted(bits: int, sent: int, workers: int) -> None:
-    small = Small([100, 200], workers)
+def test_small_tensors_arrive_and_are_counted(name: str, bits: int, sent: int, workers: int) -> None:
+    small = Small(CONTENDERS[name], [100, 200], workers)
     arrived, expected = torch.zeros(200), torch.zeros(200)
     for step in range(9):
         generator = torch.Generator().manual_seed(step)
@@ -163,15 +169,15 @@ def test_small_tensors_arrive_and_are_counted(bits: int, sent: int, workers: int
         expected += torch.stack([one[1] for one in own]).mean(0)
     assert (small.traffic.values, small.traffic.bytes) == (9 * 300, 9 * sent)
     error = (arrived - expected).abs().max()
-    assert error < {32: 1e-5, 16: 1e-2, 8: 5e-2}[bits]
-    assert (error > 1e-4) == (bits < 32)
+    assert error < {32: 1e-5, 16: 1e-2, 8: 5e-2}[bits] * (3 if "no feedback" in name else 1)
+    assert (error > 1e-4) == (name not in ("uncompressed", "ladder 4-8-16"))
 
 
 def test_small_tensors_have_8_bits_where_others_have_less() -> None:
     names = ("1/4", "4", "8", "uncompressed", "fp16", "PowerSGD rank 1", "top-k 1/4", "1/4, small float32")
-    assert [CONTENDERS[name].small_bits_at(0.0) for name in names] == [8, 8, 32, 32, 16, 32, 32, 32]
+    assert [CONTENDERS[name].small_bits_at(0.0) for name in names] == [8, 8, 8, 32, 16, 32, 32, 32]
     up = CONTENDERS["ladder 4-8-16"]
-    assert [up.small_bits_at(progress) for progress in (0.0, 0.1, 0.15, 1.0)] == [8, 8, 32, 32]
+    assert [up.small_bits_at(progress) for progress in (0.0, 0.1, 0.15, 1.0)] == [8, 8, 8, 16]
 
 
 def test_a_ladder_changes_the_level() -> None:
@@ -303,3 +309,19 @@ def test_an_unknown_name_is_one_line(flags: str) -> None:
     flag, names = flags.split()
     with pytest.raises(RunError, match=f"{flag}: .* is not one of those"):
         screen.chosen(flag, names, {"--tasks": TASKS, "--contenders": CONTENDERS}[flag])
+
+
+def test_without_feedback_small_tensors_have_none_either() -> None:
+    def arrived(name: str) -> torch.Tensor:
+        small = Small(CONTENDERS[name], [512], 2)
+        own = torch.cat([torch.full((256,), 1.0), torch.full((256,), 1e-3)])  # under half a step of the others
+        return sum(small.mean([[own], [own]], 8)[0] for _ in range(20))[256:]
+
+    assert not arrived("1/4, no feedback").any()
+    assert (arrived("1/4") - 0.02).abs().max() < 8e-3
+
+
+def test_what_each_tensor_has_leaves_room_for_small_ones(tmp_path) -> None:
+    task = tiny()
+    found = train(task, prepare(task, tmp_path), CONTENDERS["1/4 error"], seed=0)
+    assert found["all_bits"] < 0.25 * 1.6, "scales and headers, and no level is below 1/8"
