@@ -167,9 +167,9 @@ def assert_one_line(ended: Any, *named: str) -> None:
 
 
 def test_bad_flags_are_said_by_one_rank() -> None:
-    ended = mpirun("--levels", "8,4")
+    ended = mpirun("--levels", "8,4,8")
     assert ended.returncode == 2
-    assert_one_line(ended, "--levels: '8,4' does not ascend")
+    assert_one_line(ended, "--levels: '8,4,8' neither ascends nor descends")
 
 
 def test_the_file_of_one_rank_is_of_another_model(whole: Path, tmp_path: Path) -> None:
