@@ -65,8 +65,8 @@ def test_near_the_best_of_all_allocations(energies, budget):
 @settings(deadline=None)
 @given(tensors(), BUDGETS)
 def test_what_has_more_energy_a_value_has_no_lower_level(tensors, budget):
-    """Among tensors of one size."""
-    _, energies = tensors
+    """Among tensors of one size. (What a step up would gain must not be less than the least float.)"""
+    energies = [energy if energy > 1e-300 else 0.0 for energy in tensors[1]]
     sizes = [1000] * len(energies)
     pairs = sorted(zip(energies, allocate(sizes, energies, budget), strict=True))
     assert [bits for _, bits in pairs] == sorted(bits for _, bits in pairs)
