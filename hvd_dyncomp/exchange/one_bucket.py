@@ -66,6 +66,11 @@ class Exchange:
         if at_once and not self._missing:
             self._prepare()
 
+    @property
+    def complete(self) -> bool:
+        """Whether all gradients have come."""
+        return not self._missing
+
     def start(self) -> None:
         """Sends the first message, with zeros for gradients that have not come. Does nothing the second time.
 

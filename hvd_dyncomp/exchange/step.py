@@ -107,11 +107,14 @@ class Step:
         spending = self._plan.spending
         if spending is not None and spending.sampling:
             spending.note(slot, gradient)  # before the mean is written there
+        exchange = self._exchanges[slot.bucket]
         with self._lock:
             # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
             # the first handshake it is not known who quantizes what.
-            self._exchanges[slot.bucket].add(slot, gradient, at_once=self._fresh and self._plan.checksum > 0)
+            exchange.add(slot, gradient, at_once=self._fresh and self._plan.checksum > 0)
             self._advance()
+        if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
+            self._plan.transport.give_way()
         self._bytes += 4
         return self._plan.buckets[slot.bucket].ticket(slot, in_use)
 

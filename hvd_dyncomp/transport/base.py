@@ -72,6 +72,10 @@ class Transport(ABC):
         """
 
     @abstractmethod
+    def give_way(self) -> None:
+        """Lets whoever carries the bytes have this thread's core for a moment, so that what has been started leaves."""
+
+    @abstractmethod
     def advise(self) -> None:
         """Says in the log what would make it faster here, if anything. Once a process."""
 

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 _advised = False
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
+_WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
 
 
 class HorovodTransport(base.Transport):
@@ -89,6 +90,11 @@ class HorovodTransport(base.Transport):
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
 
+    def give_way(self) -> None:
+        # Horovod's thread, which polls and yields, gets every other turn of a core that backward keeps busy; it needs
+        # some in a row to find what is new and to put it on the socket.
+        time.sleep(_WAY_SECONDS)
+
     def advise(self) -> None:
         """Open MPI waits by polling: with hardly more cores than ranks, who waits takes the time of who computes.
 
@@ -102,7 +108,7 @@ class HorovodTransport(base.Transport):
         _advised = True
         logger.warning(
             "%d ranks on a machine with %d cores: Open MPI will poll on them while it waits; "
-            "export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_tcp_flags=send for shorter steps",
+            "export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_tcp_flags=send for shorter steps (docs/benchmarks.md)",
             ranks,
             cores,
         )

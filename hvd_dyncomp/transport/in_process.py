@@ -130,6 +130,9 @@ class InProcessTransport(Transport):
     def in_background(self, work: Callable[[], bool]) -> None:
         self._world.add_background(self._rank, work)
 
+    def give_way(self) -> None:
+        pass
+
     def advise(self) -> None:
         pass
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places
+from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places, set_level
 
 from hvd_dyncomp.exchange.hierarchical import Hierarchical
 from hvd_dyncomp.exchange.way import Flat
@@ -46,6 +46,28 @@ def test_calls_in_backward_do_all_that_is_possible(ranks, hosts):
     for seen in results:
         for i in range(late, len(ORDER)):
             assert set(ORDER[: i + 1 - late]) <= set(seen[i]), seen
+
+
+def test_backward_gives_way_once_a_bucket(monkeypatch):
+    """Where cores are few, what has been started leaves before more is computed."""
+    given: list[int] = []
+    monkeypatch.setattr(
+        "hvd_dyncomp.transport.in_process.InProcessTransport.give_way", lambda self: given.append(self.rank)
+    )
+
+    def program(worker: Worker) -> list[int]:
+        seen = []
+        for bits in (4, 32):
+            set_level(worker.controller, bits)
+            before = given.count(worker.transport.rank)
+            worker.backward(worker.noise(0))
+            seen.append(given.count(worker.transport.rank) - before)
+            worker.optimizer.step()
+            worker.optimizer.zero_grad()
+        return seen
+
+    results, _ = on_ranks(2, program, SIZES, 4, bucket_bytes=3 * 4 * 130)
+    assert results == [[3, 0]] * 2  # buckets, and none at 32 bits
 
 
 @WORLDS
