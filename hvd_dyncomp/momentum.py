@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Momentum:
 
     Args:
         optimizer: Horovod's. Others than those three are left as they are.
+        waiting: the parameters whose gradients wait in residuals. The others, small ones and those that are skipped,
+            keep their momentum.
         rank: of this process; the first one logs.
         replace: whether there are to be such steps; otherwise it is only said where they would help.
 
@@ -38,11 +40,14 @@ class Momentum:
         left_out: whether the next steps are to be without.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rank: int, *, replace: bool) -> None:
-        self._optimizer, self._rank = weakref.ref(optimizer), rank
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, waiting: Iterable[torch.Tensor], rank: int, *, replace: bool
+    ) -> None:
+        self._optimizer, self._waiting, self._rank = weakref.ref(optimizer), set(waiting), rank
         way = _WAYS.get(inspect.unwrap(stepping_class(optimizer).step))
         self._replace, self._known, self._without = replace, way is not None, way if replace else None
         self._changed: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, the user's value, ours
+        self._beside: list[dict[str, Any]] = []  # groups of those that keep theirs
         self._said = self.left_out = False
         # Weakly: the optimizer outlives a quantizer that nobody wants any more. Horovod's step has the optimizer's own
         # within it. That one is what counts, and comes last: each begins with the user's values.
@@ -85,7 +90,12 @@ class Momentum:
         for group, key, users, ours in self._changed:
             if group.get(key) is ours:
                 group[key] = users
+        optimizer = self._optimizer()
+        if optimizer is not None and self._beside:
+            groups = optimizer.param_groups
+            groups[:] = [group for group in groups if not any(group is beside for beside in self._beside)]
         self._changed.clear()
+        self._beside.clear()
 
     def remove(self) -> None:
         """Touches the optimizer no more."""
@@ -97,8 +107,8 @@ class Momentum:
         self.put_back()
         optimizer = self._optimizer()
         if self.left_out and self._without is not None and optimizer is not None:
-            for group in optimizer.param_groups:
-                self._without(self, group)
+            for group in list(optimizer.param_groups):
+                self._divide(optimizer, group, self._without(group))
 
     def _end_step(self) -> None:
         optimizer = self._optimizer()
@@ -108,26 +118,39 @@ class Momentum:
                 _forget(optimizer, group)
         self.put_back()
 
-    def _change(self, group: dict[str, Any], key: str, ours: Any) -> None:
-        self._changed.append((group, key, group[key], ours))
-        group[key] = ours
+    def _divide(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], ours: dict[str, Any]) -> None:
+        """Gives a group our values; those of its parameters that keep the user's go into one beside it."""
+        waiting = [parameter for parameter in group["params"] if parameter in self._waiting]
+        if not waiting or not ours:
+            return
+        if len(waiting) < len(group["params"]):
+            others = [parameter for parameter in group["params"] if parameter not in self._waiting]
+            self._beside.append({**group, "params": others})
+            optimizer.param_groups.append(self._beside[-1])
+            ours["params"] = waiting
+        for key, value in ours.items():
+            self._changed.append((group, key, group[key], value))
+            group[key] = value
 
-    def _sgd(self, group: dict[str, Any]) -> None:
-        momentum = group["momentum"]
-        if 0 < momentum < 1:
-            self._change(group, "lr", group["lr"] * ((1 - group["dampening"]) / (1 - momentum)))
-            self._change(group, "momentum", 0.0)
 
-    def _adam(self, group: dict[str, Any]) -> None:
-        first, second = group["betas"]
-        self._change(group, "betas", (first * 0, second))  # a tensor, if it was one
+def _sgd(group: dict[str, Any]) -> dict[str, Any]:
+    momentum = group["momentum"]
+    if not 0 < momentum < 1:
+        return {}
+    return {"lr": group["lr"] * ((1 - group["dampening"]) / (1 - momentum)), "momentum": 0.0}
 
 
-# By the method that steps: a class that has one of its own may mean something else by its groups.
-_WAYS: dict[Callable, Callable[[Momentum, dict[str, Any]], None]] = {
-    inspect.unwrap(torch.optim.SGD.step): Momentum._sgd,
-    inspect.unwrap(torch.optim.Adam.step): Momentum._adam,
-    inspect.unwrap(torch.optim.AdamW.step): Momentum._adam,
+def _adam(group: dict[str, Any]) -> dict[str, Any]:
+    first, second = group["betas"]
+    return {"betas": (first * 0, second)}  # a tensor, if it was one
+
+
+# What a group of an optimizer without momentum has in place of its own values. By the method that steps: a class that
+# has one of its own may mean something else by its groups.
+_WAYS: dict[Callable, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    inspect.unwrap(torch.optim.SGD.step): _sgd,
+    inspect.unwrap(torch.optim.Adam.step): _adam,
+    inspect.unwrap(torch.optim.AdamW.step): _adam,
 }
 
 

@@ -44,11 +44,15 @@ def trained(optimizer: torch.optim.Optimizer, steps: range = range(6)) -> list[t
                 generator = torch.Generator().manual_seed(10 * step + index)
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
         optimizer.step()
-    return [p.detach().clone() for group in optimizer.param_groups for p in group["params"]]
+    return [p.detach().clone() for p in parameters_of(optimizer)]
 
 
-def less(optimizer: torch.optim.Optimizer, bits: float = 1) -> Momentum:
-    momentum = Momentum(optimizer, 0, replace=True)
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def less(optimizer: torch.optim.Optimizer, bits: float = 1, waiting: list[torch.Tensor] | None = None) -> Momentum:
+    momentum = Momentum(optimizer, parameters_of(optimizer) if waiting is None else waiting, 0, replace=True)
     momentum.choose(bits)
     return momentum
 
@@ -77,6 +81,24 @@ def test_a_step_without_is_that_of_an_optimizer_that_has_none(kind, arguments, s
     assert keep.left_out
 
 
+@pytest.mark.parametrize(("kind", "arguments", "same_as"), PAIRS)
+@pytest.mark.parametrize("waits", [[0], [1], []])
+def test_parameters_of_which_nothing_waits_keep_theirs(waits, kind, arguments, same_as):
+    optimizer, stock, without = made(kind, **arguments), made(kind, **arguments), made(kind, **same_as)
+    [group] = groups = list(optimizer.param_groups)
+    users = {**group, "params": list(group["params"])}
+    keep = less(optimizer, waiting=[group["params"][index] for index in waits])
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append(len(optimizer.param_groups)))
+    found, of_stock, of_without = (trained(each) for each in (optimizer, stock, without))
+    wanted = [(of_without if index in waits else of_stock)[index] for index in range(len(SIZES))]
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
+    # Whoever comes after a step sees the user's groups, and these very ones.
+    assert set(seen) == {1}
+    assert optimizer.param_groups[0] is groups[0] and {**group, "params": list(group["params"])} == users
+    assert keep.left_out
+
+
 @pytest.mark.parametrize("bits", [3, 4, 32])
 @pytest.mark.parametrize("kind", [SGD, ADAMW])
 def test_above_two_bits_nothing_is_touched(kind, bits):
@@ -94,7 +116,7 @@ def test_above_two_bits_nothing_is_touched(kind, bits):
 def test_an_optimizer_that_is_left_alone_is_warned_of_once(kind, replace, advice, caplog):
     optimizer = made(kind, momentum=0.9)
     with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
-        keep = Momentum(optimizer, 0, replace=replace)
+        keep = Momentum(optimizer, parameters_of(optimizer), 0, replace=replace)
         for bits in (4, 1, 0.25, 0.25):
             keep.choose(bits)
             assert len(caplog.records) == (bits < (4 if replace else 1))
@@ -107,7 +129,7 @@ def test_an_optimizer_that_is_left_alone_is_warned_of_once(kind, replace, advice
 @pytest.mark.parametrize(("rank", "momentum", "said"), [(0, 0.9, 1), (1, 0.9, 0), (0, 0.0, 0)])
 def test_what_is_done_is_said_once(rank, momentum, said, caplog):
     optimizer = made(SGD, momentum=momentum)
-    keep = Momentum(optimizer, rank, replace=True)
+    keep = Momentum(optimizer, parameters_of(optimizer), rank, replace=True)
     with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
         for bits in (4, 1, 4, 1):
             keep.choose(bits)
@@ -158,10 +180,11 @@ def test_schedules_see_and_change_the_users_values():
     assert keep.left_out
 
 
+@pytest.mark.parametrize("large", [1, 2])
 @pytest.mark.parametrize("look", ["state_dict", "step", "remove"])
-def test_a_step_that_is_interrupted_leaves_the_users_values(look):
+def test_a_step_that_is_interrupted_leaves_the_users_values(look, large):
     optimizer = made(SGD, momentum=0.75)
-    keep = less(optimizer)
+    keep = less(optimizer, waiting=parameters_of(optimizer)[:large])
 
     def interrupted():
         raise KeyboardInterrupt
@@ -169,14 +192,14 @@ def test_a_step_that_is_interrupted_leaves_the_users_values(look):
     with pytest.raises(KeyboardInterrupt):
         optimizer.step(interrupted)
     if look == "state_dict":
-        group = optimizer.state_dict()["param_groups"][0]
+        [group] = optimizer.state_dict()["param_groups"]
     elif look == "step":
         trained(optimizer, range(1))
         [group] = optimizer.param_groups
     else:
         keep.remove()
         [group] = optimizer.param_groups
-    assert (group["lr"], group["momentum"]) == (0.1, 0.75)
+    assert (group["lr"], group["momentum"], len(group["params"])) == (0.1, 0.75, len(SIZES))
 
 
 def test_an_outer_step_that_turns_out_to_have_more_bits_takes_nothing_away():
@@ -348,3 +371,24 @@ def test_another_optimizer_gets_its_own_and_the_first_one_is_let_go():
         assert not first._optimizer_step_pre_hooks and not first._optimizer_step_post_hooks
 
     on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)
+
+
+def test_small_and_skipped_parameters_keep_theirs():
+    """On ranks: "a" is large, "b" has 8 bits at least, "c" travels as it is."""
+
+    def program(worker: Worker) -> None:
+        momenta(worker)
+        for number in range(3):
+            before = {name: parameter.detach().clone() for name, parameter in worker.parameters.items()}
+            buffers = {name: worker.optimizer.state[p].get("momentum_buffer") for name, p in worker.parameters.items()}
+            old = {name: 0 if buffer is None else 0.5 * buffer.clone() for name, buffer in buffers.items()}
+            worker.optimizer.zero_grad()
+            worker.step(worker.noise(number))
+            for name, parameter in worker.parameters.items():
+                wanted = 2 * parameter.grad if name == "a" else parameter.grad + old[name]
+                torch.testing.assert_close(before[name] - parameter.detach(), wanted, rtol=1e-4, atol=1e-4)
+        [group] = worker.optimizer.param_groups
+        assert len(group["params"]) == 3
+
+    skip = {"skip": lambda name, _: name == "c"}
+    on_ranks(2, program, {"a": 300, "b": 20, "c": 300}, 1, replace_momentum=True, min_numel=100, **skip)

@@ -113,7 +113,8 @@ class Lifecycle:
         self._hook(optimizer)
         # Without error feedback nothing waits anywhere.
         if self._settings.error_feedback:
-            self._momentum = Momentum(optimizer, plan.binding.rank, replace=self._settings.replace_momentum)
+            waiting, rank = plan.waiting, plan.binding.rank
+            self._momentum = Momentum(optimizer, waiting, rank, replace=self._settings.replace_momentum)
         return plan
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> None:

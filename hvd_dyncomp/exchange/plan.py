@@ -111,6 +111,12 @@ class Plan:
         """Whether gradients travel within hosts first, and then between them."""
         return self.settings.hierarchical is not False and not self.topology.obstacle
 
+    @property
+    def waiting(self) -> list[torch.Tensor]:
+        """The parameters of which at few bits something always waits in residuals: those that are large."""
+        large = {unit.name for bucket in self.buckets for unit in bucket.units if not unit.small}
+        return [parameter for name, parameter in self.binding.named if name in large]
+
     def settle(self, greetings: Sequence[Greeting]) -> None:
         """Learns from the first handshake where the ranks are, and sees that it stays so.
 

@@ -15,33 +15,36 @@ from screening.tasks import Task, Work
 
 
 def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The task's own, at its peak rate."""
+    """The task's own, at its peak rate. Its first group are the large parameters."""
+    divided = [p for p in parameters if p.numel() >= SMALL], [p for p in parameters if p.numel() < SMALL]
+    groups = [{"params": own} for own in divided if own]
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=task.rate, betas=(task.momentum, 0.999), weight_decay=task.weight_decay)
-    return torch.optim.SGD(parameters, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
+        return torch.optim.AdamW(groups, lr=task.rate, betas=(task.momentum, 0.999), weight_decay=task.weight_decay)
+    return torch.optim.SGD(groups, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
 
 
 def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task) -> None:
     """For the next step, whose rates have been set: of AdamW the first beta is 0; SGD that has momentum m steps by
-    1 / (1 - m) of its rate, at once what adds up to the same, and what it has of momentum is given up.
+    1 / (1 - m) of its rate, at once what adds up to the same, and what it has of momentum is given up. Small parameters
+    keep theirs.
     """
-    for group in stepper.param_groups:
-        if task.optimizer == "adamw":
-            group["betas"] = (0.0, group["betas"][1])
-        else:
-            group["momentum"] = 0.0
-            group["lr"] /= 1 - task.momentum
-            for parameter in group["params"]:
-                stepper.state[parameter].pop("momentum_buffer", None)
+    large = stepper.param_groups[0]
+    if task.optimizer == "adamw":
+        large["betas"] = (0.0, large["betas"][1])
+    else:
+        large["momentum"] = 0.0
+        large["lr"] /= 1 - task.momentum
+        for parameter in large["params"]:
+            stepper.state[parameter].pop("momentum_buffer", None)
 
 
 def put_momentum_back(stepper: torch.optim.Optimizer, task: Task) -> None:
     """After a step, before the rates of the next are set."""
-    for group in stepper.param_groups:
-        if task.optimizer == "adamw":
-            group["betas"] = (task.momentum, group["betas"][1])
-        else:
-            group["momentum"] = task.momentum
+    large = stepper.param_groups[0]
+    if task.optimizer == "adamw":
+        large["betas"] = (task.momentum, large["betas"][1])
+    else:
+        large["momentum"] = task.momentum
 
 
 class Averaging:
