@@ -32,19 +32,33 @@ class Part:
 
 # In a few hundred steps losses show; the others are there to see what longer trainings and larger models make of them.
 SHORT = ("mlp", "resnet8, short", "text, sgd, short", "text, adamw, short")
-LONG = ("resnet8", "resnet8, 28x28", "resnet20", "text, sgd", "text, adamw")
+LONG = ("resnet8", "resnet20", "text, sgd", "text, adamw", "resnet8, 28x28")
+
+# What README.md shows of it.
+README = Part(
+    "training",
+    SHORT,
+    (
+        *("uncompressed", "fp16", "4", "1", "1/4", "1/8", "1/4, momentum kept"),
+        *("ladder 4-8-16", "PowerSGD rank 1"),
+    ),
+)
+
+# What longer trainings make of it.
+LONGER = Part("longer", LONG, ("uncompressed", "4", "1", "1/4", "1/8"), seeds=2)
 
 MAIN = Part(
     "main",
-    SHORT + LONG,
+    SHORT,
     (
         *("uncompressed", "fp16", "8", "4", "2", "1", "1/2", "1/4", "1/8"),
         *("1/4 error", "1/4, momentum kept"),
         *("ladder 4-8-16", "ladder 1-2-4", "ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8"),
-        *("PowerSGD rank 1", "PowerSGD rank 2", "PowerSGD rank 4", "top-k 1/4"),
+        *("PowerSGD rank 1", "PowerSGD rank 4", "top-k 1/4"),
     ),
 )
 
+# Small tensors as float32, so that it is of the large ones alone.
 MOMENTUM = Part(
     "momentum",
     SHORT,
@@ -53,28 +67,16 @@ MOMENTUM = Part(
         *("4, small float32", "4, no momentum, small float32"),
         *("2, momentum kept, small float32", "2, small float32"),
         *("1, momentum kept, small float32", "1, small float32"),
-        *("1/2, momentum kept, small float32", "1/2, small float32"),
         *("1/4, momentum kept, small float32", "1/4, small float32"),
         *("1/8, momentum kept, small float32", "1/8, small float32"),
-        *("PowerSGD rank 1", "PowerSGD rank 1, no momentum", "top-k 1/4", "top-k 1/4, no momentum"),
     ),
 )
 
-# What longer trainings and more workers make of it.
-LONGER = Part(
-    "longer",
-    ("resnet8", "resnet8, 8 workers", "text, sgd", "text, adamw"),
-    (
-        *("uncompressed", "1, momentum kept, small float32"),
-        *("1/4, momentum kept, small float32", "1/4, small float32", "1/8, small float32"),
-    ),
+WORKERS = Part(
+    "workers",
+    ("resnet8, 8 workers",),
+    ("uncompressed", "1/4, momentum kept, small float32", "1/4, small float32"),
     seeds=2,
-)
-
-SMALL = Part(
-    "small",
-    SHORT,
-    ("uncompressed", "1/2", "1/2, small float32", "1/4", "1/4, small float32", "1/8", "1/8, small float32"),
 )
 
 FEEDBACK = Part(
@@ -84,16 +86,16 @@ FEEDBACK = Part(
         *("uncompressed", "8, scale per tensor"),
         *("8", "8, feedback of workers", "8, no feedback"),
         *("4", "4, feedback of workers", "4, no feedback"),
-        *("1", "1, feedback of workers", "1, no feedback"),
         *("1/4", "1/4, feedback of workers", "1/4, no feedback"),
     ),
+    seeds=2,
 )
 
 ORDER = Part(
     "order",
-    SHORT,
+    ("mlp", "resnet8, short"),
     (
-        *("uncompressed", "ladder 4-8-16", "ladder 16-4-8", "ladder 1-2-4", "ladder 4-1-2"),
+        *("uncompressed", "ladder 1-2-4", "ladder 4-1-2"),
         *("ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8", "ladder 1/2-1/8-1-1/4", "1/2"),
     ),
 )
@@ -101,7 +103,7 @@ ORDER = Part(
 # They see a thousand images, or text, that are neither trained with nor tested on.
 POLICIES = Part(
     "policies",
-    ("mlp", "resnet8, short", "resnet8"),
+    ("mlp", "resnet8, short"),
     (
         *("uncompressed", "1/8", "1/4"),
         *("plateau 1/8-1/2", "critical 1/8-1", "critical 1/8-2", "step 1/8-1/4-1/2", "step down 1-1/4-1/8"),
@@ -109,25 +111,14 @@ POLICIES = Part(
 )
 POLICIES_ON_TEXT = Part(
     "policies, text",
-    ("text, sgd, short", "text, adamw, short"),
+    ("text, sgd, short",),
     (
         *("uncompressed", "1/8", "1/4", "plateau 1/8-1/2", "critical 1/8-1", "critical 1/8-2"),
         *("step 1/8-1/4-1/2, text", "step down 1-1/4-1/8, text"),
     ),
 )
 
-# What README.md shows of it.
-README = Part(
-    "training",
-    SHORT,
-    (
-        *("uncompressed", "fp16", "4", "1", "1/4", "1/8"),
-        *("1/4, small float32", "1/8, small float32", "1/4, momentum kept, small float32"),
-        *("ladder 4-8-16", "PowerSGD rank 1"),
-    ),
-)
-
-PARTS = (README, MAIN, MOMENTUM, LONGER, SMALL, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT)
+PARTS = (README, LONGER, MAIN, MOMENTUM, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT)
 
 # Whatever of the main table fits into a quarter of an hour on two cores.
 QUICK = (Part("main", ("mlp", "resnet8, short"), MAIN.contenders, seeds=1),)

@@ -30,13 +30,12 @@ Cost = Callable[[dict, float], float]  # of a run, and what a worker computes in
 
 
 class Style(NamedTuple):
-    """Of a contender: its colour, marker, the word beside its points, its place in the legend, and whether filled."""
+    """Of a contender: its colour, marker, the word beside its points, and its place in the legend."""
 
     colour: str
     marker: str
     label: str
     legend: str
-    filled: bool = True
 
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; markers repeat the distinction.
@@ -44,18 +43,13 @@ _STYLES = {
     BASELINE: Style("#000000", "s", "", "uncompressed"),
     "fp16": Style("#000000", "D", "", "fp16"),
     **{one.name: Style("#0072B2", "o", one.name, "one level for all") for one in ONE_LEVEL},
-    **{
-        f"{one.name}, small float32": Style("#0072B2", "o", one.name, "the same, small tensors as float32", False)
-        for one in ONE_LEVEL
-        if one.bits_at(0) < 8
-    },
     "1/4 error": Style("#56B4E9", "P", "", "1/4, a level for each tensor"),
     "1/4, momentum kept": Style("#D55E00", "X", "", "1/4, momentum kept"),
     "ladder 4-8-16": Style("#E69F00", "^", "", "ladder 4-8-16"),
     "ladder 1-2-4": Style("#E69F00", "v", "", "ladder 1-2-4"),
     "ladder 1/8-1/4-1/2-1": Style("#E69F00", ">", "", "ladder 1/8 up to 1"),
     "ladder 1-1/2-1/4-1/8": Style("#E69F00", "<", "", "ladder 1 down to 1/8"),
-    **{f"PowerSGD rank {rank}": Style("#CC79A7", "p", f"r{rank}", "PowerSGD, by rank") for rank in (1, 2, 4)},
+    **{f"PowerSGD rank {rank}": Style("#CC79A7", "p", f"r{rank}", "PowerSGD, by rank") for rank in (1, 4)},
     "top-k 1/4": Style("#009E73", "*", "", "top-k 1/4"),
 }
 
@@ -123,20 +117,17 @@ def _panel(axes: Axes, points: dict[str, tuple[float, float, float]], handles: d
     axes.axhline(0, color="#999999", lw=0.8)
     for contender, (x, y, error) in points.items():
         style = _STYLES[contender]
-        edge = "white" if style.filled else style.colour
-        face = style.colour if style.filled else "none"
-        line, *_ = axes.errorbar(
-            *(x, y, error or None),
-            fmt=style.marker,
-            color=style.colour,
-            ms=6,
-            mfc=face,
-            mec=edge,
-            mew=0.6,
-            elinewidth=1,
-        )
+        look: dict[str, Any] = {
+            "fmt": style.marker,
+            "color": style.colour,
+            "ms": 6,
+            "mec": "white",
+            "mew": 0.6,
+            "elinewidth": 1,
+        }
+        line, *_ = axes.errorbar(x, y, error or None, **look)
         handles.setdefault(style.legend, line)
-        if style.label and (style.filled or style.label not in points):
+        if style.label:
             below = style.label in ("4", "1", "1/4")  # neighbours' words on different sides
             place: dict[str, Any] = {"xytext": (0, -13 if below else 6), "textcoords": "offset points", "ha": "center"}
             axes.annotate(style.label, (x, y), fontsize=8, **place)

@@ -115,7 +115,7 @@ def test_the_time_of_a_step_is_what_is_computed_and_what_the_link_takes() -> Non
 def test_figures_have_a_panel_for_each_task_with_something_to_compare(tmp_path: Path) -> None:
     alone = made_up(Part("x", declared.MAIN.tasks, ("uncompressed",)))  # nothing to compare with
     sizes = []
-    for tasks in (("mlp",), ("mlp", "resnet8", "resnet20")):
+    for tasks in (("mlp",), ("mlp", "resnet8, short", "text, sgd, short")):
         pareto.write(tmp_path, declared.MAIN, made_up(Part("x", tasks, declared.MAIN.contenders)) | alone)
         sizes.append([imread(tmp_path / name).shape[:2] for name in pareto.FIGURES])
     for (narrow, low), (wide, high) in zip(*[[(size[1], size[0]) for size in own] for own in sizes], strict=True):
