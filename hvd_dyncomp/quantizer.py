@@ -80,10 +80,10 @@ class DynamicQuantizer(Compressor):
             levels of their own, those of least squared error by the energies of their gradients. (Of fewer
             values than two blocks they count as small.) A budget of 16 or more is a level for all.
         replace_momentum: at 2 bits and less, what waits in residuals acts as a momentum, and two are one too many: have
-            SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0. Their groups
-            hold these values only while they step. Other optimizers are left as they are, and a warning says so. For
-            levels that stay low, with error feedback; not where the learning rate is near the largest that training
-            stands.
+            SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0; but for small
+            tensors, of which nothing waits. Their groups hold these values only while they step. Other optimizers are
+            left as they are, and a warning says so. For levels that stay low, with error feedback; not where the
+            learning rate is near the largest that training stands.
         warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says. Steps are counted
             as `state_dict` does, so that a run that resumes in its warm-up ends it where it would have ended.
         warmup_bits: see there; 32 for none compressed.

@@ -25,7 +25,7 @@ OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP)
-DEFAULT = (ALONE, *HOROVOD, "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *DDP)
+DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *DDP)
 
 # PowerSGD begins after some plain steps; two is the least with which its hook works.
 POWERSGD_START = 2

@@ -2,6 +2,7 @@
 
     python launch/bench.py                              # everything: about 40 minutes on two cores
     python launch/bench.py --part kernels --part links  # some parts, and the drawing
+    python launch/bench.py --quick                      # a few steps of each kind, into runs/quick: ten minutes
     python launch/bench.py --missing                    # after an interruption: what this commit has no figures of
     python launch/bench.py --draw                       # no measuring: draw what is there
     python launch/bench.py --part exchange --model vgg16 --rates 1gbit   # one part with flags of its own, not drawn
@@ -28,12 +29,14 @@ from common.values import Parser
 from lab.hosts import come_down_on_signals
 
 PAGE = Path("docs/benchmarks.md")
+QUICK_DIR = Path("runs/quick")
 _MANY = ("--rates", "1gbit", "--contenders", "none,fp16,1bit,4bit,8bit", "--seconds", "30", "--model", "resnet18")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A benchmark with some of its flags, and the files in docs/bench/ that the page is drawn from.
+    """A benchmark with some of its flags, the files in docs/bench/ that the page is drawn from, and flags for
+    ``--quick``, if it takes part in that.
 
     ``benchmark`` has ``add_arguments(parser)`` and ``run(args)``; ``args.command`` is how a reader would type it.
     """
@@ -41,18 +44,35 @@ class Part:
     benchmark: ModuleType
     flags: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
 
+
+_FEW = ("--contenders", "alone,none,fp16,0.25bit,1bit,4bit,powersgd1", "--rounds", "8")
 
 PARTS = {
-    "kernels": Part(kernels, files=(kernels.FILE,)),
-    "exchange": Part(exchange, files=("exchange-resnet50-2.json",)),
+    "kernels": Part(kernels, files=(kernels.FILE,), quick=("--values", str(2**22), "--rounds", "3")),
+    "exchange": Part(
+        exchange,
+        files=("exchange-resnet50-2.json",),
+        quick=("--rates", "100mbit,1gbit,shm", "--seconds", "20", *_FEW),
+    ),
     "bytes4": Part(exchange, ("--workers", "4", *_MANY), ("exchange-resnet18-4.json",)),
     "bytes8": Part(exchange, ("--workers", "8", *_MANY), ("exchange-resnet18-8.json",)),
-    "hosts": Part(layouts, files=("exchange-resnet50-2x2.json", "exchange-resnet50-2x4.json")),
-    "training": Part(
-        training, files=tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer"))
+    "hosts": Part(
+        layouts,
+        files=("exchange-resnet50-2x2.json", "exchange-resnet50-2x4.json"),
+        quick=("--model", "resnet18", "--layouts", "2x2", "--rates", "1gbit", "--seconds", "20"),
     ),
-    "accuracy": Part(time_to_accuracy, files=("accuracy-resnet20.json",)),
+    "training": Part(
+        training,
+        files=tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer")),
+        quick=("--models", "resnet20,mlp", "--rates", "100mbit", "--seconds", "20", *_FEW),
+    ),
+    "accuracy": Part(
+        time_to_accuracy,
+        files=("accuracy-resnet20.json",),
+        quick=("--model", "resnet8", "--epochs", "2", "--limit-train", "3000", "--lr", "0.05", "--tolerance", "5"),
+    ),
     "links": Part(links),
     "growth": Part(growth, files=(growth.FILE,)),  # the last: it reads what others have measured
 }
@@ -102,6 +122,7 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this, or what --part PART can be told")
     add("--part", action="append", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}; may be repeated")
+    add("--quick", action="store_true", help=f"a few steps of most parts, into {QUICK_DIR}; nothing is drawn")
     add("--missing", action="store_true", help="leave out parts whose files are there and of this commit")
     add("--draw", action="store_true", help="measure nothing")
     args, flags = parser.parse_known_args(argv)
@@ -109,6 +130,8 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]
     if args.help and not single:
         parser.print_help()
         raise SystemExit(0)
+    if args.quick and (flags or args.missing or args.draw):
+        parser.error("--quick goes with --part only")
     if flags and (not single or args.missing or args.draw):
         parser.error(f"unrecognized arguments: {' '.join(flags)} (a single --part has flags of its own)")
     return args, [*flags, "--help"] if args.help else flags
@@ -116,8 +139,10 @@ def parse(argv: list[str] | None = None) -> tuple[argparse.Namespace, list[str]]
 
 def main(argv: list[str] | None = None) -> None:
     args, flags = parse(argv)
-    names = [] if args.draw else args.part or [name for name, part in PARTS.items() if part.files]
-    chosen = {name: parse_part(name, flags) for name in names}
+    wanted = [name for name, part in PARTS.items() if (part.quick if args.quick else part.files)]
+    names = [] if args.draw else args.part or wanted
+    quick = ("--output-dir", str(QUICK_DIR))
+    chosen = {name: parse_part(name, (*PARTS[name].quick, *quick) if args.quick else flags) for name in names}
     come_down_on_signals()
     failed = []
     for name, flags_of_part in chosen.items():
@@ -125,7 +150,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"bench.py: {name} is measured already", flush=True)
         elif not run(name, flags_of_part):
             failed.append(name)
-    if not flags:
+    if not flags and not args.quick:
         try:
             report.draw(FOLDER, PAGE)
         except (RunError, OSError) as error:

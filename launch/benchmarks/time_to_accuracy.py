@@ -28,11 +28,18 @@ from common.values import at_least_zero, count, learning_rate, model_name
 from lab.hosts import hosts
 from training.report import METRICS, read_lines
 
-TITLES = {"none": "Horovod", "fp16": "Horovod fp16", "4bit": "ours, 4 bits", "dynamic": "ours, dynamic 2-4-8"}
+TITLES = {
+    "none": "Horovod",
+    "fp16": "Horovod fp16",
+    "4bit": "ours, 4 bits",
+    "0.25bit": "ours, 1/4 bit",
+    "dynamic": "ours, dynamic 2-4-8",
+}
 _FLAGS = {
     "none": ("--compression", "none"),
     "fp16": ("--compression", "fp16"),
     "4bit": ("--compression", "static", "--bits", "4"),
+    "0.25bit": ("--compression", "static", "--bits", "1/4", "--replace-momentum"),
     "dynamic": ("--compression", "dynamic", "--levels", "2,4,8", "--thresholds", "0.75,0.85"),
 }
 _TIMEOUT = 3600.0
@@ -50,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
     add("--model", type=model_name, default="resnet20", metavar="NAME", help="of train_resnet.py (default resnet20)")
     add("--epochs", type=count, default=5, metavar="N", help="of every training (default 5)")
-    add("--limit-train", type=count, default=12000, metavar="N", help="training images (default 12000)")
+    add("--limit-train", type=count, default=6000, metavar="N", help="training images (default 6000)")
     add("--val-size", type=count, default=500, metavar="N", help="validation images (default 500)")
-    add("--batch-size", type=count, default=8, metavar="N", help="images per worker and step (default 8)")
-    add("--lr", type=learning_rate, default=0.0125, help="learning rate of one worker (default 0.0125)")
+    add("--batch-size", type=count, default=4, metavar="N", help="images per worker and step (default 4)")
+    add("--lr", type=learning_rate, default=0.00625, help="learning rate of one worker (default 0.00625)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
     add("--workers", type=count, default=2, metavar="N", help="one host each (default 2)")
     add_shared_arguments(parser)

@@ -15,7 +15,7 @@ from benchmarks import contenders, tables, workloads
 from benchmarks import run as runs
 from benchmarks.results import load
 
-_CONTENDERS = ("alone", "none", "fp16", "1bit", "2bit", "4bit", "8bit", "ddp", "ddp-fp16", "powersgd1")
+_CONTENDERS = ("alone", "none", "fp16", "0.25bit", "1bit", "2bit", "4bit", "8bit", "ddp", "ddp-fp16", "powersgd1")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

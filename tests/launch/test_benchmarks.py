@@ -244,3 +244,23 @@ def test_parts_of_another_commit_are_missing(tmp_path, monkeypatch):
     assert program.measured(part)
     save(tmp_path / "x.json", {"about": {"commit": "0000000"}})
     assert not program.measured(part)
+
+
+def test_quick_is_a_little_of_everything_and_draws_nothing(monkeypatch, capsys):
+    ran = {}
+    monkeypatch.setattr(program, "run", lambda name, args: ran.setdefault(name, args) is not None)
+    monkeypatch.setattr(program, "come_down_on_signals", lambda: None)
+    monkeypatch.setattr(report, "draw", None)
+    program.main(["--quick"])
+    assert {"kernels", "exchange", "hosts", "training", "accuracy"} <= ran.keys()
+    assert {args.output_dir for args in ran.values()} == {program.QUICK_DIR}
+    whole = program.parse_part("exchange")
+    assert ran["exchange"].seconds < whole.seconds and len(ran["exchange"].rates) < len(whole.rates)
+    for flags in (
+        ["--quick", "--draw"],
+        ["--quick", "--missing"],
+        ["--quick", "--part", "exchange", "--model", "tiny"],
+    ):
+        with pytest.raises(SystemExit):
+            program.main(flags)
+        assert "--quick goes with --part only" in capsys.readouterr().err
