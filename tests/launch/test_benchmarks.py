@@ -129,12 +129,8 @@ def test_time_to_accuracy(folder):
     )
     said = launched("accuracy", *small, "--output-dir", str(folder))
     assert "| ours, dynamic 2-4-8 |" in said
-    assert set(json.loads((folder / "accuracy-resnet8.json").read_text())["runs"]) == {
-        "none",
-        "fp16",
-        "4bit",
-        "dynamic",
-    }
+    runs = json.loads((folder / "accuracy-resnet8.json").read_text())["runs"]
+    assert set(runs) == {"none", "fp16", "4bit", "0.25bit", "dynamic"}
 
 
 def test_the_report_keeps_the_rest_of_the_page(folder):
