@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from made_up_runs import LEVELS, line, write
 
 from hvd_dyncomp.report.page import page
 from hvd_dyncomp.report.runs import read_runs
-from made_up_runs import LEVELS, line, write
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -48,7 +48,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from the last one below ``low`` to the first one above ``high``, in steps of 1, 2 or 5 times 10^n."""
+    """Round numbers from the last one below ``low`` to the first one above ``high``, in round steps: 1, 2, 5, 10 ..."""
     size = max(abs(low), abs(high))
     if size < 1e-100:
         low, high = 0.0, 1.0

@@ -75,7 +75,7 @@ def _epochs(across: drawing.Scale, first: int, last: int, bottom: float) -> Mark
 def _key(used: list[float], y: float) -> Markup:
     parts = [element("text", "bits a value:", x=_NAMES - 6, y=y + 4, class_="legend", text_anchor="end")]
     for place, level in enumerate(used):
-        x = _NAMES + place * 34
+        x = _NAMES + place * 48
         parts.append(element("rect", x=x, y=y - 7, width=14, height=14, fill=colour(level), stroke="#333"))
         parts.append(element("text", decimal(level, 3), x=x + 17, y=y + 4, class_="tick"))
     return joined(*parts)

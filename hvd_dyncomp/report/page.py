@@ -55,14 +55,10 @@ def _notes(runs: Sequence[Run]) -> Iterator[Markup]:
 
 
 def _note_on_figures(runs: Sequence[Run]) -> Markup:
-    several = " Levels that do not change are drawn as lines only." if len(runs) > 1 else ""
-    return element(
-        "p",
-        "Behind the curves: the level, on the axis to the right."
-        + several
-        + " Dotted lines are changes of level, with their numbers in the list below; points have their values as tooltips.",
-        class_="note",
-    )
+    several = " Levels that do not change are lines only." if len(runs) > 1 else ""
+    text = f"Behind the curves is the level, on the axis to the right.{several} Dotted lines are changes of level, "
+    text += "numbered as in the list below. Points have their values as tooltips."
+    return element("p", text, class_="note")
 
 
 def quantities(runs: Sequence[Run]) -> list[Quantity]:

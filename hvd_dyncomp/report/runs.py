@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,11 +79,11 @@ class Run:
 
     def switches(self) -> list[Switch]:
         """Every change of level, the one after the last epoch included."""
-        following: list[float | None] = [epoch.level for epoch in self.epochs[1:]]
         found = []
-        for epoch, level in zip(self.epochs, [*following, None], strict=True):
+        for epoch, following in zip_longest(self.epochs, self.epochs[1:]):
+            level = following.level if following else epoch.level
             after = epoch.next_level if epoch.next_level is not None else level
-            if after is not None and after != epoch.level:
+            if after != epoch.level:
                 found.append(Switch(epoch.number, epoch.level, after, epoch.reason))
         return found
 
@@ -98,7 +99,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     Raises:
         UnreadableRun: a folder has no metrics.jsonl, or a file in it is damaged.
     """
-    runs = []
+    runs: list[Run] = []
     names = [folder.resolve().name for folder in folders]
     for folder, name in zip(folders, names, strict=True):
         wanted = name if names.count(name) == 1 and name else str(folder)

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_dyncomp.report import drawing
 from hvd_dyncomp.report.markup import Markup, decimal, element, joined
 from hvd_dyncomp.report.runs import Run, all_switches
-from hvd_dyncomp.report.words import UNCOMPRESSED, bits, megabytes, minutes, percent, share, switched
+from hvd_dyncomp.report.words import bits, megabytes, minutes, percent, share, switched
 
 
 def summary(runs: Sequence[Run]) -> Markup:
@@ -124,7 +124,7 @@ def _levels(run: Run) -> str:
     steps = [decimal(level, 3) for _, _, level in drawing.spans([(e.number, e.level) for e in run.epochs])]
     if len(steps) > 7:
         steps = [*steps[:3], "…", *steps[-3:]]
-    return ", ".join("32 (uncompressed)" if step == str(UNCOMPRESSED) else step for step in steps) or "—"
+    return ", ".join(steps) or "—"
 
 
 def _accuracies(run: Run) -> tuple[str, str]:

@@ -38,7 +38,7 @@ def begin() -> argparse.Namespace:
         if parsed is None:
             raise RunError(said.getvalue().partition(" error: ")[2])
         if parsed.tensorboard and hvd.rank() == 0:  # which is the one that writes
-            tensorboard.check_present()
+            tensorboard.writer_class()
         return parsed
 
     args = together("flags", check)

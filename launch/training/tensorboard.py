@@ -11,16 +11,17 @@ from common.errors import RunError
 FOLDER = "tensorboard"  # in the output folder
 
 
-def check_present() -> None:
-    """Whether there is a TensorBoard to write for.
+def writer_class() -> type:
+    """torch's SummaryWriter.
 
     Raises:
-        RunError: there is none.
+        RunError: TensorBoard is missing, or too old.
     """
     try:
-        from torch.utils import tensorboard  # noqa: F401
+        from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise RunError(f"--tensorboard: needs TensorBoard: pip install tensorboard ({error})") from error
+    return SummaryWriter
 
 
 class Board:
@@ -33,13 +34,10 @@ class Board:
             RunError: TensorBoard is missing.
             OSError: the folder cannot be written.
         """
-        check_present()
-        from torch.utils.tensorboard import SummaryWriter
-
         folder = output_dir / FOLDER
         known = folder.exists()
         # What an interrupted run wrote beyond its last checkpoint is trained once more: TensorBoard forgets it.
-        self._writer = SummaryWriter(str(folder), purge_step=len(earlier) + 1 if known else None)
+        self._writer = writer_class()(str(folder), purge_step=len(earlier) + 1 if known else None)
         for line in () if known else earlier:  # they were written without --tensorboard
             self.add(line)
 
