@@ -83,6 +83,8 @@ def test_the_reasons_are_listed_below_every_curve(folder: Path) -> None:
     for reason in REASONS.values():
         # In the list and in the tooltip of each of them, and in the table.
         assert text.count(reason) == 2 * len(CURVES) + 1
+    assert text.count("<li>after epoch 2 from 4 to 8 bits: val_accuracy 0.81 reached 0.8</li>") == len(CURVES)
+    assert text.count("<li>after epoch 4 from 8 to 32 bits (uncompressed): released: 5") == len(CURVES)
     rows = Page(text).tables["switches"][1:]
     assert [row[0] for row in rows] == ["1", "2", "3"]
     assert [row[2:] for row in rows] == [
@@ -254,7 +256,7 @@ def test_folders_of_the_same_name(tmp_path: Path) -> None:
 def test_the_summary_is_that_of_the_run(folder: Path) -> None:
     head, row = Page(report(folder)).tables["summary"]
     cells = dict(zip(head, row, strict=False))
-    assert cells["what"] == "resnet8, digits, 2 workers, dynamic --policy step --levels 4,8"
+    assert cells["what"] == "resnet8, digits, 2 workers, dynamic, policy step, levels 4,8"
     assert cells["epochs"] == "6" and cells["levels, bits"] == "4, 8, 32, 8"
     assert cells["final test accuracy, %"] == cells["best (epoch)"].partition(" ")[0] == "82.50"
     assert cells["best (epoch)"] == "82.50 (6)"

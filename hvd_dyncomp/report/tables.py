@@ -40,8 +40,8 @@ def setting(run: Run) -> str:
     if config.get("world_size"):
         parts.append(f"{_shown(config['world_size'])} workers")
     if config.get("compression") is not None:
-        told = [f"--{flag} {_shown(config[flag])}" for flag in _telling(config) if flag in config]
-        parts.append(" ".join([_shown(config["compression"]), *told]))
+        parts.append(config["compression"])
+        parts += [f"{flag} {_shown(config[flag])}" for flag in _telling(config) if flag in config]
     return ", ".join(_shown(part) for part in parts if part is not None)
 
 
