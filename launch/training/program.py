@@ -30,6 +30,7 @@ from training.engine import LearningRate, Score, Seconds, average_buffers, check
 from training.gradients import GradientNorm
 from training.models import build_model
 from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary
+from training.tensorboard import Board
 from training.traffic import find_hosts, over_ranks, since
 
 
@@ -49,6 +50,7 @@ class Run:
     config: dict[str, Any]
     progress: Progress
     metrics: Metrics
+    board: Board | None  # on rank 0, with --tensorboard
     gradient_norm: GradientNorm | None  # where the policy watches it
 
     @property
@@ -62,10 +64,13 @@ def main() -> None:
     torch.manual_seed(args.seed + hvd.rank())
     run = set_up(args)
     finished = resume(run) if args.resume else 0
+    run.board = alone("tensorboard", lambda: Board(run.output_dir, run.metrics.lines), here=writes_board(args))
     hvd.broadcast_parameters(run.model.state_dict(), root_rank=0)
     for epoch in range(finished, args.stop_after or args.epochs):
         train_one_epoch(run, epoch)
     complete = hvd.rank() == 0 and len(run.metrics.lines) == args.epochs
+    if run.board is not None:
+        run.board.close()
     summary = alone("summary", lambda: write_summary(run.output_dir, run.config, run.metrics.lines), here=complete)
     if summary:
         carried = Carried.of(summary)
@@ -121,6 +126,7 @@ def set_up(args: argparse.Namespace) -> Run:
         config=course(args, images.name, hvd.size()),
         progress=progress,
         metrics=Metrics(output_dir),
+        board=None,
         gradient_norm=GradientNorm(model.parameters()) if watches_gradients(args) else None,
     )
 
@@ -218,8 +224,20 @@ def train_one_epoch(run: Run, epoch: int) -> None:
         "lr": run.optimizer.param_groups[0]["lr"],
     }
     run.progress.end(line)
-    alone("metrics", lambda: run.metrics.add(line), here=hvd.rank() == 0)
+    alone("metrics", lambda: write_down(run, line), here=hvd.rank() == 0)
     checkpoint.save(run.checkpoints, epoch + 1, run.model, run.optimizer, run.compression, run.config)
+
+
+def write_down(run: Run, line: dict[str, Any]) -> None:
+    """An epoch, wherever somebody looks for it."""
+    run.metrics.add(line)
+    if run.board is not None:
+        run.board.add(line)
+
+
+def writes_board(args: argparse.Namespace) -> bool:
+    """Whether this rank is the one that writes for TensorBoard."""
+    return args.tensorboard and hvd.rank() == 0
 
 
 def _scores(train: Score, val: Score, test: Score) -> dict[str, float]:

@@ -12,7 +12,7 @@ import torch
 
 from common import mpi_settings
 from common.errors import RunError
-from training import options
+from training import options, tensorboard
 from training.agree import together
 
 
@@ -37,6 +37,8 @@ def begin() -> argparse.Namespace:
     def check() -> argparse.Namespace:
         if parsed is None:
             raise RunError(said.getvalue().partition(" error: ")[2])
+        if parsed.tensorboard and hvd.rank() == 0:  # which is the one that writes
+            tensorboard.writer_class()
         return parsed
 
     args = together("flags", check)
