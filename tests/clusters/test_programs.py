@@ -1,0 +1,45 @@
+"""The Python programs of docs/examples train on two workers as docs/clusters.md says."""
+
+import shutil
+import sys
+
+import pytest
+from runs import check_reports, need, said_by
+
+from common.launcher import horovodrun
+
+pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize("options", [(), ("--gloo",)], ids=["mpi", "gloo"])
+def test_horovodrun(options):
+    check_reports(said_by(horovodrun(2, ["train.py"], *options), 120), ranks=2)
+
+
+@pytest.mark.parametrize("options", [(), ("--gloo",)], ids=["mpi", "gloo"])
+def test_lightning(options):
+    need("pytorch_lightning")
+    check_reports(said_by(horovodrun(2, ["lightning_train.py"], *options), 180), ranks=2)
+
+
+@pytest.mark.parametrize("program", ["ray_static.py", "ray_elastic.py"])
+def test_ray(program):
+    need("ray")
+    # Two places, however many cores there are.
+    said = said_by([sys.executable, program], 240, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0", RAY_OVERRIDE_RESOURCES='{"CPU": 2}')
+    check_reports(said, ranks=2)
+
+
+def test_spark_run():
+    need("pyspark")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    check_reports(said_by([sys.executable, "spark_run.py"], 240), ranks=2)
+
+
+def test_spark_estimator():
+    need("pyspark", "petastorm", "tensorboard")
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java")
+    said = said_by([sys.executable, "spark_estimator.py"], 300)
+    assert float(said.rpartition("accuracy ")[2].split()[0]) > 0.7
