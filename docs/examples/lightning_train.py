@@ -10,11 +10,11 @@ import json
 import horovod.torch as hvd
 import pytorch_lightning as pl
 import torch
-import train
 from pytorch_lightning.strategies import HorovodStrategy
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+import train
 from hvd_dyncomp import Controller, DynamicQuantizer, StepFunction
 
 

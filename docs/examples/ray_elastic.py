@@ -1,15 +1,16 @@
 """Ray, elastic: as many workers as the cluster has room for, one at least; nodes may come and go.
 
-    python ray_elastic.py                        # a Ray of its own, on this machine
-    RAY_ADDRESS=auto python ray_elastic.py       # on a node of a cluster
+python ray_elastic.py                        # a Ray of its own, on this machine
+RAY_ADDRESS=auto python ray_elastic.py       # on a node of a cluster
 """
 
 import json
 
 import horovod.torch as hvd
 import ray
-import train
 from horovod.ray import RayExecutor
+
+import train
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "30"}
 

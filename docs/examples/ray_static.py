@@ -9,8 +9,9 @@ On every node: Ray, and Horovod and this package as on the others.
 import json
 
 import ray
-import train
 from horovod.ray import RayExecutor
+
+import train
 
 WORKERS = 2
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}  # as many threads as a worker has cores; workers talk over Gloo here, not MPI

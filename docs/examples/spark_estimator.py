@@ -1,16 +1,15 @@
 """Spark's `TorchEstimator` with compressed gradients: `gradient_compression=` is Horovod's `compression=`.
 
     python spark_estimator.py                                      # on this machine
-    spark-submit spark_estimator.py                                # on a cluster; the store on a file system of all nodes
+    spark-submit --py-files train.py spark_estimator.py            # on a cluster; the store where all nodes see it
 
-The estimator owns the training loop and calls `controller.step` nowhere: choose a constant level, and `auto_level=True` if it may
-be raised where the network is fast.
+The estimator owns the training loop and calls `controller.step` nowhere: choose a constant
+level, and `auto_level=True` if it may be raised where the network is fast.
 """
 
 import tempfile
 
 import torch
-import train
 from horovod.spark.common.backend import SparkBackend
 from horovod.spark.common.store import Store
 from horovod.spark.torch import TorchEstimator
@@ -19,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 from torch.nn.functional import cross_entropy
 
+import train
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
 WORKERS = 2

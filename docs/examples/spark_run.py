@@ -3,16 +3,17 @@
     python spark_run.py                                            # on this machine
     spark-submit --py-files train.py spark_run.py                  # on a cluster
 
-On every node: Java and Spark, and Horovod and this package as on the driver. Workers talk over Gloo here, which needs no
-launcher of MPI's on the driver.
+On every node: Java and Spark, and Horovod and this package as on the driver. Workers talk over Gloo here, which needs
+no launcher of MPI's on the driver.
 """
 
 import json
 
 import cloudpickle
 import horovod.spark
-import train
 from pyspark.sql import SparkSession
+
+import train
 
 WORKERS = 2
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}

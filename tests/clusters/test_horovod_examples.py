@@ -11,9 +11,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runs import EXAMPLES, said_by
 
 from common.launcher import horovodrun
+from recipes import EXAMPLES, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 

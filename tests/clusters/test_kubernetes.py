@@ -4,7 +4,8 @@ import re
 
 import pytest
 import yaml
-from runs import EXAMPLES, need
+
+from recipes import EXAMPLES, need
 
 pytestmark = pytest.mark.clusters
 
@@ -13,7 +14,14 @@ ROOT = EXAMPLES.parents[1]
 JOB = yaml.safe_load((FOLDER / "mpijob.yaml").read_text())
 
 # Fields of the operator's v2beta1 API, from its types.go (v0.4 to v0.6).
-SPEC = {"slotsPerWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation"}
+SPEC = {
+    "slotsPerWorker",
+    "runPolicy",
+    "mpiReplicaSpecs",
+    "sshAuthMountPath",
+    "launcherCreationPolicy",
+    "mpiImplementation",
+}
 RUN_POLICY = {
     "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy", "suspend",
 }  # fmt: skip

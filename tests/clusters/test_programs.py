@@ -4,9 +4,9 @@ import shutil
 import sys
 
 import pytest
-from runs import check_reports, need, said_by
 
 from common.launcher import horovodrun
+from recipes import check_reports, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
@@ -25,8 +25,7 @@ def test_lightning(options):
 @pytest.mark.parametrize("program", ["ray_static.py", "ray_elastic.py"])
 def test_ray(program):
     need("ray")
-    # Two places, however many cores there are.
-    said = said_by([sys.executable, program], 240, RAY_ENABLE_UV_RUN_RUNTIME_ENV="0", RAY_OVERRIDE_RESOURCES='{"CPU": 2}')
+    said = said_by([sys.executable, program], 240)
     check_reports(said, ranks=2)
 
 

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import EXAMPLES, check_reports, said_by
 
 from common.launcher import end
+from recipes import EXAMPLES, check_reports, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
@@ -62,7 +62,14 @@ def slurm(tmp_path_factory):
     host = socket.gethostname().split(".")[0]
     ports = {"controller_port": free_port(), "node_port": free_port()}
     configuration.write_text(CONFIGURATION.format(folder=folder, host=host, **ports))
-    munge = ["--foreground", "--force", "--key-file", str(folder / "munge.key"), "--socket", str(folder / "munge.socket")]
+    munge = [
+        "--foreground",
+        "--force",
+        "--key-file",
+        str(folder / "munge.key"),
+        "--socket",
+        str(folder / "munge.socket"),
+    ]
     munge += [f"--{what}-file={folder / f'munged.{what}'}" for what in ("log", "pid", "seed")]
     environment = {"SLURM_CONF": str(configuration)}
     commands = [["munged", *munge], ["slurmctld", "-D", "-f", configuration], ["slurmd", "-D", "-f", configuration]]
@@ -76,7 +83,11 @@ def slurm(tmp_path_factory):
             time.sleep(1)
         for _ in range(60):
             state = subprocess.run(
-                ["sinfo", "-h", "-o", "%T"], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+                ["sinfo", "-h", "-o", "%T"],
+                capture_output=True,
+                text=True,
+                env={**os.environ, **environment},
+                check=False,
             )
             if state.stdout.strip() == "idle":
                 break
