@@ -70,12 +70,12 @@ class Classifier(pl.LightningModule):
         self.log("val_accuracy", (self.layers(rows).argmax(1) == classes).float().mean())
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)  # Lightning multiplies it by hvd.size()
+        return torch.optim.SGD(self.parameters(), lr=0.02, momentum=0.9)  # Lightning multiplies it by hvd.size()
 
 
 if __name__ == "__main__":
     hvd.init()
-    controller = Controller(StepFunction(levels=(4, 8, 16), thresholds=(0.70, 0.80)))
+    controller = Controller(StepFunction(levels=(4, 8, 16), thresholds=(0.75, 0.83)))
     quantizer = DynamicQuantizer(controller)
     model = Classifier()
     trainer = pl.Trainer(

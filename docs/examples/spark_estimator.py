@@ -36,7 +36,7 @@ def main(store):
         backend=SparkBackend(num_proc=WORKERS, use_gloo=True),
         store=Store.create(store),
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
         loss=lambda output, label: cross_entropy(output, label.long()),
         gradient_compression=DynamicQuantizer(Controller(Static(4))),
         feature_cols=["features"],

@@ -28,8 +28,8 @@ def made_up_data(samples, seed):
 def build():
     """A model, its quantizer, and Horovod's optimizer with it. The quantizer has the controller."""
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 256), torch.nn.ReLU(), torch.nn.Linear(256, CLASSES))
-    quantizer = DynamicQuantizer(Controller(StepFunction(levels=(4, 8, 16), thresholds=(0.70, 0.80))))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    quantizer = DynamicQuantizer(Controller(StepFunction(levels=(4, 8, 16), thresholds=(0.75, 0.83))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.04, momentum=0.9)
     named = model.named_parameters()
     return model, quantizer, hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=quantizer)
 
