@@ -1,4 +1,4 @@
-"""Ray, elastic: as many workers as the cluster has room for, one at least; nodes may come and go.
+"""Ray, elastic (not seen to work yet, see docs/clusters.md): as many workers as the cluster has room for, one at least; nodes may come and go.
 
 python ray_elastic.py                        # a Ray of its own, on this machine
 RAY_ADDRESS=auto python ray_elastic.py       # on a node of a cluster
