@@ -1,4 +1,4 @@
-"""Ray, elastic (not seen to work yet, see docs/clusters.md): as many workers as the cluster has room for, one at least; nodes may come and go.
+"""Ray, elastic: as many workers as there is room for, one at least. Not seen to work yet (docs/clusters.md).
 
 python ray_elastic.py                        # a Ray of its own, on this machine
 RAY_ADDRESS=auto python ray_elastic.py       # on a node of a cluster
