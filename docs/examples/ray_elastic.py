@@ -1,7 +1,7 @@
 """Ray, elastic: as many workers as there is room for, one at least. Not seen to work yet (docs/clusters.md).
 
-    python ray_elastic.py                        # a Ray of its own, on this machine
-    RAY_ADDRESS=auto python ray_elastic.py       # on a node of a cluster
+python ray_elastic.py                        # a Ray of its own, on this machine
+RAY_ADDRESS=auto python ray_elastic.py       # on a node of a cluster
 """
 
 import json
