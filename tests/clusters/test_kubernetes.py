@@ -1,0 +1,101 @@
+"""The MPIJob and its image hold together: there is no Kubernetes here to try them on."""
+
+import re
+
+import pytest
+import yaml
+
+from recipes import EXAMPLES, need
+
+pytestmark = pytest.mark.clusters
+
+FOLDER = EXAMPLES / "kubernetes"
+ROOT = EXAMPLES.parents[1]
+JOB = yaml.safe_load((FOLDER / "mpijob.yaml").read_text())
+
+# Fields of the operator's v2beta1 API, from its types.go (v0.4 to v0.6).
+SPEC = {
+    "slotsPerWorker",
+    "runPolicy",
+    "mpiReplicaSpecs",
+    "sshAuthMountPath",
+    "launcherCreationPolicy",
+    "mpiImplementation",
+}
+RUN_POLICY = {
+    "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy", "suspend",
+}  # fmt: skip
+
+
+def replicas(which):
+    return JOB["spec"]["mpiReplicaSpecs"][which]
+
+
+def container(which):
+    (only,) = replicas(which)["template"]["spec"]["containers"]
+    return only
+
+
+def test_fields_are_those_of_the_api():
+    assert (JOB["apiVersion"], JOB["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    assert set(JOB) == {"apiVersion", "kind", "metadata", "spec"}
+    assert set(JOB["spec"]) <= SPEC
+    assert set(JOB["spec"]["runPolicy"]) <= RUN_POLICY
+    assert JOB["spec"]["runPolicy"]["cleanPodPolicy"] in ("All", "Running", "None")
+    assert set(JOB["spec"]["mpiReplicaSpecs"]) == {"Launcher", "Worker"}
+    for which in ("Launcher", "Worker"):
+        assert set(replicas(which)) == {"replicas", "restartPolicy", "template"}
+        assert replicas(which)["restartPolicy"] in ("Never", "OnFailure")
+    assert replicas("Launcher")["replicas"] == 1
+
+
+@pytest.mark.parametrize("which", ["Launcher", "Worker"])
+def test_pod_templates_are_kubernetes_own(which):
+    need("kubernetes")
+    from kubernetes import client
+
+    def check(value, kind):
+        """Every field is one of the class that Kubernetes' client has for it, and of its type."""
+        if kind.startswith("list["):
+            assert isinstance(value, list)
+            return [check(each, kind[5:-1]) for each in value]
+        if kind.startswith("dict("):
+            return [check(each, kind[5:-1].split(", ")[1]) for each in value.values()]
+        if kind in ("str", "int", "bool"):
+            return isinstance(value, {"str": str, "int": int, "bool": bool}[kind]) or pytest.fail(f"{value!r}: {kind}")
+        model = getattr(client, kind)
+        kinds = {field: model.openapi_types[name] for name, field in model.attribute_map.items()}
+        assert set(value) <= set(kinds), kind
+        return [check(each, kinds[field]) for field, each in value.items()]
+
+    check(replicas(which)["template"], "V1PodTemplateSpec")
+
+
+def test_as_many_ranks_as_places():
+    command = container("Launcher")["command"]
+    ranks = int(command[command.index("-np") + 1])
+    assert ranks == JOB["spec"]["slotsPerWorker"] * replicas("Worker")["replicas"]
+    cores = int(container("Worker")["resources"]["limits"]["cpu"])
+    assert cores >= JOB["spec"]["slotsPerWorker"]
+
+
+def test_environment_is_what_the_benchmarks_set():
+    from common.mpi_settings import DEFAULTS
+
+    environment = {each["name"]: each["value"] for each in container("Launcher")["env"]}
+    assert DEFAULTS.items() <= environment.items()
+    command = container("Launcher")["command"]
+    for name in set(environment) - set(DEFAULTS):
+        assert command[command.index(name) - 1] == "-x"
+
+
+def test_image_is_built_from_what_there_is():
+    dockerfile = (FOLDER / "Dockerfile").read_text()
+    copied = [name for line in re.findall(r"^COPY (.*)$", dockerfile, re.M) for name in line.split()[:-1]]
+    assert copied and all((ROOT / name).exists() for name in copied)
+    # What a build of the package reads.
+    assert {"setup.py", "setup.cfg", "pyproject.toml", "README.md", "hvd_dyncomp", "tools"} <= set(copied)
+    for path in container("Launcher")["command"][-2:]:
+        folder = re.findall(r"^WORKDIR (.*)$", dockerfile, re.M)
+        assert any(path.startswith(f"{each}/") for each in folder), path
+    assert container("Launcher")["image"] == container("Worker")["image"]
