@@ -37,7 +37,7 @@ def test_the_counters_equal_a_known_transfer(size):
         for _ in range(5):
             link_rate.measure(lab, MEGABYTES << 20)
             counted.append(lab.counters())
-    transfers = [[now - then for now, then in zip(*pair, strict=True)] for pair in itertools.pairwise(counted)]
+    transfers = [[now - then for then, now in zip(*pair, strict=True)] for pair in itertools.pairwise(counted)]
     assert all(sent[0] > MEGABYTES << 20 for sent in transfers)
     # On a busy machine TCP sends again what was only late.
     sent = min(transfers)
