@@ -91,12 +91,12 @@ def message(values: float, bits: float) -> float:
 def _flat(bits: float, values: float, bucket: float, hosts: Hosts) -> Step:
     ranks, number = hosts.ranks, math.ceil(values / bucket)
     shared = 1 if ranks == 2 else ranks  # of two, each hands over all
-    gathers = _gathers(bits, values / shared, bucket / shared, hosts)
+    sent = message(values / number / shared, bits)
+    scatters = alltoall(sent, ranks - hosts.workers, hosts.workers - 1, hosts).times(number)
     gathered = message(bucket / shared, bits) * ranks * values / bucket
     if ranks == 2:
-        return Step(values, gathers, 1, 1.5 * gathered, kernels=Kernels(bits, values, decoded2=values))
-    shard = message(values / number / ranks, bits)
-    scatters = alltoall(shard, ranks - hosts.workers, hosts.workers - 1, hosts).times(number)
+        return Step(values, scatters, 1, 1.5 * gathered, kernels=Kernels(bits, values, decoded2=values))
+    gathers = _gathers(bits, values / ranks, bucket / ranks, hosts)
     kernels = Kernels(bits, values, values, 0.0, values / ranks, (ranks - 2) * values / ranks)
     return Step(values, scatters + gathers, 2, 3 * gathered, kernels=kernels)
 

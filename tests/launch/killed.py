@@ -25,6 +25,7 @@ from hvd_dyncomp import Controller, DynamicQuantizer
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.hierarchical import Hierarchical
+from hvd_dyncomp.exchange.pair import PairReduction
 from hvd_dyncomp.exchange.sharded import ShardedReduction
 from placed import place
 from training import checkpoint, program
@@ -80,7 +81,7 @@ class Killer:
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
     "before it has read the handshake": lambda killer: killer.before(Handshake, "check"),
-    "with its message on the way": lambda killer: killer.after(Group, "allgather"),
+    "with its message on the way": lambda killer: killer.after(PairReduction, "_start"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
     "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
     "while it writes a checkpoint": lambda killer: killer.half_written(),
