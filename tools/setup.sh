@@ -64,9 +64,9 @@ install_system_packages
 # Wheels whose checksums are listed, and nothing else: a build from source would fetch what it needs unchecked.
 install() { .venv/bin/pip --disable-pip-version-check install -q --require-hashes --no-deps --only-binary :all: "$@"; }
 
-# The lock without torch and its CUDA packages.
+# The lock without torch and its CUDA packages. Triton stays: its interpreter runs the GPU kernels in the tests.
 lock_beside_cpu_torch() {
-    awk '/^[a-z]/ { left_out = /^(torch==|triton==|cuda-|nvidia-)/ } !left_out' tools/requirements.txt
+    awk '/^[a-z]/ { left_out = /^(torch==|cuda-|nvidia-)/ } !left_out' tools/requirements.txt
 }
 
 # A CPU build of torch saves gigabytes, where pip is configured to find one; elsewhere it is the public wheel.
