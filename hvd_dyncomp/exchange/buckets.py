@@ -10,6 +10,7 @@ from hvd_dyncomp.exchange.codec import Span, checksum
 from hvd_dyncomp.exchange.coding import Coding
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.slots import Slot, divided, levels_at, runs, units
+from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
 from hvd_dyncomp.kernels import bounded
 
@@ -36,6 +37,7 @@ class Bucket:
         levels: of the units; None if all have the step's, and small ones at least `slots.SMALL_BITS`.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
+        streams: where the work on it is queued.
         arrangement: who reduces which blocks; flat until `arrange` is called.
         layout: checksum over parameters and block size: where which value is.
         composition: checksum over everything that the ranks must agree about: layout, world size and topology.
@@ -62,12 +64,14 @@ class Bucket:
         self.levels: tuple[float, ...] | None = None
         self._coding: tuple[tuple, Coding] | None = None  # the latest, and of what
         self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
+        self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
-        self._tickets = torch.zeros(len(slots), dtype=torch.float32, device=device)
-        self._each_ticket = list(self._tickets.split(1))
-        # Written once a gradient: on the CPU, an operator of torch's for one value costs more than all else.
-        self._ticket_values = self._tickets.numpy() if device.type == "cpu" else self._tickets
+        # On the CPU wherever the gradients are: Horovod is to wait for no GPU for them. And written once a gradient by
+        # numpy: an operator of torch's for one value costs more than all else.
+        tickets = torch.zeros(len(slots), dtype=torch.float32, device="cpu")
+        self._each_ticket = list(tickets.split(1))
+        self._ticket_values = tickets.numpy()
         self._content = f"{[(slot.name, slot.shape) for slot in slots]} block_size={block_size}"
         self.layout = checksum(self._content)
         self._error_feedback = error_feedback
@@ -111,6 +115,7 @@ class Bucket:
             torch.zeros(own, dtype=torch.float32, device=self.device),
             torch.zeros(shard if self.section.sharded else 0, dtype=torch.float32, device=self.device),
         )
+        self.streams.keep(*self.residuals)
 
     @property
     def section(self) -> Section:
@@ -173,7 +178,7 @@ class Bucket:
             self._debts = rest if rest.any() else None
 
     def ticket(self, slot: Slot, in_use: bool) -> torch.Tensor:
-        """What Horovod reduces in a gradient's place: (1,) float32, 1 if there is a gradient and 0 if there is none."""
+        """What Horovod reduces in a gradient's place: 1 if there is a gradient and 0 if there is none; (1,) float32."""
         self._ticket_values[slot.index] = in_use
         return self._each_ticket[slot.index]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
@@ -134,8 +134,9 @@ class Flag(IntFlag):
 
 
 def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
-    """(16,) uint8."""
-    return torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8).to(device)
+    """(16,) uint8. Does not wait for the device."""
+    here = torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
 def check_header(message: torch.Tensor, expected: Header, rank: int, where: str) -> None:
@@ -155,7 +156,12 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
 
 
 def split(
-    received: torch.Tensor, expected: list[Header], sizes: list[int], where: str, senders: Sequence[int]
+    received: torch.Tensor,
+    expected: list[Header],
+    sizes: list[int],
+    where: str,
+    senders: Sequence[int],
+    check: Callable[[torch.Tensor, Header, int, str], None] = check_header,
 ) -> list[torch.Tensor]:
     """Cuts what a collective delivered into its messages and checks every header.
 
@@ -165,6 +171,7 @@ def split(
         sizes: bytes in each, without the header.
         where: for the error message, and
         senders: the rank that each came from.
+        check: compares headers that are as long as they should be.
 
     Returns:
         Their payloads, uint8 views into `received`.
@@ -176,9 +183,10 @@ def split(
     for rank, header, size in zip(senders, expected, sizes, strict=True):
         length = HEADER_BYTES + size
         message = received[start : start + length]
-        check_header(message, header, rank, where)
         if message.numel() < length:
+            check_header(message, header, rank, where)  # what it says explains the length best
             raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, expected {length}")
+        check(message, header, rank, where)
         bodies.append(message[HEADER_BYTES:])
         start += length
     if start != received.numel():
@@ -186,14 +194,14 @@ def split(
     return bodies
 
 
-def count_nonfinite(upper_halves: list[torch.Tensor]) -> int:
-    """Blocks that are not finite in at least one of some versions of the same blocks.
+def count_nonfinite(upper_halves: list[torch.Tensor]) -> torch.Tensor:
+    """Blocks that are not finite in at least one of some versions of the same blocks: an int64 where the versions are.
 
     Args:
         upper_halves: of the scales in each version, (2 * blocks,) uint8: a bfloat16 each, whatever the level.
     """
     # The scale of a block is NaN if a value is NaN or infinite.
-    return int(torch.stack([half.view(torch.bfloat16) for half in upper_halves]).isnan().any(dim=0).sum())
+    return torch.stack([half.view(torch.bfloat16) for half in upper_halves]).isnan().any(dim=0).sum()
 
 
 def shard_bounds(blocks: int, world_size: int) -> list[int]:

@@ -81,11 +81,13 @@ class Coding:
             real = max(0, values - first)
             kernels.reduce_into(piece, pieces, own, real=real, noise=_from(noise, first), **self._form(run))
 
-    def decode(self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float) -> int:
+    def decode(
+        self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float
+    ) -> torch.Tensor:
         """Writes the sum of the versions of the span, times `factor`, into the bucket's values.
 
         Returns:
-            How many blocks are not finite in at least one version.
+            How many blocks are not finite in at least one version: an int64 on the device.
         """
         near = _Near(values)
         for run, _, pieces in self._pieces(span, versions):

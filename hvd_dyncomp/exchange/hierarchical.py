@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange.codec import Phase, split
+from hvd_dyncomp.exchange.codec import Phase
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.reduction import Course, Outgoing
@@ -48,6 +48,7 @@ class Hierarchical(Way):
         sizes = [self._size(section) * self._dtype.itemsize for section in others]
         messages, payloads, lengths = self._messages.room(Phase.LOCAL_SCATTER, [s.blocks for s in others], sizes)
         self._sum = torch.empty(self._size(self._own.section), dtype=torch.float32, device=self._bucket.device)
+        self._bucket.streams.keep(self._sum)
         values = self._bucket.with_debts(values)
         for section, payload in zip(others, payloads, strict=True):
             self._copy(values, section, payload.view(self._dtype))
@@ -55,7 +56,7 @@ class Hierarchical(Way):
         lengths.insert(self._arrangement.own, 0)
         self._outgoing = messages, lengths
 
-    def course(self, values: Values, factor: float) -> Course[int]:
+    def course(self, values: Values, factor: float) -> Course[torch.Tensor]:
         failure: Exception | None = None
         try:
             if self._outgoing is None:
@@ -107,15 +108,15 @@ class Hierarchical(Way):
         others = [rank for rank in self._neighbours.ranks if rank != self._bucket.rank]
         header = self._messages.header(Phase.LOCAL_SCATTER, section.blocks)
         sizes = [self._size(section) * self._dtype.itemsize] * len(others)
-        for version in split(received, [header] * len(others), sizes, self._messages.where, others):
+        for version in self._messages.cut(received, [header] * len(others), sizes, others):
             self._sum += version.view(self._dtype)
 
-    def _decode(self, gathered: torch.Tensor, values: list[torch.Tensor], factor: float) -> int:
-        nonfinite = start = 0
+    def _decode(self, gathered: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
+        counts, start = [], 0
         for owner, section in zip(self._arrangement.neighbours, self._reductions, strict=True):
             result = gathered[start : start + section.result_bytes]
-            nonfinite += section.decode(result, values, factor, (owner,) * len(section.section.ranks))
+            counts.append(section.decode(result, values, factor, (owner,) * len(section.section.ranks)))
             start += section.result_bytes
         if start != gathered.numel():
             raise LockstepError(f"{self._messages.where}: {gathered.numel()} bytes arrived, expected {start}")
-        return nonfinite
+        return torch.stack(counts).sum()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from hvd_dyncomp.exchange import codec
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, Span, header_tensor, noise_for, split
+from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, Span, header_tensor, noise_for
 from hvd_dyncomp.kernels import Noise
 
 
@@ -28,6 +31,7 @@ class Messages:
         self.bucket, self.bits, self._step, self._seed = bucket, bits, step, seed
         self.coding = bucket.coding(bits)
         self.where = f"bucket {bucket.name}"
+        self._unread: list[tuple[torch.Tensor, Header, int]] = []  # on their way to the host, and what is expected
 
     def header(self, phase: Phase, blocks: int) -> Header:
         composition = self.bucket.composition
@@ -67,10 +71,32 @@ class Messages:
             senders: the rank that each came from.
 
         Raises:
-            LockstepError: a message is not what this rank expects; the text names the rank and what differs.
+            LockstepError: a message is not what this rank expects; the text names the rank and what differs. `read`
+                says so where messages are on a GPU, if their lengths are right.
         """
         headers = [self.header(phase, span.blocks) for span in spans]
-        return split(received, headers, [self.coding.nbytes(span) for span in spans], self.where, senders)
+        return self.cut(received, headers, [self.coding.nbytes(span) for span in spans], senders)
+
+    def cut(
+        self, received: torch.Tensor, headers: list[Header], sizes: list[int], senders: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """As `split`, for what is not codes: headers, and bytes of each message without its header."""
+        check = self._read_later if self.bucket.streams.late else codec.check_header
+        return codec.split(received, headers, sizes, self.where, senders, check)
+
+    def _read_later(self, message: torch.Tensor, expected: Header, rank: int, where: str) -> None:
+        # To look at it now, backward would have to wait for the GPU.
+        self._unread.append((message[:HEADER_BYTES].to("cpu", non_blocking=True), expected, rank))
+
+    def read(self) -> None:
+        """Checks what could not be read when it came. To be called when the device has caught up.
+
+        Raises:
+            LockstepError: as `split` does.
+        """
+        for header, expected, rank in self._unread:
+            codec.check_header(header, expected, rank, self.where)
+        self._unread = []
 
     def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:
         """So many messages that say that there will be none: one uint8 vector, and their lengths."""

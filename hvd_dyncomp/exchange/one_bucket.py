@@ -35,7 +35,8 @@ class Exchange:
     Attributes:
         gradients: what has been added, by slot.
         collectives: how many have been started.
-        nonfinite_blocks: blocks of the result that are not finite, because some rank's values were not.
+        nonfinite_blocks: blocks of the result that are not finite, because some rank's values were not; after
+            `conclude`.
         error: why there is no result: a LockstepError, if the ranks disagree about level, step or bucket. It has sent
             all that the others wait for even so.
     """
@@ -43,13 +44,15 @@ class Exchange:
     def __init__(
         self, bucket: Bucket, *, bits: float, step: int, factor: float, seed: int | None, transport: Transport
     ) -> None:
-        self._bucket, self._bits, self._step, self._factor = bucket, bits, step, factor
-        self._seed, self._transport = seed, transport
+        self._bucket, self._factor, self._transport, self._streams = bucket, factor, transport, bucket.streams
+        self._messages = Messages(bucket, bits, step, seed)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self._missing = len(bucket.slots)
         self._values: list[torch.Tensor] = []
         self._way: Way | None = None
-        self._course: Course[int] | None = None
+        self._course: Course[torch.Tensor] | None = None
+        self._origins: set[Any] = set()
+        self._nonfinite: torch.Tensor | None = None
         self._handle: Any = None
         self._failure: Exception | None = None
         self.error: Exception | None = None
@@ -62,9 +65,11 @@ class Exchange:
             at_once: with the last one, make the first messages; otherwise not before `start`.
         """
         self.gradients[slot.index] = gradient
+        self._origins.add(self._streams.origin())
         self._missing -= 1
         if at_once and not self._missing:
-            self._prepare()
+            with self._streams.outgoing(self._origins):
+                self._prepare()
 
     @property
     def complete(self) -> bool:
@@ -78,7 +83,8 @@ class Exchange:
         """
         if self._course is None:
             self._course = self._all_of_it()
-            self._resume(None)
+            with self._streams.outgoing(self._origins):
+                self._resume(None)
 
     @property
     def groups(self) -> list[Group]:
@@ -104,12 +110,24 @@ class Exchange:
 
     def wait(self) -> None:
         """Blocks until one collective is over that has been started, and does all that can be done then."""
+        with self._streams.incoming():
+            try:
+                received = self._transport.wait(self._handle)
+            except Exception as error:  # noqa: BLE001  # raised by the step, when it has sent all that others wait for
+                self.error, self._handle = error, None
+            else:
+                self._streams.keep(received)
+                self._resume(received)
+
+    def conclude(self) -> None:
+        """Looks at what has come to the host, when all is over and the device has caught up: errors, and counts."""
+        if self._nonfinite is None or self.error is not None:
+            return
+        self.nonfinite_blocks = int(self._nonfinite)
         try:
-            received = self._transport.wait(self._handle)
-        except Exception as error:  # noqa: BLE001  # raised by the step, when it has sent all that others wait for
-            self.error, self._handle = error, None
-        else:
-            self._resume(received)
+            self._messages.read()
+        except Exception as error:  # noqa: BLE001  # as in wait
+            self.error = error
 
     def _resume(self, received: torch.Tensor | None) -> None:
         """Does all that can be done with what was received."""
@@ -118,11 +136,11 @@ class Exchange:
         try:
             self._handle = self._course.send(received)  # type: ignore[union-attr,arg-type]  # it has been started
         except StopIteration as over:
-            self.nonfinite_blocks = over.value
+            self._nonfinite = over.value.to("cpu", non_blocking=True)
         except Exception as error:  # noqa: BLE001  # as in wait
             self.error = error
 
-    def _all_of_it(self) -> Course[int]:
+    def _all_of_it(self) -> Course[torch.Tensor]:
         way = self._the_way()
         nonfinite_blocks = yield from way.course(self._floats, self._factor)
         for gradient, value in zip(self.gradients, self._floats(), strict=True):
@@ -133,9 +151,8 @@ class Exchange:
 
     def _the_way(self) -> Way:
         if self._way is None:
-            messages = Messages(self._bucket, self._bits, self._step, self._seed)
             way = Hierarchical if self._bucket.arrangement.hierarchical else Flat
-            self._way = way(messages, self._transport)
+            self._way = way(self._messages, self._transport)
         return self._way
 
     def _prepare(self) -> None:
@@ -155,6 +172,7 @@ class Exchange:
             raise failure
         if not self._values:
             self._values = [self._float(*pair) for pair in zip(self._bucket.slots, self.gradients, strict=True)]
+            self._streams.keep(*self._values)
         return self._values
 
     def _float(self, slot: Slot, gradient: torch.Tensor | None) -> torch.Tensor:

@@ -27,6 +27,7 @@ class PairReduction(Reduction):
         residual, noise = bucket.residuals and bucket.residuals.own, self._messages.noise(Phase.PAIR)
         self._messages.coding.encode(payload, span, values, residual, origin=origin, noise=noise)
         bucket.keep_residuals()
+        bucket.streams.keep(message)
         self._own = message
         return message, lengths
 
@@ -46,6 +47,8 @@ class PairReduction(Reduction):
     def _result(self) -> tuple[Phase, list[Span]]:
         return Phase.PAIR, [self.section.span] * len(self.section.ranks)
 
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
+    def decode(
+        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
+    ) -> torch.Tensor:
         # In the order of the ranks, so that all replicas hold the same bits.
         return self._messages.coding.decode(values, self.section.span, self.messages_in(result, senders), factor)

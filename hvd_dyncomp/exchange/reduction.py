@@ -90,8 +90,10 @@ class Reduction(ABC):
         """The phase of the messages in the result, and their blocks, by rank of the section."""
 
     @abstractmethod
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
-        """Writes the sum, times `factor`, into the bucket's values; returns how many blocks are not finite.
+    def decode(
+        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Writes the sum, times `factor`, into the bucket's values; returns how many blocks are not finite, an int64.
 
         Args:
             result: what `course` has returned, here or on another rank.

@@ -67,7 +67,9 @@ class ShardedReduction(Reduction):
     def _result(self) -> tuple[Phase, list[Span]]:
         return Phase.GATHER, self.section.shards
 
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> int:
+    def decode(
+        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
+    ) -> torch.Tensor:
         payloads, coding = self.messages_in(result, senders), self._messages.coding
         pairs = zip(self.section.shards, payloads, strict=True)
-        return sum(coding.decode(values, shard, [payload], factor) for shard, payload in pairs)
+        return torch.stack([coding.decode(values, shard, [payload], factor) for shard, payload in pairs]).sum()

@@ -57,8 +57,11 @@ class Spending:
         small = sum(size for size, unit in zip(self._sizes, self._units, strict=True) if unit.small)
         self._small_bits = float(SMALL_BITS * small)
         self._values = sum(bucket.blocks * bucket.block_size for bucket in buckets)
-        self._sums = [torch.zeros(len(bucket.units), dtype=torch.float64, device=bucket.device) for bucket in buckets]
-        self._noted = [torch.zeros_like(sums) for sums in self._sums]  # in the step under way
+        sizes = [(len(bucket.units), bucket.device) for bucket in buckets]
+        # On the CPU: they are sent in the middle of backward, which is not to wait for a GPU.
+        self._sums = [torch.zeros(size, dtype=torch.float64, device="cpu") for size, _ in sizes]
+        # In the step under way.
+        self._noted = [torch.zeros(size, dtype=torch.float64, device=device) for size, device in sizes]
         self._energies: list[float] | None = None  # of all ranks; the same on all
         self._kept: dict[float, tuple[float, ...]] = {}  # the levels in use, by budget
         self._settled: set[float] = set()  # budgets for which that has been seen to, since energies are what they are
@@ -93,10 +96,12 @@ class Spending:
 
     def note(self, slot: Slot, gradient: torch.Tensor) -> None:
         """Adds a gradient's energy to its unit's. Waits for no device."""
+        bucket = self._buckets[slot.bucket]
         dtype = torch.promote_types(gradient.dtype, torch.float32)  # it cannot be less than the gradient's
-        norm = torch.linalg.vector_norm(gradient.detach(), dtype=dtype).double()
-        energy = torch.where(norm < LARGEST, norm, 0.0).square()
-        self._noted[slot.bucket][self._buckets[slot.bucket].unit_of(slot)] += energy
+        with bucket.streams.outgoing([bucket.streams.origin()]):
+            norm = torch.linalg.vector_norm(gradient.detach(), dtype=dtype).double()
+            energy = torch.where(norm < LARGEST, norm, 0.0).square()
+            self._noted[slot.bucket][bucket.unit_of(slot)] += energy
 
     def end_step(self, valid: bool) -> None:
         """Adds what was noted in a step that is over.
@@ -109,7 +114,7 @@ class Spending:
             return
         self._samples += 1
         for sums, noted in zip(self._sums, self._noted, strict=True):
-            sums += noted
+            sums += noted.to("cpu")
 
     def start(self, transport: Transport, name: str) -> Any:
         """All ranks tell each other the energies of the steps before this one. Returns a handle for `finish`.
@@ -183,7 +188,7 @@ class Spending:
 
     def _own(self) -> list[float]:
         """This rank's sums."""
-        return torch.cat([sums.cpu() for sums in self._sums]).tolist() if self._sums else []
+        return torch.cat(self._sums).tolist() if self._sums else []
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data. All but "sums" is the same on all ranks."""

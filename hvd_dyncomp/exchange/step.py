@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Sequence
@@ -83,12 +84,13 @@ class Step:
         self._agreed = False  # whether it is known that all ranks do the same
         self._energies: Any = None  # the handle of their exchange
         self._error: Exception | None = None
+        self._origins = {bucket.streams: bucket.streams.origin() for bucket in buckets}
         traffic.steps += 1
         if bits == UNCOMPRESSED:
             for bucket in buckets:
                 bucket.release_residuals()
         else:
-            plan.arrange()
+            self._arrange()
             factor, transport = plan.binding.factor, plan.transport
             for bucket in buckets:
                 exchange = Exchange(bucket, bits=bits, step=number, factor=factor, seed=seed, transport=transport)
@@ -104,10 +106,9 @@ class Step:
         Args:
             in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
         """
-        spending = self._plan.spending
+        spending, exchange = self._plan.spending, self._exchanges[slot.bucket]
         if spending is not None and spending.sampling:
             spending.note(slot, gradient)  # before the mean is written there
-        exchange = self._exchanges[slot.bucket]
         with self._lock:
             # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
             # the first handshake it is not known who quantizes what.
@@ -161,12 +162,24 @@ class Step:
                 else:
                     self._finish_uncompressed()
             finally:  # an error may be this rank's alone: all levels are the same even so
+                self._join()
                 self._finish_spending(valid)
 
     def abandon(self) -> None:
         """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
         with self._lock:
             self._abandoned = True
+            self._join()
+
+    def _arrange(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for streams, origin in self._origins.items():  # as the messages that come after it
+                stack.enter_context(streams.outgoing([origin]))
+            self._plan.arrange()
+
+    def _join(self) -> None:
+        for streams in self._origins:
+            streams.join()
 
     def _finish(self) -> int:
         """Returns how many blocks are not finite: the same number on all ranks."""
@@ -178,7 +191,10 @@ class Step:
         while under_way := [exchange for exchange in self._exchanges if not exchange.over]:
             min(under_way, key=lambda exchange: exchange.collectives).wait()
             self._advance()
+        for streams in self._origins:
+            streams.catch_up()
         for exchange in self._exchanges:
+            exchange.conclude()
             if exchange.error is not None:
                 raise exchange.error
         if self.bits == UNCOMPRESSED:
@@ -251,7 +267,7 @@ class Step:
         try:
             self._plan.settle(self._handshake.greetings)
             if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
-                self._plan.arrange()
+                self._arrange()
             spending = self._plan.spending
             if spending is not None and self._handshake.flags & Flag.ENERGIES:
                 name = f"hvd_dyncomp.{self._plan.binding.label}.energies"

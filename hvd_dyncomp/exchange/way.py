@@ -32,8 +32,10 @@ class Way(ABC):
         """Makes the first messages from the bucket's values, contiguous float32 tensors. Sends nothing."""
 
     @abstractmethod
-    def course(self, values: Values, factor: float) -> Course[int]:
+    def course(self, values: Values, factor: float) -> Course[torch.Tensor]:
         """All collectives; writes the sum, times `factor`, into the values; returns how many blocks are not finite.
+
+        That is an int64 on the values' device.
 
         Args:
             values: as `prepare` takes them, which is called first if it has not been.
@@ -58,7 +60,7 @@ class Flat(Way):
     def prepare(self, values: list[torch.Tensor]) -> None:
         self._outgoing = self._reduction.encode(values)
 
-    def course(self, values: Values, factor: float) -> Course[int]:
+    def course(self, values: Values, factor: float) -> Course[torch.Tensor]:
         def encode() -> Outgoing:
             outgoing, self._outgoing = self._outgoing, None  # the reduction has it, and lets it go
             return outgoing or self._reduction.encode(values())

@@ -63,6 +63,7 @@ class SimulatedOptimizer(torch.optim.SGD):
 
     def backward(self, p: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """What a hook does: `gradient` has come for `p`."""
+        gradient = gradient.to(p.device)
         p.grad = gradient.clone() if p.grad is None else p.grad.add_(gradient)
         self._allreduce_delay[p] -= 1
         self._submit(p)
@@ -100,8 +101,8 @@ class SimulatedOptimizer(torch.optim.SGD):
         super().step()
 
 
-def parameters(sizes: dict[str, int]) -> dict[str, torch.nn.Parameter]:
-    return {name: torch.nn.Parameter(torch.zeros(size)) for name, size in sizes.items()}
+def parameters(sizes: dict[str, int], device: str = "cpu") -> dict[str, torch.nn.Parameter]:
+    return {name: torch.nn.Parameter(torch.zeros(size, device=device)) for name, size in sizes.items()}
 
 
 def noise(name: str, size: int, rank: int, step: int) -> torch.Tensor:
@@ -151,9 +152,9 @@ class Worker:
     """One rank that trains one model."""
 
     def __init__(
-        self, transport: InProcessTransport, sizes: dict[str, int], bits: int, *, op=hvd.Average, **arguments
+        self, transport: InProcessTransport, sizes: dict[str, int], bits: float, *, op=hvd.Average, **arguments
     ) -> None:
-        self.transport, self.parameters = transport, parameters(sizes)
+        self.transport, self.parameters = transport, parameters(sizes, arguments.pop("device", "cpu"))
         self.controller = arguments.pop("controller", None) or Controller(Static(bits))
         self.quantizer = DynamicQuantizer(
             self.controller, transport=transport, **{"block_size": 64, "min_numel": 10, **arguments}

@@ -1,0 +1,235 @@
+"""A GPU simulated on the CPU: which operator runs in which stream, what comes before what, and who races whom.
+
+Operators run at once, but are held to be ordered only as the streams they are queued in order them: by vector clocks, a
+component for each stream. An operator that reads what another one writes, with neither before the other, is a race; so
+is reading on the host what another stream writes. Memory that was made in one stream and is used in another must
+be kept for it. And in a hook nothing may wait for the device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from simulated import RecordingWorld
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Stream = tuple[int, str]  # of a rank
+Clock = dict[Stream, int]
+HOST = "host"
+SYNCHRONIZING = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::item"}
+
+
+class Race(BaseException):  # so that nothing takes it for an error of a rank's
+    """Two operators that nothing orders touch the same memory, or one waits where it must not."""
+
+
+class Memory:
+    """What there is to know of a storage."""
+
+    def __init__(self, storage: torch.UntypedStorage, made_in: str) -> None:
+        self.storage, self.made_in = storage, made_in  # kept alive, so that its address is no other's
+        self.written: tuple[Stream, int, str] | None = None
+        self.read: dict[Stream, tuple[int, str]] = {}
+        self.kept = self.used_in_incoming = False
+        self.on_host = False
+
+
+class Machine:
+    """The GPUs of all ranks of a world."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        self._clocks: defaultdict[Stream, Clock] = defaultdict(dict)
+        self._memory: dict[int, Memory] = {}
+
+    @contextmanager
+    def place(self, **changes: Any) -> Iterator[None]:
+        """Sets `rank`, `stream`, `hook` (whether this is one) or `off` for what this thread does within."""
+        before = dict(self._here.__dict__)
+        self._here.__dict__.update(changes)
+        try:
+            yield
+        finally:
+            self._here.__dict__.clear()
+            self._here.__dict__.update(before)
+
+    @property
+    def rank(self) -> int:
+        return self._here.rank
+
+    @property
+    def stream(self) -> Stream:
+        return self._here.rank, self._here.stream
+
+    def wait(self, later: Stream, earlier: Stream) -> None:
+        """What is queued in one stream from now on runs after what is queued in another by now."""
+        self._merge(later, dict(self._clocks[earlier]))
+
+    def host_waits(self, clock: Clock) -> None:
+        self._merge((self.rank, HOST), clock)
+
+    def clock(self, stream: Stream) -> Clock:
+        return dict(self._clocks[stream])
+
+    def of(self, tensor: torch.Tensor, made_in: str = "") -> Memory:
+        storage = tensor.untyped_storage()
+        return self._memory.setdefault(storage._cdata, Memory(storage, made_in))
+
+    def on_host(self, tensor: torch.Tensor) -> None:
+        """This one is no memory of the device's."""
+        self.of(tensor).on_host = True
+
+    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Memory of this one is not used anew before all is done that is queued in a stream when it is freed."""
+        self.of(tensor).kept |= stream[1] == "incoming"
+
+    def arrived(self, tensor: torch.Tensor) -> None:
+        """What a collective has written, before the program was told of it."""
+        memory = self._memory[tensor.untyped_storage()._cdata] = Memory(tensor.untyped_storage(), "transport")
+        memory.written, memory.read = None, {}
+
+    def unkept(self) -> list[Memory]:
+        return [
+            memory
+            for memory in self._memory.values()
+            if memory.used_in_incoming and memory.made_in in ("outgoing", "transport") and not memory.kept
+        ]
+
+    def ran(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
+        """An operator was queued."""
+        if getattr(self._here, "off", True):
+            return
+        schema = func._schema
+        inputs = [tensor for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, torch.Tensor)]
+        if inputs and all(self.of(tensor).on_host for tensor in inputs):
+            for tensor in tree_leaves(result):
+                if isinstance(tensor, torch.Tensor):
+                    self.of(tensor).on_host = True
+            return
+        if schema.name in SYNCHRONIZING:
+            if self._here.hook:
+                raise Race(f"{schema.name} in a hook waits for the device")
+            self._touch(self.stream, inputs, [], schema.name)
+            self.host_waits(self.clock(self.stream))
+            return
+        if any(value.alias_info and not value.alias_info.is_write for value in schema.returns):
+            return  # a view
+        reads, writes = [], []
+        for i, argument in enumerate(schema.arguments):
+            value = kwargs.get(argument.name) if i >= len(args) else args[i]
+            into = writes if argument.alias_info and argument.alias_info.is_write else reads
+            into += tree_leaves(value)
+        self._touch(self.stream, reads, [*writes, *tree_leaves(result)], schema.name)
+
+    def _touch(self, stream: Stream, reads: list, writes: list, what: str) -> None:
+        self._merge(stream, self._clocks[self.rank, HOST])
+        clock = self._clocks[stream]
+        clock[stream] = count = clock.get(stream, 0) + 1
+        for tensors, writing in ((reads, False), (writes, True)):
+            for tensor in tensors:
+                if isinstance(tensor, torch.Tensor):
+                    self._access(self.of(tensor, stream[1]), stream, clock, count, what, writing)
+
+    @staticmethod
+    def _access(memory: Memory, stream: Stream, clock: Clock, count: int, what: str, writing: bool) -> None:
+        others = [memory.written] if memory.written else []
+        if writing:
+            others += [(other, *seen) for other, seen in memory.read.items()]
+        for other, when, did in others:
+            if clock.get(other, 0) < when:
+                raise Race(f"{what} in {stream} may run before {did} in {other}")
+        if writing:
+            memory.written, memory.read = (stream, count, what), {}
+        else:
+            memory.read[stream] = count, what
+        memory.used_in_incoming |= stream[1] == "incoming"
+
+    def _merge(self, stream: Stream, other: Clock) -> None:
+        clock = self._clocks[stream]
+        for key, count in other.items():
+            clock[key] = max(clock.get(key, 0), count)
+
+
+class Watched(TorchDispatchMode):
+    """Tells the machine of every operator of a thread."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self._machine = machine
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self._machine.ran(func, args, kwargs or {}, result)
+        return result
+
+
+class SimulatedCuda:
+    """What `torch.cuda` has of streams, for the machine; `tensor.record_stream` as well."""
+
+    def __init__(self, machine: Machine, monkeypatch) -> None:
+        cuda = self
+
+        class Stream:
+            def __init__(self, device: torch.device, priority: int) -> None:
+                # The first that a rank makes is for what goes out.
+                self.place = (machine.rank, "incoming" if machine.rank in cuda.made else "outgoing")
+                cuda.made.add(machine.rank)
+
+            def wait_stream(self, other: Stream) -> None:
+                machine.wait(self.place, other.place)
+
+            def synchronize(self) -> None:
+                machine.host_waits(machine.clock(self.place))
+
+        class Current(Stream):
+            def __init__(self, device: torch.device) -> None:
+                self.place = machine.stream
+
+            def __eq__(self, other) -> bool:
+                return self.place == other.place
+
+            def __hash__(self) -> int:
+                return hash(self.place)
+
+        self.made: set[int] = set()
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", Current)
+        monkeypatch.setattr(torch.cuda, "stream", lambda stream: machine.place(stream=stream.place[1]))
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: machine.keep(tensor, stream.place))
+
+
+class WorldOfMachines(RecordingWorld):
+    """Ranks with a simulated GPU each. What carries the bytes reads and writes as Horovod does: between two events."""
+
+    def __init__(self, machine: Machine, size: int, choices=(), hosts=()) -> None:
+        super().__init__(size, choices, hosts)
+        self._machine = machine
+        self._handed_over: dict[tuple[int, int], Clock] = {}
+
+    def start(self, rank, kind, tensor, splits, name):
+        clock = self._machine.clock(self._machine.stream)
+        with self._machine.place(off=True):
+            collective = super().start(rank, kind, tensor, splits, name)
+        if kind == "sum":  # at levels below 32: handshakes and tickets
+            self._machine.on_host(tensor)
+        self._handed_over[rank, id(collective)] = clock
+        return collective
+
+    def block(self, rank, collective):
+        super().block(rank, collective)
+        self._machine.host_waits(self._handed_over[rank, id(collective)])
+        if collective.received is not None and collective.kind != "sum":
+            self._machine.arrived(collective.received[rank])
+
+    def add_background(self, rank, work):
+        def there() -> bool:
+            with self._machine.place(rank=rank, stream="background", hook=False, off=False):
+                return work()
+
+        super().add_background(rank, there)

@@ -1,0 +1,172 @@
+"""On a GPU: no two operators race, whoever is fast, and no hook waits for the device. With simulated streams."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from races import Machine, Race, SimulatedCuda, Watched, WorldOfMachines
+from simulated import PLACES, Worker, noise, on_ranks, places
+
+from hvd_dyncomp import LockstepError, kernels
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.streams import CudaStreams, Streams, streams_of
+
+SIZES = {"a": 300, "b": 5, "c": 200, "d": 130}
+STREAMS = ("autograd", "autograd of a branch")
+STEPS = 3
+
+
+def trained(worker: Worker, machine: Machine | None = None, *, resized: bool = False) -> dict[str, torch.Tensor]:
+    """Some steps; backward uses two streams, each after what the program has queued, as autograd has it.
+
+    Hooks of the first step may wait for the device if what is owed is divided anew in them (`resized`).
+    """
+    for step in range(STEPS):
+        backward(worker, step, machine, hook=step > 0 or not resized)
+        worker.optimizer.step()
+    trained = {name: p.detach().clone() for name, p in worker.parameters.items()}
+    if machine is not None:  # what is owed is read with a step in flight
+        backward(worker, STEPS, machine, hook=True)
+        worker.quantizer.sync()
+        worker.optimizer.give_up()
+    return trained
+
+
+def backward(worker: Worker, step: int, machine: Machine | None, hook: bool) -> None:
+    rank = worker.transport.rank
+    worker.optimizer.zero_grad()
+    for i, (name, size) in enumerate(reversed(SIZES.items())):
+        gradient = noise(name, size, rank, step)
+        if machine is None:
+            worker.optimizer.backward(worker.parameters[name], gradient)
+            continue
+        stream = STREAMS[i % 2]
+        machine.wait((rank, stream), machine.stream)
+        with machine.place(stream=stream, hook=hook):
+            worker.optimizer.backward(worker.parameters[name], gradient)
+    if machine is not None:
+        for stream in STREAMS:
+            machine.wait(machine.stream, (rank, stream))
+
+
+def on_machines(monkeypatch, ranks, hosts, bits, choices=(), streams=CudaStreams, states=None, **arguments):
+    """Runs `trained` on every rank with a simulated GPU, after loading a state; returns what the ranks returned."""
+    machine = Machine()
+    made: dict[int, Streams] = {}
+    with monkeypatch.context() as patch:
+        SimulatedCuda(machine, patch)
+
+        def own_streams(device: torch.device) -> Streams:
+            if machine.rank not in made:
+                made[machine.rank] = streams(device)
+            return made[machine.rank]
+
+        patch.setattr("hvd_dyncomp.exchange.buckets.streams_of", own_streams)
+        patch.setattr(kernels, "backends", {})  # operators of torch's, which can be watched
+
+        def program(transport):
+            with Watched(machine), machine.place(rank=transport.rank, stream="program", hook=False, off=False):
+                worker = Worker(transport, SIZES, bits, bucket_bytes=1000, **arguments)
+                if states is not None:
+                    worker.quantizer.load_state_dict(states[transport.rank])
+                found = trained(worker, machine, resized=states is not None)
+                return found
+
+        results = WorldOfMachines(machine, ranks, choices, hosts).run(program)
+    if lost := machine.unkept():
+        raise Race(f"memory of {[memory.made_in for memory in lost]} is used in incoming, and was not kept for it")
+    return results
+
+
+def plain(ranks, hosts, bits, program=trained, **arguments):
+    return on_ranks(ranks, program, SIZES, bits, hosts=hosts, bucket_bytes=1000, **arguments)[0]
+
+
+def states_of(ranks):
+    """Of quantizers that have trained, each on a host of its own."""
+    return plain(ranks, (), 4, lambda worker: trained(worker) and worker.quantizer.state_dict())
+
+
+@places("2", "3", "2x2", "3x2")
+@pytest.mark.parametrize(
+    ("bits", "arguments"),
+    [(4, {}), (0.25, {}), (1, {"allocation": "error"}), (4, {"error_feedback": False}), (2, {"seed": 1})],
+    ids=str,
+)
+def test_nothing_races_and_the_results_are_those_of_a_cpu(monkeypatch, ranks, hosts, bits, arguments):
+    arguments = {**arguments, **({"rounding": "stochastic"} if "seed" in arguments else {})}
+    expected = plain(ranks, hosts, bits, **arguments)
+    for mine, theirs in zip(on_machines(monkeypatch, ranks, hosts, bits, **arguments), expected, strict=True):
+        for name in SIZES:
+            assert torch.equal(mine[name], theirs[name]), name
+
+
+@places("2", "2x2")
+def test_nothing_races_when_residuals_are_divided_anew(monkeypatch, ranks, hosts):
+    on_machines(monkeypatch, ranks, hosts, 4, states=states_of(ranks))
+
+
+@settings(max_examples=10, deadline=None)
+@given(choices=st.lists(st.integers(0, 5), min_size=1, max_size=40), where=st.sampled_from(sorted(PLACES)))
+def test_nothing_races_whoever_is_fast(choices, where):
+    ranks, hosts = PLACES[where]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        on_machines(monkeypatch, ranks, hosts, 4, choices)
+
+
+def nothing(*args, **kwargs) -> None:
+    pass
+
+
+def without_origins(self, origins):
+    return torch.cuda.stream(self._outgoing)
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [("outgoing", without_origins), ("join", nothing), ("keep", nothing), ("catch_up", nothing)],
+)
+def test_each_part_is_needed(monkeypatch, name, without):
+    """Also says that the simulation would find a race."""
+    streams = type("Broken", (CudaStreams,), {name: without})
+    with pytest.raises(Race):
+        for ranks, hosts in (PLACES["2"], PLACES["2x2"]):
+            on_machines(monkeypatch, ranks, hosts, 4, streams=streams, states=states_of(ranks))
+
+
+def test_a_hook_that_reads_is_found(monkeypatch):
+    streams = type("Broken", (CudaStreams,), {"keep": lambda self, *tensors: [float(t.sum()) for t in tensors]})
+    with pytest.raises(Race, match="in a hook waits"):
+        on_machines(monkeypatch, 2, (), 4, streams=streams)
+
+
+@pytest.mark.parametrize("where", ["2", "3"])
+def test_what_differs_is_said_at_the_end_of_the_step(monkeypatch, where):
+    """Headers are read when the device has caught up: before the optimizer steps."""
+    right = Messages.header
+
+    def wrong(self, phase, blocks):
+        header = right(self, phase, blocks)
+        return header._replace(step=header.step + self.bucket.rank)
+
+    monkeypatch.setattr(Messages, "header", wrong)
+    with pytest.raises(LockstepError, match="bucket d: rank 1 has step 1, this rank has 0"):
+        on_machines(monkeypatch, *PLACES[where], 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@places("2", "3", "2x2")
+@pytest.mark.parametrize("bits", [0.25, 1, 4, 16])
+def test_a_gpu_computes_what_a_cpu_does(ranks, hosts, bits):
+    for mine, theirs in zip(plain(ranks, hosts, bits, device="cuda"), plain(ranks, hosts, bits), strict=True):
+        for name in SIZES:
+            assert torch.equal(mine[name].cpu(), theirs[name]), name
+
+
+def test_on_a_cpu_there_are_none():
+    cpu = streams_of(torch.device("cpu"))
+    assert cpu is streams_of(torch.device("cpu")) and type(cpu) is Streams and not cpu.late
+    with cpu.outgoing([cpu.origin()]), cpu.incoming():
+        cpu.keep(torch.ones(1))
+        cpu.catch_up()
+        cpu.join()
