@@ -31,6 +31,7 @@ class Contender:
         by_tensor: a level for each tensor, by the library's allocation, anew in every epoch.
         small_bits: of small tensors: 32, 16 (rounded to float16) or 8; 0: as the library has it.
         no_momentum_up_to: the optimizer's momentum of large tensors is left out at so many bits and less. 0: never.
+        momentum: so much is left of it there. With one level only: what the optimizer has gathered stays as it is.
         feedback: whose quantization carries on what it loses: "both", that of the "workers" alone and not that of
             the sum (there is one from three workers on), or "none".
         rank: of PowerSGD.
@@ -43,6 +44,7 @@ class Contender:
     by_tensor: bool = False
     small_bits: int = 0
     no_momentum_up_to: float = NO_MOMENTUM_UP_TO
+    momentum: float = 0.0
     feedback: str = "both"
     rank: int = 0
 
@@ -98,6 +100,8 @@ PAPER_LADDERS = (
 )
 UP = _ladder((0.0, 1 / 8), (0.25, 1 / 4), (0.5, 1 / 2), (0.75, 1))
 DOWN = _ladder((0.0, 1), (0.25, 1 / 2), (0.5, 1 / 4), (0.75, 1 / 8))
+# Few bits only when the learning rate has fallen.
+LATE = _ladder((0.0, 4), (0.6, 1 / 4))
 # As many steps at each level as a ladder has, in another order.
 SHUFFLED = (
     _ladder((0.0, 4), (0.6, 1), (0.75, 2)),
@@ -132,7 +136,10 @@ PAPER_8 = Contender("8, scale per tensor", "scale per tensor", budget=((0.0, 8),
 
 def _ablations() -> list[Contender]:
     levels = {contender.name: contender for contender in ONE_LEVEL}
-    found = [replace(levels["1/4"], name="1/4, momentum kept", no_momentum_up_to=0)]
+    found = []
+    for one in (levels["1/4"], levels["1"]):
+        found.append(replace(one, name=f"{one.name}, momentum kept", no_momentum_up_to=0))
+        found += [replace(one, name=f"{one.name}, momentum {left}", momentum=left) for left in (0.7, 0.5)]
     for one in (levels[name] for name in ("4", "2", "1", "1/4", "1/8")):
         plain = replace(one, name=f"{one.name}, small float32", small_bits=32)
         if one.bits_at(0) <= NO_MOMENTUM_UP_TO:
@@ -151,7 +158,7 @@ def _ablations() -> list[Contender]:
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        *(UNCOMPRESSED, FP16, *ONE_LEVEL, BY_TENSOR, *PAPER_LADDERS, UP, DOWN, *SHUFFLED, *_steered()),
+        *(UNCOMPRESSED, FP16, *ONE_LEVEL, BY_TENSOR, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *_steered()),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
     )
 }

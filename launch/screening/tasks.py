@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,14 +28,14 @@ class Task:
 
     Attributes:
         name: stands in the table.
-        model: a name that `training.models` knows, "mlp" or "transformer".
-        data: an image data set's name, or "docstrings".
+        model: a name that `training.models` knows, "mlp", "transformer" or "regression".
+        data: an image data set's name, or "docstrings"; a regression makes up its own.
         limit: training images, or characters.
         half_size: images of half the height and width, a quarter of the time.
         augmented: images are shifted and mirrored.
-        batch: images or pieces of text of each worker in a step.
+        batch: images, pieces of text or points of each worker in a step.
         workers: simulated.
-        epochs: passes over the images; of text, times 100 steps.
+        epochs: passes over the images; of others, times 100 steps.
         optimizer: "sgd" or "adamw".
         momentum: of SGD, or AdamW's first beta.
         rate: the learning rate's peak; it rises over the first third of the steps and falls to nothing.
@@ -58,8 +59,12 @@ class Task:
     context: int = 32
 
 
+# Uncompressed gradients train at the last of them, and not at twice that.
+REGRESSION_RATES = (0.02, 0.05, 0.1)
+
 _RESNET8 = Task("resnet8", "resnet8")
 _MLP = Task("mlp", "mlp", augmented=False, epochs=20, rate=0.05)
+_REGRESSION = Task("regression", "regression", data="", epochs=4, weight_decay=0.0)
 _TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=40, weight_decay=0.0)
 
 TASKS = {
@@ -76,6 +81,7 @@ TASKS = {
         replace(_TEXT, name="text, sgd", rate=0.3),
         replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64),
         replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
+        *(replace(_REGRESSION, name=f"regression, rate {rate}", rate=rate) for rate in REGRESSION_RATES),
     )
 }
 
@@ -91,8 +97,8 @@ class Work:
         steps: of an epoch.
         epoch: batches of all workers, by (seed, number of the epoch).
         loss: of a model's output and what it should have been.
-        score: of a model: the share in % of what it predicts right, and its loss (natural logarithm). With True on all
-            of the test data, otherwise on a part.
+        score: of a model: the share in % of what it predicts right, or of the variance that it explains, and its loss
+            (natural logarithm, or mean square). With True on all of the test data, otherwise on a part.
         validate: the same on data that is neither trained with nor tested on: for policies.
     """
 
@@ -110,6 +116,8 @@ def prepare(task: Task, data_dir: Path) -> Work:
     Raises:
         RunError: the data set is not there, or is another.
     """
+    if task.model == "regression":
+        return _regression(task)
     return _text(task) if task.model == "transformer" else _images(task, data_dir)
 
 
@@ -193,3 +201,30 @@ def _text(task: Task) -> Work:
             return Transformer(text.CHARACTERS, width=WIDTH, context=task.context)
 
     return Work(model, STEPS, epoch, cross_entropy, score, lambda model: scored(model, held_out))
+
+
+def _regression(task: Task) -> Work:
+    """A map of 40 numbers to 10, with two hidden layers: a loss like a parabola, which stands no rate above a limit."""
+    truth = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
+    test, held_out = torch.randn(2, 1000, 40, generator=torch.Generator().manual_seed(2))
+
+    def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
+        random = generator(seed, number)
+        for _ in range(STEPS):
+            points = torch.randn(task.workers, task.batch, 40, generator=random)
+            yield tuple((own, own @ truth) for own in points)
+
+    @torch.no_grad()
+    def scored(model: nn.Module, points: Tensor) -> tuple[float, float]:
+        wanted = points @ truth
+        loss = float(F.mse_loss(model(points), wanted))
+        explained = 1 - loss / float(wanted.var())
+        return 100 * max(0.0, explained) if math.isfinite(loss) else 0.0, loss
+
+    def model(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [nn.Linear(40, 120), nn.Linear(120, 61), nn.Linear(61, 10)]
+        return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+    return Work(model, STEPS, epoch, F.mse_loss, lambda m, _: scored(m, test), lambda m: scored(m, held_out))

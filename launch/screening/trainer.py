@@ -23,17 +23,18 @@ def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
 
 
-def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task) -> None:
-    """For the next step, whose rates have been set: of AdamW the first beta is 0; SGD that has momentum m steps by
-    1 / (1 - m) of its rate, at once what adds up to the same, and what it has of momentum is given up. Small parameters
-    keep theirs.
+def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, left: float = 0.0) -> None:
+    """For the next step, whose rates have been set: of AdamW the first beta is 0, or what is left of it; SGD that has
+    momentum m steps by (1 - left) / (1 - m) of its rate, sooner what adds up to the same, and with nothing left it
+    gives up what it has of momentum. Small parameters keep theirs.
     """
     large = stepper.param_groups[0]
     if task.optimizer == "adamw":
-        large["betas"] = (0.0, large["betas"][1])
-    else:
-        large["momentum"] = 0.0
-        large["lr"] /= 1 - task.momentum
+        large["betas"] = (left, large["betas"][1])
+        return
+    large["momentum"] = left
+    large["lr"] *= (1 - left) / (1 - task.momentum)
+    if not left:
         for parameter in large["params"]:
             stepper.state[parameter].pop("momentum_buffer", None)
 
@@ -114,7 +115,7 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
             average(gradients)
             steering.stepped()
             if not average.contender.keeps_momentum_at(step / steps):
-                leave_momentum_out(stepper, task)
+                leave_momentum_out(stepper, task, average.contender.momentum)
             stepper.step()
             put_momentum_back(stepper, task)
             rates.step()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from screening.results import Key
+from screening.tasks import TASKS
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ README = Part(
     SHORT,
     (
         *("uncompressed", "fp16", "4", "1", "1/4", "1/8", "1/4, momentum kept"),
-        *("ladder 4-8-16", "PowerSGD rank 1"),
+        *("ladder 4-8-16", "ladder 4-1/4", "PowerSGD rank 1"),
     ),
 )
 
@@ -53,7 +54,7 @@ MAIN = Part(
     (
         *("uncompressed", "fp16", "8", "4", "2", "1", "1/2", "1/4", "1/8"),
         *("1/4 error", "1/4, momentum kept"),
-        *("ladder 4-8-16", "ladder 1-2-4", "ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8"),
+        *("ladder 4-8-16", "ladder 4-1/4", "ladder 1-2-4", "ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8"),
         *("PowerSGD rank 1", "PowerSGD rank 4", "top-k 1/4"),
     ),
 )
@@ -70,6 +71,25 @@ MOMENTUM = Part(
         *("1/4, momentum kept, small float32", "1/4, small float32"),
         *("1/8, momentum kept, small float32", "1/8, small float32"),
     ),
+)
+
+# How much of it does how much harm.
+LESS = Part(
+    "less momentum",
+    ("resnet8, short", "text, sgd, short", "text, adamw, short"),
+    (
+        "uncompressed",
+        *("1/4, momentum kept", "1/4, momentum 0.7", "1/4, momentum 0.5", "1/4"),
+        *("1, momentum kept", "1, momentum 0.7", "1, momentum 0.5", "1"),
+    ),
+    seeds=1,
+)
+# Where a rate is the largest that a training stands.
+RATES = Part(
+    "rates",
+    tuple(task for task in TASKS if task.startswith("regression")),
+    ("uncompressed", "4", "ladder 4-1/4", "2", *LESS.contenders[1:]),
+    seeds=3,
 )
 
 WORKERS = Part(
@@ -118,7 +138,7 @@ POLICIES_ON_TEXT = Part(
     ),
 )
 
-PARTS = (README, LONGER, MAIN, MOMENTUM, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT)
+PARTS = (README, LONGER, MAIN, MOMENTUM, LESS, RATES, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT)
 
 # Whatever of the main table fits into a quarter of an hour on two cores.
 QUICK = (Part("main", ("mlp", "resnet8, short"), MAIN.contenders, seeds=1),)

@@ -46,6 +46,7 @@ _STYLES = {
     "1/4 error": Style("#56B4E9", "P", "", "1/4, a level for each tensor"),
     "1/4, momentum kept": Style("#D55E00", "X", "", "1/4, momentum kept"),
     "ladder 4-8-16": Style("#E69F00", "^", "", "ladder 4-8-16"),
+    "ladder 4-1/4": Style("#E69F00", "d", "", "ladder 4, late 1/4"),
     "ladder 1-2-4": Style("#E69F00", "v", "", "ladder 1-2-4"),
     "ladder 1/8-1/4-1/2-1": Style("#E69F00", ">", "", "ladder 1/8 up to 1"),
     "ladder 1-1/2-1/4-1/8": Style("#E69F00", "<", "", "ladder 1 down to 1/8"),
