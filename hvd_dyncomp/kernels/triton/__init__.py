@@ -10,6 +10,6 @@ before the first tensor on a GPU.
 Never run on a GPU: tests run it in Triton's interpreter, and look at what the compiler makes of it.
 """
 
-from hvd_dyncomp.kernels.triton.operations import decode_into, encode_into, reduce_into
+from hvd_dyncomp.kernels.triton.operations import check, decode_into, encode_into, reduce_into
 
-__all__ = ["decode_into", "encode_into", "reduce_into"]
+__all__ = ["check", "decode_into", "encode_into", "reduce_into"]

@@ -9,7 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hvd_dyncomp.kernels.triton.exact import inverse, magnitude_bits, nearest, squares, to_bfloat16, tree_sum, uniform, weighted
+from hvd_dyncomp.kernels.triton.exact import (
+    floor,
+    inverse,
+    magnitude_bits,
+    nearest,
+    squares,
+    to_bfloat16,
+    tree_sum,
+    uniform,
+    weighted,
+)
 from hvd_dyncomp.kernels.triton.payload import group_of
 
 
@@ -30,7 +40,8 @@ def _mixed(x, counted, HALVINGS: tl.constexpr, FORM: tl.constexpr):
 @triton.jit
 def _on_the_wire(scale, live, finite):
     """A NaN scale on the wire makes the whole block NaN when it is decoded; which of the NaNs is part of the format."""
-    return tl.where(finite, tl.where(live, scale, 0.0).to(tl.int32, bitcast=True), 0x7FC00000).to(tl.float32, bitcast=True)
+    bits = tl.where(live, scale, 0.0).to(tl.int32, bitcast=True)
+    return tl.where(finite, bits, 0x7FC00000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -53,10 +64,9 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
     q = x * inverse(scale, live)
     if STOCHASTIC:
         q += uniform(counter, key0, key1)
-    if FORM.mid_rise:
-        k = tl.floor(q - 0.5) if STOCHASTIC else tl.floor(q)
-    else:
-        k = tl.floor(q) if STOCHASTIC else nearest(q)
+        if FORM.mid_rise:
+            q -= 0.5
+    k = floor(q) if STOCHASTIC or FORM.mid_rise else nearest(q)
     k = tl.where(k == k, k, -FORM.most)  # a NaN has the code 0, as where the reference makes an integer of it
     k = tl.minimum(tl.maximum(k, -FORM.most), FORM.most - FORM.mid_rise)
     k = tl.where(live, k, 0.0)

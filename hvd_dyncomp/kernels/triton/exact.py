@@ -65,6 +65,13 @@ def nearest(q):
 
 
 @triton.jit
+def floor(q):
+    """The largest integer that is not above q, |q| < 2^22. `tl.floor` may take what is next to zero for zero."""
+    k = nearest(q)
+    return tl.where(k > q, k - 1.0, k)
+
+
+@triton.jit
 def to_bfloat16(x):
     """Rounds to what bfloat16 can hold, to nearest, ties to even. Of a NaN anything may become."""
     bits = x.to(tl.int32, bitcast=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
+from triton.runtime import driver
 
 from hvd_dyncomp.kernels import portable
 from hvd_dyncomp.kernels.reference import Noise
@@ -14,6 +16,18 @@ from hvd_dyncomp.kernels.triton import tiles
 from hvd_dyncomp.kernels.triton.form import Form, form_of
 
 LARGEST_BLOCK = 8192  # a tile of one is all that the registers of a multiprocessor should hold
+
+
+def check() -> None:
+    """Finds out whether Triton can compile for a GPU here: its launchers need a C compiler.
+
+    Raises:
+        RuntimeError: it cannot; the text says why.
+    """
+    try:
+        driver.active.get_current_target()
+    except (AssertionError, OSError, subprocess.SubprocessError) as error:  # Triton's own build tools raise these
+        raise RuntimeError(f"Triton cannot build what launches its kernels: {error}") from error
 
 
 def encode_into(
@@ -44,6 +58,8 @@ def decode_into(
 ) -> None:
     if block_size > LARGEST_BLOCK:
         return portable.decode_into(values, first, versions, blocks, block_size, bits, factor)
+    if blocks == 0:
+        return None
     tensors = _tensors(values)
     table = _upload([*tensors, *_addresses(versions)], versions[0])
     known = (table, len(tensors) // 2, first, len(versions), blocks, factor)
@@ -79,6 +95,8 @@ def _encode(
     noise: Noise | None,
     from_versions: bool,
 ) -> None:
+    if blocks == 0:  # a shard of a bucket with fewer blocks than workers
+        return
     if bits < 1 or bits == 1 and residual is not None:
         noise = None  # as in the reference
     random = (0, 0, 0) if noise is None else (_word(noise.first), *map(_word, noise.key))
@@ -90,12 +108,13 @@ def _encode(
 
 def _launch(kernel: Any, near: torch.Tensor, blocks: int, form: Form, *known: Any, **constants: Any) -> None:
     """Launches on the current stream of the device of `near`."""
-    if blocks == 0:
-        return
-    grid = (triton.cdiv(blocks, form.rows),)
     with torch.cuda.device_of(near):  # nothing, where that is no GPU
-        # A fused multiply-add gives other bits.
-        kernel[grid](*known, FORM=form, **constants, num_warps=form.warps, enable_fp_fusion=False)
+        kernel[(triton.cdiv(blocks, form.rows),)](*known, FORM=form, **constants, **options(form))
+
+
+def options(form: Form) -> dict[str, Any]:
+    """What Triton's compiler is told: a fused multiply-add would give other bits."""
+    return {"num_warps": form.warps, "enable_fp_fusion": False}
 
 
 def _tensors(values: Sequence[torch.Tensor]) -> list[int]:
@@ -115,7 +134,7 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _upload(numbers: list[int], near: torch.Tensor) -> torch.Tensor:
-    """(numbers,) int64 on the device of `near`. From pinned memory, or else the copy would wait for the device."""
+    """(len(numbers),) int64 on the device of `near`. From pinned memory, or else the copy would wait for the device."""
     pinned = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=near.is_cuda)
     return pinned.to(near.device, non_blocking=True)
 

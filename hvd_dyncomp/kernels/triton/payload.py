@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 
-
 @triton.jit
 def write_scale(payload, scale, count, FORM: tl.constexpr):
     """Writes scales, (blocks, 1) float32; below one bit their upper halves."""

@@ -96,8 +96,9 @@ def encode(
     write_scale(payload, scale, count, FORM)
     if RESIDUAL:
         in_tile = row * FORM.size + at
-        delivered = (scale == scale) & (in_tile < size) & (waits == 0)
-        tl.store(residual + in_tile, tl.where(delivered, x - values, owed), mask=in_tile < count * FORM.size)
+        # One after the other: for a tile-sized "and" of both, the compiler chose a layout in which each lane has a row.
+        lost = tl.where((scale == scale) & (waits == 0), x - values, owed)
+        tl.store(residual + in_tile, tl.where(in_tile < size, lost, 0.0), mask=in_tile < count * FORM.size)
 
 
 @triton.jit(do_not_specialize=DECODE_VARIES, do_not_specialize_on_alignment=DECODE_VARIES)
