@@ -73,6 +73,17 @@ class Guarded:
         self.inside = self.memory[64 + shift : 64 + shift + size]
         self.shift = shift
 
+    @classmethod
+    def copy_of(cls, values: torch.Tensor, shift: int, device: str) -> "Guarded":
+        """Float32 values, `shift` elements further."""
+        guarded = cls(4 * len(values), 4 * shift, device)
+        guarded.floats.copy_(values)
+        return guarded
+
+    @property
+    def floats(self) -> torch.Tensor:
+        return self.inside.view(torch.float32)
+
     def untouched_outside(self) -> bool:
         before, after = self.memory[: 64 + self.shift], self.memory[64 + self.shift + len(self.inside) :]
         return bool((before == 0xA5).all() and (after == 0xA5).all())
@@ -123,7 +134,7 @@ def check_encode(data: st.DataObject, bits: float, device: str = "cpu") -> None:
     if owed is not None and data.draw(st.booleans()):  # at its bound, or nearly
         near = data.draw(st.sampled_from([1.0, 1 - 2.0**-20, 1 + 2.0**-20, 0.99, 1.01]))
         owed = given * (reference.residual_bound(bits) * near)
-    residual = None if owed is None else copied(owed, device)
+    residual = None if owed is None else Guarded.copy_of(owed, 3, device)
     out = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)), device)
     missing = data.draw(st.just(0) | st.integers(0, count))  # at the end, where padding stands for them
     first = data.draw(st.sampled_from([0, 0, 1, 700]))
@@ -133,9 +144,10 @@ def check_encode(data: st.DataObject, bits: float, device: str = "cpu") -> None:
     before = [piece.clone() for piece in pieces]
 
     expected = reference.encode(given, owed, bits=bits, block_size=block_size, real=count - missing, noise=noise)
-    encode_into(out.inside, pieces, residual, bits=bits, block_size=block_size, first=first, noise=noise)
+    own = residual and residual.floats
+    encode_into(out.inside, pieces, own, bits=bits, block_size=block_size, first=first, noise=noise)
     assert torch.equal(out.inside.cpu(), expected.view(-1)) and out.untouched_outside()
-    assert residual is None or same_bits(residual, owed)
+    assert residual is None or same_bits(residual.floats, owed) and residual.untouched_outside()
     assert all(same_bits(a, b) for a, b in zip(pieces, before, strict=True))
 
 
@@ -149,7 +161,7 @@ def check_decode_and_reduce(data: st.DataObject, bits: float, device: str = "cpu
     count, first = blocks * block_size, data.draw(st.sampled_from([0, 0, 1, 700]))
     length = first + count + data.draw(st.integers(-min(count, 100), 100))  # less than is decoded, or more
     out = Guarded(4 * length, 4 * data.draw(st.integers(0, 15)), device)
-    target = out.inside.view(torch.float32)
+    target = out.floats
     decode_into(torch.tensor_split(target, data.draw(cuts(length))), versions, first=first, factor=factor, **shape)
     expected = reference.decode_sum(rows, factor=factor, **shape)[: length - first]
     assert same_bits(target[first : first + count], expected) and out.untouched_outside()
@@ -157,13 +169,13 @@ def check_decode_and_reduce(data: st.DataObject, bits: float, device: str = "cpu
 
     noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
     owed = data.draw(st.none() | blocks_of_values(block_size, blocks))
-    residual = None if owed is None else copied(owed, device, 1)
+    residual = None if owed is None else Guarded.copy_of(owed, 1, device)
     message = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)), device)
     real = data.draw(st.none() | st.integers(0, count + 100))
-    reduce_into(message.inside, versions, residual, real=real, noise=noise, **shape)
+    reduce_into(message.inside, versions, residual and residual.floats, real=real, noise=noise, **shape)
     expected = reference.encode(reference.decode_sum(rows, **shape), owed, real=real, noise=noise, **shape)
     assert torch.equal(message.inside.cpu(), expected.view(-1)) and message.untouched_outside()
-    assert residual is None or same_bits(residual, owed)
+    assert residual is None or same_bits(residual.floats, owed) and residual.untouched_outside()
 
 
 def check_large_blocks(bits: float, block_size: int, device: str = "cpu") -> None:
