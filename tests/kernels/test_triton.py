@@ -146,10 +146,15 @@ def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_s
         "sys.modules['triton'] = None\n"
         "gpu = types.SimpleNamespace(is_cpu=False, device=torch.device('cuda'))\n"
         "assert kernels._backend(gpu) is kernels._backend(gpu) is kernels.portable\n"
+        "sys.modules['triton'] = types.SimpleNamespace(__version__='3.3.1')\n"
+        "kernels.backends.clear()\n"
+        "assert kernels._backend(gpu) is kernels._backend(gpu) is kernels.portable\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Triton kernels cannot serve") == 1, done.stderr
+    first, second = done.stderr.splitlines()
+    assert "Triton kernels cannot serve" in first and "import of triton halted" in first
+    assert "Triton kernels cannot serve" in second and "Triton 3.3.1 is older" in second
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +186,7 @@ def test_compiled_arithmetic_is_exact(compiled, levels, capabilities):
         assert "ld.global" in ptx and "bar.sync" not in ptx, one
         assert one["reg"] <= 192 and one["stack"] <= 16 and one["local"] == one["shared"] == 0, one
         if "residual" in one["kernel"]:
-            assert "sqrt.rn.f64" in ptx and "div.rn.f64" in ptx and "div.rn.f32" in ptx, one
+            assert "sqrt.rn.f64" in ptx and "div.rn.f64" in ptx, one
             assert f"0d{one['rms']}".upper() in ptx.upper(), one  # and not what float32 can hold of it
 
 

@@ -10,6 +10,13 @@ before the first tensor on a GPU.
 Never run on a GPU: tests run it in Triton's interpreter, and look at what the compiler makes of it.
 """
 
-from hvd_dyncomp.kernels.triton.operations import check, decode_into, encode_into, reduce_into
+import triton
+
+if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
+    raise ImportError(
+        f"Triton {triton.__version__} is older than 3.4, the first with which these kernels were compiled"
+    )
+
+from hvd_dyncomp.kernels.triton.operations import check, decode_into, encode_into, reduce_into  # noqa: E402
 
 __all__ = ["check", "decode_into", "encode_into", "reduce_into"]

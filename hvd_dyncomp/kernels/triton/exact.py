@@ -1,8 +1,8 @@
 """Arithmetic that is the same on every device: sums in a fixed order, rounding, the bound of a residual, randomness.
 
 A tile is (rows, block size): some blocks, each a row. What the compiler may not be left to choose is spelt out here:
-the order of a sum; a division, which in float32 is an approximation unless it is `div_rn`; and constants, which would
-be float32 beside a float64.
+the order of a sum; constants, which would be float32 beside a float64; and whatever takes numbers next to zero for
+zero, or is an approximation.
 """
 
 from __future__ import annotations
@@ -53,8 +53,13 @@ def bound(gradient, residual, BOUND: tl.constexpr, ROWS: tl.constexpr, HALVINGS:
 
 @triton.jit
 def inverse(scale, live):
-    """1 / scale where the block is live, 0 elsewhere."""
-    return tl.where(live, tl.div_rn(1.0, tl.where(live, scale, 1.0)), 0.0)
+    """1 / scale where the block is live, 0 elsewhere.
+
+    A quotient of float32s that was rounded to float64 rounds to the float32 that it would have been at once. Division
+    in float32 is an approximation, and `tl.div_rn` of some versions of Triton takes the smallest results for zero.
+    """
+    one = tl.full((1, 1), 1.0, tl.float64)
+    return tl.where(live, (one / tl.where(live, scale, 1.0).to(tl.float64)).to(tl.float32), 0.0)
 
 
 @triton.jit
