@@ -137,7 +137,7 @@ def test_where_triton_cannot_work_the_reference_serves_and_one_line_says_so(monk
     assert "Triton kernels cannot serve" in record.getMessage() and "Failed to find C compiler.)" in record.getMessage()
 
 
-def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_serves():
+def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_serves(tmp_path):
     code = (
         "import sys, torch, types\n"
         "from hvd_dyncomp import kernels\n"
@@ -150,7 +150,7 @@ def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_s
         "kernels.backends.clear()\n"
         "assert kernels._backend(gpu) is kernels._backend(gpu) is kernels.portable\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = done.stderr.splitlines()
     assert "Triton kernels cannot serve" in first and "import of triton halted" in first

@@ -17,6 +17,6 @@ if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
         f"Triton {triton.__version__} is older than 3.4, the first with which these kernels were compiled"
     )
 
-from hvd_dyncomp.kernels.triton.operations import check, decode_into, encode_into, reduce_into  # noqa: E402
+from hvd_dyncomp.kernels.triton.operations import check, decode_into, encode_into, reduce_into
 
 __all__ = ["check", "decode_into", "encode_into", "reduce_into"]
