@@ -1,5 +1,6 @@
 """The arithmetic. `reference` is the specification, in plain torch operators, and runs on every device; `native` is
-the same in C++, bit for bit, for tensors on the CPU. `backends` says which kernels serve a type of device.
+the same in C++, bit for bit, for tensors on the CPU, and `triton` is the same for GPUs. `backends` says which kernels
+serve a type of device.
 
 What is here works in memory of the caller's, so that a gradient is read and written where autograd left it and a
 message is built where it is sent from. `values` is a sequence of contiguous float32 tensors of any shape that stands
@@ -32,7 +33,7 @@ except ImportError as error:
     )
 
 # By type of device ("cuda"): a module with the three operations below, on checked arguments, as `portable` has them.
-# Where there is none `portable` serves.
+# Where there is none `portable` serves. That of GPUs is found with their first tensor.
 backends: dict[str, Any] = {} if native is None else {"cpu": native}
 
 __all__ = ["Noise", "backends", "block_bytes", "bounded", "decode_into", "encode_into", "reduce_into", "scales"]
@@ -137,7 +138,25 @@ def reduce_into(
 
 
 def _backend(tensor: torch.Tensor) -> Any:
-    return backends.get("cpu" if tensor.is_cpu else tensor.device.type, portable)  # a device takes long to look at
+    kind = "cpu" if tensor.is_cpu else tensor.device.type  # a device takes long to look at
+    if kind == "cuda" and kind not in backends:
+        backends[kind] = _for_gpus()
+    return backends.get(kind, portable)
+
+
+def _for_gpus() -> Any:
+    """Importing Triton takes as long as importing this package, and is for those only who have a GPU."""
+    try:
+        from hvd_dyncomp.kernels import triton
+
+        triton.check()
+    except (ImportError, RuntimeError) as error:
+        logging.getLogger(__name__).warning(
+            "the Triton kernels cannot serve on this GPU (%s); the reference kernels do, at a part of their speed.",
+            str(error).strip().split("\n")[0],
+        )
+        return portable
+    return triton
 
 
 # The checks are called for every small bucket of every step, and the native kernels trust them with addresses.

@@ -4,7 +4,7 @@
 
 Every round runs all contenders once, in turn, and compares them within the round: a machine's slow spells meet all
 alike. The yardstick is `r.add_(g)`, which reads both and writes one of them. The reference kernels are the same
-arithmetic in torch operators. Writes DIR/kernels.json.
+arithmetic in torch operators. Where there is a GPU, `gpu_kernels` has its turn. Writes DIR/kernels.json.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import gpu_kernels
 from benchmarks.results import FOLDER, save
 from common.values import count, natural
 from hvd_dyncomp import LEVELS
@@ -89,6 +90,7 @@ def report(found: Mapping[str, Any]) -> str:
         f"{found['values']} values, medians of {len(times[ADD])} rounds, instruction set {found['instructions']}; ns "
         f"per value (in brackets: speed against {ADD}, {statistics.median(times[ADD]):.2f} ns)\n\n{table(times)}\n\n"
         f"4 bits, encode: {faster(times, '4 encode', REFERENCE):.1f} times as fast as the reference kernels."
+        + ("\n\n" + gpu_kernels.report(found["gpu"]) if "gpu" in found else "")
     )
 
 
@@ -115,5 +117,7 @@ def run(args: argparse.Namespace) -> None:
     variant = native.variants()[0] if native else "none: reference kernels"
     about = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "seed": args.seed}
     found = {**about, "values": args.values, "instructions": variant, "nanoseconds": times}
+    if torch.cuda.is_available():
+        found["gpu"] = gpu_kernels.run(args.values, BLOCK_SIZE, args.rounds, args.seed)
     save(args.output_dir / FILE, found)
     print(report(found))

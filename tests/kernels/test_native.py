@@ -5,83 +5,17 @@ import subprocess
 import sys
 import threading
 
+import equality
 import pytest
 import torch
+from equality import at_odd_address, each_level, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, reduce_into, reference
 
 needs_native = pytest.mark.skipif(native is None, reason="the package was installed without a C++ compiler")
-each_level = pytest.mark.parametrize("bits", [bits for bits in LEVELS if bits < 32])
 each_variant = pytest.mark.parametrize("variant", native.variants() if native else [])
-
-BLOCK_SIZES = st.sampled_from([64, 128, 256, 512, 1024])
-SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2.0**-100, 2.0**-126, 3e38, -3.4e38]
-WORDS = st.integers(0, 2**32 - 1)
-
-
-@st.composite
-def blocks_of_values(draw, block_size, blocks, *, broken=True):
-    """(blocks * block_size,) float32, 4-byte aligned only: blocks of every magnitude and of every kind."""
-    generator = torch.Generator().manual_seed(draw(WORDS))
-    parts = [torch.empty(0)]
-    for _ in range(blocks):
-        kind = draw(st.sampled_from(["random", "random", "ties", "constant", "zero", "special", "broken"]))
-        scale = 2.0 ** draw(st.integers(-149, 127))
-        part = torch.randn(block_size, generator=generator, dtype=torch.float64) * scale
-        where = torch.randint(0, block_size, (draw(st.integers(1, block_size)),), generator=generator)
-        if kind == "ties":  # halves and quarters of a scale of 5 and more bits
-            part = torch.randint(-120, 121, (block_size,), generator=generator).double() * scale / 8
-        elif kind == "constant":
-            part[:] = part[0]
-        elif kind == "zero":
-            part *= 0.0
-        elif kind == "special":
-            part[where] = draw(st.sampled_from(SPECIAL))
-        elif kind == "broken" and broken:
-            part[where[:3]] = draw(st.sampled_from([torch.nan, torch.inf, -torch.inf]))
-        parts.append(part.float())
-    return at_odd_address(torch.cat(parts), draw(st.integers(0, 15)))
-
-
-def at_odd_address(tensor: torch.Tensor, elements: int) -> torch.Tensor:
-    return torch.cat([tensor.new_zeros(elements), tensor])[elements:]
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """A NaN equals a NaN; a positive zero does not equal a negative one."""
-    if a.dtype == torch.float32:
-        nan = a.isnan()
-        if not torch.equal(nan, b.isnan()):
-            return False
-        a, b = a[~nan].view(torch.int32), b[~nan].view(torch.int32)
-    return torch.equal(a, b)
-
-
-class Guarded:
-    """Memory of `size` bytes at any address, in the middle of bytes that nobody may write to."""
-
-    def __init__(self, size: int, shift: int) -> None:
-        self.memory = torch.full((size + 256,), 0xA5, dtype=torch.uint8)
-        self.inside = self.memory[64 + shift : 64 + shift + size]
-        self.shift = shift
-
-    def untouched_outside(self) -> bool:
-        before, after = self.memory[: 64 + self.shift], self.memory[64 + self.shift + len(self.inside) :]
-        return bool((before == 0xA5).all() and (after == 0xA5).all())
-
-
-@st.composite
-def cuts(draw, count):
-    """Where a sequence of `count` values is cut into tensors, some of them empty."""
-    return sorted(draw(st.lists(st.integers(0, count), max_size=6)))
-
-
-def pieces_of(tensor: torch.Tensor, at: list[int]) -> list[torch.Tensor]:
-    """The same values in tensors of their own, at addresses of their own."""
-    return [at_odd_address(piece, 1 + i % 7) for i, piece in enumerate(torch.tensor_split(tensor, at))]
 
 
 @needs_native
@@ -90,43 +24,8 @@ def pieces_of(tensor: torch.Tensor, at: list[int]) -> list[torch.Tensor]:
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_encode(variant, bits, data):
-    block_size, blocks = data.draw(BLOCK_SIZES), data.draw(st.integers(0, 5))
-    count = blocks * block_size
-    noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
-    given = data.draw(blocks_of_values(block_size, blocks))
-    expected_residual = data.draw(st.none() | blocks_of_values(block_size, blocks))
-    residual = None if expected_residual is None else at_odd_address(expected_residual, 3)
-    out = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)))
-    missing = data.draw(st.just(0) | st.integers(0, count))  # at the end, where padding stands for them
-    if expected_residual is not None and data.draw(st.booleans()):  # at its bound, or nearly
-        near = data.draw(st.sampled_from([1.0, 1 - 2.0**-20, 1 + 2.0**-20, 0.99, 1.01]))
-        expected_residual = given * (reference.residual_bound(bits) * near)
-        residual = at_odd_address(expected_residual, 3)
-    first = data.draw(st.sampled_from([0, 0, 1, 700]))
-    pieces = pieces_of(torch.cat([torch.full((first,), 7.0), given[: count - missing]]), data.draw(cuts(count + first)))
-    before = [piece.clone() for piece in pieces]
-
-    expected = reference.encode(
-        given, expected_residual, bits=bits, block_size=block_size, real=count - missing, noise=noise
-    )
     with native.using(variant):
-        encode_into(out.inside, pieces, residual, bits=bits, block_size=block_size, first=first, noise=noise)
-    assert torch.equal(out.inside, expected.view(-1)) and out.untouched_outside()
-    assert residual is None or same_bits(residual, expected_residual)
-    assert all(same_bits(a, b) for a, b in zip(pieces, before, strict=True))
-
-
-@st.composite
-def payloads(draw, bits, block_size, blocks):
-    """Encoded values, or any bytes at all: they come from another machine."""
-    size = blocks * block_bytes(bits, block_size)
-    if draw(st.booleans()):
-        generator = torch.Generator().manual_seed(draw(WORDS))
-        version = torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
-    else:
-        values = draw(blocks_of_values(block_size, blocks))
-        version = reference.encode(values, None, bits=bits, block_size=block_size).view(-1)
-    return at_odd_address(version, draw(st.integers(0, 15)))
+        equality.check_encode(data, bits)
 
 
 @needs_native
@@ -135,31 +34,8 @@ def payloads(draw, bits, block_size, blocks):
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_decode_and_reduce(variant, bits, data):
-    block_size, blocks = data.draw(BLOCK_SIZES), data.draw(st.integers(0, 4))
-    versions = data.draw(st.lists(payloads(bits, block_size, blocks), min_size=1, max_size=4))
-    factor = data.draw(st.sampled_from([1.0, 0.5, 1 / 3, 1e-30, 0.0]))
-    shape = {"bits": bits, "block_size": block_size}
-    rows = [version.view(blocks, block_bytes(bits, block_size)) for version in versions]
-    count, first = blocks * block_size, data.draw(st.sampled_from([0, 0, 1, 700]))
-    length = first + count + data.draw(st.integers(-min(count, 100), 100))  # less than is decoded, or more
-    out = Guarded(4 * length, 4 * data.draw(st.integers(0, 15)))
-    target = out.inside.view(torch.float32)
     with native.using(variant):
-        decode_into(torch.tensor_split(target, data.draw(cuts(length))), versions, first=first, factor=factor, **shape)
-    expected = reference.decode_sum(rows, factor=factor, **shape)[: length - first]
-    assert same_bits(target[first : first + count], expected) and out.untouched_outside()
-    assert (out.inside[: 4 * first] == 0xA5).all() and (out.inside[4 * (first + count) :] == 0xA5).all()
-
-    noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
-    expected_residual = data.draw(st.none() | blocks_of_values(block_size, blocks))
-    residual = None if expected_residual is None else at_odd_address(expected_residual, 1)
-    message = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)))
-    real = data.draw(st.none() | st.integers(0, count + 100))
-    with native.using(variant):
-        reduce_into(message.inside, versions, residual, real=real, noise=noise, **shape)
-    expected = reference.encode(reference.decode_sum(rows, **shape), expected_residual, real=real, noise=noise, **shape)
-    assert torch.equal(message.inside, expected.view(-1)) and message.untouched_outside()
-    assert residual is None or same_bits(residual, expected_residual)
+        equality.check_decode_and_reduce(data, bits)
 
 
 @needs_native
@@ -167,18 +43,8 @@ def test_decode_and_reduce(variant, bits, data):
 @each_level
 @pytest.mark.parametrize("block_size", [2048, 65536])
 def test_large_blocks(variant, bits, block_size):
-    gradient = torch.randn(3 * block_size, generator=torch.Generator().manual_seed(int(8 * bits)))
-    residual, expected_residual = gradient * 0.1, gradient * 0.1
-    shape = {"bits": bits, "block_size": block_size}
-    expected = reference.encode(gradient, expected_residual, **shape)
-    out, reduced = torch.empty_like(expected.view(-1)), torch.empty_like(expected.view(-1))
     with native.using(variant):
-        encode_into(out, [gradient], residual, **shape)
-        assert torch.equal(out, expected.view(-1)) and same_bits(residual, expected_residual)
-        reduce_into(reduced, [out, out], residual, **shape)
-    total = reference.decode_sum([expected, expected], **shape)
-    assert torch.equal(reduced, reference.encode(total, expected_residual, **shape).view(-1))
-    assert same_bits(residual, expected_residual)
+        equality.check_large_blocks(bits, block_size)
 
 
 @needs_native
@@ -201,43 +67,24 @@ def test_results_larger_than_the_caches(variant, shift, bits, block_size, versio
 @each_variant
 @each_level
 def test_squares_beyond_float32(variant, bits):
-    """What bounds a residual looks at squares in float32 first: where they overflow, the bound holds all the same."""
-    gradient, residual = torch.zeros(64), torch.zeros(64)
-    gradient[0], residual[1:3] = 1e19, 0.9e19 * reference.residual_bound(bits)
-    expected_residual = residual.clone()
-    expected = reference.encode(gradient, expected_residual, bits=bits, block_size=64).view(-1)
-    out = torch.empty_like(expected)
+    """What bounds a residual looks at squares in float32 first."""
     with native.using(variant):
-        encode_into(out, [gradient], residual, bits=bits, block_size=64)
-    assert torch.equal(out, expected) and same_bits(residual, expected_residual)
+        equality.check_squares_beyond_float32(bits)
 
 
 @needs_native
 @each_variant
 @pytest.mark.parametrize("bits", [0.125, 0.5, 3])
 def test_more_versions_than_fit_the_usual_place(variant, bits):
-    """One version per rank, and ranks may be many."""
-    versions = [reference.encode(torch.randn(1024), None, bits=bits, block_size=512) for _ in range(40)]
-    out = torch.empty(1024)
     with native.using(variant):
-        decode_into([out], [version.view(-1) for version in versions], bits=bits, block_size=512)
-    assert same_bits(out, reference.decode_sum(versions, bits=bits, block_size=512))
+        equality.check_many_versions(bits)
 
 
 @needs_native
 @each_variant
 def test_a_bucket_of_very_many_tensors(variant):
-    tensors = [torch.randn(size) for size in (1, 63, 0, 64, 65, 1000) * 20]
-    out = torch.empty(47 * block_bytes(2, 512), dtype=torch.uint8)
-    decoded = [torch.empty_like(tensor) for tensor in tensors]
     with native.using(variant):
-        encode_into(out, tensors, None, bits=2, block_size=512)
-        decode_into(decoded, [out], bits=2, block_size=512)
-    values = torch.cat([*tensors, torch.zeros(47 * 512)])[: 47 * 512]
-    count = sum(map(len, tensors))
-    expected = reference.encode(values, None, bits=2, block_size=512, real=count)
-    assert torch.equal(out, expected.view(-1))
-    assert same_bits(torch.cat(decoded), reference.decode(expected, bits=2, block_size=512)[:count])
+        equality.check_a_bucket_of_very_many_tensors()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import alternation, kernels, links, program, report, tables, workloads
+from benchmarks import alternation, gpu_kernels, kernels, links, program, report, tables, workloads
 from benchmarks.results import Summary, commit, save, summarize
 from common.errors import RunError
 from common.launcher import run
@@ -53,6 +53,28 @@ def test_kernels(tmp_path):
     found = json.loads((tmp_path / "kernels.json").read_text())
     assert found["values"] == 65536 and all(len(times) == 1 for times in found["nanoseconds"].values())
     assert "times as fast as the reference kernels" in said
+
+
+def test_kernels_on_a_gpu():
+    """All but the clock and the device: what an operation moves, over the seconds it takes."""
+
+    def seconds(action) -> float:
+        action()
+        return 2.0
+
+    found = gpu_kernels.contenders("cpu", 1024, 512, seed=0)
+    rates = gpu_kernels.measure(found, 1, seconds)
+    assert rates["copy"] == 4 * 1024 and rates["4 encode"] == rates["4 encode*"] == (12 * 1024 + 2 * 260) / 2
+    assert rates["4 decode"] == (4 * 1024 + 2 * 260) / 2 and rates["4 reduce 2"] == (8 * 1024 + 6 * 260) / 2
+    rates["4 encode*"] /= 7
+    said = gpu_kernels.report({"device": "a GPU", "values": 1024, "kernels": "triton", "rates": rates})
+    assert "| 4 | 1.56 (7) | 0.56 | 0.56 (1) | 1.19 |" in said
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_kernels_are_timed_on_a_gpu_that_is_there():
+    found = gpu_kernels.run(2**20, 512, 1, seed=0)
+    assert min(found["rates"].values()) > 0 and found["device"] in gpu_kernels.report(found)
 
 
 @needs_namespaces

@@ -1,0 +1,112 @@
+"""What becomes of a tile of values: scales, codes, and what the codes stand for (equations 2 and 3).
+
+Tiles are (blocks, block size), `real` (blocks, 1) says how many values of each block are not padding, and scales are
+(blocks, 1): 0 where a block counts as zero, NaN where it is not finite.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hvd_dyncomp.kernels.triton.exact import (
+    floor,
+    inverse,
+    magnitude_bits,
+    nearest,
+    squares,
+    to_bfloat16,
+    tree_sum,
+    uniform,
+    weighted,
+)
+from hvd_dyncomp.kernels.triton.payload import group_of
+
+
+@triton.jit
+def _maximum(x, FORM: tl.constexpr):
+    """The largest magnitude of each block in float64, NaN if there is one."""
+    bits = tl.reshape(tl.max(magnitude_bits(x), axis=1), (FORM.rows, 1))
+    return bits.to(tl.float32, bitcast=True).to(tl.float64)
+
+
+@triton.jit
+def _mixed(x, counted, HALVINGS: tl.constexpr, FORM: tl.constexpr):
+    """A scale from root mean square and maximum of each row of 2^HALVINGS values, of which `counted` count."""
+    mean = tree_sum(squares(x), FORM.rows, HALVINGS) / counted
+    return weighted(tl.sqrt(mean), FORM.rms, _maximum(x, FORM), FORM.maximum)
+
+
+@triton.jit
+def _on_the_wire(scale, live, finite):
+    """A NaN scale on the wire makes the whole block NaN when it is decoded; which of the NaNs is part of the format."""
+    bits = tl.where(live, scale, 0.0).to(tl.int32, bitcast=True)
+    return tl.where(finite, bits, 0x7FC00000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.constexpr):
+    """One bit and more: scales; codes, a tile of int32; and the values that these stand for.
+
+    `counter`: a tile of uint32, with key0 and key1 as in `exact.uniform`; nothing without STOCHASTIC.
+    """
+    counted = tl.maximum(real, 1).to(tl.float64)
+    if STOCHASTIC or (FORM.rms == 0.0 and FORM.bits > 1):
+        wide = _maximum(x, FORM) / tl.full((1, 1), FORM.outermost, tl.float64)
+    elif FORM.bits == 1:
+        wide = tree_sum(tl.abs(x).to(tl.float64), FORM.rows, FORM.halvings) * 2.0 / counted
+    else:
+        wide = _mixed(x, counted, FORM.halvings, FORM)
+    scale = wide.to(tl.float32)
+    live = scale >= FORM.smallest_scale  # False for NaN
+    finite = scale <= FORM.largest_scale  # False for NaN
+
+    q = x * inverse(scale, live)
+    if STOCHASTIC:
+        q += uniform(counter, key0, key1)
+        if FORM.mid_rise:
+            q -= 0.5
+    k = floor(q) if STOCHASTIC or FORM.mid_rise else nearest(q)
+    k = tl.where(k == k, k, -FORM.most)  # a NaN has the code 0, as where the reference makes an integer of it
+    k = tl.minimum(tl.maximum(k, -FORM.most), FORM.most - FORM.mid_rise)
+    k = tl.where(live, k, 0.0)
+    scale = _on_the_wire(scale, live, finite)
+    values = (k + 0.5) * scale if FORM.mid_rise else k * scale
+    return scale, (k + FORM.most).to(tl.int32), values
+
+
+@triton.jit
+def in_groups(FORM: tl.constexpr):
+    """Below one bit: where the values of a block are that come in the order of places, then groups: (1, block size)."""
+    place = tl.arange(0, FORM.size)[None, :] // FORM.groups
+    return place * FORM.groups + group_of(place, tl.arange(0, FORM.size)[None, :] % FORM.groups, FORM)
+
+
+@triton.jit
+def quantize_groups(x, real, FORM: tl.constexpr):
+    """Below one bit, of a tile in the order of `in_groups`: scales; codes, (blocks, groups) int32; and the values."""
+    apart = tl.reshape(x, (FORM.rows, FORM.group, FORM.groups))
+    place = tl.arange(0, FORM.group)[None, :, None]
+    # The largest magnitude, the first of several, and its sign, all in one number of which the largest is the one.
+    rank = ((magnitude_bits(apart).to(tl.int64) << 6) | (FORM.group - 1 - place)) << 1
+    rank = tl.max(rank | (apart.to(tl.int32, bitcast=True) < 0).to(tl.int64), axis=1)
+    chosen = FORM.group - 1 - ((rank >> 1) & 63).to(tl.int32)
+    largest = (rank >> 7).to(tl.int32).to(tl.float32, bitcast=True)
+
+    counted = tl.minimum(tl.maximum(real, 1), FORM.groups).to(tl.float64)  # the groups that are not padding throughout
+    scale = _mixed(largest, counted, FORM.group_halvings, FORM).to(tl.float32)
+    number = scale == scale
+    scale = to_bfloat16(scale)
+    finite = number & (scale <= FORM.largest_scale)
+    live = finite & (scale >= FORM.smallest_scale)
+    k = tl.minimum(nearest(largest * inverse(scale, live)), FORM.most)
+    k = tl.where(live, k, 0.0).to(tl.int32)
+    negative = (rank & 1).to(tl.int32)
+    codes = tl.where(k == 0, 0, chosen | (negative << FORM.place_bits) | (k << (FORM.place_bits + 1)))
+    scale = _on_the_wire(scale, live, finite)
+
+    signed = tl.where(negative == 1, -k, k).to(tl.float32)
+    signed = tl.reshape(signed, (FORM.rows, 1, FORM.groups))
+    chosen = tl.reshape(chosen, (FORM.rows, 1, FORM.groups))
+    values = tl.reshape(tl.where(chosen == place, signed, 0.0), (FORM.rows, FORM.size)) * scale
+    return scale, codes, values

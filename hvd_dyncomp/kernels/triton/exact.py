@@ -1,0 +1,96 @@
+"""Arithmetic that is the same on every device: sums in a fixed order, rounding, the bound of a residual, randomness.
+
+A tile is (rows, block size): some blocks, each a row. What the compiler may not be left to choose is spelt out here:
+the order of a sum; constants, which would be float32 beside a float64; and whatever takes numbers next to zero for
+zero, or is an approximation.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tree_sum(x, ROWS: tl.constexpr, HALVINGS: tl.constexpr):
+    """Sums each row of 2^HALVINGS values by adding its halves until one value is left: (ROWS, 1).
+
+    The order within `tl.sum` is the compiler's. But a sum of two values is the same in either order.
+    """
+    for step in tl.static_range(HALVINGS):
+        x = tl.sum(tl.reshape(x, (ROWS, 2, 1 << (HALVINGS - 1 - step))), axis=1)
+    return tl.reshape(x, (ROWS, 1))
+
+
+@triton.jit
+def squares(x):
+    """Squares of float32 in float64, where they are exact."""
+    wide = x.to(tl.float64)
+    return wide * wide
+
+
+@triton.jit
+def magnitude_bits(x):
+    """The bits of |x| as int32: in the order of the magnitudes, NaN above infinity."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def weighted(x, X: tl.constexpr, y, Y: tl.constexpr):
+    """x X + y Y in float64."""
+    return x * tl.full((1, 1), X, tl.float64) + y * tl.full((1, 1), Y, tl.float64)
+
+
+@triton.jit
+def bound(gradient, residual, BOUND: tl.constexpr, ROWS: tl.constexpr, HALVINGS: tl.constexpr):
+    """What each row's residual is multiplied by (equation 1a); and whether the row waits, as its gradient is zero."""
+    own = tree_sum(squares(gradient), ROWS, HALVINGS)
+    owed = tree_sum(squares(residual), ROWS, HALVINGS)
+    exceeds = owed > own * tl.full((1, 1), BOUND * BOUND, tl.float64)  # False for NaN
+    share = tl.sqrt(own / tl.where(exceeds, owed, 1.0)) * tl.full((1, 1), BOUND, tl.float64)
+    return tl.where(exceeds, share, 1.0).to(tl.float32), own == 0.0
+
+
+@triton.jit
+def inverse(scale, live):
+    """1 / scale where the block is live, 0 elsewhere.
+
+    A quotient of float32s that was rounded to float64 rounds to the float32 that it would have been at once. Division
+    in float32 is an approximation, and `tl.div_rn` of some versions of Triton takes the smallest results for zero.
+    """
+    one = tl.full((1, 1), 1.0, tl.float64)
+    return tl.where(live, (one / tl.where(live, scale, 1.0).to(tl.float64)).to(tl.float32), 0.0)
+
+
+@triton.jit
+def nearest(q):
+    """Rounds to nearest, ties to even, |q| < 2^22: in 1.5 * 2^23 + q there is no bit for a fraction. Keeps -0."""
+    k = (q + 12582912.0) - 12582912.0
+    return (k.to(tl.int32, bitcast=True) | (q.to(tl.int32, bitcast=True) & -0x80000000)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def floor(q):
+    """The largest integer that is not above q, |q| < 2^22. `tl.floor` may take what is next to zero for zero."""
+    k = nearest(q)
+    return tl.where(k > q, k - 1.0, k)
+
+
+@triton.jit
+def to_bfloat16(x):
+    """Rounds to what bfloat16 can hold, to nearest, ties to even. Of a NaN anything may become."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def uniform(counter, key0, key1):
+    """Equation 6: float32 in [0, 1) from counters (uint32) and two words of key (int32, taken as uint32)."""
+    x = counter ^ key0.to(tl.uint32, bitcast=True)
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x + key1.to(tl.uint32, bitcast=True)
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    x = x ^ (x >> 16)
+    return (x >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24

@@ -1,0 +1,101 @@
+"""What the compiler knows of blocks when it compiles a kernel: the reference's own numbers for a level and block size.
+
+They reach a kernel as one argument. Triton's cache of compiled kernels, which outlives the process, tells arguments
+apart, but not what a kernel finds in other modules: with a constant of the reference's changed, it would give the
+kernel of before.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from hvd_dyncomp.kernels.reference import PLACEMENTS, block_bytes, residual_bound, scale_bytes
+from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE
+from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
+
+# A tile is this many values, in as many blocks as that is, or one block that is larger; and a warp for each so many: 16
+# for a lane. So a block of up to 512 values is one warp's own, which waits for no other.
+TILE = 512
+
+
+@dataclass(frozen=True)
+class Form:
+    """The blocks that a kernel is compiled for.
+
+    Attributes:
+        bits: the level.
+        size: values in a block.
+        rows: blocks in a tile.
+        bytes: of a block on the wire.
+        scale_bytes: those of its scale.
+        halvings: of a block until one value is left.
+        most: the largest code, in multiples of the scale: `Placement.half`, or `Magnitudes.most`.
+        mid_rise: as in `Placement`; False below one bit.
+        rms: in the scale, the weight of the root mean square; 0 where it has no part in it.
+        maximum: in the scale, the weight of the maximum.
+        outermost: what the maximum is divided by where no code is clipped.
+        bound: equation 1a's c.
+        smallest_scale: a block whose scale is below counts as zero.
+        largest_scale: a block whose scale is above counts as infinite.
+        group: below one bit, values of which one travels; otherwise 1.
+        groups: in a block.
+        group_halvings: of as many values as there are groups, until one is left.
+        place_bits: below one bit, bits of a code that say which one of its group travels.
+    """
+
+    bits: float
+    size: int
+    rows: int
+    bytes: int
+    scale_bytes: int
+    halvings: int
+    most: int
+    mid_rise: bool
+    rms: float
+    maximum: float
+    outermost: float
+    bound: float
+    smallest_scale: float
+    largest_scale: float
+    group: int
+    groups: int
+    group_halvings: int
+    place_bits: int
+
+    @property
+    def warps(self) -> int:
+        """How many work on a tile."""
+        return max(1, self.size // TILE)
+
+
+@functools.cache
+def form_of(bits: float, block_size: int) -> Form:
+    """What there is to know of a level below 32 and a block size."""
+    group = group_size(bits) if bits < 1 else 1
+    groups = block_size // group
+    if bits < 1:
+        most, rms, maximum = MAGNITUDES[bits]
+        mid_rise = False
+    else:
+        most, mid_rise, rms, maximum = PLACEMENTS[int(bits)]
+    return Form(
+        bits=bits,
+        size=block_size,
+        rows=max(1, TILE // block_size),
+        bytes=block_bytes(bits, block_size),
+        scale_bytes=scale_bytes(bits),
+        halvings=block_size.bit_length() - 1,
+        most=most,
+        mid_rise=mid_rise,
+        rms=rms,
+        maximum=maximum,
+        outermost=most - 0.5 if mid_rise else float(most),
+        bound=float(residual_bound(bits)),
+        smallest_scale=SMALLEST_SCALE,
+        largest_scale=LARGEST_VALUE / most,
+        group=group,
+        groups=groups,
+        group_halvings=groups.bit_length() - 1,
+        place_bits=group.bit_length() - 1,
+    )

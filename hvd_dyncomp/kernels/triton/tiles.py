@@ -1,0 +1,117 @@
+"""The kernels: a program for each tile of blocks. `operations` launches them.
+
+Every program reads what it needs of values and residual before it writes, and no other touches the same blocks.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hvd_dyncomp.kernels.triton.blocks import in_groups, quantize, quantize_groups
+from hvd_dyncomp.kernels.triton.exact import bound
+from hvd_dyncomp.kernels.triton.memory import read, write
+from hvd_dyncomp.kernels.triton.payload import decode_sum, write_bytes, write_packed, write_scale
+
+# Of numbers that differ from call to call, and of addresses, the compiler is to know nothing: a kernel is compiled once
+# for each level and kind of call.
+ENCODE_VARIES = ["out", "table", "entries", "first", "residual", "real", "blocks", "counter", "key0", "key1"]
+DECODE_VARIES = ["table", "entries", "first", "versions", "blocks", "factor"]
+
+
+@triton.jit
+def _own(table, entries, first, place, at, size, count, FROM_VERSIONS: tl.constexpr, FORM: tl.constexpr):
+    """The tile's values in the order `at`, 0 where there is none: decoded versions, or read from tensors."""
+    row = tl.arange(0, FORM.rows)[:, None]
+    if FROM_VERSIONS:
+        x = decode_sum(table, entries, place * FORM.bytes, 1.0, at, count, FORM)
+    else:
+        x = read(table, entries, first + place * FORM.size, row * FORM.size + at, size)
+    return tl.where(row * FORM.size + at < size, x, 0.0)
+
+
+@triton.jit
+def _owed(residual, at, size, FORM: tl.constexpr):
+    in_tile = tl.arange(0, FORM.rows)[:, None] * FORM.size + at
+    return tl.load(residual + in_tile, mask=in_tile < size, other=0.0)
+
+
+@triton.jit(do_not_specialize=ENCODE_VARIES, do_not_specialize_on_alignment=ENCODE_VARIES)
+def encode(
+    out,
+    table,
+    entries,
+    first,
+    residual,
+    real,
+    blocks,
+    counter,
+    key0,
+    key1,
+    FORM: tl.constexpr,
+    FROM_VERSIONS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+):
+    """Quantizes blocks of values + residual (equations 1 and 1a).
+
+    Args:
+        out: payload, uint8.
+        table: int64, addresses: of `entries` versions, or of as many tensors of values, see `memory`.
+        first: index of the first value.
+        residual: float32; anything without RESIDUAL.
+        real: how many values are not padding.
+        counter, key0, key1: randomness, int32 taken as uint32; anything without STOCHASTIC.
+        FROM_VERSIONS: the values are sums of versions.
+    """
+    place = tl.program_id(0).to(tl.int64) * FORM.rows  # of the tile's first block
+    count = tl.minimum(blocks - place, FORM.rows).to(tl.int32)
+    size = tl.minimum(tl.maximum(real - place * FORM.size, 0), count * FORM.size).to(tl.int32)  # what is not padding
+    row = tl.arange(0, FORM.rows)[:, None]
+    at = tl.arange(0, FORM.size)[None, :]
+    residual += place * FORM.size
+    if RESIDUAL:
+        owed = _owed(residual, at, size, FORM)
+        x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
+        share, waits = bound(x, owed, FORM.bound, FORM.rows, FORM.halvings)
+    if FORM.bits < 1:  # the same once more, from the caches, in another order
+        at = in_groups(FORM)
+        if RESIDUAL:
+            owed = _owed(residual, at, size, FORM)
+        x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
+    elif not RESIDUAL:
+        x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
+    if RESIDUAL:
+        x = tl.where(waits, 0.0, x + owed * share)
+
+    reals = tl.minimum(tl.maximum(size - row * FORM.size, 0), FORM.size)
+    payload = out + place * FORM.bytes
+    if FORM.bits < 1:
+        scale, codes, values = quantize_groups(x, reals, FORM)
+        write_bytes(payload, codes, count, FORM)
+    else:
+        index = (counter + place * FORM.size).to(tl.uint32) + (row * FORM.size + at).to(tl.uint32)
+        scale, codes, values = quantize(x, reals, index, key0, key1, FORM, STOCHASTIC)
+        write_packed(payload, codes, count, FORM)
+    write_scale(payload, scale, count, FORM)
+    if RESIDUAL:
+        in_tile = row * FORM.size + at
+        # One after the other: for a tile-sized "and" of both, the compiler chose a layout in which each lane has a row.
+        lost = tl.where((scale == scale) & (waits == 0), x - values, owed)
+        tl.store(residual + in_tile, tl.where(in_tile < size, lost, 0.0), mask=in_tile < count * FORM.size)
+
+
+@triton.jit(do_not_specialize=DECODE_VARIES, do_not_specialize_on_alignment=DECODE_VARIES)
+def decode(table, entries, first, versions, blocks, factor, FORM: tl.constexpr):
+    """Writes the sum of versions, times `factor` (equations 4 and 5).
+
+    Args:
+        table: int64, of `entries` tensors, see `memory`; behind it, the addresses of `versions` versions.
+        first: index of the first value.
+    """
+    place = tl.program_id(0).to(tl.int64) * FORM.rows
+    count = tl.minimum(blocks - place, FORM.rows).to(tl.int32)
+    at = tl.arange(0, FORM.size)[None, :]
+    x = decode_sum(table + 2 * entries + 1, versions, place * FORM.bytes, factor, at, count, FORM)
+    in_tile = tl.arange(0, FORM.rows)[:, None] * FORM.size + at
+    write(table, entries, first + place * FORM.size, in_tile, count * FORM.size, x)
