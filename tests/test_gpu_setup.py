@@ -27,11 +27,11 @@ PIP = """
 echo "pip $*" >>"$LOG"
 case $1 in
 download)
-    source=$(mktemp -d)/horovod-$HOROVOD && mkdir -p "$source/horovod/torch" "$source/horovod/common/ops/cuda"
+    while [ "$1" != -d ]; do shift; done
+    source=$2/horovod-$HOROVOD && mkdir -p "$source/horovod/torch" "$source/horovod/common/ops/cuda"
     for file in CMakeLists.txt horovod/torch/CMakeLists.txt; do echo 'set(CMAKE_CXX_STANDARD 14)' >"$source/$file"; done
     echo 'set(CMAKE_CUDA_STANDARD 11)' >"$source/horovod/common/ops/cuda/CMakeLists.txt"
-    while [ "$1" != -d ]; do shift; done
-    tar -czf "$2/horovod-$HOROVOD.tar.gz" -C "$(dirname "$source")" "horovod-$HOROVOD"
+    tar -czf "$source.tar.gz" -C "$2" "horovod-$HOROVOD"
     ;;
 wheel)
     env >"$LOG.environment"
