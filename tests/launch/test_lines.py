@@ -88,14 +88,14 @@ def test_a_terminal_gets_a_bar_unless_lines_are_asked_for(monkeypatch, mode, bar
 
 
 def test_what_is_wrong_is_one_piece(tmp_path: Path) -> None:
-    """As read from a pipe that keeps pieces apart."""
     (tmp_path / "file").touch()
-    reader, writer = os.pipe2(os.O_DIRECT)
+    reader, writer = os.pipe2(os.O_DIRECT)  # keeps pieces apart
     try:
         flags = ["--dataset", "digits", "--output-dir", str(tmp_path / "file" / "run")]
         env = os.environ | {"PYTHONUNBUFFERED": "1"}
         assert run([sys.executable, PROGRAM, *flags], timeout=TIMEOUT, output=writer, env=env).returncode == 2
-        assert os.read(reader, 65536).decode().endswith(" Not a directory\n")
     finally:
-        os.close(reader)
         os.close(writer)
+        pieces = [piece.decode() for piece in iter(lambda: os.read(reader, 65536), b"")]
+        os.close(reader)
+    assert pieces[-1].startswith("train_resnet.py: error: ") and pieces[-1].endswith(": Not a directory\n"), pieces
