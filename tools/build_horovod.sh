@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs Horovod with MPI and Gloo into the virtual environment given as $1, built against the torch that is in it.
+# Installs Horovod with MPI and Gloo into the virtual environment given as $1, built against the torch that is in it; for
+# GPUs, too, where the variables at the top of gpu.sh ask for that.
 #
 # Horovod publishes source only, and its last release asks for C++14, which torch's headers outgrew. The wheel that comes
 # out of the patched build is kept in the user's cache under a key of everything its binary depends on, so that the
@@ -18,6 +19,10 @@ die() {
 [ $# -eq 1 ] || die "usage: tools/build_horovod.sh VENV"
 readonly venv=$1
 [ -x "$venv/bin/python" ] || die "$venv has no bin/python: run 'make setup', which creates it"
+# shellcheck source=tools/gpu.sh
+. "$tools/gpu.sh"
+wish=$(gpu_wish)
+readonly wish
 
 cmake_major=$(cmake --version | sed -n '1s/[^0-9]*\([0-9]*\).*/\1/p')
 [ "$cmake_major" -lt 4 ] || die "Horovod $VERSION does not configure with cmake $cmake_major; put a cmake 3 first in PATH"
@@ -26,7 +31,31 @@ mpi_version=$(mpirun --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
 build_key=$("$venv/bin/python" -c '
 import platform, sys, sysconfig, torch
 print("-".join(["torch" + torch.__version__, sysconfig.get_config_var("SOABI"), platform.machine()]))')
-readonly key="horovod$VERSION-$build_key-mpi$mpi_version-gpu${HOROVOD_GPU_OPERATIONS:-none}"
+gpu_key=gpunone
+environment=()
+# Sets gpu_key, and in environment what Horovod's build looks at; or says what is missing, before anything is compiled.
+prepare_for_gpu() {
+    local torch_cuda site missing cuda nccl
+    torch_cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or "")')
+    [ -n "$torch_cuda" ] || die "the torch in $venv is a CPU build, and Horovod for GPUs needs one for CUDA.
+    HOROVOD_GPU=CUDA tools/setup.sh installs it"
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    require_cuda "$torch_cuda"
+    cuda=$(cuda_home)
+    # Horovod asks torch where CUDA is, and takes the nvcc in PATH before that in HOROVOD_CUDA_HOME.
+    environment=(HOROVOD_GPU=CUDA "HOROVOD_CUDA_HOME=$cuda" "CUDA_HOME=$cuda" "PATH=$venv/bin:$cuda/bin:$PATH")
+    gpu_key=gpuhost-cuda$(cuda_release "$cuda")
+    [ "$wish" = nccl ] || return 0
+    name_nccl_for_the_linker "$site"
+    missing=$(missing_of_nccl "$site")
+    [ -z "$missing" ] || die "HOROVOD_GPU_OPERATIONS=NCCL needs NCCL. Missing: $(one_line "$missing").
+    Install NVIDIA's packages libnccl2 and libnccl-dev, or name a folder with include/ and lib/ in HOROVOD_NCCL_HOME"
+    nccl=$(nccl_home "$site")
+    environment+=(HOROVOD_GPU_OPERATIONS=NCCL "HOROVOD_NCCL_HOME=$nccl" "HOROVOD_NCCL_LINK=${HOROVOD_NCCL_LINK:-SHARED}")
+    gpu_key=gpuNCCL$(nccl_version "$site")-cuda$(cuda_release "$cuda")
+}
+[ "$wish" = none ] || prepare_for_gpu
+readonly key="horovod$VERSION-$build_key-mpi$mpi_version-$gpu_key"
 readonly cache="${XDG_CACHE_HOME:-$HOME/.cache}/hvd_dyncomp/wheels/$key"
 
 build() {
@@ -45,7 +74,10 @@ build() {
     # torch >= 2.1 needs C++17 and 2.13's headers C++20; Horovod pins 14 in both places.
     sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' \
         "$work/horovod-$VERSION/CMakeLists.txt" "$work/horovod-$VERSION/horovod/torch/CMakeLists.txt"
-    PATH="$venv/bin:$PATH" MAKEFLAGS="-j$(nproc)" \
+    # Horovod's kernels ask for C++11, which CUDA's headers outgrew, too.
+    sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' \
+        "$work/horovod-$VERSION/horovod/common/ops/cuda/CMakeLists.txt"
+    env "PATH=$venv/bin:$PATH" "${environment[@]}" MAKEFLAGS="-j$(nproc)" \
         HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
         "$venv/bin/pip" wheel --no-deps --no-build-isolation -w "$work/wheel" "$work/horovod-$VERSION" \
@@ -57,7 +89,15 @@ build() {
 compgen -G "$cache/horovod-*.whl" >/dev/null || build
 "$venv/bin/pip" install -q --no-deps --force-reinstall "$cache"/horovod-*.whl
 "$venv/bin/python" -c '
+import sys
 import horovod.torch as hvd
-assert hvd.mpi_built() and hvd.gloo_built(), "the wheel lacks MPI or Gloo"' ||
+assert hvd.mpi_built() and hvd.gloo_built(), "the wheel lacks MPI or Gloo"
+assert sys.argv[1] == "none" or hvd.cuda_built(), "the wheel lacks CUDA"
+assert sys.argv[1] != "nccl" or hvd.nccl_built(), "the wheel lacks NCCL"' "$wish" ||
     die "the wheel in $cache does not load; remove that directory and try again"
-echo "build_horovod: Horovod $VERSION with MPI and Gloo is installed"
+case $wish in
+nccl) with="MPI, Gloo and NCCL for GPU tensors" ;;
+host) with="MPI and Gloo, GPU tensors through host memory," ;;
+none) with="MPI and Gloo" ;;
+esac
+echo "build_horovod: Horovod $VERSION with $with is installed"

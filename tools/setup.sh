@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Brings a bare Debian machine to the point where the package can be installed: system packages, the virtual
 # environment, the pinned Python packages and Horovod. Safe to run again; what is there already is left alone.
+#
+# Where there are a GPU and CUDA's toolkit, torch is the build for CUDA, and Horovod is built for GPUs; so it is where the
+# variables at the top of gpu.sh ask for that.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +13,8 @@ die() {
 }
 
 python=${PYTHON:-python3}
+# shellcheck source=tools/gpu.sh
+. tools/gpu.sh
 
 python_has_headers() {
     "$python" -c 'import os, sysconfig; raise SystemExit(not os.path.exists(
@@ -56,7 +61,23 @@ install_system_packages() {
     fi
 }
 
+# What Horovod is to do with GPU tensors: as gpu_wish says, or else "whatever" can be done.
+choose_gpu() {
+    local version missing
+    wish=$(gpu_wish)
+    version=$(sed -n 's/^cuda-toolkit==\([0-9]*\.[0-9]*\).*/\1/p' tools/requirements.txt)
+    if [ "$wish" != none ]; then
+        require_cuda "$version"
+    elif machine_has_gpu; then
+        missing=$(missing_of_cuda "$version")
+        wish=whatever
+        [ -z "$missing" ] || wish=none
+        [ -z "$missing" ] || echo "setup: there is a GPU, but all is set up for CPUs: $(cuda_sentence "$version" "$missing")"
+    fi
+}
+
 install_system_packages
+choose_gpu
 "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' ||
     die "Python 3.11 or newer is needed, $("$python" --version) was found; name another with PYTHON=..."
 [ -x .venv/bin/pip ] || "$python" -m venv --clear .venv || die "cannot create .venv with $python"
@@ -69,8 +90,18 @@ lock_beside_cpu_torch() {
     awk '/^[a-z]/ { left_out = /^(torch==|cuda-|nvidia-)/ } !left_out' tools/requirements.txt
 }
 
-# A CPU build of torch saves gigabytes, where pip is configured to find one; elsewhere it is the public wheel.
-if install -r tools/torch_cpu.txt 2>/dev/null; then
+# To pip the lock's torch is there when a CPU build of the same version is.
+remove_cpu_torch() {
+    .venv/bin/python -c 'from importlib.metadata import version
+raise SystemExit(not version("torch").endswith("+cpu"))' 2>/dev/null || return 0
+    .venv/bin/pip --disable-pip-version-check uninstall -q -y torch
+}
+
+# Without GPUs a CPU build of torch saves gigabytes, where pip is configured to find one; the public wheel is for CUDA.
+if [ "$wish" != none ]; then
+    remove_cpu_torch
+    install -r tools/requirements.txt
+elif install -r tools/torch_cpu.txt 2>/dev/null; then
     install -r <(lock_beside_cpu_torch)
 else
     install -r tools/requirements.txt
@@ -78,5 +109,16 @@ fi || die "pip could not install what tools/requirements.txt lists; its message 
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp tools/torchvision_operators.py "$site/"
 echo 'import torchvision_operators; torchvision_operators.install()' >"$site/torchvision_operators.pth"
+if [ "$wish" = whatever ]; then
+    export HOROVOD_GPU=CUDA
+    name_nccl_for_the_linker "$site"
+    missing=$(missing_of_nccl "$site")
+    if [ -z "$missing" ]; then
+        export HOROVOD_GPU_OPERATIONS=NCCL
+        echo "setup: there is a GPU; its tensors' collectives are NCCL's, of $(nccl_home "$site")"
+    else
+        echo "setup: there is a GPU, but no NCCL ($(one_line "$missing")); its tensors go through host memory"
+    fi
+fi
 tools/build_horovod.sh .venv
 echo "setup: .venv is ready; 'source .venv/bin/activate' to use it"

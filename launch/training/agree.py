@@ -15,6 +15,7 @@ import horovod.torch as hvd
 import torch
 
 from common.errors import RunError
+from common.lines import say
 from hvd_dyncomp.transport.horovod import gather_json
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def _leave(failed: list[tuple[int, str]]) -> NoReturn:
     if hvd.rank() == 0:
         rank, text = failed[0]
         where = "" if len(failed) == hvd.size() else f" (rank {rank})"
-        print(f"{PROGRAM}: error: {text}{where}", file=sys.stderr, flush=True)
+        say(f"{PROGRAM}: error: {text}{where}", sys.stderr)
     # mpirun ends the whole job with the first rank that exits, so nobody leaves before the line is out.
     hvd.allreduce(torch.zeros(1), name="leave.printed")
     raise SystemExit(2)

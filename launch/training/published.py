@@ -13,6 +13,7 @@ from pathlib import Path
 
 from common.errors import RunError
 from common.files import replace
+from common.lines import say
 
 _PATIENCE = 30.0  # seconds without a byte
 _LARGEST = 200_000_000  # bytes; more than any data set here has
@@ -57,7 +58,7 @@ class Published:
         return self.read(folder)
 
     def _download(self) -> bytes:
-        print(f"downloading {self.url}{self.name}", file=sys.stderr, flush=True)
+        say(f"downloading {self.url}{self.name}", sys.stderr)
         with urllib.request.urlopen(self.url + self.name, timeout=_PATIENCE) as answer:  # noqa: S310 - a constant
             return answer.read(_LARGEST)
 

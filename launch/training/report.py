@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from common.errors import RunError
 from common.files import replace_text
+from common.lines import say
 from training.carried import Carried
 
 if TYPE_CHECKING:  # report.py is also read by study.py, which needs no Horovod
@@ -22,11 +23,14 @@ SUMMARY = "summary.json"
 
 
 class Progress:
-    """A bar over the steps of an epoch where somebody watches a terminal, and one line after each epoch."""
+    """A bar over the steps of an epoch where it can be drawn again in its place, and one line after each epoch.
+
+    That is where stderr is a terminal. Under horovodrun and mpirun it is a pipe, and what comes out of it gets tags.
+    """
 
     def __init__(self, mode: str, epochs: int, *, rank: int) -> None:
         self._silent = rank != 0
-        self._bars = not self._silent and (mode == "bar" or (mode == "auto" and sys.stderr.isatty()))
+        self._bars = not self._silent and mode == "auto" and sys.stderr.isatty()
         self._epochs = epochs
         self._bar: tqdm | None = None
 
@@ -35,7 +39,7 @@ class Progress:
         if not self._silent and self._bar is not None:
             tqdm.write(text, file=sys.stdout)
         elif not self._silent:
-            print(text, flush=True)
+            say(text)
 
     def begin(self, epoch: int, steps: int) -> None:
         if self._bars:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -31,6 +32,22 @@ def train(*flags: str, options: tuple[str, ...] = (), workers: int = 2, hosts: s
     ended = run(horovodrun(len(hosts) or workers, [*program, *flags], *options), timeout=TIMEOUT)
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
+
+
+TAG = r"\[(?:1,)?\d+\]<std(?:out|err)>:"  # which horovodrun puts before the lines of a rank, over MPI or Gloo
+EPOCH = re.compile(
+    r"epoch +(\d+)/\d+ +[\d.]+ bits  loss [\d.]+  accuracy train [\d.]+% val [\d.]+% test [\d.]+%  sent .+ "
+    r"\(-?\d+% saved\)  [\d.]+ s \(compute [\d.]+, exchange [\d.]+\)(?: -> [\d.]+ bits \(.+\))?"
+)
+
+
+def assert_reads_well(said: str, epochs: int) -> None:
+    """Every line of a job's output has one tag, at its beginning, and there is one line for each epoch, in order."""
+    lines = said.splitlines()
+    assert [line for line in lines if len(re.findall(TAG, line)) != 1 or not re.match(TAG, line)] == []
+    texts = [re.sub(TAG, "", line) for line in lines]
+    found = [EPOCH.fullmatch(text) for text in texts if text.startswith("epoch")]
+    assert [match and int(match[1]) for match in found] == list(range(1, epochs + 1)), texts
 
 
 def main(*flags: str) -> tuple[object, list[str]]:

@@ -10,7 +10,18 @@ import pytest
 import torch
 
 from common.launcher import run
-from runs import DIGITS, PROGRAM, RELEASE, RELEASE_LEVELS, TIMEOUT, assert_same_checkpoints, metrics, same, train
+from runs import (
+    DIGITS,
+    PROGRAM,
+    RELEASE,
+    RELEASE_LEVELS,
+    TIMEOUT,
+    assert_reads_well,
+    assert_same_checkpoints,
+    metrics,
+    same,
+    train,
+)
 
 
 def mpirun(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -36,10 +47,11 @@ def test_a_run_leaves_metrics_and_a_summary(whole: Path) -> None:
     assert 0 < summary["seconds_exchange"] < summary["seconds"]
 
 
-def test_resume_equals_no_interruption(whole: Path, tmp_path: Path) -> None:
+def test_resume_equals_no_interruption(whole: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # when lines are torn, if they ever are
     broken = tmp_path / "run"
     # In the middle of the release; test_faults.py has interruptions between compressed epochs.
-    train(*RELEASE, "--output-dir", str(broken), "--stop-after", "4")
+    assert_reads_well(train(*RELEASE, "--output-dir", str(broken), "--stop-after", "4"), epochs=4)
     assert not (broken / "summary.json").exists()
     said = train(*RELEASE, "--output-dir", str(broken), "--resume")
     assert "resumed after 4 of 8 epochs, at 32 bits" in said
@@ -72,7 +84,7 @@ def test_residuals_are_each_ranks_own(whole: Path) -> None:
 def test_horovods_own_compression_over_gloo(tmp_path: Path) -> None:
     """Of float16; without any, test_hosts.py has it."""
     flags = ("--epochs", "2", "--compression", "fp16", "--output-dir", str(tmp_path / "run"))
-    train(*DIGITS, *flags, options=("--gloo",))
+    assert_reads_well(train(*DIGITS, *flags, options=("--gloo",)), epochs=2)
     assert [line["saved_fraction"] for line in metrics(tmp_path / "run")] == [0.5] * 2
 
 
