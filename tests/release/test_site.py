@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, asks nobody for anything, and a browser has no complaint."""
+"""The documentation as a site: it builds without a warning, asks nobody for anything, and browsers do not complain."""
 
 import functools
 import re
