@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.css' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train test soak mutants lint lock audit study bench clean
+.PHONY: setup train test soak mutants lint lock audit docs dist study bench clean
 
 setup: .venv/package.stamp
 
@@ -42,7 +42,7 @@ lint: setup
 	mypy
 	shellcheck tools/*.sh .ci/run
 
-# The tools of the next two, apart from what is tested.
+# The tools of the next four, apart from what is tested.
 MAINTAIN := .venv-maintain
 
 # The versions in tools/*.in, with all that they need and the checksums of all files, for every platform. Versions that
@@ -57,6 +57,16 @@ lock: $(MAINTAIN)/stamp
 audit: $(MAINTAIN)/stamp
 	$(MAINTAIN)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off \
 		-r tools/requirements.txt -r tools/maintain.txt -r tools/horovod.txt $(ARGS)
+
+# Its only warning that is no error is one about the future of MkDocs.
+docs: $(MAINTAIN)/stamp
+	NO_MKDOCS_2_WARNING=1 $(MAINTAIN)/bin/mkdocs build --quiet --strict -f docs/site/mkdocs.yml $(ARGS)
+
+# The wheel is built from the source distribution, with the versions of build tools that the lock has.
+dist: $(MAINTAIN)/stamp
+	rm -rf dist *.egg-info
+	PIP_CONSTRAINT=tools/requirements.txt $(MAINTAIN)/bin/python -m build $(ARGS)
+	$(MAINTAIN)/bin/twine check --strict dist/*
 
 $(MAINTAIN)/stamp: tools/maintain.txt
 	python3 -m venv --clear $(MAINTAIN)
@@ -73,4 +83,4 @@ bench: setup
 	python launch/bench.py $(ARGS)
 
 clean:
-	rm -rf .venv $(MAINTAIN) build *.egg-info
+	rm -rf .venv $(MAINTAIN) build dist *.egg-info

@@ -40,6 +40,14 @@ class Controller:
     Raises:
         ValueError: an argument is out of range.
         TypeError: `policy` is not a `Policy`, or its `config()` is not plain data, or its first decision none.
+
+    Examples:
+        >>> from hvd_dyncomp import Schedule
+        >>> controller = Controller(Schedule({0: 32, 2: 4}), nan_patience=3)
+        >>> controller.epoch, controller.bits
+        (0, 32)
+        >>> controller.state_dict()["config"]
+        {'on_error': 'raise', 'nan_patience': 3, 'policy': 'Schedule', 'levels': [[0, 32], [2, 4]]}
     """
 
     def __init__(self, policy: Policy | None = None, *, on_error: str = "raise", nan_patience: int = 2) -> None:

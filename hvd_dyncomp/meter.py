@@ -41,6 +41,11 @@ class Traffic:
 
     Raises:
         ValueError: a field is not a finite number of at least 0 (counts: a whole one).
+
+    Examples:
+        >>> sent = Traffic(compressed_bytes=100, uncompressed_bytes=25, float32_bytes=1000)
+        >>> sent.sent_bytes, sent.saved_fraction
+        (125, 0.875)
     """
 
     compressed_bytes: float = 0.0
@@ -88,7 +93,7 @@ class Meter:
     `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch which ran at `bits` bits. Epochs are the
     controller's: an epoch ends when `Controller.step` is called.
 
-    Example:
+    Examples:
         >>> meter = Meter()
         >>> meter.at(0, 4).compressed_bytes += 100
         >>> meter.at(1, 8).compressed_bytes += 200

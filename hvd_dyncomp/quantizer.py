@@ -101,6 +101,14 @@ class DynamicQuantizer(Compressor):
         LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have other parameters or
             settings, or disagree about level or step. (Who calls `synchronize` by himself may see Horovod's own error
             first, where a rank at 32 bits meets one that compresses.)
+
+    Examples:
+        >>> from hvd_dyncomp import Static
+        >>> quantizer = DynamicQuantizer(Controller(Static(0.25)), warmup_steps=100, warmup_bits=4)
+        >>> quantizer.bits, quantizer.controller.bits
+        (4, 0.25)
+        >>> quantizer.meter.total().sent_bytes
+        0.0
     """
 
     def __init__(

@@ -1,17 +1,4 @@
-"""What a policy is: it decides which level comes next, from the history of metrics, in plain Python.
-
-The contract of a policy:
-
-- `decide(history)` gets the records of all finished epochs, oldest first, and says at how many bits the next epoch
-  runs. An empty history asks for the level of the first epoch. 32 bits means uncompressed.
-- It is deterministic and depends on nothing but its configuration and the history. A resumed run that has the history
-  therefore traces the same levels as one that was never interrupted, with no further state to save.
-- After an epoch it is called on rank 0 only; `Controller` broadcasts the decision. (Every rank asks once, with an empty
-  history, for the level to begin with.)
-- `config()` is plain data that tells two configurations apart.
-
-A new policy is a file with one class that has these two methods; nothing needs to be registered.
-"""
+"""What a policy is (`Policy` has the contract), what it is told, and what it answers."""
 
 from __future__ import annotations
 
@@ -25,7 +12,12 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 
 class Decision(NamedTuple):
-    """The level of the next epoch and, for people, why."""
+    """The level of the next epoch and, for people, why.
+
+    Examples:
+        >>> Decision(4, "static").bits
+        4
+    """
 
     bits: float
     reason: str
@@ -39,6 +31,10 @@ class Record:
 
     Raises:
         ValueError, TypeError: a field is out of range or of another type; the message names it and its value.
+
+    Examples:
+        >>> Record(3, {"val_loss": 0.5}, bits=4, reason="static").metrics
+        {'val_loss': 0.5}
     """
 
     epoch: int
@@ -88,7 +84,30 @@ def check_history(history: Any) -> Sequence[Record]:
 
 
 class Policy(ABC):
-    """See the contract at the top of this module."""
+    """Decides which level comes next, from the history of metrics, in plain Python.
+
+    The contract of a policy:
+
+    - `decide(history)` gets the records of all finished epochs, oldest first, and says at how many bits the next epoch
+      runs. An empty history asks for the level of the first epoch. 32 bits means uncompressed.
+    - It is deterministic and depends on nothing but its configuration and the history. A resumed run that has the
+      history therefore traces the same levels as one that was never interrupted, with no further state to save.
+    - After an epoch it is called on rank 0 only; `Controller` broadcasts the decision. (Every rank asks once, with an
+      empty history, for the level to begin with.)
+    - `config()` is plain data that tells two configurations apart.
+
+    A new policy is a file with one class that has these two methods; nothing needs to be registered.
+
+    Examples:
+        >>> class EveryOther(Policy):
+        ...     def decide(self, history):
+        ...         return Decision(8 if len(history) % 2 else 2, "every other epoch")
+        ...
+        ...     def config(self):
+        ...         return {"policy": "EveryOther"}
+        >>> EveryOther().decide([Record(0, {"val_loss": 0.5})])
+        Decision(bits=8, reason='every other epoch')
+    """
 
     @abstractmethod
     def decide(self, history: Sequence[Record]) -> Decision:

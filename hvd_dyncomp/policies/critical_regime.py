@@ -38,7 +38,7 @@ class CriticalRegime(Policy):
     Raises:
         ValueError: an argument is out of range or of another type; the message names it and its value.
 
-    Example:
+    Examples:
         >>> policy = CriticalRegime(low=1, high=4, interval=1)
         >>> policy.decide([Record(0, {"gradient_norm": 2.0})])
         Decision(bits=4, reason='critical: nothing to compare with yet')

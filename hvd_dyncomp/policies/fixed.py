@@ -13,7 +13,7 @@ from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 class Static(Policy):
     """The same level for ever.
 
-    Example:
+    Examples:
         >>> Static(8).decide([])
         Decision(bits=8, reason='static')
     """
@@ -32,7 +32,7 @@ class Static(Policy):
 class Schedule(Policy):
     """Levels by epoch, each in force from its epoch until the next one named.
 
-    Example:
+    Examples:
         >>> warm_up = Schedule({0: 32, 2: 4})
         >>> warm_up.decide([Record(epoch=0)]).bits, warm_up.decide([Record(epoch=1)]).bits
         (32, 4)

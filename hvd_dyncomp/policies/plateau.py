@@ -37,7 +37,7 @@ class Plateau(Policy):
     Raises:
         ValueError, TypeError: an argument is out of range or of another type; the message names it and its value.
 
-    Example:
+    Examples:
         >>> policy = Plateau(levels=(2, 4), patience=1)
         >>> losses = [1.0, 0.5, 0.5, 0.5]
         >>> policy.decide([Record(epoch, {"val_loss": loss}) for epoch, loss in enumerate(losses)])

@@ -63,7 +63,7 @@ class StepFunction(Policy):
     Raises:
         ValueError, TypeError: an argument is out of range or of another type; the message names it and its value.
 
-    Example:
+    Examples:
         >>> policy = StepFunction(levels=(4, 8, 16), thresholds=(0.5, 0.8))
         >>> policy.decide([Record(0, {"val_accuracy": 0.6, "train_loss": 1.0})])
         Decision(bits=8, reason='val_accuracy 0.6 reached 0.5')

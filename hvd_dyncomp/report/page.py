@@ -15,7 +15,13 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The HTML of a report of these runs; their colours are by their order."""
+    """The HTML of a report of these runs; their colours are by their order.
+
+    Examples:
+        >>> html = page([Run("low", epochs=(), config={"bits": 4})])
+        >>> "low: no epoch is over yet." in html
+        True
+    """
     title = f"Training run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} training runs"
     # Between the tags of a style element nothing is escaped; the text is our own.
     style = Markup(resources.files("hvd_dyncomp.report").joinpath("style.css").read_text(encoding="utf-8"))

@@ -1,0 +1,60 @@
+"""Run by the Python of a new environment that has the package but no Horovod: does it do there what it can?"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import hvd_dyncomp
+from hvd_dyncomp.kernels import backends, block_bytes, decode_into, encode_into
+
+BLOCK_SIZE = 512
+WITHOUT = "hvd_dyncomp needs Horovod built for torch"
+
+
+def coded(bits: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bytes, residual and decoded values of the same vector, by the kernels in use."""
+    values = torch.linspace(-1, 1, 9 * BLOCK_SIZE).sin()
+    out = torch.empty(9 * block_bytes(bits, BLOCK_SIZE), dtype=torch.uint8)
+    residual, back = torch.zeros_like(values), torch.empty_like(values)
+    encode_into(out, [values], residual, bits=bits, block_size=BLOCK_SIZE)
+    decode_into([back], [out], bits=bits, block_size=BLOCK_SIZE)
+    assert torch.allclose(back + residual, values, atol=1e-6), f"{bits} bits: what is lost is not in the residual"
+    return out, residual, back
+
+
+def check_kernels() -> str:
+    levels = hvd_dyncomp.LEVELS[:-1]
+    native = backends.pop("cpu")  # the reference kernels serve from here on
+    expected = [coded(bits) for bits in levels]
+    backends["cpu"] = native
+    for bits, theirs in zip(levels, expected, strict=True):
+        assert all(map(torch.equal, coded(bits), theirs)), f"{bits} bits: native and reference kernels differ"
+    return native.variants()[0]
+
+
+def check_what_horovod_is_needed_for() -> None:
+    importing = [sys.executable, "-P", "-c", "import hvd_dyncomp; hvd_dyncomp.DynamicQuantizer"]
+    said = subprocess.run(importing, capture_output=True, text=True, timeout=120).stderr
+    assert f"UserWarning: {WITHOUT}" in said and f"ImportError: {WITHOUT}" in said, said
+
+
+def check_report() -> None:
+    style = Path(hvd_dyncomp.__file__).with_name("report") / "style.css"
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "metrics.jsonl").write_text(json.dumps({"epoch": 0, "level": 4}) + "\n", encoding="utf-8")
+        command = [sys.executable, "-P", "-m", "hvd_dyncomp.report", folder]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        page = Path(folder, "report.html").read_text(encoding="utf-8")
+        assert style.read_text(encoding="utf-8") in page
+
+
+if __name__ == "__main__":
+    variant = check_kernels()
+    check_what_horovod_is_needed_for()
+    check_report()
+    python = ".".join(map(str, sys.version_info[:3]))
+    print(f"Python {python}, torch {torch.__version__}, hvd_dyncomp {hvd_dyncomp.__version__}, kernels {variant}")

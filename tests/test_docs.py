@@ -1,0 +1,141 @@
+"""The documentation: links lead somewhere, the site has every page and every public name, and the examples run."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import hvd_dyncomp
+from hvd_dyncomp.report.runs import read_run
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "study" / "screen.md"]
+SITE = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def prose(page: Path) -> str:
+    """Without fenced and indented code, and without code in the middle of a line."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`]*`", "", re.sub(r"^    .*$", "", text, flags=re.MULTILINE))
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Where the links of a page lead that stay in the repository: file and anchor, which may be empty."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not re.match(r"[a-z]+:", target):
+            path, _, anchor = target.partition("#")
+            yield ((page.parent / path).resolve() if path else page), anchor
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them; docs/site/hooks.py has the site make the same."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in links(page):
+        assert path.is_file(), f"{page.name} links to {path}, which is no file"
+        assert path == page or path.is_relative_to(DOCS), f"{page.name} links to {path}, which the site does not have"
+        assert not anchor or anchor in anchors(path), f"{page.name} links to {path.name}#{anchor}, which is no heading"
+
+
+def test_links_are_found() -> None:
+    assert (DOCS / "quickstart.md", "looking-at-runs") in set(links(ROOT / "README.md"))
+
+
+def named(navigation: object) -> Iterator[str]:
+    if isinstance(navigation, str):
+        yield navigation
+    else:
+        for part in navigation.values() if isinstance(navigation, dict) else navigation:
+            yield from named(part)
+
+
+def test_the_site_has_every_page_once() -> None:
+    pages = sorted(path.name for path in DOCS.glob("*.md"))
+    assert sorted(named(SITE["nav"])) == sorted([*pages, "index.md"])
+
+
+def test_every_public_name_has_an_entry_in_the_api() -> None:
+    entries = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    mine = [entry.removeprefix("hvd_dyncomp.") for entry in entries if entry.count(".") == 1]
+    assert sorted(mine) == sorted(hvd_dyncomp.__all__)
+
+
+def test_one_version_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    newest = re.search(r"^## (\S+)$", (DOCS / "changelog.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert newest is not None
+    assert citation["version"] == newest[1] == hvd_dyncomp.__version__
+
+
+def fences(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def applied(diff: str) -> str:
+    return "".join(line[1:] for line in diff.splitlines(keepends=True))
+
+
+def test_readme_and_quickstart_begin_alike() -> None:
+    assert fences(ROOT / "README.md", "diff") == fences(DOCS / "quickstart.md", "diff")
+
+
+def run(program: str, folder: Path) -> str:
+    """What a program, alone and without a launcher, prints."""
+    (folder / "program.py").write_text(program, encoding="utf-8")
+    command = [sys.executable, "-P", "-W", "ignore", "program.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# What the quickstart takes for granted: the training script that a reader has already.
+BEFORE = """
+import json
+import torch
+from hvd_dyncomp import CriticalRegime, Plateau, Static
+from torch.utils.tensorboard import SummaryWriter
+
+model = torch.nn.Linear(40, 30)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+epochs, first_epoch, validation_shard = 2, 0, range(10)
+
+def train_one_epoch(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(3, 40)).square().mean().backward()
+    optimizer.step()
+
+def validate(model):
+    return 0.85, 0.5
+"""
+AFTER = """
+write_line(".", 4, controller, quantizer, train_loss=0.5)
+write_scalars(1, quantizer, train_loss=0.5)
+writer.close()
+"""
+
+
+def test_the_quickstart_runs(tmp_path: Path) -> None:
+    """All of it, from top to bottom, in one script; a worker that is alone compresses nothing."""
+    page = DOCS / "quickstart.md"
+    examples = [applied(*fences(page, "diff")), "quantizer = DynamicQuantizer(controller)\n", *fences(page, "python")]
+    assert len(examples) > 5
+    said = run("\n".join([BEFORE, *examples, AFTER]), tmp_path)
+    assert said.splitlines()[0] == "0.0 0.0"  # bytes that left
+    assert [epoch.number for epoch in read_run(tmp_path).epochs] == [1]
+    assert list((tmp_path / "runs" / "mine").glob("events.*")) and (tmp_path / "quantizer.rank0.pt").is_file()
+
+
+def test_the_policy_of_extending_runs(tmp_path: Path) -> None:
+    after = "print(controller.bits, controller.policy.decide([None] * 45))\n"
+    said = run("\n".join([*fences(DOCS / "extending.md", "python"), after]), tmp_path)
+    assert said == "2 Decision(bits=16, reason='second half')\n"
