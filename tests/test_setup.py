@@ -1,6 +1,7 @@
-"""What tools/setup.sh adds to the packages: `import torchvision` beside a CPU build of torch."""
+"""What tools/setup.sh asks of the system, and `import torchvision` beside a CPU build of torch, which it adds."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +72,20 @@ def test_a_declaration_made_before_stays() -> None:
     )
     if not fresh("import torch; print(torch.version.cuda or '')"):
         assert fresh(code) == "resnet18"
+
+
+COMMANDS = {"mpirun": "openmpi-bin", "mpicxx": "libopenmpi-dev", "c++": "g++", "cmake": "cmake", "make": "make"}
+
+
+@pytest.mark.parametrize("missing", COMMANDS)
+def test_what_the_build_cannot_do_without_is_asked_for(tmp_path: Path, missing: str) -> None:
+    for command in ("bash", "dirname"):
+        (tmp_path / command).symlink_to(str(shutil.which(command)))
+    (tmp_path / "python3").symlink_to(sys.executable)
+    for command, does in {"id": "echo 1000", **dict.fromkeys(COMMANDS.keys() - {missing}, "exit 0")}.items():
+        (tmp_path / command).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / command).chmod(0o755)
+    command = [str(tmp_path / "bash"), str(ROOT / "tools" / "setup.sh")]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"apt-get install -y {COMMANDS[missing]} " in done.stderr

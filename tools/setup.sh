@@ -27,6 +27,7 @@ required_packages() {
     command -v mpicxx >/dev/null || echo libopenmpi-dev
     command -v c++ >/dev/null || echo g++
     command -v cmake >/dev/null || echo cmake
+    command -v make >/dev/null || echo make # what cmake calls, and only recommends
     command -v "$python" >/dev/null || echo python3
     "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     python_has_headers || echo python3-dev

@@ -58,7 +58,7 @@ def report(model, quantizer):
         "size": hvd.size(),
         "accuracy": round(history[-1].metrics["val_accuracy"], 3),
         "levels": [record.bits for record in history],
-        "sent": f"{total.sent_bytes / max(1, total.float32_bytes):.0%} of float32",
+        "sent": f"{1 - total.saved_fraction:.0%} of float32",
         "parameters": hashlib.sha256(values).hexdigest()[:16],  # the same on all ranks
     }
 

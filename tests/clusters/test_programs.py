@@ -22,9 +22,10 @@ def test_lightning(options):
     check_reports(said_by(horovodrun(2, ["lightning_train.py"], *options), 180), ranks=2)
 
 
-def test_ray():
+@pytest.mark.parametrize("program", ["ray_static.py", "ray_elastic.py"])
+def test_ray(program):
     need("ray")
-    check_reports(said_by([sys.executable, "ray_static.py"], 240), ranks=2)
+    check_reports(said_by([sys.executable, program], 240), ranks=2)
 
 
 def test_spark_run():
@@ -40,7 +41,7 @@ def test_spark_estimator():
         pytest.skip("Spark needs Java")
     import pyarrow
 
-    if int(pyarrow.__version__.split(".")[0]) >= 18:
+    if int(pyarrow.__version__.split(".")[0]) >= 11:
         pytest.skip(f"Horovod 0.28.1's estimator reads Parquet in a way that pyarrow {pyarrow.__version__} has not")
     said = said_by([sys.executable, "spark_estimator.py"], 300)
     assert float(said.rpartition("accuracy ")[2].split()[0]) > 0.7
