@@ -24,7 +24,8 @@ class Binding:
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
 
     Raises:
-        ValueError: the optimizer's reduction is not a sum or a mean, or a parameter is not in `names`.
+        ValueError: the optimizer's reduction is not a sum or a mean, or a parameter is not in `names`, or on a device
+            from which the transport cannot send.
     """
 
     def __init__(self, optimizer: Any, names: dict[torch.Tensor, str] | None, transport: Transport) -> None:
@@ -39,6 +40,9 @@ class Binding:
         unnamed = [tuple(p.shape) for p in parameters if p not in names]
         if unnamed:
             raise ValueError(f"named_parameters must name every parameter of the optimizer; missing shapes: {unnamed}")
+        for device in {p.device: None for p in parameters}:
+            if obstacle := self.transport.obstacle(device):
+                raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.named = [(names[p], p) for p in parameters]
         self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1
         self._order = list(range(len(self.named)))

@@ -41,6 +41,10 @@ class Transport(ABC):
         """The number of workers on this machine, of this group or not."""
 
     @abstractmethod
+    def obstacle(self, device: torch.device) -> str:
+        """Why tensors on a device cannot be sent; "" if they can."""
+
+    @abstractmethod
     def within(self, process_set: Any) -> Transport:
         """The same for the ranks of a process set; None for all."""
 

@@ -68,6 +68,12 @@ class HorovodTransport(base.Transport):
     def local_size(self) -> int:
         return hvd.local_size()
 
+    def obstacle(self, device: torch.device) -> str:
+        # As its source reads, it would start a copy to main memory, and send what is there before that is over.
+        if device.type == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
+            return "Horovod was built without CUDA; build it with HOROVOD_GPU_OPERATIONS=NCCL, or HOROVOD_GPU=CUDA"
+        return ""
+
     def within(self, process_set: Any) -> HorovodTransport:
         return HorovodTransport(process_set)
 

@@ -99,6 +99,9 @@ class InProcessTransport(Transport):
     def local_size(self) -> int:
         return self._world.hosts.count(self._world.hosts[self._rank])
 
+    def obstacle(self, device: torch.device) -> str:
+        return ""
+
     def within(self, process_set: Any) -> InProcessTransport:
         if process_set is not None:
             raise ValueError(f"a World has no process sets, got {process_set!r}")

@@ -8,7 +8,8 @@ import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks, parameters, set_level
 
 from hvd_dyncomp import DynamicQuantizer, LockstepError
-from hvd_dyncomp.transport.in_process import Deadlock
+from hvd_dyncomp.transport.horovod import HorovodTransport
+from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 
@@ -94,6 +95,20 @@ def test_a_rank_that_cannot_begin_tells_the_others_why(ranks, hosts):
     assert texts[1].startswith("ValueError: named_parameters must name every parameter")
     for text in texts[:1] + texts[2:]:
         assert text.startswith("LockstepError: rank 1 cannot use its DynamicQuantizer: named_parameters must name")
+
+
+def test_a_device_that_the_transport_cannot_send_from_is_refused_on_every_rank(monkeypatch):
+    monkeypatch.setattr(InProcessTransport, "obstacle", lambda transport, device: f"no road from {device}")
+    texts, _ = said(3, (), {})
+    assert texts == ["ValueError: parameters on cpu cannot be sent: no road from cpu"] * 3
+
+
+def test_horovod_sends_from_gpus_only_if_it_was_built_for_them(monkeypatch):
+    for built in (True, False):
+        monkeypatch.setattr(hvd, "cuda_built", lambda built=built: built)
+        said = HorovodTransport().obstacle(torch.device("cuda:1"))
+        assert built == (not said) and (built or "build it with HOROVOD_GPU_OPERATIONS=NCCL" in said)
+        assert HorovodTransport().obstacle(torch.device("cpu")) == ""
 
 
 def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(monkeypatch):
