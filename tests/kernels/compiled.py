@@ -7,6 +7,7 @@ For test_triton.py, in a process of its own: in the other one Triton interprets.
 """
 
 import argparse
+import itertools
 import json
 import re
 import struct
@@ -31,14 +32,16 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 def kinds(bits: float) -> Iterator[tuple[str, object, dict]]:
     """Every call that compiles to something of its own, by name: the kernel, and its constants."""
     yield "decode", tiles.decode, {}
-    for name, from_versions in (("encode", False), ("reduce", True)):
-        yield f"{name}, residual", tiles.encode, kind(from_versions, residual=True, stochastic=False)
-        if bits >= 1:
-            yield f"{name}, stochastic", tiles.encode, kind(from_versions, residual=False, stochastic=True)
+    for reduce, residual, stochastic in itertools.product((False, True), repeat=3):
+        if not stochastic or bits > 1 or bits == 1 and not residual:
+            constants = {"FROM_VERSIONS": reduce, "RESIDUAL": residual, "STOCHASTIC": stochastic}
+            yield called(constants), tiles.encode, constants
 
 
-def kind(from_versions: bool, residual: bool, stochastic: bool) -> dict:
-    return {"FROM_VERSIONS": from_versions, "RESIDUAL": residual, "STOCHASTIC": stochastic}
+def called(constants: dict) -> str:
+    """What a call is called here."""
+    name = "reduce" if constants["FROM_VERSIONS"] else "encode"
+    return name + ", residual" * constants["RESIDUAL"] + ", stochastic" * constants["STOCHASTIC"]
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -68,7 +71,7 @@ def main() -> None:
                 told = options(form) | ({"enable_fp_fusion": True} if asked.with_fusion else {})
                 made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=told)
                 about = {"kernel": name, "bits": bits, "capability": capability, **resources(made.asm["cubin"])}
-                about["rms"] = struct.pack(">d", form.rms).hex()
+                about |= {"rms": form.rms.hex(), "rms_bits": f"0d{struct.pack('>d', form.rms).hex()}"}
                 print(json.dumps({**about, "ptx": made.asm["ptx"]}), flush=True)
 
 

@@ -125,8 +125,8 @@ def payloads(draw, bits, block_size, blocks):
     return at_odd_address(version, draw(st.integers(0, 15)))
 
 
-def check_encode(data: st.DataObject, bits: float, device: str = "cpu") -> None:
-    block_size, blocks = data.draw(BLOCK_SIZES), data.draw(st.integers(0, 5))
+def check_encode(data: st.DataObject, bits: float, device: str = "cpu", block_sizes=BLOCK_SIZES) -> None:
+    block_size, blocks = data.draw(block_sizes), data.draw(st.integers(0, 5))
     count = blocks * block_size
     noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
     given = data.draw(blocks_of_values(block_size, blocks))
@@ -151,8 +151,8 @@ def check_encode(data: st.DataObject, bits: float, device: str = "cpu") -> None:
     assert all(same_bits(a, b) for a, b in zip(pieces, before, strict=True))
 
 
-def check_decode_and_reduce(data: st.DataObject, bits: float, device: str = "cpu") -> None:
-    block_size, blocks = data.draw(BLOCK_SIZES), data.draw(st.integers(0, 4))
+def check_decode_and_reduce(data: st.DataObject, bits: float, device: str = "cpu", block_sizes=BLOCK_SIZES) -> None:
+    block_size, blocks = data.draw(block_sizes), data.draw(st.integers(0, 4))
     versions = data.draw(st.lists(payloads(bits, block_size, blocks), min_size=1, max_size=4))
     factor = data.draw(st.sampled_from([1.0, 0.5, 1 / 3, 1e-30, 0.0]))
     shape = {"bits": bits, "block_size": block_size}
@@ -223,3 +223,36 @@ def check_a_bucket_of_very_many_tensors(device: str = "cpu") -> None:
     expected = reference.encode(values, None, bits=2, block_size=512, real=count)
     assert torch.equal(out.cpu(), expected.view(-1))
     assert same_bits(torch.cat(decoded), reference.decode(expected, bits=2, block_size=512)[:count])
+
+
+def check_sums_run_over_halves(device: str = "cpu") -> None:
+    """In another order the two smallest values are lost one by one, and the sum is rounded down: a tie, to even."""
+    values = torch.zeros(64)
+    values[[4, 36]], values[[5, 37]] = torch.tensor([2.0**24, 1.0]), 2.0**-29
+    out = torch.empty(block_bytes(1, 64), dtype=torch.uint8, device=device)
+    encode_into(out, [values.to(device)], None, bits=1, block_size=64)
+    assert kernels.scales(out, 1, 64).item() == (2.0**24 + 2.0) * 2.0 / 64
+
+
+def check_few_real_values(bits: float, device: str = "cpu") -> None:
+    """Fewer than a block has groups: means are over what is there."""
+    for real in (0, 1, 3):
+        values, owed = torch.randn(512, generator=torch.Generator().manual_seed(real)), torch.zeros(512)
+        residual = copied(owed, device)
+        expected = reference.encode(values, owed, bits=bits, block_size=512, real=real).view(-1)
+        out = torch.empty_like(expected, device=device)
+        encode_into(out, [values[:real].to(device)], residual, bits=bits, block_size=512)
+        assert torch.equal(out.cpu(), expected) and same_bits(residual, owed)
+
+
+def check_ties_of_bfloat16(device: str = "cpu") -> None:
+    """Two scales that are in the middle between two of bfloat16: one goes up, one down, both to even."""
+    magnitudes = 1 + torch.arange(2**18, dtype=torch.float32) * 2.0**-20
+    bits = (magnitudes.double() * 0.80 + magnitudes.double() * 0.10).float().view(torch.int32)
+    for odd in (0, 1):
+        tie = magnitudes[(bits & 0x1FFFF) == 0x8000 + 0x10000 * odd][0]
+        values = torch.full((512,), tie.item())
+        expected = reference.encode(values, None, bits=0.125, block_size=512).view(-1)
+        out = torch.empty_like(expected, device=device)
+        encode_into(out, [values.to(device)], None, bits=0.125, block_size=512)
+        assert torch.equal(out.cpu(), expected) and out[0] & 1 == 0

@@ -82,6 +82,28 @@ def test_more_versions_than_fit_the_usual_place(variant, bits):
 
 @needs_native
 @each_variant
+@pytest.mark.parametrize("bits", [0.125, 0.5, 1, 4])
+def test_few_real_values(variant, bits):
+    with native.using(variant):
+        equality.check_few_real_values(bits)
+
+
+@needs_native
+@each_variant
+def test_ties_of_bfloat16(variant):
+    with native.using(variant):
+        equality.check_ties_of_bfloat16()
+
+
+@needs_native
+@each_variant
+def test_sums_run_over_halves(variant):
+    with native.using(variant):
+        equality.check_sums_run_over_halves()
+
+
+@needs_native
+@each_variant
 def test_a_bucket_of_very_many_tensors(variant):
     with native.using(variant):
         equality.check_a_bucket_of_very_many_tensors()

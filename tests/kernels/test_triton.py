@@ -1,10 +1,12 @@
 """The Triton kernels equal their specification bit for bit, and what the compiler makes of them can do so, too.
 
 Without a GPU they run in Triton's interpreter, which is numpy. It cannot show what a compiler may do to arithmetic: so
-they are compiled as well, for GPUs that need not be there, and what comes of it is looked at. Where there is a GPU, the
-same checks run on it: `pytest tests/kernels`, or with TRITON_INTERPRET=1 those of the interpreter.
+they are compiled as well, for GPUs that need not be there (compiled.py), and what comes of it is looked at, and run in
+numpy, too (ptx.py). Where there is a GPU, the same checks run on it: `pytest tests/kernels`, or with TRITON_INTERPRET=1
+those of the interpreter.
 """
 
+import functools
 import importlib.util
 import json
 import logging
@@ -16,10 +18,11 @@ import types
 from pathlib import Path
 
 import equality
+import ptx
 import pytest
 import torch
 from equality import each_level, same_bits, serving
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import kernels
@@ -85,6 +88,19 @@ def test_squares_beyond_float32(bits):
 @pytest.mark.parametrize("bits", [0.125, 3])
 def test_many_versions(bits):
     equality.check_many_versions(bits, DEVICE)
+
+
+@pytest.mark.parametrize("bits", [0.125, 0.5, 1, 4])
+def test_few_real_values(bits):
+    equality.check_few_real_values(bits, DEVICE)
+
+
+def test_ties_of_bfloat16():
+    equality.check_ties_of_bfloat16(DEVICE)
+
+
+def test_sums_run_over_halves():
+    equality.check_sums_run_over_halves(DEVICE)
 
 
 def test_a_bucket_of_very_many_tensors():
@@ -157,6 +173,12 @@ def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_s
     assert "Triton kernels cannot serve" in second and "Triton 3.3.1 is older" in second
 
 
+def called(constants: dict) -> str:
+    """As in compiled.py."""
+    name = "reduce" if constants["FROM_VERSIONS"] else "encode"
+    return name + ", residual" * constants["RESIDUAL"] + ", stochastic" * constants["STOCHASTIC"]
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """Compiles for these levels and compute capabilities; returns what compiled.py says."""
@@ -168,36 +190,60 @@ def compiled(tmp_path_factory):
         assert done.returncode == 0, done.stderr[-2000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    return run
+    return functools.cache(run)
 
+
+SOME = [("0.125,1,4", "90"), ("0.5,7", "80")]
 
 # What is not IEEE arithmetic with the default rounding: fused, flushed to zero, or approximate.
 INEXACT = re.compile(r"^.*(?:\bfma\.|\bmad\.f|\.ftz|\.approx|div\.full|\.tf32).*$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("levels, capabilities", [("0.25,1,4,7,16", "90"), ("0.5,4", "80")])
+@pytest.mark.parametrize("levels, capabilities", SOME)
 def test_compiled_arithmetic_is_exact(compiled, levels, capabilities):
     """And a block of the default size is one warp's own: registers suffice, and nothing waits."""
     found = compiled(levels, capabilities)
     assert len({(one["kernel"], one["bits"]) for one in found}) == len(found) >= 8
     for one in found:
-        ptx = one.pop("ptx")
-        assert not INEXACT.findall(ptx), one
-        assert "ld.global" in ptx and "bar.sync" not in ptx, one
-        assert one["reg"] <= 192 and one["stack"] <= 16 and one["local"] == one["shared"] == 0, one
+        one = {**one}
+        text = one.pop("ptx")
+        assert not INEXACT.findall(text), one
+        assert "ld.global" in text and "bar.sync" not in text, one
+        assert one["reg"] <= 240 and one["stack"] <= 16 and one["local"] == 0, one
+        assert one["shared"] <= 1024 * (one["bits"] < 0.25), one
         if "residual" in one["kernel"]:
-            assert "sqrt.rn.f64" in ptx and "div.rn.f64" in ptx, one
-            assert f"0d{one['rms']}".upper() in ptx.upper(), one  # and not what float32 can hold of it
+            assert "sqrt.rn.f64" in text and "div.rn.f64" in text, one
+        if one["kernel"] == "encode, residual" and float.fromhex(one["rms"]):
+            assert one["rms_bits"] in text.lower(), one  # and not what float32 can hold of it
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="there is a GPU to run them")
+@pytest.mark.parametrize("levels, capabilities", SOME)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_the_compiler_makes_is_the_reference(compiled, levels, capabilities, data):
+    """Its instructions, run one after the other: layouts, shuffles and what became of the arithmetic, all but ptxas."""
+    found = {(one["bits"], one["kernel"]): one["ptx"] for one in compiled(levels, capabilities)}
+
+    def launch(kernel, _, blocks, form, *known, **constants) -> None:
+        text = found[form.bits, called(constants) if constants else "decode"]
+        ptx.run(text, blocks // form.rows, [ptx.raw(one) for one in known])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "_launch", launch)
+        bits = data.draw(st.sampled_from(sorted({bits for bits, _ in found})))
+        check = data.draw(st.sampled_from([equality.check_encode, equality.check_decode_and_reduce]))
+        check(data, bits, DEVICE, block_sizes=st.just(512))
 
 
 def test_without_being_told_the_compiler_would_fuse(compiled):
     """So that the test above can fail."""
-    found = compiled("4", "90", "--with-fusion")
+    found = compiled("0.5", "90", "--with-fusion")
     assert any("fma.rn" in one["ptx"] for one in found if one["kernel"] == "encode, residual")
 
 
 def test_largest_blocks_fit_into_registers(compiled):
-    for one in compiled("4", "90", "--block-size", str(operations.LARGEST_BLOCK)):
+    for one in compiled("0.5", "90", "--block-size", str(operations.LARGEST_BLOCK)):
         assert not INEXACT.findall(one["ptx"]) and one["stack"] <= 16 and one["local"] == 0, one["kernel"]
 
 
