@@ -52,7 +52,6 @@ def test_the_source_distribution_holds_what_a_build_needs(tmp_path: Path) -> Non
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     generated = {name for name in names if name == "PKG-INFO" or name.startswith("hvd_dyncomp.egg-info/")}
-    # Written by setuptools where there is none, or one to be added to: options of its own.
     assert names - generated == sources("*") | BESIDE
 
 
