@@ -88,7 +88,7 @@ def needed(folder: Path, own: set[str]) -> set[str]:
 
 
 def test_the_library_asks_for_what_it_imports() -> None:
-    # numpy is in use without an import, by Tensor.numpy, and torch does not ask for it. Triton comes with torch for GPUs.
+    # numpy is in use without an import, by Tensor.numpy, and torch does not ask for it. Triton comes with torch.
     assert requirements() == needed(ROOT / "hvd_dyncomp", {"triton"}) | {"numpy"}
 
 
