@@ -22,7 +22,7 @@ import ptx
 import pytest
 import torch
 from equality import each_level, same_bits, serving
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import kernels
@@ -220,7 +220,7 @@ def test_compiled_arithmetic_is_exact(compiled, levels, capabilities):
 @pytest.mark.skipif(not INTERPRETED, reason="there is a GPU to run them")
 @pytest.mark.parametrize("levels, capabilities", SOME)
 @given(data=st.data())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None)
 def test_what_the_compiler_makes_is_the_reference(compiled, levels, capabilities, data):
     """Its instructions, run one after the other: layouts, shuffles and what became of the arithmetic, all but ptxas."""
     found = {(one["bits"], one["kernel"]): one["ptx"] for one in compiled(levels, capabilities)}
