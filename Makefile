@@ -18,7 +18,7 @@ setup: .venv/package.stamp
 
 # Installed, not linked: what is tested is what a user gets. Stale modules in build/ would be installed with the rest.
 .venv/package.stamp: .venv/setup.stamp $(PACKAGE_FILES)
-	rm -rf build
+	rm -rf build/lib* build/bdist* build/temp*
 	pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
 	@touch $@
 

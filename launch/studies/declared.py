@@ -90,7 +90,7 @@ LESS = Part(
 RATES = Part(
     "rates",
     TASKS_OF_RATES,
-    ("uncompressed", "4", "ladder 4-1/4", "2", *LESS.contenders[1:]),
+    tuple(dict.fromkeys((*README.contenders, "2", *LESS.contenders))),
     seeds=3,
 )
 
