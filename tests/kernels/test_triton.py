@@ -36,6 +36,7 @@ if importlib.util.find_spec("triton") is None:
 with pytest.MonkeyPatch.context() as patch:
     if not torch.cuda.is_available():
         patch.setenv("TRITON_INTERPRET", "1")
+    from compiled import called
     from triton.runtime.interpreter import InterpretedFunction
 
     from hvd_dyncomp.kernels import triton
@@ -171,12 +172,6 @@ def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_s
     first, second = done.stderr.splitlines()
     assert "Triton kernels cannot serve" in first and "import of triton halted" in first
     assert "Triton kernels cannot serve" in second and "Triton 3.3.1 is older" in second
-
-
-def called(constants: dict) -> str:
-    """As in compiled.py."""
-    name = "reduce" if constants["FROM_VERSIONS"] else "encode"
-    return name + ", residual" * constants["RESIDUAL"] + ", stochastic" * constants["STOCHASTIC"]
 
 
 @pytest.fixture(scope="module")
