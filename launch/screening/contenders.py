@@ -140,14 +140,10 @@ def _ablations() -> list[Contender]:
     for one in (levels["1/4"], levels["1"]):
         found.append(replace(one, name=f"{one.name}, momentum kept", no_momentum_up_to=0))
         found += [replace(one, name=f"{one.name}, momentum {left}", momentum=left) for left in (0.7, 0.5)]
-    for one in (levels[name] for name in ("4", "2", "1", "1/4", "1/8")):
-        plain = replace(one, name=f"{one.name}, small float32", small_bits=32)
-        if one.bits_at(0) <= NO_MOMENTUM_UP_TO:
-            other = replace(plain, name=f"{one.name}, momentum kept, small float32", no_momentum_up_to=0)
-        else:
-            other = replace(plain, name=f"{one.name}, no momentum, small float32", no_momentum_up_to=32)
-        found += [plain, other]
-    found.append(replace(UNCOMPRESSED, name="uncompressed, no momentum", no_momentum_up_to=32))
+    found.append(replace(levels["2"], name="2, momentum kept", no_momentum_up_to=0))
+    found += [
+        replace(one, name=f"{one.name}, no momentum", no_momentum_up_to=32) for one in (UNCOMPRESSED, levels["4"])
+    ]
     for one in (levels[name] for name in ("8", "4", "1/4")):
         found.append(replace(one, name=f"{one.name}, feedback of workers", feedback="workers"))
         # Without residuals there is no momentum in them, and the library leaves the optimizer's where it is.

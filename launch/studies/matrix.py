@@ -40,7 +40,7 @@ class Measured(NamedTuple):
 
 def chosen(runs: Runs, part: Part, task: str, contender: str) -> dict[int, dict]:
     """The runs of one cell of a part, by seed."""
-    keys = {seed: (task, contender, seed) for seed in range(part.seeds)}
+    keys = {seed: (task, contender, seed) for seed in part.seeds_of(contender)}
     return {seed: runs[key] for seed, key in keys.items() if key in runs}
 
 
@@ -60,7 +60,7 @@ def table(part: Part, runs: Runs) -> str:
         if any(cell != _DASH for cell in cells):
             rows.append((contender, _bits(part, runs, contender), *cells))
     there = sum(key in runs for key in part.keys)
-    note = f"{there} of {len(part.keys)} runs: {part.seeds} of each, (n) where there are n only so far."
+    note = f"{there} of {len(part.keys)} runs: {part.seeds} of each, (n) where there are n only."
     return f"{markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}"
 
 

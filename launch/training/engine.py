@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from hvd_dyncomp.transport.horovod import gather_json
 from training.batches import TrainBatches
 from training.compression import Baseline, Quantized
+from training.device import moved
 from training.gradients import GradientNorm
 
 
@@ -86,7 +87,8 @@ class Seconds:
 
     ``exchange`` is the time in which nothing but the exchange could go on: inside ``optimizer.synchronize()``, waiting
     for slower ranks included, and inside the quantizer during the backward pass. What Horovod sends meanwhile in its
-    own thread is hidden behind ``compute``, which is the rest: batches, forward, backward, update.
+    own thread is hidden behind ``compute``, which is the rest: batches, forward, backward, update. On a GPU the program
+    is ahead: what it has queued counts where it waits for it, which is ``exchange`` for most of backward.
     """
 
     compute: float = 0.0
@@ -115,7 +117,7 @@ def train_epoch(
     score, seconds = Score(), Seconds()
     step = epoch * len(batches)
     begin = time.perf_counter()
-    for images, labels in batches.epoch(epoch):
+    for images, labels in moved(batches.epoch(epoch), next(model.parameters()).device):
         for group in optimizer.param_groups:
             group["lr"] = rate.at(step)
         inside = compression.sent().seconds
@@ -147,7 +149,7 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], name: s
     """Score of the model over all ranks' batches; ``name`` is the collective's. Collective."""
     model.eval()
     score = Score()
-    for images, labels in batches:
+    for images, labels in moved(batches, next(model.parameters()).device):
         logits = model(images)
         score.add(logits, labels, F.cross_entropy(logits, labels).item())
     return score.over_ranks(name)
@@ -177,7 +179,7 @@ def check_replicas(model: nn.Module) -> None:
     """
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
-        digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     digests = gather_json(digest.hexdigest(), "replica.digest")
     if len(set(digests)) > 1:
         raise RuntimeError(f"the ranks' models have drifted apart: {len(set(digests))} versions on {hvd.size()} ranks")

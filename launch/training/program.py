@@ -26,6 +26,7 @@ from training.batches import TrainBatches, eval_batches
 from training.carried import Carried, megabytes, placement
 from training.compression import Baseline, Quantized, make_compression, watches_gradients
 from training.course import course
+from training.device import choose
 from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
 from training.gradients import GradientNorm
 from training.models import build_model
@@ -95,7 +96,7 @@ def set_up(args: argparse.Namespace) -> Run:
         num_classes=images.num_classes,
         shortcut=args.shortcut,
         seed=args.seed,
-    )
+    ).to(together("device", lambda: choose(args.device)))
     topology = find_hosts()
     compression = together("compression", lambda: make_compression(args, model, topology))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)

@@ -92,6 +92,13 @@ def test_a_table_has_differences_errors_and_seeds() -> None:
     assert note.startswith("11 of 24 runs: 3 of each")
 
 
+def test_of_some_contenders_one_run_is_enough() -> None:
+    part = Part("x", ("mlp",), ("uncompressed", "1", "2"), once=("2",))
+    assert [key[2] for key in part.keys] == [0, 1, 2, 0, 1, 2, 0]
+    head, _, *rows, _, note = matrix.table(part, made_up(part, seeds=3)).splitlines()
+    assert rows[-1].endswith("| -3.00 (1) |") and note.startswith("7 of 7 runs")
+
+
 def test_only_what_is_between_the_marks_is_written() -> None:
     part = Part("x", ("mlp",), ("uncompressed", "1"))
     page = "before\n<!-- table x: written by make study -->\nold \\1\n<!-- end of table -->\nafter\n"

@@ -174,8 +174,8 @@ def test_small_tensors_arrive_and_are_counted(name: str, bits: int, sent: int, w
 
 
 def test_small_tensors_have_8_bits_where_others_have_less() -> None:
-    names = ("1/4", "4", "8", "uncompressed", "fp16", "PowerSGD rank 1", "top-k 1/4", "1/4, small float32")
-    assert [CONTENDERS[name].small_bits_at(0.0) for name in names] == [8, 8, 8, 32, 16, 32, 32, 32]
+    names = ("1/4", "4", "8", "uncompressed", "fp16", "PowerSGD rank 1", "top-k 1/4")
+    assert [CONTENDERS[name].small_bits_at(0.0) for name in names] == [8, 8, 8, 32, 16, 32, 32]
     up = CONTENDERS["ladder 4-8-16"]
     assert [up.small_bits_at(progress) for progress in (0.0, 0.1, 0.15, 1.0)] == [8, 8, 8, 16]
 
@@ -207,13 +207,15 @@ def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
 
 def test_all_bits_are_of_all_values(tmp_path) -> None:
     task = tiny(epochs=1)
-    found = {name: train(task, prepare(task, tmp_path), CONTENDERS[name], 0) for name in ("1/4", "1/4, small float32")}
+    found, other = (
+        train(task, prepare(task, tmp_path), replace(CONTENDERS["1/4"], small_bits=bits), 0) for bits in (0, 32)
+    )
     small = 256 + 128 + 10  # the biases
-    whole = found["1/4"]["values"]
-    with_float32 = (found["1/4"]["bits"] * (whole - small) + 32 * small) / whole
-    with_8_bits = (found["1/4"]["bits"] * (whole - small) + 8 * (512 + 4 + codec.HEADER_BYTES)) / whole
-    assert found["1/4, small float32"]["all_bits"] == pytest.approx(with_float32, abs=2e-4)
-    assert found["1/4"]["all_bits"] == pytest.approx(with_8_bits, abs=2e-4)
+    whole = found["values"]
+    with_float32 = (found["bits"] * (whole - small) + 32 * small) / whole
+    with_8_bits = (found["bits"] * (whole - small) + 8 * (512 + 4 + codec.HEADER_BYTES)) / whole
+    assert other["all_bits"] == pytest.approx(with_float32, abs=2e-4)
+    assert found["all_bits"] == pytest.approx(with_8_bits, abs=2e-4)
 
 
 @pytest.mark.parametrize("task", [tiny(model="resnet8"), tiny(model="transformer", data="docstrings", limit=20000)])
@@ -232,7 +234,7 @@ def test_momentum_is_left_out_where_the_library_leaves_it_out() -> None:
         *([False, False], [False, False], [True, True], [True, True], [False, True])
     ]
     assert kept("1/4, momentum kept") == kept("1/4, no feedback") == kept("top-k 1/4") == [True, True]
-    assert kept("uncompressed, no momentum") == [False, False]
+    assert kept("uncompressed, no momentum") == kept("1/4, momentum 0.7") == [False, False]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -262,6 +264,23 @@ def test_momentum_that_comes_back_starts_anew() -> None:
         put_momentum_back(stepper, task)
         steps.append(float((before - weight.detach())[0]))
     assert steps == pytest.approx([1, 1.9, 10, 1, 1.9])
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0.5, [5, 7.5, 8.75]), (0.9, [1, 1.9, 2.71]), (0.0, [10, 10, 10])])
+def test_what_is_left_of_momentum_adds_up_to_the_same(left: float, expected: list[float]) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    task = tiny(weight_decay=0.0, rate=1.0)
+    stepper = optimizer(task, [weight])
+    steps = []
+    for _ in expected:
+        before = weight.detach().clone()
+        weight.grad = torch.ones(3)
+        stepper.param_groups[0]["lr"] = 1.0
+        leave_momentum_out(stepper, task, left)
+        stepper.step()
+        put_momentum_back(stepper, task)
+        steps.append(float((before - weight.detach())[0]))
+    assert steps == pytest.approx(expected)
 
 
 def test_docstrings_are_the_same_every_time(tmp_path) -> None:
