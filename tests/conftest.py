@@ -1,15 +1,25 @@
 """The folders of launch/ import each other by name, since a command lies beside them; so do tests that use them."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import hvd_dyncomp
+from hvd_dyncomp import kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 
 sys.path.insert(0, str(ROOT / "launch"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def kernels_stay() -> Iterator[None]:
+    """Other kernels, left behind by a test, would go unnoticed and make those after it slow."""
+    before = dict(kernels.backends)
+    yield
+    assert kernels.backends == before
 
 
 def pytest_configure() -> None:

@@ -6,6 +6,7 @@ is expected always comes from the reference on the CPU.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -92,13 +93,8 @@ class Guarded:
 @contextmanager
 def serving(backend, device: str) -> Iterator[None]:
     """Has some kernels serve a type of device."""
-    before = dict(kernels.backends)
-    kernels.backends[device] = backend
-    try:
+    with patch.dict(kernels.backends, {device: backend}):
         yield
-    finally:
-        kernels.backends.clear()
-        kernels.backends.update(before)
 
 
 @st.composite
