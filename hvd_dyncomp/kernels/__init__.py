@@ -21,16 +21,13 @@ from hvd_dyncomp.kernels.reference import Noise, bounded
 from hvd_dyncomp.kernels.scales import block_bytes, scales
 from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
 
+logger = logging.getLogger(__name__)
+
 native: Any
 try:
     from hvd_dyncomp.kernels import native
-except ImportError as error:
-    native = None
-    logging.getLogger(__name__).warning(
-        "the native kernels are missing (%s); the reference kernels serve, at a small part of their speed. "
-        "Installing the package where there is a C++ compiler builds them.",
-        error,
-    )
+except ImportError as error:  # said with the first tensor: who only looks at runs has none
+    native, _why = None, str(error)
 
 # By type of device ("cuda"): a module with the three operations below, on checked arguments, as `portable` has them.
 # Where there is none `portable` serves. That of GPUs is found with their first tensor.
@@ -141,7 +138,18 @@ def _backend(tensor: torch.Tensor) -> Any:
     kind = "cpu" if tensor.is_cpu else tensor.device.type  # a device takes long to look at
     if kind == "cuda" and kind not in backends:
         backends[kind] = _for_gpus()
+    if kind == "cpu" and native is None and kind not in backends:
+        backends[kind] = _without_native()
     return backends.get(kind, portable)
+
+
+def _without_native() -> Any:
+    logger.warning(
+        "the native kernels are missing (%s); the reference kernels serve, at a small part of their speed. "
+        "Installing the package where there is a C++ compiler builds them.",
+        _why,
+    )
+    return portable
 
 
 def _for_gpus() -> Any:
@@ -151,7 +159,7 @@ def _for_gpus() -> Any:
 
         triton.check()
     except (ImportError, RuntimeError) as error:
-        logging.getLogger(__name__).warning(
+        logger.warning(
             "the Triton kernels cannot serve on this GPU (%s); the reference kernels do, at a part of their speed.",
             str(error).strip().split("\n")[0],
         )
