@@ -82,8 +82,8 @@ class DynamicQuantizer(Compressor):
         replace_momentum: at 2 bits and less, what waits in residuals acts as a momentum, and two are one too many: have
             SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0; but for small
             tensors, of which nothing waits. Their groups hold these values only while they step. Other optimizers are
-            left as they are, and a warning says so. For levels that stay low, with error feedback; not where the
-            learning rate is near the largest that training stands.
+            left as they are, and a warning says so. With error feedback, for levels that stay low, or go down when the
+            learning rate has fallen: not near the largest rate that training stands, where a switch loses the run too.
         warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says. Steps are counted
             as `state_dict` does, so that a run that resumes in its warm-up ends it where it would have ended.
         warmup_bits: see there; 32 for none compressed.

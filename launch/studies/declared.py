@@ -58,7 +58,7 @@ LONGER = Part("longer", ("resnet8", "resnet20", "resnet8, 28x28"), ("uncompresse
 LONGER_TEXT = Part("longer, text", ("text, sgd", "text, adamw"), LONGER.contenders, seeds=1)
 
 _OTHERS = (
-    *("8", "2", "1/2", "1/4 error"),
+    *("8", "2", "1/2"),
     *("ladder 1-2-4", "ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8"),
     *("PowerSGD rank 4", "top-k 1/4"),
 )
@@ -116,7 +116,7 @@ FEEDBACK = Part(
 
 ORDER = Part(
     "order",
-    ("mlp", "resnet8, short"),
+    ("mlp", "resnet8, short", TASKS_OF_RATES[1]),
     (
         *("uncompressed", "ladder 1-2-4", "ladder 4-1-2"),
         *("ladder 1/8-1/4-1/2-1", "ladder 1-1/2-1/4-1/8", "ladder 1/2-1/8-1-1/4", "1/2"),
