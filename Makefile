@@ -74,7 +74,7 @@ $(MAINTAIN)/stamp: tools/maintain.txt
 	@touch $@
 
 # Trains what the study lacks, which is hours of it, and writes docs/study.md's tables and figures. ARGS=--quick: what fits
-# into a quarter of an hour; ARGS=--paper: the paper's scenarios on real ranks.
+# into five minutes; ARGS=--paper: the paper's scenarios on real ranks.
 study: setup
 	python launch/study.py $(ARGS)
 

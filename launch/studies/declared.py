@@ -141,7 +141,7 @@ PARTS = (
     *(POLICIES, POLICIES_ON_TEXT),
 )
 
-# Whatever of the main table fits into a quarter of an hour on two cores.
+# Whatever of the main table takes a few minutes on two cores.
 QUICK = (Part("main", ("mlp", "resnet8, short"), MAIN.contenders, seeds=1),)
 
 
