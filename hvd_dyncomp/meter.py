@@ -1,4 +1,4 @@
-"""Counts what a worker sends, by epoch and level, against what float32 would have sent.
+"""Counts what a worker sends, by epoch and level and by tensor, against what float32 would have sent.
 
 Bytes are those of the messages themselves, with scales, headers and padding, and without what the transport adds
 (TCP/IP headers, Horovod's own negotiation). For collectives in which a rank's share depends on the algorithm the
@@ -9,12 +9,14 @@ hosts, divided among the host's workers. (Gloo's ring sends more than that from 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.levels import check_level
+
+Key = TypeVar("Key")
 
 
 def allreduce_bytes(nbytes: float, world_size: int) -> float:
@@ -88,10 +90,15 @@ class Traffic:
 
 
 class Meter:
-    """Traffic of one worker, keyed by (epoch, level).
+    """Traffic of one worker, keyed by (epoch, level), and by (tensor, level).
 
-    `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch which ran at `bits` bits. Epochs are the
-    controller's: an epoch ends when `Controller.step` is called.
+    Epochs are the controller's: an epoch ends when `Controller.step` is called.
+
+    Attributes:
+        records: `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch which ran at `bits` bits.
+        tensors: `tensors[(name, bits)]` has the bytes of a tensor, by its name in `DynamicQuantizer.levels`, over all
+            steps at `bits` bits. A message has many tensors; it is divided among them as their codes are long. What is
+            no tensor's (handshakes, energies) is in `records` only, and so are all counts that are not bytes.
 
     Examples:
         >>> meter = Meter()
@@ -103,6 +110,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.records: dict[tuple[int, float], Traffic] = {}
+        self.tensors: dict[tuple[str, float], Traffic] = {}
 
     def at(self, epoch: int, bits: float) -> Traffic:
         """The record of (epoch, bits), created when it is first asked for.
@@ -129,6 +137,13 @@ class Meter:
         """The sum over everything."""
         return self._sum(lambda key: True)
 
+    def by_tensor(self) -> dict[str, Traffic]:
+        """The sums over all levels of what is in `tensors`, by name."""
+        sums: dict[str, Traffic] = {}
+        for (name, _), traffic in self.tensors.items():
+            sums.setdefault(name, Traffic()).__iadd__(traffic)
+        return sums
+
     def _sum(self, wanted: Callable[[tuple[int, float]], bool]) -> Traffic:
         total = Traffic()
         for key, record in self.records.items():
@@ -136,25 +151,43 @@ class Meter:
                 total += record
         return total
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        """Plain data, one dict per record."""
-        return [{"epoch": epoch, "bits": bits, **asdict(record)} for (epoch, bits), record in self.records.items()]
+    def state_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Plain data: "records" and "tensors", one dict each."""
+        return {
+            "records": [{"epoch": epoch, "bits": bits, **asdict(own)} for (epoch, bits), own in self.records.items()],
+            "tensors": [{"name": name, "bits": bits, **asdict(own)} for (name, bits), own in self.tensors.items()],
+        }
 
-    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
-        """Replaces all records with those of `state_dict()`.
+    def load_state_dict(self, state: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Replaces everything with what `state_dict()` has returned.
 
         Raises:
             ValueError: `state` is something else; nothing has changed then.
         """
-        meter = Meter()
         try:
-            for row in state:
-                counts = {**row}
-                key = integer("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
-                if key in meter.records:
-                    raise ValueError(f"epoch and bits must be there once, got {key} twice")
-                meter.records[key] = Traffic(**counts)
+            records = _table(state["records"], "epoch", lambda epoch: integer("epoch", epoch, 0))
+            tensors = _table(state["tensors"], "name", _name)
         except (KeyError, TypeError, ValueError) as error:
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
-        self.records = meter.records
+        self.records, self.tensors = records, tensors
+
+
+def _table(
+    rows: Iterable[Mapping[str, Any]], of: str, checked: Callable[[Any], Key]
+) -> dict[tuple[Key, float], Traffic]:
+    """The traffic in rows of a state, by what they have under `of`, checked, and by level."""
+    table: dict[tuple[Key, float], Traffic] = {}
+    for row in rows:
+        counts = {**row}
+        key = checked(counts.pop(of)), check_level("bits", counts.pop("bits"))
+        if key in table:
+            raise ValueError(f"{of} and bits must be there once, got {key} twice")
+        table[key] = Traffic(**counts)
+    return table
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"name must be a string, got {shown(value)}")
+    return value

@@ -20,6 +20,7 @@ from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.relative_error import relative_errors
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.horovod_optimizer import compressor_of
@@ -186,6 +187,18 @@ class DynamicQuantizer(Compressor):
         plan = self._lifecycle.plan
         return {} if plan is None else plan.levels(self.bits)
 
+    def errors(self) -> dict[str, float]:
+        """How far the latest step's means are off, by name as in `levels`: norm of the error over norm of the mean.
+
+        Estimated from what this rank owes, as if all owed as much, independently. (With more than two ranks to reduce
+        among, the second quantization adds about as much again.) Below one bit what is owed waits for many steps, and
+        may be more than the mean. To be called while there are gradients, before `zero_grad()`; waits for the device,
+        and for no rank. Left out is what has no gradient, or is another worker's of this host to quantize; without
+        error feedback, everything.
+        """
+        plan = self._lifecycle.plan
+        return {} if plan is None else relative_errors(plan)
+
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Says which optimizer to work for, instead of having it found at the first gradient.
 
@@ -232,7 +245,7 @@ class DynamicQuantizer(Compressor):
         slot = plan.slots.get(name)
         step.submitted.add(name)
         if slot is None or step.bits == UNCOMPRESSED:
-            return step.pass_uncompressed(tensor, slot), _Context(tensor, step)
+            return step.pass_uncompressed(tensor, name, slot), _Context(tensor, step)
         in_use = plan.binding.fresh(parameter) or bool(tensor.any())
         return step.add(tensor, slot, in_use=in_use), _Context(tensor, step, True)
 
@@ -301,8 +314,8 @@ class DynamicQuantizer(Compressor):
         try:
             state = residuals.checked(state)
             spending.checked(state.get("spending"))
-            steps, meter = integer("steps", state["steps"], 0), Meter()
-            meter.load_state_dict(state["meter"])
+            steps = integer("steps", state["steps"], 0)
+            Meter().load_state_dict(state["meter"])
             if state.get("auto_level"):
                 AutoLevel(1).load_state_dict(state["auto_level"])
         except (KeyError, TypeError, ValueError) as error:
@@ -314,7 +327,7 @@ class DynamicQuantizer(Compressor):
         if self._auto is not None and state.get("auto_level"):
             self._auto.load_state_dict(state["auto_level"])
         self._steps = steps
-        self.meter.records = meter.records
+        self.meter.load_state_dict(state["meter"])
 
     def sync(self) -> None:
         """Takes over what rank 0 knows: for workers that join a run (`hvd_dyncomp.elastic`). Collective.
@@ -369,7 +382,7 @@ class DynamicQuantizer(Compressor):
             seed=self._seed,
             fresh=plan.binding.begin_step(),
             epoch=self.controller.epoch,
-            traffic=self.meter.at(self.controller.epoch, bits),
+            meter=self.meter,
         )
         self._steps += 1
         self._lifecycle.begin(step)

@@ -77,7 +77,7 @@ QUANTIZER_STATE: dict[str, Any] = {
     "rank": 0,
     "world_size": 2,
     "factor": 0.5,
-    "meter": [],
+    "meter": {"records": [], "tensors": []},
     "auto_level": None,
     "hosts": [[0], [1]],
     "residuals": {"a": torch.zeros(3)},
@@ -121,7 +121,13 @@ ROWS = [
     {"epoch": 0, "bits": 4, "x": 1},
 ]
 ROWS += [{"epoch": 0, "bits": 4, key: value} for key in ("steps", "sent", "seconds") for value in (None, "x", -1)]
-TWICE = [{"epoch": 0, "bits": 4}] * 2
+TENSOR_ROWS = [{"name": 5, "bits": 4}, {"name": "a", "bits": 3.5}, {"name": "a"}, {"name": "a", "bits": 4, "steps": -1}]
+METERS = [None, 5, [], {}, {"records": []}, {"tensors": []}]
+METERS += [{"records": rows, "tensors": []} for rows in (None, [{"epoch": 0, "bits": 4}] * 2, *([row] for row in ROWS))]
+METERS += [
+    {"records": [], "tensors": rows}
+    for rows in (None, [{"name": "a", "bits": 4}] * 2, *([row] for row in ROWS + TENSOR_ROWS))
+]
 MAPPINGS = [None, "x", 5, [], [1], {}, {"steps": 1}, math.nan]
 WEIGHT = torch.zeros(1)
 NAMED = [5, "ab", [1, 2], [("a", 1)], [("a", [1])], [(None, WEIGHT)], [(1, WEIGHT)], [], iter(()), {"ab": WEIGHT}]
@@ -231,8 +237,8 @@ TABLE = {
     "Meter.level": Call(Meter().level, {"bits": 4}, {"bits": LEVEL}),
     "Meter.load_state_dict": Call(
         lambda state: Meter().load_state_dict(state),
-        {"state": []},
-        {"state": [None, 5, TWICE, *([row] for row in ROWS)]},
+        {"state": {"records": [], "tensors": []}},
+        {"state": METERS},
     ),
     "Controller": Call(
         Controller,
@@ -309,7 +315,7 @@ TABLE = {
             "state": MAPPINGS
             + states(steps=NATURAL, world_size=COUNT, rank=[*NATURAL[1:], 2], factor=[*NOT_FINITE, 0, -1])
             + states(hosts=[5, "x", [0, 1], [[0], [0]], [[0]], [[0, 1], []], [[0], [2]], [[0], ["1"]]])
-            + states(meter=[None, 5, TWICE, *([row] for row in ROWS)])
+            + states(meter=METERS)
             + states(residuals=[None, 5, "x", *({"a": value} for value in BAD_TENSORS)])
             + states(shard_residuals=[None, 5, "x", *({"a": shard} for shard in SHARDS)])
             + [

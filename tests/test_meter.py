@@ -16,6 +16,7 @@ def filled() -> Meter:
     meter.at(1, 4).compressed_bytes += 50
     meter.at(1, 32).uncompressed_bytes += 1000
     meter.at(1, 32).float32_bytes += 1000
+    meter.tensors = {("a", 4): Traffic(100, 20, 1000), ("b", 4): Traffic(50), ("a", 32): Traffic(0, 1000, 1000)}
     return meter
 
 
@@ -27,6 +28,13 @@ def test_sums_by_epoch_by_level_and_in_all():
     assert meter.epoch(7) == Traffic()
 
 
+def test_tensors_are_summed_over_levels():
+    meter = filled()
+    assert meter.by_tensor() == {"a": Traffic(100, 1020, 2000), "b": Traffic(50)}
+    meter.by_tensor()["b"].compressed_bytes += 1
+    assert meter.tensors["b", 4] == Traffic(50), "sums are copies"
+
+
 def test_what_is_saved_counts_what_travelled_uncompressed():
     assert filled().epoch(0).saved_fraction == pytest.approx(0.88)
     assert Traffic().saved_fraction == 0
@@ -36,7 +44,7 @@ def test_state_survives_json():
     meter, other = filled(), Meter()
     other.at(9, 8).steps = 5
     other.load_state_dict(json.loads(json.dumps(meter.state_dict())))
-    assert other.records == meter.records
+    assert other.records == meter.records and other.tensors == meter.tensors
 
 
 def test_a_ring_allreduce_sends_almost_twice():

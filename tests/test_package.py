@@ -96,8 +96,10 @@ EXCHANGE = {
     "introduction": set(),
     "handshake": {"codec", "introduction"},
     "plan": {"binding", "buckets", "codec", "residuals", "settings", "slots", "spending", "topology"},
+    "relative_error": {"buckets", "plan"},
+    "tally": {"buckets", "group", "plan"},
     "background": set(),
-    "step": {"background", "codec", "handshake", "one_bucket", "plan", "slots", "uncompressed"},
+    "step": {"background", "codec", "handshake", "one_bucket", "plan", "slots", "tally", "uncompressed"},
     "failed_step": {"background", "codec", "handshake", "uncompressed"},
     "lifecycle": {"failed_step", "plan", "residuals", "settings", "step"},
 }

@@ -63,6 +63,7 @@ class Bucket:
         self.units = units(slots, min_numel)
         self.levels: tuple[float, ...] | None = None
         self._coding: tuple[tuple, Coding] | None = None  # the latest, and of what
+        self._shares: tuple[Coding, dict[str, float]] | None = None  # likewise
         self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
@@ -146,6 +147,20 @@ class Bucket:
             levels = self.levels or levels_at(bits, self.units)
             self._coding = key, Coding(runs(self.units, levels, self.block_size), self.block_size)
         return self._coding[1]
+
+    def shares(self, bits: float) -> dict[str, float]:
+        """What part of its codes is each unit's, by name, in a step at that level.
+
+        A block of two units counts for both.
+        """
+        coding = self.coding(bits)
+        if self._shares is None or self._shares[0] is not coding:
+            spans = [unit.blocks(self.block_size) for unit in self.units]
+            lengths = [coding.nbytes(Span(blocks.start, blocks.stop - blocks.start)) for blocks in spans]
+            names = [unit.name for unit in self.units]
+            shares = {name: length / sum(lengths) for name, length in zip(names, lengths, strict=True)}
+            self._shares = coding, shares
+        return self._shares[1]
 
     def owed(self) -> torch.Tensor:
         """(blocks * block_size,) float32: all that this rank owes, but for its shard. May be `residuals.own` itself."""

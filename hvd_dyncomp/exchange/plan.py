@@ -40,6 +40,7 @@ class Plan:
         settings: see above.
         buckets: what travels together, with its residuals.
         slots: a compressed parameter's place, by name.
+        unit_names: of compressed parameters; the name of what has a level together with each (`slots.Unit`).
         spending: of a budget of bits; None where all tensors have one level.
         topology: which ranks share a host; before `settle`, what was assumed.
         checksum: of the topology; 0 before `settle`.
@@ -75,6 +76,9 @@ class Plan:
             rank=rank,
             world_size=world_size,
         )
+        self.unit_names = {
+            slot.name: bucket.units[bucket.unit_of(slot)].name for bucket in self.buckets for slot in bucket.slots
+        }
         # As it was when the state was saved, so that nothing has to move if it still is so.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}

@@ -16,9 +16,10 @@ from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.meter import Traffic, allreduce_bytes
+from hvd_dyncomp.meter import Meter, Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Step:
         seed: for stochastic rounding, or None.
         fresh: whether backward has run since the last exchange.
         epoch: that it belongs to.
-        traffic: where its bytes are counted.
+        meter: where its bytes are counted.
 
     Attributes:
         submitted: names of the parameters whose gradients have come.
@@ -55,10 +56,10 @@ class Step:
         seed: int | None,
         fresh: bool,
         epoch: int,
-        traffic: Traffic,
+        meter: Meter,
     ) -> None:
-        self._plan, self.bits, self._number, self._fresh, self.traffic = plan, bits, number, fresh, traffic
-        self._epoch = epoch
+        self._plan, self.bits, self._number, self._fresh, self._epoch = plan, bits, number, fresh, epoch
+        self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
         self.submitted: set[str] = set()
         self.proposal: float = 0
         self.over = self._abandoned = False
@@ -80,12 +81,10 @@ class Step:
             plan.checksum,
         )
         self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
-        self._bytes = self._float32_bytes = 0  # that Horovod reduces for this step as they are, and as float32
         self._agreed = False  # whether it is known that all ranks do the same
         self._energies: Any = None  # the handle of their exchange
         self._error: Exception | None = None
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in buckets}
-        traffic.steps += 1
         if bits == UNCOMPRESSED:
             for bucket in buckets:
                 bucket.release_residuals()
@@ -95,10 +94,14 @@ class Step:
             for bucket in buckets:
                 exchange = Exchange(bucket, bits=bits, step=number, factor=factor, seed=seed, transport=transport)
                 self._exchanges.append(exchange)
-                self._float32_bytes += 4 * bucket.values
-                traffic.compressed_values += bucket.values
+            self._tally.compresses(buckets)
         self._under_way = list(self._exchanges)
         in_background(plan.transport, self._in_background)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank has sent in its epoch at its level."""
+        return self._tally.traffic
 
     def add(self, gradient: torch.Tensor, slot: Slot, *, in_use: bool) -> torch.Tensor:
         """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place.
@@ -116,10 +119,10 @@ class Step:
             self._advance()
         if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
             self._plan.transport.give_way()
-        self._bytes += 4
+        self._tally.hands_over(slot.name, 4)
         return self._plan.buckets[slot.bucket].ticket(slot, in_use)
 
-    def pass_uncompressed(self, gradient: torch.Tensor, slot: Slot | None) -> torch.Tensor:
+    def pass_uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> torch.Tensor:
         """What Horovod reduces for what is skipped, or at 32 bits; with what its residual has left to deliver."""
         wire = wire_form(gradient)
         # What is not fresh has been reduced before, and its residual with it.
@@ -127,8 +130,7 @@ class Step:
             wire = self._plan.buckets[slot.bucket].with_residual(slot, wire)
         if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
             wire = wire.half()
-        self._bytes += wire.numel() * wire.element_size()
-        self._float32_bytes += wire.numel() * 4
+        self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
         return wire
 
     def check(self) -> None:
@@ -154,7 +156,7 @@ class Step:
             # First of all: ranks that disagree wait for exchanges that never come.
             self._agree()
             self.proposal = self._handshake.greetings[0].proposal
-            self._count_reduced(self._bytes, self._float32_bytes)
+            self._tally.reduced()
             valid = False
             try:
                 if self._handshake.fresh:
@@ -197,17 +199,13 @@ class Step:
             exchange.conclude()
             if exchange.error is not None:
                 raise exchange.error
+        self._tally.shook_hands(self._handshake.nbytes, compressed=self.bits != UNCOMPRESSED)
         if self.bits == UNCOMPRESSED:
-            self._count_reduced(self._handshake.nbytes)
             for bucket in self._plan.buckets:
                 bucket.released(self._fresh)
             return 0
-        size, rank = self._plan.binding.world_size, self._plan.binding.rank
-        self.traffic.compressed_bytes += allreduce_bytes(self._handshake.nbytes, size)
-        self.traffic.leaving_bytes += self._plan.topology.leaving(self._handshake.nbytes, rank)
-        for group in (group for exchange in self._exchanges for group in exchange.groups):
-            self.traffic.compressed_bytes += group.sent_bytes
-            self.traffic.leaving_bytes += group.leaving_bytes
+        for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=True):
+            self._tally.exchanged(bucket, exchange.groups)
         nonfinite_blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
         self._note_nonfinite(nonfinite_blocks)
         return nonfinite_blocks
@@ -223,17 +221,15 @@ class Step:
             way.start()
         for way in ways:
             way.deliver()
-        self._count_reduced(self._handshake.nbytes + sum(way.nbytes for way in ways))
+        bytes_by_name = {name: nbytes for way in ways for name, nbytes in way.nbytes.items()}
+        self._tally.exchanged_uncompressed(bytes_by_name, self._handshake.nbytes)
 
     def _finish_spending(self, valid: bool) -> None:
         spending = self._plan.spending
         if spending is None:
             return
         if self._energies is not None:
-            nbytes = spending.finish(self._plan.transport, self._energies, self._epoch)
-            topology, rank = self._plan.topology, self._plan.binding.rank
-            self.traffic.uncompressed_bytes += nbytes * (topology.size - 1)
-            self.traffic.leaving_bytes += nbytes * (topology.size - len(topology.host_of(rank)))
+            self._tally.gathered(spending.finish(self._plan.transport, self._energies, self._epoch))
         spending.end_step(valid)
 
     def _in_background(self) -> bool:
@@ -275,14 +271,6 @@ class Step:
             self._agreed = True
         except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
             self._error = error
-
-    def _count_reduced(self, nbytes: float, float32_bytes: float = 0) -> None:
-        """What Horovod reduces as it is."""
-        binding, topology, traffic = self._plan.binding, self._plan.topology, self.traffic
-        traffic.uncompressed_bytes += allreduce_bytes(nbytes, binding.world_size)
-        traffic.leaving_bytes += topology.leaving(nbytes, binding.rank)
-        traffic.float32_bytes += allreduce_bytes(float32_bytes, binding.world_size)
-        traffic.float32_leaving_bytes += topology.leaving(float32_bytes, binding.rank)
 
     def _note_nonfinite(self, blocks: int) -> None:
         """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""

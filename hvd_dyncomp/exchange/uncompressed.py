@@ -35,7 +35,7 @@ class UncompressedExchange:
         transport: who carries it.
 
     Attributes:
-        nbytes: what is reduced.
+        nbytes: what is reduced, by parameter's name.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class UncompressedExchange:
     ) -> None:
         self._bucket, self._gradients, self._factor, self._transport = bucket, gradients, factor, transport
         self._handles: list[Any] = []
-        self.nbytes = 0
+        self.nbytes: dict[str, int] = {}
 
     def start(self) -> None:
         """Sends everything. All ranks have the same slots: those without a gradient send zeros."""
@@ -51,7 +51,7 @@ class UncompressedExchange:
             if gradient is None:
                 gradient = torch.zeros(slot.shape, device=self._bucket.device)
             wire = wire_form(gradient.clone())
-            self.nbytes += wire.numel() * wire.element_size()
+            self.nbytes[slot.name] = wire.numel() * wire.element_size()
             self._handles.append(self._transport.sum(wire, f"hvd_dyncomp.{slot.name}.uncompressed"))
 
     def deliver(self) -> None:

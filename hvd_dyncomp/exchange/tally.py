@@ -1,0 +1,105 @@
+"""What one step sends, counted in the meter: by epoch and level, and by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.exchange.group import Group
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.meter import Meter, Traffic, allreduce_bytes
+
+
+class Tally:
+    """Of a step. What is no tensor's own, such as the handshake, counts in the record of epoch and level only.
+
+    Args:
+        plan: what travels where.
+        meter: where it is counted.
+        epoch, bits: of the step.
+
+    Attributes:
+        traffic: the record of epoch and level.
+    """
+
+    def __init__(self, plan: Plan, meter: Meter, *, epoch: int, bits: float) -> None:
+        self._plan, self._bits, self._tensors = plan, bits, meter.tensors
+        self.traffic = meter.at(epoch, bits)
+        self.traffic.steps += 1
+        self._handed: dict[str, int] = {}  # bytes that Horovod reduces for this step as they are
+        self._float32: dict[str, int] = {}  # and what would be reduced without compression
+
+    def compresses(self, buckets: Iterable[Bucket]) -> None:
+        """So much travels compressed, if ranks have any gradients."""
+        for bucket in buckets:
+            self.traffic.compressed_values += bucket.values
+            for unit in bucket.units:
+                self._float32[unit.name] = 4 * unit.numel
+
+    def hands_over(self, name: str, nbytes: int, float32_bytes: int = 0) -> None:
+        """Horovod is to reduce `nbytes` bytes for the parameter, where as float32 they would be `float32_bytes`."""
+        name = self._plan.unit_names.get(name, name)  # what is skipped is a tensor of its own
+        self._handed[name] = self._handed.get(name, 0) + nbytes
+        self._float32[name] = self._float32.get(name, 0) + float32_bytes
+
+    def reduced(self) -> None:
+        """Horovod reduces what it has been handed."""
+        self._count_reduced(sum(self._handed.values()), sum(self._float32.values()))
+        self._divide_reduced(self._handed, self._float32)
+
+    def exchanged(self, bucket: Bucket, groups: Iterable[Group]) -> None:
+        """The messages of a bucket; they are divided among tensors as their codes are long."""
+        sent = leaving = 0
+        for group in groups:
+            sent += group.sent_bytes
+            leaving += group.leaving_bytes
+        self.traffic.compressed_bytes += sent
+        self.traffic.leaving_bytes += leaving
+        for name, share in bucket.shares(self._bits).items():
+            traffic = self._tensor(name)
+            traffic.compressed_bytes += share * sent
+            traffic.leaving_bytes += share * leaving
+
+    def exchanged_uncompressed(self, bytes_by_name: Mapping[str, int], handshake_bytes: int) -> None:
+        """What no backward has made, in an allreduce of our own, after that handshake."""
+        self._count_reduced(sum(bytes_by_name.values()) + handshake_bytes)
+        for name, nbytes in bytes_by_name.items():
+            self._divide_reduced({self._plan.unit_names[name]: nbytes}, {})
+
+    def shook_hands(self, nbytes: int, *, compressed: bool) -> None:
+        """The allreduce of a handshake, which is compression's own unless the step is not compressed."""
+        if not compressed:
+            self._count_reduced(nbytes)
+            return
+        self.traffic.compressed_bytes += allreduce_bytes(nbytes, self._plan.binding.world_size)
+        self.traffic.leaving_bytes += self._plan.topology.leaving(nbytes, self._plan.binding.rank)
+
+    def gathered(self, nbytes: int) -> None:
+        """An allgather in which this rank had so many bytes."""
+        topology = self._plan.topology
+        self.traffic.uncompressed_bytes += nbytes * (topology.size - 1)
+        self.traffic.leaving_bytes += nbytes * (topology.size - len(topology.host_of(self._plan.binding.rank)))
+
+    def _tensor(self, name: str) -> Traffic:
+        key = name, self._bits
+        if key not in self._tensors:
+            self._tensors[key] = Traffic()
+        return self._tensors[key]
+
+    def _count_reduced(self, nbytes: float, float32_bytes: float = 0) -> None:
+        size, topology, rank = self._plan.binding.world_size, self._plan.topology, self._plan.binding.rank
+        self.traffic.uncompressed_bytes += allreduce_bytes(nbytes, size)
+        self.traffic.leaving_bytes += topology.leaving(nbytes, rank)
+        self.traffic.float32_bytes += allreduce_bytes(float32_bytes, size)
+        self.traffic.float32_leaving_bytes += topology.leaving(float32_bytes, rank)
+
+    def _divide_reduced(self, handed: Mapping[str, int], float32: Mapping[str, int]) -> None:
+        """The same by tensor."""
+        sent = allreduce_bytes(1, self._plan.binding.world_size)
+        leaving = self._plan.topology.leaving(1, self._plan.binding.rank)
+        for name in {**float32, **handed}:
+            traffic, nbytes, float32_bytes = self._tensor(name), handed.get(name, 0), float32.get(name, 0)
+            traffic.uncompressed_bytes += sent * nbytes
+            traffic.leaving_bytes += leaving * nbytes
+            traffic.float32_bytes += sent * float32_bytes
+            traffic.float32_leaving_bytes += leaving * float32_bytes

@@ -1,0 +1,125 @@
+"""Bytes and errors of single tensors."""
+
+import pytest
+import torch
+from simulated import BY_HOST, WORLDS, Worker, mean_of, on_ranks, places, set_level
+
+from hvd_dyncomp.exchange.codec import GREETING_BYTES
+from hvd_dyncomp.kernels import block_bytes
+from hvd_dyncomp.meter import allreduce_bytes
+
+SIZES = {"a": 64 * 3, "b": 64 * 8, "small": 5, "tiny": 2, "skipped": 70}
+OPTIONS = {"skip": lambda name, _: name == "skipped", "min_numel": 8}
+TENSORS = {"a", "b", "tiny", "skipped"}  # what is small has the name of what backward makes first
+
+
+@WORLDS
+@pytest.mark.parametrize("bits", [0.25, 4, 32])
+def test_what_tensors_send_is_all_but_the_handshakes(ranks, hosts, bits):
+    def program(worker: Worker):
+        for step in range(3):
+            worker.step(worker.noise(step))
+        worker.optimizer.step()  # reduces once more, what no backward has made
+        return worker.quantizer.meter
+
+    meters, _ = on_ranks(ranks, program, SIZES, bits, hosts=hosts, **OPTIONS)
+    for meter in meters:
+        assert set(meter.by_tensor()) == TENSORS
+        total, tensors = meter.total(), meter.by_tensor().values()
+        handshakes = 4 * allreduce_bytes(ranks * GREETING_BYTES, ranks)
+        assert sum(one.sent_bytes for one in tensors) == pytest.approx(total.sent_bytes - handshakes)
+        leaving = sum(one.leaving_bytes for one in tensors)
+        own_of_handshakes = total.leaving_bytes - leaving
+        assert 0 < own_of_handshakes <= handshakes + 1e-6
+        for field in ("float32_bytes", "float32_leaving_bytes"):
+            assert sum(getattr(one, field) for one in tensors) == pytest.approx(getattr(total, field))
+
+
+@places("2", "3", "2x2")
+def test_a_message_is_divided_as_its_codes_are_long(ranks, hosts):
+    """Where levels differ between tensors, too: blocks of their own, so that the division is exact."""
+    levels = {}
+
+    def program(worker: Worker):
+        for step in range(20):
+            gradients = worker.noise(step)
+            worker.step({**gradients, "a": 100 * gradients["a"]})
+        before = worker.quantizer.meter.by_tensor()
+        sent = {name: traffic.compressed_bytes for name, traffic in before.items()}
+        levels.update(worker.quantizer.levels())
+        worker.step(worker.noise(20))
+        return {name: one.compressed_bytes - sent[name] for name, one in worker.quantizer.meter.by_tensor().items()}
+
+    sizes = {"a": 64 * 4, "b": 64 * 8}
+    sent, _ = on_ranks(ranks, program, sizes, 4, hosts=hosts, allocation="error", min_numel=8)
+    assert levels["a"] > levels["b"]
+    for own in sent:
+        codes = {name: size // 64 * block_bytes(levels[name], 64) for name, size in sizes.items()}
+        assert own["a"] / own["b"] == pytest.approx(codes["a"] / codes["b"])
+
+
+def test_tensors_are_counted_by_level():
+    def program(worker: Worker):
+        worker.step(worker.noise(0))
+        set_level(worker.controller, 8)
+        worker.step(worker.noise(1))
+        return worker.quantizer.meter.tensors
+
+    tensors, _ = on_ranks(2, program, {"a": 6400}, 4)
+    for own in tensors:
+        assert set(own) == {("a", 4), ("a", 8)}
+        assert own["a", 8].compressed_bytes - own["a", 4].compressed_bytes == 6400 / 2
+
+
+def true_errors(means: dict[str, torch.Tensor], step: int, ranks: int) -> dict[str, float]:
+    exact = {name: mean_of(name, len(mean), step, range(ranks), ranks) for name, mean in means.items()}
+    return {name: float((mean - exact[name]).norm() / mean.norm()) for name, mean in means.items()}
+
+
+@places("2", "2x2", "2x2 dealt")
+@pytest.mark.parametrize("bits", [0.25, 1, 4, 8])
+def test_errors_are_how_far_means_are_off(ranks, hosts, bits):
+    """Of the first step, in which nothing was owed before: later ones' errors are those of sums."""
+
+    def program(worker: Worker):
+        means = worker.step(worker.noise(0))
+        return worker.quantizer.errors(), means
+
+    sizes = {"a": 64 * 40, "b": 64 * 50}
+    results, _ = on_ranks(ranks, program, sizes, bits, hosts=hosts)
+    expected = true_errors(results[0][1], 0, ranks)
+    for errors, _ in results:
+        assert errors and set(errors) <= set(sizes)
+        for name, error in errors.items():
+            assert error == pytest.approx(expected[name], rel=0.15)
+    assert set().union(*(errors for errors, _ in results)) == set(sizes)
+
+
+def test_among_three_they_are_those_of_the_first_quantization():
+    results, _ = on_ranks(3, lambda w: (w.step(w.noise(0)), w.quantizer.errors()), {"a": 6400}, 4)
+    expected = true_errors(results[0][0], 0, 3)["a"]
+    for _, errors in results:
+        assert expected / 1.6 < errors["a"] < expected
+
+
+@BY_HOST
+def test_a_worker_knows_of_the_values_that_it_quantizes(ranks, hosts):
+    """Its section of a bucket: two tensors as long as each other, two workers a host."""
+    results, _ = on_ranks(
+        ranks, lambda w: w.step(w.noise(0)) and w.quantizer.errors(), {"a": 640, "b": 640}, 4, hosts=hosts
+    )
+    assert [list(errors) for errors in results] == [["b"] if rank % 2 == 0 else ["a"] for rank in range(ranks)]
+
+
+def test_without_gradients_steps_or_feedback_there_are_none():
+    def program(worker: Worker):
+        before = worker.quantizer.errors()
+        worker.step(worker.noise(0))
+        worker.optimizer.zero_grad()
+        return before, worker.quantizer.errors()
+
+    assert on_ranks(2, program, {"a": 640}, 4)[0] == [({}, {})] * 2
+    found, _ = on_ranks(2, lambda w: w.step(w.noise(0)) and w.quantizer.errors(), {"a": 640}, 4, error_feedback=False)
+    assert found == [{}, {}]
+    found, _ = on_ranks(2, lambda w: w.step(w.noise(0)) and w.quantizer.errors(), {"a": 640}, 32)
+    assert found == [{"a": 0.0}] * 2
