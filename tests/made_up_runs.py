@@ -23,6 +23,8 @@ def line(epoch: int, levels: Sequence[float] = LEVELS, **changed: object) -> dic
         "reason": REASONS.get(epoch, "hold"),
         "steps_by_level": {str(level): 10},
         "tensor_levels": {},
+        "tensor_bytes": {},
+        "tensor_errors": {},
         "train_loss": 2.3 / (epoch + 1),
         "train_accuracy": 0.5 + 0.071 * epoch,
         "val_accuracy": 0.45 + 0.06 * epoch,

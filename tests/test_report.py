@@ -15,7 +15,6 @@ from made_up_runs import LEVELS, REASONS, SVG, Page, axis, curve, figures, line,
 import hvd_dyncomp
 from hvd_dyncomp.report import bars, drawing
 from hvd_dyncomp.report.__main__ import main
-from hvd_dyncomp.report.heatmap import colour
 from hvd_dyncomp.report.page import page
 from hvd_dyncomp.report.runs import read_run, read_runs
 
@@ -156,23 +155,6 @@ def test_bytes_are_those_that_leave_hosts_where_there_are_several(folder: Path, 
     assert curve(figures(both)["bytes"], "two")[0][1] == pytest.approx(4, rel=1e-3)
     assert "per worker" in both and "from each host" not in both
     assert "left each host" not in report(folder)
-
-
-def test_levels_by_layer(tmp_path: Path) -> None:
-    table = [{"conv1.weight": 2, "fc.bias": 8}, {"conv1.weight": 2, "fc.bias": 8}, {"conv1.weight": 0.5, "fc.bias": 8}]
-    lines = [line(epoch, tensor_levels=levels) for epoch, levels in enumerate(table)]
-    figure = figures(report(write(tmp_path / "run", lines)))["tensors-1"]
-    across = axis(figure, "x")
-    for row in of_class(figure, "tensor"):
-        read = {}
-        for cell in row.iter(f"{SVG}rect"):
-            level = float(cell.get("data-level"))
-            assert cell.get("fill") == colour(level)
-            first, last = (across(number(cell, "x") + side * number(cell, "width")) for side in (0, 1))
-            read |= dict.fromkeys(range(round(first + 0.5), round(last + 0.5)), level)
-        assert read == {epoch + 1: levels[row.get("data-name")] for epoch, levels in enumerate(table)}
-    assert [row.get("data-name") for row in of_class(figure, "tensor")] == ["conv1.weight", "fc.bias"]
-    assert len({colour(level) for level in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)}) == 9
 
 
 def test_figures_say_what_they_are(drawn: dict) -> None:
@@ -332,13 +314,13 @@ HOSTILE += '" onload="alert(1)\' & \x00\x1b\ud800]]>-->'
 
 
 def test_text_from_files_is_no_markup(tmp_path: Path) -> None:
-    lines = [line(epoch, reason=HOSTILE, tensor_levels={HOSTILE: 4}) for epoch in EPOCHS]
+    tables = ("tensor_levels", "tensor_bytes", "tensor_errors")
+    lines = [line(epoch, reason=HOSTILE, **{key: {HOSTILE: 4} for key in tables}) for epoch in EPOCHS]
     config = {HOSTILE: HOSTILE, **CONFIG, "model": HOSTILE, "levels": [HOSTILE], "world_size": {HOSTILE: [HOSTILE]}}
     name = HOSTILE.replace("/", "|").replace("\x00", "").replace("\ud800", "\udc80")  # a byte that is no UTF-8
     folder = write(tmp_path / name, lines, config)
-    safe = write(
-        tmp_path / "safe", [line(epoch, tensor_levels={"name": 4}) for epoch in EPOCHS], {"key": "text", **CONFIG}
-    )
+    harmless_lines = [line(epoch, **{key: {"name": 4} for key in tables}) for epoch in EPOCHS]
+    safe = write(tmp_path / "safe", harmless_lines, {"key": "text", **CONFIG})
     text = report(folder)
     text.encode()
     hostile, harmless = Page(text), Page(report(safe))
@@ -401,6 +383,8 @@ def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
         ('{"epoch": 1, "level": 4, "steps_by_level": {"four": 1}}', "'steps_by_level'"),
         ('{"epoch": 1, "level": 4, "tensor_levels": {"fc": null}}', "'tensor_levels'"),
         ('{"epoch": 1, "level": 4, "tensor_levels": {"fc": -1}}', "'tensor_levels'"),
+        ('{"epoch": 1, "level": 4, "tensor_bytes": {"fc": -1}}', "'tensor_bytes'"),
+        ('{"epoch": 1, "level": 4, "tensor_errors": {"fc": "x"}}', "'tensor_errors'"),
     ],
 )
 def test_a_bad_line_is_named(bad: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -474,12 +458,14 @@ def test_the_scalars_of_the_quickstart() -> None:
     exec(snippet("write_scalars"), names)  # noqa: S102
     meter = hvd_dyncomp.Meter()
     meter.at(3, 4).compressed_bytes = 7
-    quantizer = SimpleNamespace(meter=meter, controller=SimpleNamespace(bits=4), levels=lambda: {"fc": 2})
+    by_tensor = {"levels": lambda: {"fc": 2}, "errors": lambda: {"fc": 0.25}}
+    quantizer = SimpleNamespace(meter=meter, controller=SimpleNamespace(bits=4), **by_tensor)
     names["write_scalars"](3, quantizer, train_loss=1.5)
     assert written == {
         "level": (4, 3),
         "bytes": (7, 3),
         "saved": (meter.total().saved_fraction, 3),
         "tensor_levels/fc": (2, 3),
+        "tensor_errors/fc": (0.25, 3),
         "train_loss": (1.5, 3),
     }

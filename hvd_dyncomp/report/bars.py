@@ -1,11 +1,11 @@
-"""Figures with bars: time by epoch, bytes by level."""
+"""Figures with bars: time by epoch, bytes by level and by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hvd_dyncomp.report import drawing
-from hvd_dyncomp.report.markup import Markup, element, joined
+from hvd_dyncomp.report import drawing, layers
+from hvd_dyncomp.report.markup import Markup, decimal, element, joined
 from hvd_dyncomp.report.runs import Run
 from hvd_dyncomp.report.words import UNCOMPRESSED, bits, megabytes
 
@@ -88,7 +88,7 @@ def by_level(runs: Sequence[Run], sent: Sequence[Mapping[float, float]], whose: 
         if level in by_level
     ]
     bottom = drawing.TOP + 12.0 + len(rows) * (_BAR + 4)
-    across, marks = _rightwards([nbytes / 1e6 for _, _, nbytes in rows])
+    across, marks = _rightwards([nbytes / 1e6 for _, _, nbytes in rows], drawing.LEFT)
     legend = [(run.name, drawing.box_sign(drawing.colour(index))) for index, run in enumerate(runs)]
     return drawing.frame(
         "bytes-by-level",
@@ -96,6 +96,7 @@ def by_level(runs: Sequence[Run], sent: Sequence[Mapping[float, float]], whose: 
         " ".join(f"{runs[index].name}: {megabytes(nbytes)} MB at {bits(level)}." for level, index, nbytes in rows),
         bottom + 56 + drawing.LEGEND_ROW * len(runs),
         _axis(across, marks, bottom, f"sent {whose} in all epochs, MB"),
+        drawing.upright("level", 16.0, (drawing.TOP + bottom) / 2),
         *(_row(place, rows, runs, across) for place in range(len(rows))),
         drawing.legend(legend, bottom + 56),
     )
@@ -118,9 +119,45 @@ def _row(place: int, rows: Sequence[tuple[float, int, float]], runs: Sequence[Ru
     )
 
 
-def _rightwards(values: Sequence[float]) -> tuple[drawing.Scale, list[float]]:
+def by_layer(key: str, run: Run, whose: str) -> Markup:
+    """Bars of MB, to the right, one for each tensor, in pieces by the level of the epochs that they were sent in."""
+    names = layers.names([epoch.tensor_bytes for epoch in run.epochs])
+    sums = {name: sum(epoch.tensor_bytes.get(name, 0.0) for epoch in run.epochs) for name in names}
+    used = layers.levels_used(run)
+    bottom = drawing.TOP + float(layers.ROW * len(names))
+    across, marks = _rightwards([nbytes / 1e6 for nbytes in sums.values()], layers.NAMES)
+    most = max(sums, key=lambda name: sums[name])
+    entries = [(decimal(level, 3), layers.colour(level, layers.LEAST_LEVEL)) for level in used]
+    return drawing.frame(
+        key,
+        f"Bytes by layer: {run.name}",
+        f"{len(names)} tensors; most is {megabytes(sums[most])} MB of {most}.",
+        bottom + 74,
+        _axis(across, marks, bottom, f"sent {whose} in all epochs, MB"),
+        *(_tensor(run, name, drawing.TOP + layers.ROW * row, across) for row, name in enumerate(names)),
+        layers.key("bits a value:", entries, bottom + 56),
+    )
+
+
+def _tensor(run: Run, name: str, top: int, across: drawing.Scale) -> Markup:
+    """A tensor's bar. Where it had a level of its own, the piece has that one's colour."""
+    by_level: dict[float, float] = {}
+    for epoch in run.epochs:
+        level = epoch.tensor_levels.get(name, epoch.level)
+        by_level[level] = by_level.get(level, 0.0) + epoch.tensor_bytes.get(name, 0.0)
+    pieces, sent = [], 0.0
+    for level, nbytes in sorted(by_level.items()):
+        left, sent = across(sent / 1e6), sent + nbytes
+        title = element("title", f"{name}: {megabytes(nbytes)} MB in epochs at {bits(level)}")
+        box = {"x": left, "y": top + 1, "width": across(sent / 1e6) - left, "height": layers.ROW - 3}
+        fill = layers.colour(level, layers.LEAST_LEVEL)
+        pieces.append(element("rect", title, **box, fill=fill, stroke="#333", stroke_width=0.4, data_level=repr(level)))
+    return element("g", layers.label(name, top), *pieces, class_="tensor", data_name=name)
+
+
+def _rightwards(values: Sequence[float], left: float) -> tuple[drawing.Scale, list[float]]:
     marks = drawing.ticks(0.0, max(values) or 1.0)
-    return drawing.Scale(marks[0], marks[-1], drawing.LEFT, drawing.RIGHT - 20), marks
+    return drawing.Scale(marks[0], marks[-1], left, drawing.RIGHT - 20), marks
 
 
 def _axis(across: drawing.Scale, marks: Sequence[float], bottom: float, label: str) -> Markup:
@@ -129,8 +166,5 @@ def _axis(across: drawing.Scale, marks: Sequence[float], bottom: float, label: s
         x = across(value)
         parts.append(element("line", x1=x, x2=x, y1=float(drawing.TOP), y2=bottom, class_="grid"))
         parts.append(element("text", text, x=x, y=bottom + 15, class_="tick x", text_anchor="middle"))
-    middle = (drawing.LEFT + drawing.RIGHT) / 2
-    sideways = drawing.upright("level", 16.0, (drawing.TOP + bottom) / 2)
-    return joined(
-        *parts, sideways, element("text", label, x=middle, y=bottom + 34, class_="label", text_anchor="middle")
-    )
+    middle = (across.start + drawing.RIGHT) / 2
+    return joined(*parts, element("text", label, x=middle, y=bottom + 34, class_="label", text_anchor="middle"))

@@ -43,8 +43,8 @@ def _sections(runs: Sequence[Run]) -> Iterator[Markup]:
     started = [run for run in runs if run.epochs]
     if started:
         yield _section("By epoch", _note_on_figures(runs), _grid(_curves(runs)))
-        levels = list(_levels(runs))
-        yield _section("By level", _grid(levels)) if levels else Markup("")
+        for title, figures in (("By level", list(_levels(runs))), ("By layer", list(_layers(runs)))):
+            yield _section(title, _grid(figures)) if figures else Markup("")
         times = [run for run in started if any(run.total(part) for part in (bars.COMPUTE, bars.EXCHANGE))]
         drawn = [_figure(bars.times(f"time-{number}", run, times)) for number, run in enumerate(times, start=1)]
         yield _section("Time", _grid(drawn)) if drawn else Markup("")
@@ -122,9 +122,20 @@ def _levels(runs: Sequence[Run]) -> Iterator[Markup]:
         mixed = any(len(epoch.steps_by_level) > 1 for run in runs for epoch in run.epochs)
         note = "Epochs whose steps had several levels are divided by steps times bits." if mixed else ""
         yield _figure(bars.by_level(runs, bars.bytes_by_level(runs, key), whose), note)
+
+
+def _layers(runs: Sequence[Run]) -> Iterator[Markup]:
+    """Of one run after the other: their layers need not be the same."""
     for number, run in enumerate(runs, start=1):
+        if any(epoch.tensor_bytes for epoch in run.epochs):
+            whose = carried([run])[1]
+            note = "Biases and norms that travel together have the name of one of them. Handshakes are no layer's."
+            yield _figure(bars.by_layer(f"layers-{number}", run, whose), note)
         if any(epoch.tensor_levels for epoch in run.epochs):
-            yield _figure(heatmap.draw(f"tensors-{number}", run))
+            yield _figure(heatmap.levels(f"tensors-{number}", run))
+        if any(epoch.tensor_errors for epoch in run.epochs):
+            note = "What a step leaves out is owed, and arrives later: the sum of many steps is off by less."
+            yield _figure(heatmap.errors(f"errors-{number}", run), note)
 
 
 def _figure(drawing: Markup, caption: str = "") -> Markup:

@@ -38,6 +38,8 @@ class Epoch:
         reason: of that decision, for people; may be empty.
         steps_by_level: {level: steps}; may be empty.
         tensor_levels: {name: bits a value} of tensors with levels of their own; may be empty.
+        tensor_bytes: {name: bytes} of what was sent, without what is no tensor's; may be empty.
+        tensor_errors: {name: norm of the error of the last step's mean / norm of the mean}; may be empty.
         numbers: all other numbers of the line; what is not finite is not among them.
     """
 
@@ -47,6 +49,8 @@ class Epoch:
     reason: str
     steps_by_level: Mapping[float, float]
     tensor_levels: Mapping[str, float]
+    tensor_bytes: Mapping[str, float]
+    tensor_errors: Mapping[str, float]
     numbers: Mapping[str, float]
 
 
@@ -187,6 +191,8 @@ def _epoch(line: dict[str, Any]) -> Epoch:
         reason=reason,
         steps_by_level={_level(_number(key), "steps_by_level"): n for key, n in _table(line, "steps_by_level")},
         tensor_levels={name: _level(bits, "tensor_levels") for name, bits in _table(line, "tensor_levels")},
+        tensor_bytes=_amounts(line, "tensor_bytes"),
+        tensor_errors=_amounts(line, "tensor_errors"),
         numbers={key: n for key, value in line.items() if key not in told and (n := _finite(value)) is not None},
     )
 
@@ -197,6 +203,13 @@ def _table(line: dict[str, Any], key: str) -> list[tuple[str, float]]:
     if not isinstance(table, dict) or any(_finite(value) is None for value in table.values()):
         raise ValueError(f"has a '{key}' that is no object of numbers")
     return list(table.items())
+
+
+def _amounts(line: dict[str, Any], key: str) -> dict[str, float]:
+    amounts = dict(_table(line, key))
+    if any(amount < 0 for amount in amounts.values()):
+        raise ValueError(f"has a '{key}' with what is less than nothing")
+    return amounts
 
 
 def _level(value: Any, key: str) -> float:

@@ -61,6 +61,14 @@ class Baseline:
         """None of them has a level of its own."""
         return {}
 
+    def by_tensor(self) -> dict[str, Traffic]:
+        """Not counted: all are sent alike."""
+        return {}
+
+    def errors(self) -> dict[str, float]:
+        """None is known."""
+        return {}
+
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """Nothing to report: all steps are alike."""
         return {}
@@ -114,6 +122,14 @@ class Quantized:
     def tensor_levels(self) -> dict[str, float]:
         """Bits a value by tensor, where they differ: with ``--allocation error``."""
         return self.compressor.levels() if self._allocated else {}
+
+    def by_tensor(self) -> dict[str, Traffic]:
+        """What this rank has sent of each tensor so far."""
+        return self.compressor.meter.by_tensor()
+
+    def errors(self) -> dict[str, float]:
+        """By tensor, how far the latest step's means are off, as this rank estimates it."""
+        return self.compressor.errors()
 
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """How many of an epoch's steps ran at which level: of several with ``--auto-level`` and in a warm-up only."""

@@ -32,7 +32,7 @@ from training.gradients import GradientNorm
 from training.models import build_model
 from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary
 from training.tensorboard import Board
-from training.traffic import find_hosts, over_ranks, since
+from training.traffic import find_hosts, over_ranks, since, tensors_over_ranks
 
 
 @dataclass
@@ -187,7 +187,7 @@ def resume(run: Run) -> int:
 def train_one_epoch(run: Run, epoch: int) -> None:
     """Train, evaluate, let the controller decide, and write it all down. Collective."""
     begin = time.perf_counter()
-    level, before = run.compression.bits, run.compression.sent()
+    level, before, tensors_before = run.compression.bits, run.compression.sent(), run.compression.by_tensor()
     run.progress.begin(epoch, len(run.batches))
 
     def on_step(score: Score) -> None:
@@ -196,7 +196,9 @@ def train_one_epoch(run: Run, epoch: int) -> None:
     own, seconds = train_epoch(
         run.model, run.optimizer, run.compression, run.rate, run.batches, epoch, on_step, run.gradient_norm
     )
-    sent = over_ranks(since(run.compression.sent(), before), len(run.topology.hosts))
+    hosts = len(run.topology.hosts)
+    sent = over_ranks(since(run.compression.sent(), before), hosts)
+    tensors = tensors_over_ranks(run.compression.by_tensor(), tensors_before, run.compression.errors(), hosts)
     average_buffers(run.model)
     check_replicas(run.model)
     shard = {"rank": hvd.rank(), "size": hvd.size()}
@@ -218,6 +220,7 @@ def train_one_epoch(run: Run, epoch: int) -> None:
         "reason": decision[1],
         "steps_by_level": run.compression.steps_by_level(epoch),
         "tensor_levels": tensor_levels,
+        **tensors,
         **watched,
         **_scores(train, val, test),
         **sent,

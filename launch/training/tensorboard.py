@@ -62,7 +62,9 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     named |= {f"bytes/{key}": line[f"bytes_{key}"] for key in ("sent", "float32", "leaving_host", "staying_on_host")}
     named |= {"seconds/epoch": line["seconds"]}
     named |= {f"seconds/{part}": line[f"seconds_{part}"] for part in ("compute", "exchange")}
-    named |= {f"tensor_levels/{name}": bits for name, bits in line["tensor_levels"].items()}
+    # What a run that is resumed had before it counted by tensor lacks these.
+    tables = ("tensor_levels", "tensor_bytes", "tensor_errors")
+    named |= {f"{table}/{name}": value for table in tables for name, value in line.get(table, {}).items()}
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import fields
 
 from hvd_dyncomp import Traffic
@@ -43,4 +45,24 @@ def over_ranks(own: Traffic, hosts: int) -> dict[str, float]:
         "bytes_staying_on_host": float(round(total.staying_bytes / hosts)),
         "bytes_float32_leaving_host": total.float32_leaving_bytes / hosts,
         "saved_fraction": total.saved_fraction,
+    }
+
+
+def tensors_over_ranks(
+    now: Mapping[str, Traffic], before: Mapping[str, Traffic], errors: Mapping[str, float], hosts: int
+) -> dict[str, dict[str, float]]:
+    """``tensor_bytes`` and ``tensor_errors`` of a line of metrics.jsonl. Collective.
+
+    Bytes are those from host to host where there are several, means over the hosts, and otherwise means over workers,
+    of what they sent to anybody. Errors are means over the ranks that can tell, of squares.
+    """
+    sent = {name: since(traffic, before.get(name, Traffic())) for name, traffic in now.items()}
+    leaving = hosts > 1
+    own = {name: traffic.leaving_bytes if leaving else traffic.sent_bytes for name, traffic in sent.items()}
+    everybody = gather_json([own, dict(errors)], "tensors")
+    divisor = hosts if leaving else len(everybody)
+    known = {name: [theirs[name] for _, theirs in everybody if name in theirs] for name in everybody[0][0]}
+    return {
+        "tensor_bytes": {name: sum(bytes_of[name] for bytes_of, _ in everybody) / divisor for name in own},
+        "tensor_errors": {name: math.hypot(*some) / math.sqrt(len(some)) for name, some in known.items() if some},
     }

@@ -41,6 +41,18 @@ def test_what_leaves_a_host_is_what_the_level_says(whole: Path, whole_of_hosts: 
     assert summary(whole_of_hosts)["bytes_leaving_host"] == sum(line["bytes_leaving_host"] for line in lines)
 
 
+@pytest.mark.parametrize("run", ["whole", "whole_of_hosts"])
+def test_bytes_by_tensor_are_what_is_sent(run: str, request: pytest.FixtureRequest) -> None:
+    """Between hosts, where there are several; but for the handshakes. Errors are there at levels below 32."""
+    for line in metrics(request.getfixturevalue(run)):
+        sent = line["bytes_leaving_host"] or line["bytes_sent"]
+        assert 0.95 * sent < sum(line["tensor_bytes"].values()) < sent
+        errors = line["tensor_errors"]
+        assert errors.keys() == line["tensor_bytes"].keys()
+        low, high = {4: (0.01, 0.5), 32: (0, 0)}[line["level"]]
+        assert all(low <= errors[name] <= high for name in errors if name.endswith("conv1.weight"))
+
+
 def test_horovods_own_allreduce_counts_as_what_must_cross(tmp_path: Path) -> None:
     train(*FLAGS, "--compression", "none", "--output-dir", str(tmp_path / "run"), hosts="aabc")
     [line] = metrics(tmp_path / "run")

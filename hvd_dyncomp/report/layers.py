@@ -1,0 +1,53 @@
+"""What figures with a row for each tensor share: the names before the rows, and colours by what has an order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hvd_dyncomp.report.markup import Markup, element, joined
+from hvd_dyncomp.report.runs import Run
+
+ROW = 15  # height
+NAMES = 232  # width of the names
+LEAST_LEVEL = 1 / 8  # bits a value, where colours of levels begin
+# ColorBrewer's YlGnBu, which keeps its order in grey as well: what is least is light.
+_COLOURS = ("#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#253494", "#081d58")
+
+
+def names(tables: Sequence[Mapping[str, float]]) -> list[str]:
+    """Of all tensors in tables of a run's epochs, in the order in which they are met."""
+    return list(dict.fromkeys(name for table in tables for name in table))
+
+
+def label(name: str, top: float) -> Markup:
+    """A tensor's name before its row; the end of a name tells tensors apart better than its beginning."""
+    shown = name if len(name) <= 36 else f"…{name[-35:]}"
+    return element("text", element("title", name), shown, x=NAMES - 6, y=top + 11, class_="name", text_anchor="end")
+
+
+def colour(value: float, least: float) -> str:
+    """By the logarithm: ``least`` and below is lightest, and 256 times that, or more, darkest."""
+    place = round(math.log2(value / least)) if value > least else 0
+    return _COLOURS[min(place, len(_COLOURS) - 1)]
+
+
+def is_dark(value: float, least: float) -> bool:
+    """Whether white can be read on that colour better than black."""
+    return colour(value, least) in _COLOURS[5:]
+
+
+def key(said: str, entries: Sequence[tuple[str, str]], y: float) -> Markup:
+    """What the colours stand for: (text, colour) in a row."""
+    parts = [element("text", said, x=NAMES - 6, y=y + 4, class_="legend", text_anchor="end")]
+    for place, (text, fill) in enumerate(entries):
+        x = NAMES + place * 48
+        parts.append(element("rect", x=x, y=y - 7, width=14, height=14, fill=fill, stroke="#333"))
+        parts.append(element("text", text, x=x + 17, y=y + 4, class_="tick"))
+    return joined(*parts)
+
+
+def levels_used(run: Run) -> list[float]:
+    """All levels that a run or one of its tensors has been at, ascending."""
+    own = {level for epoch in run.epochs for level in epoch.tensor_levels.values()}
+    return sorted(own | {epoch.level for epoch in run.epochs})
