@@ -28,22 +28,31 @@ def label(name: str, top: float) -> Markup:
 
 def colour(value: float, least: float) -> str:
     """By the logarithm: ``least`` and below is lightest, and 256 times that, or more, darkest."""
-    place = round(math.log2(value / least)) if value > least else 0
-    return _COLOURS[min(place, len(_COLOURS) - 1)]
+    place = _place(value, least)
+    below = min(int(place), len(_COLOURS) - 2)
+    ends = [[int(fill[at : at + 2], 16) for at in (1, 3, 5)] for fill in _COLOURS[below : below + 2]]
+    mixed = [round(low + (place - below) * (high - low)) for low, high in zip(*ends, strict=True)]
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def is_dark(value: float, least: float) -> bool:
     """Whether white can be read on that colour better than black."""
-    return colour(value, least) in _COLOURS[5:]
+    return _place(value, least) >= 4.5
+
+
+def _place(value: float, least: float) -> float:
+    """Among the colours."""
+    return min(math.log2(value / least), len(_COLOURS) - 1.0) if value > least else 0.0
 
 
 def key(said: str, entries: Sequence[tuple[str, str]], y: float) -> Markup:
     """What the colours stand for: (text, colour) in a row."""
     parts = [element("text", said, x=NAMES - 6, y=y + 4, class_="legend", text_anchor="end")]
-    for place, (text, fill) in enumerate(entries):
-        x = NAMES + place * 48
+    x = float(NAMES)
+    for text, fill in entries:
         parts.append(element("rect", x=x, y=y - 7, width=14, height=14, fill=fill, stroke="#333"))
         parts.append(element("text", text, x=x + 17, y=y + 4, class_="tick"))
+        x += 26 + 6.5 * len(text)
     return joined(*parts)
 
 
