@@ -10,7 +10,7 @@ import warnings
 
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
 from hvd_dyncomp.levels import LEVELS
-from hvd_dyncomp.meter import Meter, Traffic
+from hvd_dyncomp.meter import Meter, Sent, Traffic
 from hvd_dyncomp.policies import (
     CriticalRegime,
     Decision,
@@ -37,6 +37,7 @@ __all__ = [
     "Policy",
     "Record",
     "Schedule",
+    "Sent",
     "Static",
     "StepFunction",
     "Traffic",

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.levels import check_level
 
-Key = TypeVar("Key")
+Key, Value = TypeVar("Key"), TypeVar("Value")
 
 
 def allreduce_bytes(nbytes: float, world_size: int) -> float:
@@ -89,6 +89,30 @@ class Traffic:
         return self
 
 
+@dataclass
+class Sent:
+    """What one worker sent of a tensor.
+
+    Attributes:
+        sent_bytes: to anybody.
+        leaving_bytes: so much of it as left the host.
+
+    Raises:
+        ValueError: a field is not a finite number of at least 0.
+
+    Examples:
+        >>> Sent(100.0, 50.0).leaving_bytes
+        50.0
+    """
+
+    sent_bytes: float = 0.0
+    leaving_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        finite("sent_bytes", self.sent_bytes, 0)
+        finite("leaving_bytes", self.leaving_bytes, 0)
+
+
 class Meter:
     """Traffic of one worker, keyed by (epoch, level), and by (tensor, level).
 
@@ -96,9 +120,9 @@ class Meter:
 
     Attributes:
         records: `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch which ran at `bits` bits.
-        tensors: `tensors[(name, bits)]` has the bytes of a tensor, by its name in `DynamicQuantizer.levels`, over all
+        tensors: `tensors[(name, bits)]` is what was `Sent` of a tensor, named as in `DynamicQuantizer.levels`, in all
             steps at `bits` bits. A message has many tensors; it is divided among them as their codes are long. What is
-            no tensor's (handshakes, energies) is in `records` only, and so are all counts that are not bytes.
+            no tensor's (handshakes, tickets, energies) is in `records` only.
 
     Examples:
         >>> meter = Meter()
@@ -110,7 +134,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.records: dict[tuple[int, float], Traffic] = {}
-        self.tensors: dict[tuple[str, float], Traffic] = {}
+        self.tensors: dict[tuple[str, float], Sent] = {}
 
     def at(self, epoch: int, bits: float) -> Traffic:
         """The record of (epoch, bits), created when it is first asked for.
@@ -137,11 +161,13 @@ class Meter:
         """The sum over everything."""
         return self._sum(lambda key: True)
 
-    def by_tensor(self) -> dict[str, Traffic]:
+    def by_tensor(self) -> dict[str, Sent]:
         """The sums over all levels of what is in `tensors`, by name."""
-        sums: dict[str, Traffic] = {}
-        for (name, _), traffic in self.tensors.items():
-            sums.setdefault(name, Traffic()).__iadd__(traffic)
+        sums: dict[str, Sent] = {}
+        for (name, _), own in self.tensors.items():
+            total = sums.setdefault(name, Sent())
+            total.sent_bytes += own.sent_bytes
+            total.leaving_bytes += own.leaving_bytes
         return sums
 
     def _sum(self, wanted: Callable[[tuple[int, float]], bool]) -> Traffic:
@@ -165,8 +191,8 @@ class Meter:
             ValueError: `state` is something else; nothing has changed then.
         """
         try:
-            records = _table(state["records"], "epoch", lambda epoch: integer("epoch", epoch, 0))
-            tensors = _table(state["tensors"], "name", _name)
+            records = _table(state["records"], "epoch", lambda epoch: integer("epoch", epoch, 0), Traffic)
+            tensors = _table(state["tensors"], "name", _name, Sent)
         except (KeyError, TypeError, ValueError) as error:
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
@@ -174,16 +200,16 @@ class Meter:
 
 
 def _table(
-    rows: Iterable[Mapping[str, Any]], of: str, checked: Callable[[Any], Key]
-) -> dict[tuple[Key, float], Traffic]:
-    """The traffic in rows of a state, by what they have under `of`, checked, and by level."""
-    table: dict[tuple[Key, float], Traffic] = {}
+    rows: Iterable[Mapping[str, Any]], of: str, checked: Callable[[Any], Key], kind: Callable[..., Value]
+) -> dict[tuple[Key, float], Value]:
+    """Rows of a state, by what they have under `of`, checked, and by level."""
+    table: dict[tuple[Key, float], Value] = {}
     for row in rows:
         counts = {**row}
         key = checked(counts.pop(of)), check_level("bits", counts.pop("bits"))
         if key in table:
             raise ValueError(f"{of} and bits must be there once, got {key} twice")
-        table[key] = Traffic(**counts)
+        table[key] = kind(**counts)
     return table
 
 

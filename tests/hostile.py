@@ -18,6 +18,7 @@ from hvd_dyncomp import (
     Policy,
     Record,
     Schedule,
+    Sent,
     Static,
     StepFunction,
     Traffic,
@@ -226,6 +227,7 @@ TABLE = {
             "usable": SWITCH,
         },
     ),
+    "Sent": Call(Sent, {}, {field.name: [*NOT_FINITE, -1] for field in fields(Sent)}),
     "Traffic": Call(
         Traffic,
         {},

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hvd_dyncomp import Meter, Traffic
+from hvd_dyncomp import Meter, Sent, Traffic
 from hvd_dyncomp.meter import allreduce_bytes
 
 
@@ -16,7 +16,7 @@ def filled() -> Meter:
     meter.at(1, 4).compressed_bytes += 50
     meter.at(1, 32).uncompressed_bytes += 1000
     meter.at(1, 32).float32_bytes += 1000
-    meter.tensors = {("a", 4): Traffic(100, 20, 1000), ("b", 4): Traffic(50), ("a", 32): Traffic(0, 1000, 1000)}
+    meter.tensors = {("a", 4): Sent(120, 10), ("b", 4): Sent(50), ("a", 32): Sent(1000, 100)}
     return meter
 
 
@@ -30,9 +30,9 @@ def test_sums_by_epoch_by_level_and_in_all():
 
 def test_tensors_are_summed_over_levels():
     meter = filled()
-    assert meter.by_tensor() == {"a": Traffic(100, 1020, 2000), "b": Traffic(50)}
-    meter.by_tensor()["b"].compressed_bytes += 1
-    assert meter.tensors["b", 4] == Traffic(50), "sums are copies"
+    assert meter.by_tensor() == {"a": Sent(1120, 110), "b": Sent(50)}
+    meter.by_tensor()["b"].sent_bytes += 1
+    assert meter.tensors["b", 4] == Sent(50), "sums are copies"
 
 
 def test_what_is_saved_counts_what_travelled_uncompressed():

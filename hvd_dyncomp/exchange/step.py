@@ -94,7 +94,7 @@ class Step:
             for bucket in buckets:
                 exchange = Exchange(bucket, bits=bits, step=number, factor=factor, seed=seed, transport=transport)
                 self._exchanges.append(exchange)
-            self._tally.compresses(buckets)
+                self._tally.compresses(bucket)
         self._under_way = list(self._exchanges)
         in_background(plan.transport, self._in_background)
 
@@ -119,7 +119,7 @@ class Step:
             self._advance()
         if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
             self._plan.transport.give_way()
-        self._tally.hands_over(slot.name, 4)
+        self._tally.leaves_ticket(4)
         return self._plan.buckets[slot.bucket].ticket(slot, in_use)
 
     def pass_uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> torch.Tensor:
@@ -222,7 +222,7 @@ class Step:
         for way in ways:
             way.deliver()
         bytes_by_name = {name: nbytes for way in ways for name, nbytes in way.nbytes.items()}
-        self._tally.exchanged_uncompressed(bytes_by_name, self._handshake.nbytes)
+        self._tally.reduced_again(bytes_by_name, self._handshake.nbytes)
 
     def _finish_spending(self, valid: bool) -> None:
         spending = self._plan.spending

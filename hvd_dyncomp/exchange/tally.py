@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.meter import Meter, Traffic, allreduce_bytes
+from hvd_dyncomp.meter import Meter, Sent, allreduce_bytes
 
 
 class Tally:
-    """Of a step. What is no tensor's own, such as the handshake, counts in the record of epoch and level only.
+    """Of a step. What is no tensor's own, such as handshake and tickets, counts in the record of epoch and level only.
 
     Args:
         plan: what travels where.
@@ -26,26 +26,33 @@ class Tally:
         self._plan, self._bits, self._tensors = plan, bits, meter.tensors
         self.traffic = meter.at(epoch, bits)
         self.traffic.steps += 1
-        self._handed: dict[str, int] = {}  # bytes that Horovod reduces for this step as they are
-        self._float32: dict[str, int] = {}  # and what would be reduced without compression
+        self._bytes = self._float32_bytes = 0  # that Horovod reduces for this step as they are, and as float32
+        self._uncompressed: dict[str, int] = {}  # such bytes by tensor
 
-    def compresses(self, buckets: Iterable[Bucket]) -> None:
-        """So much travels compressed, if ranks have any gradients."""
-        for bucket in buckets:
-            self.traffic.compressed_values += bucket.values
-            for unit in bucket.units:
-                self._float32[unit.name] = 4 * unit.numel
+    def compresses(self, bucket: Bucket) -> None:
+        """So much travels compressed, if there are gradients."""
+        self._float32_bytes += 4 * bucket.values
+        self.traffic.compressed_values += bucket.values
 
-    def hands_over(self, name: str, nbytes: int, float32_bytes: int = 0) -> None:
-        """Horovod is to reduce `nbytes` bytes for the parameter, where as float32 they would be `float32_bytes`."""
-        name = self._plan.unit_names.get(name, name)  # what is skipped is a tensor of its own
-        self._handed[name] = self._handed.get(name, 0) + nbytes
-        self._float32[name] = self._float32.get(name, 0) + float32_bytes
+    def leaves_ticket(self, nbytes: int) -> None:
+        """Horovod is to reduce this in a gradient's place."""
+        self._bytes += nbytes
+
+    def hands_over(self, name: str, nbytes: int, float32_bytes: int) -> None:
+        """Horovod is to reduce a parameter's gradient in `nbytes` bytes; as float32 they would be so many."""
+        self._bytes += nbytes
+        self._float32_bytes += float32_bytes
+        self._uncompressed[name] = nbytes
 
     def reduced(self) -> None:
         """Horovod reduces what it has been handed."""
-        self._count_reduced(sum(self._handed.values()), sum(self._float32.values()))
-        self._divide_reduced(self._handed, self._float32)
+        self._count_reduced(self._bytes, self._float32_bytes)
+        self._divide_reduced(self._uncompressed)
+
+    def reduced_again(self, bytes_by_name: Mapping[str, int], handshake_bytes: int) -> None:
+        """What no backward has made, in an allreduce of our own, after that handshake."""
+        self._count_reduced(sum(bytes_by_name.values()) + handshake_bytes)
+        self._divide_reduced(bytes_by_name)
 
     def exchanged(self, bucket: Bucket, groups: Iterable[Group]) -> None:
         """The messages of a bucket; they are divided among tensors as their codes are long."""
@@ -56,15 +63,9 @@ class Tally:
         self.traffic.compressed_bytes += sent
         self.traffic.leaving_bytes += leaving
         for name, share in bucket.shares(self._bits).items():
-            traffic = self._tensor(name)
-            traffic.compressed_bytes += share * sent
-            traffic.leaving_bytes += share * leaving
-
-    def exchanged_uncompressed(self, bytes_by_name: Mapping[str, int], handshake_bytes: int) -> None:
-        """What no backward has made, in an allreduce of our own, after that handshake."""
-        self._count_reduced(sum(bytes_by_name.values()) + handshake_bytes)
-        for name, nbytes in bytes_by_name.items():
-            self._divide_reduced({self._plan.unit_names[name]: nbytes}, {})
+            own = self._tensor(name)
+            own.sent_bytes += share * sent
+            own.leaving_bytes += share * leaving
 
     def shook_hands(self, nbytes: int, *, compressed: bool) -> None:
         """The allreduce of a handshake, which is compression's own unless the step is not compressed."""
@@ -80,10 +81,10 @@ class Tally:
         self.traffic.uncompressed_bytes += nbytes * (topology.size - 1)
         self.traffic.leaving_bytes += nbytes * (topology.size - len(topology.host_of(self._plan.binding.rank)))
 
-    def _tensor(self, name: str) -> Traffic:
+    def _tensor(self, name: str) -> Sent:
         key = name, self._bits
         if key not in self._tensors:
-            self._tensors[key] = Traffic()
+            self._tensors[key] = Sent()
         return self._tensors[key]
 
     def _count_reduced(self, nbytes: float, float32_bytes: float = 0) -> None:
@@ -93,13 +94,10 @@ class Tally:
         self.traffic.float32_bytes += allreduce_bytes(float32_bytes, size)
         self.traffic.float32_leaving_bytes += topology.leaving(float32_bytes, rank)
 
-    def _divide_reduced(self, handed: Mapping[str, int], float32: Mapping[str, int]) -> None:
-        """The same by tensor."""
+    def _divide_reduced(self, bytes_by_name: Mapping[str, int]) -> None:
         sent = allreduce_bytes(1, self._plan.binding.world_size)
         leaving = self._plan.topology.leaving(1, self._plan.binding.rank)
-        for name in {**float32, **handed}:
-            traffic, nbytes, float32_bytes = self._tensor(name), handed.get(name, 0), float32.get(name, 0)
-            traffic.uncompressed_bytes += sent * nbytes
-            traffic.leaving_bytes += leaving * nbytes
-            traffic.float32_bytes += sent * float32_bytes
-            traffic.float32_leaving_bytes += leaving * float32_bytes
+        for name, nbytes in bytes_by_name.items():
+            own = self._tensor(self._plan.unit_names.get(name, name))  # what is skipped is a tensor of its own
+            own.sent_bytes += sent * nbytes
+            own.leaving_bytes += leaving * nbytes

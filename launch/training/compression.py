@@ -16,6 +16,7 @@ from hvd_dyncomp import (
     Plateau,
     Policy,
     Schedule,
+    Sent,
     Static,
     StepFunction,
     Traffic,
@@ -61,7 +62,7 @@ class Baseline:
         """None of them has a level of its own."""
         return {}
 
-    def by_tensor(self) -> dict[str, Traffic]:
+    def by_tensor(self) -> dict[str, Sent]:
         """Not counted: all are sent alike."""
         return {}
 
@@ -123,7 +124,7 @@ class Quantized:
         """Bits a value by tensor, where they differ: with ``--allocation error``."""
         return self.compressor.levels() if self._allocated else {}
 
-    def by_tensor(self) -> dict[str, Traffic]:
+    def by_tensor(self) -> dict[str, Sent]:
         """What this rank has sent of each tensor so far."""
         return self.compressor.meter.by_tensor()
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 
-from hvd_dyncomp import Traffic
+from hvd_dyncomp import Sent, Traffic
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
 
@@ -49,18 +49,17 @@ def over_ranks(own: Traffic, hosts: int) -> dict[str, float]:
 
 
 def tensors_over_ranks(
-    now: Mapping[str, Traffic], before: Mapping[str, Traffic], errors: Mapping[str, float], hosts: int
+    now: Mapping[str, Sent], before: Mapping[str, Sent], errors: Mapping[str, float], hosts: int
 ) -> dict[str, dict[str, float]]:
     """``tensor_bytes`` and ``tensor_errors`` of a line of metrics.jsonl. Collective.
 
     Bytes are those from host to host where there are several, means over the hosts, and otherwise means over workers,
     of what they sent to anybody. Errors are means over the ranks that can tell, of squares.
     """
-    sent = {name: since(traffic, before.get(name, Traffic())) for name, traffic in now.items()}
-    leaving = hosts > 1
-    own = {name: traffic.leaving_bytes if leaving else traffic.sent_bytes for name, traffic in sent.items()}
+    key = "leaving_bytes" if hosts > 1 else "sent_bytes"
+    own = {name: getattr(sent, key) - getattr(before.get(name, Sent()), key) for name, sent in now.items()}
     everybody = gather_json([own, dict(errors)], "tensors")
-    divisor = hosts if leaving else len(everybody)
+    divisor = hosts if hosts > 1 else len(everybody)
     known = {name: [theirs[name] for _, theirs in everybody if name in theirs] for name in everybody[0][0]}
     return {
         "tensor_bytes": {name: sum(bytes_of[name] for bytes_of, _ in everybody) / divisor for name in own},
