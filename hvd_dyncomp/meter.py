@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.levels import check_level
 
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 def allreduce_bytes(nbytes: float, world_size: int) -> float:

@@ -23,9 +23,10 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.relative_error import relative_errors
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.tally import count_outside
 from hvd_dyncomp.horovod_optimizer import compressor_of
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
-from hvd_dyncomp.meter import Meter, allreduce_bytes
+from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.horovod import Compressor, HorovodTransport
 
@@ -389,14 +390,7 @@ class DynamicQuantizer(Compressor):
         return plan, step
 
     def _note_uncompressed(self, tensor: torch.Tensor) -> None:
-        size, neighbours = self._transport.size, self._transport.local_size
-        hosts = -(-size // neighbours)  # as if all had as many workers as this one
-        traffic = self.meter.at(self.controller.epoch, UNCOMPRESSED)
-        nbytes, float32 = tensor.numel() * tensor.element_size(), tensor.numel() * 4
-        traffic.uncompressed_bytes += allreduce_bytes(nbytes, size)
-        traffic.leaving_bytes += allreduce_bytes(nbytes, hosts) / neighbours
-        traffic.float32_bytes += allreduce_bytes(float32, size)
-        traffic.float32_leaving_bytes += allreduce_bytes(float32, hosts) / neighbours
+        count_outside(tensor, self.meter.at(self.controller.epoch, UNCOMPRESSED), self._transport)
         if not self._warned:
             self._warned = True
             logger.warning(

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import torch
+
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.meter import Meter, Sent, allreduce_bytes
+from hvd_dyncomp.meter import Meter, Sent, Traffic, allreduce_bytes
+from hvd_dyncomp.transport.base import Transport
+
+
+def count_outside(tensor: torch.Tensor, traffic: Traffic, transport: Transport) -> None:
+    """Counts a tensor that Horovod reduces as it is, outside any step, where no topology is known."""
+    size, neighbours = transport.size, transport.local_size
+    hosts = -(-size // neighbours)  # as if all had as many workers as this one
+    nbytes, float32_bytes = tensor.numel() * tensor.element_size(), tensor.numel() * 4
+    traffic.uncompressed_bytes += allreduce_bytes(nbytes, size)
+    traffic.leaving_bytes += allreduce_bytes(nbytes, hosts) / neighbours
+    traffic.float32_bytes += allreduce_bytes(float32_bytes, size)
+    traffic.float32_leaving_bytes += allreduce_bytes(float32_bytes, hosts) / neighbours
 
 
 class Tally:
