@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.device import moved
 from hvd_dyncomp.transport.horovod import gather_json
 from training.batches import TrainBatches
 from training.compression import Baseline, Quantized
-from training.device import moved
 from training.gradients import GradientNorm
 
 

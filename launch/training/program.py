@@ -17,6 +17,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from common.device import choose
 from common.errors import RunError
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.horovod import gather_json
@@ -26,7 +27,6 @@ from training.batches import TrainBatches, eval_batches
 from training.carried import Carried, megabytes, placement
 from training.compression import Baseline, Quantized, make_compression, watches_gradients
 from training.course import course
-from training.device import choose
 from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
 from training.gradients import GradientNorm
 from training.models import build_model
