@@ -219,6 +219,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="go on from the last epoch in --output-dir, with the flags it began with")
     add("--stop-after", type=count, metavar="N", help="end after epoch N of the plan, as an interruption would")
     add("--tensorboard", action="store_true", help="scalars of every epoch in OUTPUT_DIR/tensorboard, too")
+    add("--profile", action="store_true", help="some steps of the first epoch, as a trace: OUTPUT_DIR/profile.json.gz")
     add("--progress", choices=("auto", "lines"), default="auto", help="auto: a bar, too, where stderr is a terminal")
 
 
