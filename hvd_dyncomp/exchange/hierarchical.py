@@ -18,6 +18,7 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.codec import Phase
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Course, Outgoing
 from hvd_dyncomp.exchange.topology import Section
 from hvd_dyncomp.exchange.way import Values, Way, reduction
@@ -43,6 +44,7 @@ class Hierarchical(Way):
         self._outgoing: Outgoing | None = None
         self._sum = torch.empty(0)
 
+    @marked("scatter_on_host")
     def prepare(self, values: list[torch.Tensor]) -> None:
         others = [section for section in self._arrangement.sections if section is not self._own.section]
         sizes = [self._size(section) * self._dtype.itemsize for section in others]
@@ -102,6 +104,7 @@ class Hierarchical(Way):
             if begin < end:
                 into[begin - first : end - first] = value.view(-1)[begin - slot.start : end - slot.start]
 
+    @marked("sum_on_host")
     def _add(self, received: torch.Tensor) -> None:
         """The neighbours' versions of this rank's section, in the order of their ranks."""
         section = self._own.section

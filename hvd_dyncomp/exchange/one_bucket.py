@@ -15,6 +15,7 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.hierarchical import Hierarchical
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Course
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.way import Flat, Way
@@ -112,12 +113,16 @@ class Exchange:
         """Blocks until one collective is over that has been started, and does all that can be done then."""
         with self._streams.incoming():
             try:
-                received = self._transport.wait(self._handle)
+                received = self._receive()
             except Exception as error:  # noqa: BLE001  # raised by the step, when it has sent all that others wait for
                 self.error, self._handle = error, None
             else:
                 self._streams.keep(received)
                 self._resume(received)
+
+    @marked("wait")
+    def _receive(self) -> torch.Tensor:
+        return self._transport.wait(self._handle)
 
     def conclude(self) -> None:
         """Looks at what has come to the host, when all is over and the device has caught up: errors, and counts."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.exchange.codec import Phase, Span
+from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Course, Outgoing, Reduction
 
 
@@ -21,6 +22,7 @@ class PairReduction(Reduction):
 
     _first_messages = 1
 
+    @marked("encode")
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, span = self._bucket, self.section.span
         message, [payload], lengths = self._messages.codes(Phase.PAIR, [span])
@@ -47,6 +49,7 @@ class PairReduction(Reduction):
     def _result(self) -> tuple[Phase, list[Span]]:
         return Phase.PAIR, [self.section.span] * len(self.section.ranks)
 
+    @marked("decode")
     def decode(
         self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
     ) -> torch.Tensor:

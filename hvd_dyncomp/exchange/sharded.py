@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.exchange.codec import Phase, Span
+from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Course, Outgoing, Reduction
 
 
@@ -25,6 +26,7 @@ class ShardedReduction(Reduction):
     def _first_messages(self) -> int:
         return len(self.section.ranks)
 
+    @marked("encode")
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, section = self._bucket, self.section
         messages, payloads, lengths = self._messages.codes(Phase.SCATTER, section.shards)
@@ -53,6 +55,7 @@ class ShardedReduction(Reduction):
             raise failure
         return (yield handle)
 
+    @marked("reduce")
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:
         """From all versions of this rank's shard to the message with their sum."""
         bucket, section = self._bucket, self.section
@@ -67,6 +70,7 @@ class ShardedReduction(Reduction):
     def _result(self) -> tuple[Phase, list[Span]]:
         return Phase.GATHER, self.section.shards
 
+    @marked("decode")
     def decode(
         self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
     ) -> torch.Tensor:

@@ -15,6 +15,7 @@ from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase, chec
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
@@ -250,6 +251,7 @@ class Step:
         if self._agreed and self._handshake.fresh:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
 
+    @marked("agree")
     def _agree(self) -> None:
         """Blocks until it is known that all ranks do the same; raises what `check` does."""
         self._handshake.check()

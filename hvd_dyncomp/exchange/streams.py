@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp.exchange.ranges import marked
+
 
 class Streams:
     """Of a CPU, on which everything is done when it is called.
@@ -79,6 +81,7 @@ class CudaStreams(Streams):
         for tensor in tensors:
             tensor.record_stream(self._incoming)  # type: ignore[arg-type]  # torch's stub has the base class
 
+    @marked("catch_up")
     def catch_up(self) -> None:
         self._incoming.synchronize()
 

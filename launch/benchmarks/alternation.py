@@ -27,10 +27,15 @@ def sent_bytes() -> int:
 
 
 def timed(contender: Contender) -> float:
-    """Seconds of one step on this rank, from a moment at which all ranks stand ready. Collective."""
+    """Seconds of one step on this rank, from a moment at which all ranks stand ready. Collective.
+
+    A GPU has nothing left to do at the beginning, and at the end.
+    """
+    contender.finish()
     hvd.barrier()
     began = time.perf_counter()
     contender.step()
+    contender.finish()
     return time.perf_counter() - began
 
 

@@ -3,7 +3,8 @@
 none, fp16             Horovod without compression, and with hvd.Compression.fp16
 0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, in two levels
 1bit-flat ...          the same in one level, whatever the hosts
-ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook
+ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook; over NCCL where
+                       every worker has a GPU of its own
 powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
 alone                  no exchange at all: what forward, backward and update take by themselves
 """
@@ -17,6 +18,7 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 
+from common.device import finish
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
 
 ALONE = "alone"
@@ -55,7 +57,7 @@ class Contender:
 
     Args:
         name: one of `NAMES`.
-        model: its own; parameters may share memory with other contenders' as long as gradients do not.
+        model: its own, on one device; parameters may share memory with other contenders' as long as gradients do not.
         loss: runs the forward pass of the model it is given.
     """
 
@@ -77,6 +79,10 @@ class Contender:
         self._optimizer.step()
         # At its end: eight workers' gradients of all the contenders that wait for their turns do not fit into memory.
         self._optimizer.zero_grad()
+
+    def finish(self) -> None:
+        """Blocks until all is done of what a step has queued: on a GPU, a step returns before that."""
+        finish(next(self._model.parameters()).device)
 
 
 def _compression(name: str) -> Any:
@@ -102,6 +108,10 @@ def _distributed(name: str, model: nn.Module) -> nn.Module:
     return wrapped
 
 
-def start_gloo() -> None:
-    """Bring up torch's process group beside Horovod's. Collective. Reads MASTER_ADDR and MASTER_PORT."""
-    torch.distributed.init_process_group("gloo", rank=hvd.rank(), world_size=hvd.size())
+def start_torch(backend: str) -> None:
+    """Bring up torch's process group beside Horovod's. Collective. Reads MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        backend: "gloo", or "nccl" where every rank has chosen a GPU of its own.
+    """
+    torch.distributed.init_process_group(backend, rank=hvd.rank(), world_size=hvd.size())

@@ -2,9 +2,9 @@
 
     python launch/bench.py --part growth --unseen 2x4@1gbit
 
-Reads DIR/kernels.json and all DIR/exchange-*.json that were run over MPI; 2x4@1gbit are two hosts of four workers each
-at 1 Gbit/s, whose steps the fit does not see and is checked against. Writes DIR/growth.json; launch/costs/model.py has
-the model. Predictions are for hosts with a core for each worker.
+Reads DIR/kernels.json and all DIR/exchange-*.json that were run on CPUs and over MPI; 2x4@1gbit are two hosts of four
+workers each at 1 Gbit/s, whose steps the fit does not see and is checked against. Writes DIR/growth.json;
+launch/costs/model.py has the model. Predictions are for hosts with a core for each worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import growth_page, kernels
+from benchmarks import gpus, growth_page, kernels
 from benchmarks.results import FOLDER, commit, load, save
 from benchmarks.tables import SHARED_MEMORY
 from common.errors import RunError
@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> None:
         RunError: too little has been measured.
     """
     nanoseconds = kernel_times(load(args.output_dir / kernels.FILE))
-    everything = [point for path in sorted(args.output_dir.glob("exchange-*.json")) for point in points(load(path))]
+    files = [load(path) for path in sorted(args.output_dir.glob("exchange-*.json"))]
+    everything = [point for results in files if not gpus.on_gpus(results) for point in points(results)]
     seen, unseen = apart(everything, args.unseen)
     found = fit.fit(seen, nanoseconds)
     results = {

@@ -6,6 +6,7 @@
     python launch/bench.py --missing                    # after an interruption: what this commit has no figures of
     python launch/bench.py --draw                       # no measuring: draw what is there
     python launch/bench.py --part exchange --model vgg16 --rates 1gbit   # one part with flags of its own, not drawn
+    python launch/bench.py --part exchange --device cuda         # on GPUs, as training, hosts, accuracy can be
     python launch/bench.py --part exchange --help       # its flags
 
 A part that fails is named at the end and does not stop the others.

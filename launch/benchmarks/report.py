@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import growth, growth_page, kernels, plots, tables, time_to_accuracy
+from benchmarks.gpus import on_gpus
 from benchmarks.results import Summary, load
 from benchmarks.tables import rate_title, summaries, title
 from common.errors import RunError
@@ -16,6 +17,8 @@ from lab.shaping import bits_per_second
 
 BEGIN = "<!-- make bench writes from here -->"
 END = "<!-- to here -->"
+_Files = list[dict[str, Any]]
+_KINDS = ("exchange", "training", "accuracy")
 
 
 def break_even(rates: Mapping[str, Mapping[str, Summary]], name: str, other: str) -> str:
@@ -101,11 +104,31 @@ def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> li
     return [
         f"### Time to accuracy: {results['model']}",
         time_to_accuracy.table(results),
-        f"`{results['about']['command']}`: train_resnet.py `{' '.join(results['flags'])}`, "
-        f"{results['workers']} workers, one run each. The goal is the uncompressed run's last test accuracy less "
-        f"{results['tolerance']:g} points; seconds are those of training steps. Commit {results['about']['commit']}.",
+        time_to_accuracy.caption(results),
         f"![Test accuracy against time]({figure.relative_to(docs)})",
     ]
+
+
+def gpu_sections(exchanges: _Files, training: _Files, accuracies: _Files) -> list[str]:
+    """What was measured on GPUs, in tables."""
+    parts = []
+    for results in sorted(exchanges, key=_by_hosts):
+        where = tables.layout_title(results)
+        parts += [f"### On GPUs, the exchange alone: {results['model']}, {where}{_gloo(results)}"]
+        parts += [tables.times(results), tables.gains(results), tables.bits(results)]
+        parts += [tables.caption(results), links(results)]
+    if training:
+        parts += ["### On GPUs, training steps"]
+    for results in training:
+        parts += [tables.times(results), tables.caption(results)]
+    for results in accuracies:
+        parts += [f"### On GPUs, time to accuracy: {results['model']}"]
+        parts += [time_to_accuracy.table(results), time_to_accuracy.caption(results)]
+    return parts
+
+
+def _by_hosts(results: Mapping[str, Any]) -> tuple[int, int]:
+    return tables.hosts_of(results)[1], results["workers"]
 
 
 def growth_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
@@ -130,14 +153,15 @@ def report(folder: Path, docs: Path) -> str:
             "### Arithmetic",
             "`python launch/bench.py --part kernels`: " + kernels.report(load(folder / kernels.FILE)),
         ]
-    exchanges = [load(path) for path in sorted(folder.glob("exchange-*.json"))]
-    for results in sorted(exchanges, key=lambda results: (tables.hosts_of(results)[1], results["workers"])):
+    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}-*.json"))] for kind in _KINDS}
+    exchanges, training, accuracies = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
+    for results in sorted(exchanges, key=_by_hosts):
         parts += exchange_section(results, folder, docs)
-    training = [load(path) for path in sorted(folder.glob("training-*.json"))]
     if training:
         parts += training_section(training, folder, docs)
-    for path in sorted(folder.glob("accuracy-*.json")):
-        parts += accuracy_section(load(path), folder, docs)
+    for results in accuracies:
+        parts += accuracy_section(results, folder, docs)
+    parts += gpu_sections(*([one for one in found[kind] if on_gpus(one)] for kind in _KINDS))
     if (folder / growth.FILE).exists():
         parts += growth_section(load(folder / growth.FILE), folder, docs)
     return "\n\n".join(part for part in parts if part)

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpus
 from benchmarks.contenders import check_names
 from benchmarks.results import FOLDER, about, load, save
 from common import launcher, mpi_settings
+from common.device import choose_for
 from common.errors import RunError
-from common.values import at_least_zero, count, natural
+from common.values import DEVICES, at_least_zero, count, natural
 from lab import link_rate
 from lab.hosts import LAUNCHERS, hosts
 from lab.shaping import INTERFACE, bits_per_second
@@ -25,6 +27,7 @@ from lab.shaping import INTERFACE, bits_per_second
 SHARED_MEMORY = "shm"
 _LAUNCH = Path(__file__).parents[1]
 _TIMEOUT = 3600.0
+_DEVICE = "auto: GPUs where all workers can use one; their results have files of their own, -cuda.json (default cpu)"
 _PORT = 29500
 
 
@@ -52,6 +55,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all (default 1)")
     add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns (default 0)")
+    add("--device", choices=DEVICES, default="cpu", help=_DEVICE)
     add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"where the JSON file goes (default {FOLDER})")
 
 
@@ -82,15 +86,17 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
     """Measure one model at all rates; returns the JSON file, which holds earlier runs' other rates as well.
 
     Raises:
-        RunError: the network cannot be made, the workers cannot be placed so, or the program failed. What was measured
-            until then is kept.
+        RunError: the network cannot be made, the workers cannot be placed so, or use no GPU that they should, or the
+            program failed. What was measured until then is kept.
         subprocess.TimeoutExpired: it took longer than an hour.
     """
     layout = _layout(args)
-    suffix = "-gloo" if args.launcher == "gloo" else ""
+    device = choose_for(args.device, args.workers)
+    found = gpus.found(args.workers) if device == "cuda" else {}
+    suffix = ("-gloo" if args.launcher == "gloo" else "") + gpus.suffix(device)
     path = args.output_dir / f"{kind}-{model}-{layout}{suffix}.json"
     spec = {key: getattr(args, key) for key in ("contenders", "seconds", "rounds", "seed")}
-    spec |= {"kind": kind, "model": model}
+    spec |= {"kind": kind, "model": model, "device": device, "ddp": found.get("ddp", "gloo")}
     links = [rate for rate in args.rates if rate != SHARED_MEMORY]
     for rates, job in (([SHARED_MEMORY] if SHARED_MEMORY in args.rates else [], _shared_memory), (links, _over_links)):
         if not rates:
@@ -101,9 +107,9 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
             try:
                 reached = job({**spec, "rates": rates, "folder": folder}, args, environment)
             finally:
-                what = {"workers": args.workers, "workers_per_host": args.workers_per_host}
+                what = {"workers": args.workers, "workers_per_host": args.workers_per_host, "device": device}
                 _keep(path, Path(folder), rates, {"benchmark": kind, "model": model, **what})
-            _describe(path, rates, {**note, "launcher": args.launcher}, reached)
+            _describe(path, rates, {**note, **found, "launcher": args.launcher}, reached)
     return path
 
 
@@ -140,7 +146,8 @@ def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dic
             reached[rate] = link_rate.measure(lab, int((bits_per_second(rate) or 10e9) / 8)) / 1e6
         lab.set_rate("none")
         gloo = {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": lab.addresses[0], "MASTER_PORT": str(_PORT)}
-        _start(lab.command(_program(spec), launcher=args.launcher), environment | gloo)
+        nccl = gpus.OVER_LINKS if spec["device"] == "cuda" else {}
+        _start(lab.command(_program(spec), launcher=args.launcher), environment | gloo | nccl)
     return reached
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks import gpus
 from benchmarks.contenders import ONE_LEVEL
 from benchmarks.results import Summary, summarize
 from common.markdown import markdown
@@ -139,10 +140,11 @@ def caption(results: Mapping[str, Any]) -> str:
     commits = dict.fromkeys(note["commit"] for note in notes if "commit" in note)
     cycles = dict.fromkeys(note["environment"]["HOROVOD_CYCLE_TIME"] for note in notes if "environment" in note)
     busiest = max((note.get("busy_before_percent", 0) for note in notes), default=0)
+    devices = "".join(dict.fromkeys(gpus.sentence(note, results["workers"]) for note in notes))
     busy = f" The machine was busy with something else ({busiest:.0f} %)." if busiest > _BUSY else ""
     return (
         f"{', '.join(commands)}: {results['model']}, {results['tensors']} tensors, "
         f"{results['values'] / 1e6:.1f} million values, {layout_title(results)}; median (quartiles) of "
         f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting. HOROVOD_CYCLE_TIME "
-        f"{', '.join(cycles)} ms for all. Commit {', '.join(commits)}.{busy}"
+        f"{', '.join(cycles)} ms for all. Commit {', '.join(commits)}.{devices}{busy}"
     )

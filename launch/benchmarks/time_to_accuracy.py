@@ -2,7 +2,8 @@
 
     python launch/bench.py --part accuracy --rate 100mbit
 
-launch/train_resnet.py trains to its end, one contender after the other. Writes DIR/accuracy-MODEL.json.
+launch/train_resnet.py trains to its end, one contender after the other. Writes DIR/accuracy-MODEL.json, with --device
+cuda DIR/accuracy-MODEL-cuda.json.
 
 Seconds are those of the training steps; evaluation, which is the same for all, is left out.
 """
@@ -17,10 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpus
 from benchmarks.results import about, save
 from benchmarks.run import add_shared_arguments
 from benchmarks.tables import rate_title
 from common import launcher
+from common.device import choose_for
 from common.errors import RunError
 from common.launcher import TRAINER
 from common.markdown import markdown
@@ -45,9 +48,9 @@ _FLAGS = {
 _TIMEOUT = 3600.0
 
 
-def file_name(model: str) -> str:
-    """Where a model's results are."""
-    return f"accuracy-{model}.json"
+def file_name(model: str, device: str) -> str:
+    """Where a model's results on a type of device are."""
+    return f"accuracy-{model}{gpus.suffix(device)}.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,24 +73,28 @@ def run(args: argparse.Namespace) -> None:
     """Train every contender, write the JSON file and show it as Markdown.
 
     Raises:
-        RunError: the network cannot be made, or a training failed.
+        RunError: the network cannot be made, no GPU can be used that should, or a training failed.
         ValueError: the rate is not one.
     """
-    path = args.output_dir / file_name(args.model)
+    device = choose_for(args.device, args.workers)
+    path = args.output_dir / file_name(args.model, device)
+    found = gpus.found(args.workers) if device == "cuda" else {}
     environment = {"HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}"}  # the rest is set by train_resnet.py itself
+    environment |= gpus.OVER_LINKS if found else {}
     flags = ["--dataset", args.dataset, "--model", args.model, "--epochs", str(args.epochs)]
     flags += ["--limit-train", str(args.limit_train), "--batch-size", str(args.batch_size)]
     flags += ["--val-size", str(args.val_size)]
     flags += ["--lr", f"{args.lr:g}"]
-    flags += ["--seed", str(args.seed), "--progress", "lines"]
+    flags += ["--seed", str(args.seed), "--progress", "lines", "--device", device]
     results: dict[str, Any] = {
         "benchmark": "accuracy",
         "model": args.model,
         "rate": args.rate,
         "workers": args.workers,
+        "device": device,
         "flags": flags,
         "tolerance": args.tolerance,
-        "about": about(args.command, args.seed, environment),
+        "about": {**about(args.command, args.seed, environment), **found},
         "runs": {},
     }
     with hosts(args.workers, args.rate) as lab, tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -130,6 +137,16 @@ def curve(run: Mapping[str, Any]) -> tuple[list[float], list[float]]:
 def reached(run: Mapping[str, Any], accuracy: float) -> float | None:
     """Seconds up to the end of the first epoch that is as good; None if none is."""
     return next((s for s, found in zip(*curve(run), strict=True) if found >= accuracy), None)
+
+
+def caption(results: Mapping[str, Any]) -> str:
+    """What was trained, how, and with what."""
+    about = results["about"]
+    return (
+        f"`{about['command']}`: train_resnet.py `{' '.join(results['flags'])}`, {results['workers']} workers, "
+        f"one run each. The goal is the uncompressed run's last test accuracy less {results['tolerance']:g} points; "
+        f"seconds are those of training steps. Commit {about['commit']}.{gpus.sentence(about, results['workers'])}"
+    )
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What the benchmarks run on every rank. Started by run.py, not by hand.
 
-Its one argument is JSON: kind, model, contenders, rates, seconds, rounds, seed, folder. Rank 0 writes a file
-RATE.json into the folder as soon as a rate is finished.
+Its one argument is JSON: kind, model, contenders, rates, seconds, rounds, seed, device ("cpu" or "cuda"), ddp (what
+carries torch's tensors), folder. Rank 0 writes a file RATE.json into the folder as soon as a rate is finished.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 
 from benchmarks import workloads
 from benchmarks.alternation import measure
-from benchmarks.contenders import DDP, POWERSGD_START, Contender, start_gloo
+from benchmarks.contenders import DDP, POWERSGD_START, Contender, start_torch
+from common.device import choose
 from lab.shaping import shape
 
 SHARED_MEMORY = "shm"
@@ -24,10 +25,10 @@ SHARED_MEMORY = "shm"
 _WARM_UP = POWERSGD_START + 2
 
 
-def build(spec: dict[str, Any]) -> dict[str, Contender]:
+def build(spec: dict[str, Any], device: torch.device) -> dict[str, Contender]:
     """The contenders, warmed up. Collective."""
     make = {"exchange": workloads.exchange, "training": workloads.training}[spec["kind"]]
-    workload = make(spec["model"], seed=1000 * spec["seed"] + hvd.rank())
+    workload = make(spec["model"], seed=1000 * spec["seed"] + hvd.rank(), device=device)
     contenders = {name: Contender(name, *workload()) for name in spec["contenders"]}
     for contender in contenders.values():
         for _ in range(_WARM_UP):
@@ -45,9 +46,10 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     hvd.init()
     torch.set_num_threads(1)
+    device = choose(spec["device"])
     if any(name in DDP for name in spec["contenders"]):
-        start_gloo()
-    contenders = build(spec)
+        start_torch(spec["ddp"])
+    contenders = build(spec, device)
     for rate in spec["rates"]:
         if rate != SHARED_MEMORY and hvd.local_rank() == 0:
             shape(rate)  # the others wait in the first barrier of what is measured

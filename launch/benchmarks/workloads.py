@@ -23,6 +23,7 @@ Workload = Callable[[], tuple[nn.Module, Loss]]
 EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "tiny")
 TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "tiny")
 
+_CPU = torch.device("cpu")
 _VOCABULARY, _CONTEXT = 256, 128  # bytes
 # Images (or texts) per worker and step: steps of well under a second on one core.
 _BATCH = {"resnet20": 32, "resnet18": 4, "mlp": 32, "transformer": 4, "tiny": 4}
@@ -57,7 +58,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
         return self.head(self.layers(self.token(tokens) + self.position[:length], mask=mask, is_causal=True))
 
 
@@ -107,39 +108,41 @@ class Tensors(nn.Module):
         self._gradients = gradients
 
     def forward(self) -> Tensor:
-        total = torch.zeros((), requires_grad=True)
+        total = torch.zeros((), requires_grad=True, device=self.tensors[0].device)
         for parameter, gradient in zip(self.tensors, self._gradients, strict=True):
             total = _HandOver.apply(total, parameter, gradient)
         return total
 
 
-def exchange(name: str, *, seed: int) -> Workload:
+def exchange(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
     """Steps that do nothing but exchange: gradients of Gaussian noise in the shapes of a model's parameters.
 
     Args:
         name: one of `EXCHANGE_MODELS`.
         seed: of the gradients; another on each rank.
+        device: where they lie.
     """
     with torch.device("meta"):  # shapes only
         shapes = [parameter.shape for parameter in build(name).parameters()]
     generator = torch.Generator().manual_seed(seed)
-    values = [torch.zeros(shape) for shape in shapes]
-    gradients = [torch.randn(shape, generator=generator) for shape in shapes]
+    values = [torch.zeros(shape, device=device) for shape in shapes]
+    gradients = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
     return lambda: (Tensors(values, gradients), lambda model: model())
 
 
-def training(name: str, *, seed: int) -> Workload:
+def training(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
     """Real steps: forward, cross entropy, backward, all on the same batch.
 
     Args:
         name: one of `TRAINING_MODELS`.
         seed: of the batch; another on each rank. Weights are the same on all.
+        device: of both.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build(name)
-    inputs, targets = _batch(name, generator)
+        model = build(name).to(device)
+    inputs, targets = (tensor.to(device) for tensor in _batch(name, generator))
 
     def loss(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())

@@ -11,6 +11,7 @@ from hvd_dyncomp import LEVELS
 from hvd_dyncomp.levels import check_level
 
 _FRACTIONS = {str(Fraction(bits)): bits for bits in LEVELS}  # 1/8, 1/4, ...
+DEVICES = ("auto", "cpu", "cuda")  # what --device takes
 _LARGEST = 2**62  # whatever is added to a seed, it stays in the range that torch takes
 
 

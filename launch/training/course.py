@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 # Flags that a run may be resumed without; everything else must be the same.
-_FREE = ("output_dir", "data_dir", "resume", "stop_after", "progress", "tensorboard", "device", "dataset")
+_FREE = ("output_dir", "data_dir", "resume", "stop_after", "progress", "tensorboard", "profile", "device", "dataset")
 
 
 def course(args: argparse.Namespace, dataset: str, world_size: int) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.profiler import record_function
 
+from common.device import moved
 from hvd_dyncomp.transport.horovod import gather_json
 from training.batches import TrainBatches
 from training.compression import Baseline, Quantized
-from training.device import moved
 from training.gradients import GradientNorm
 
 
@@ -122,16 +123,19 @@ def train_epoch(
             group["lr"] = rate.at(step)
         inside = compression.sent().seconds
         optimizer.zero_grad()
-        logits = model(images)
-        loss = F.cross_entropy(logits, labels)
-        loss.backward()
+        with record_function("forward"):
+            logits = model(images)
+            loss = F.cross_entropy(logits, labels)
+        with record_function("backward"):
+            loss.backward()
         inside = compression.sent().seconds - inside
         waiting = time.perf_counter()
-        optimizer.synchronize()
+        with record_function("synchronize"):
+            optimizer.synchronize()
         exchange = time.perf_counter() - waiting + inside
         if gradient_norm is not None:
             gradient_norm.add()
-        with optimizer.skip_synchronize():
+        with record_function("update"), optimizer.skip_synchronize():
             optimizer.step()
         compression.stepped()
         step += 1

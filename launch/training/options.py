@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from common.values import (
+    DEVICES,
     Parser,
     accuracies,
     at_least_zero,
@@ -214,10 +215,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="metrics and checkpoints, seen by all ranks (default: a new one in runs/)",
     )
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where all ranks can use one")
+    add("--device", choices=DEVICES, default="auto", help="auto: GPUs where all ranks can use one")
     add("--resume", action="store_true", help="go on from the last epoch in --output-dir, with the flags it began with")
     add("--stop-after", type=count, metavar="N", help="end after epoch N of the plan, as an interruption would")
     add("--tensorboard", action="store_true", help="scalars of every epoch in OUTPUT_DIR/tensorboard, too")
+    add("--profile", action="store_true", help="some steps of the first epoch, as a trace: OUTPUT_DIR/profile.json.gz")
     add("--progress", choices=("auto", "lines"), default="auto", help="auto: a bar, too, where stderr is a terminal")
 
 

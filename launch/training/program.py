@@ -17,6 +17,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from common.device import choose
 from common.errors import RunError
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.horovod import gather_json
@@ -26,10 +27,10 @@ from training.batches import TrainBatches, eval_batches
 from training.carried import Carried, megabytes, placement
 from training.compression import Baseline, Quantized, make_compression, watches_gradients
 from training.course import course
-from training.device import choose
 from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
 from training.gradients import GradientNorm
 from training.models import build_model
+from training.profiling import Profile
 from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary
 from training.tensorboard import Board
 from training.traffic import find_hosts, over_ranks, since, tensors_over_ranks
@@ -67,11 +68,14 @@ def main() -> None:
     finished = resume(run) if args.resume else 0
     run.board = alone("tensorboard", lambda: Board(run.output_dir, run.metrics.lines), here=writes_board(args))
     hvd.broadcast_parameters(run.model.state_dict(), root_rank=0)
+    profile = together("profile", lambda: make_profile(run, finished))
     for epoch in range(finished, args.stop_after or args.epochs):
-        train_one_epoch(run, epoch)
+        train_one_epoch(run, epoch, profile if epoch == finished else None)
     complete = hvd.rank() == 0 and len(run.metrics.lines) == args.epochs
     if run.board is not None:
         run.board.close()
+    if profile is not None:
+        run.progress.say(profile.where)
     summary = alone("summary", lambda: write_summary(run.output_dir, run.config, run.metrics.lines), here=complete)
     if summary:
         carried = Carried.of(summary)
@@ -184,7 +188,21 @@ def resume(run: Run) -> int:
     return finished
 
 
-def train_one_epoch(run: Run, epoch: int) -> None:
+def make_profile(run: Run, finished: int) -> Profile | None:
+    """What --profile asks for: of the first epoch that is trained now, on rank 0.
+
+    Raises:
+        RunError: there is nothing that it could show; on every rank.
+    """
+    if not run.args.profile:
+        return None
+    if finished >= (run.args.stop_after or run.args.epochs):
+        raise RunError(f"--profile: no epoch is left to train, {finished} are finished")
+    profile = Profile(run.output_dir, next(run.model.parameters()).device, len(run.batches))
+    return profile if hvd.rank() == 0 else None
+
+
+def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     """Train, evaluate, let the controller decide, and write it all down. Collective."""
     begin = time.perf_counter()
     level, before, tensors_before = run.compression.bits, run.compression.sent(), run.compression.by_tensor()
@@ -192,7 +210,11 @@ def train_one_epoch(run: Run, epoch: int) -> None:
 
     def on_step(score: Score) -> None:
         run.progress.step(score, level, since(run.compression.sent(), before).saved_fraction)
+        if profile is not None:
+            profile.step()
 
+    if profile is not None:
+        profile.begin()
     own, seconds = train_epoch(
         run.model, run.optimizer, run.compression, run.rate, run.batches, epoch, on_step, run.gradient_norm
     )
@@ -230,6 +252,8 @@ def train_one_epoch(run: Run, epoch: int) -> None:
     run.progress.end(line)
     alone("metrics", lambda: write_down(run, line), here=hvd.rank() == 0)
     checkpoint.save(run.checkpoints, epoch + 1, run.model, run.optimizer, run.compression, run.config)
+    if run.args.profile:
+        together("profile.file", lambda: write_profile(profile))
 
 
 def write_down(run: Run, line: dict[str, Any]) -> None:
@@ -237,6 +261,12 @@ def write_down(run: Run, line: dict[str, Any]) -> None:
     run.metrics.add(line)
     if run.board is not None:
         run.board.add(line)
+
+
+def write_profile(profile: Profile | None) -> None:
+    """If it is this rank that has one, and in this epoch."""
+    if profile is not None:
+        profile.write()
 
 
 def writes_board(args: argparse.Namespace) -> bool:

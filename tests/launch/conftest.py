@@ -17,6 +17,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, stopped in the middle of the release, with a profile; and what it said, in a file "said"."""
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONUNBUFFERED", "1")  # when lines are torn, if they ever are
+        said = train(*RELEASE, "--output-dir", str(folder), "--stop-after", "4", "--profile")
+    (folder / "said").write_text(said)
+    return folder
+
+
 @contextmanager
 def repeatable_sums() -> Iterator[None]:
     # From three ranks on, Horovod's own sums depend on what happens to be fused.

@@ -1,10 +1,12 @@
-"""On which device a rank trains: by what torch and Horovod say, on machines that are made up."""
+"""On which device a rank computes: by what torch and Horovod say, on machines that are made up."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from common import device
 from common.errors import RunError
-from training import device
 
 NO_CUDA = "Horovod was built without CUDA"
 
@@ -13,14 +15,17 @@ NO_CUDA = "Horovod was built without CUDA"
 def machine(monkeypatch):
     """Makes up this rank's machine, and what other ranks find on theirs; returns where a wish leads to."""
 
-    def look(wish: str, *, gpus: int = 1, built: bool = True, local_rank: int = 0, others: tuple[str, ...] = ()):
+    def look(wish: str, *, gpus: str = "A", built: bool = True, nccl: bool = False, rank: int = 0, others: tuple = ()):
         current = []
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=gpus[number]))
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
-        monkeypatch.setattr(device.hvd, "local_rank", lambda: local_rank)
+        monkeypatch.setattr(device.hvd, "rank", lambda: rank)
+        monkeypatch.setattr(device.hvd, "nccl_built", lambda: int(nccl))
         monkeypatch.setattr(device.HorovodTransport, "obstacle", lambda self, where: "" if built else NO_CUDA)
-        monkeypatch.setattr(device, "gather_json", lambda value, name: [value, *others])
+        everyone = [["", list(seen)] if seen in ("A", "AB", "CD") else [seen, []] for seen in others]
+        monkeypatch.setattr(device, "gather_json", lambda mine, name: [*everyone[:rank], mine, *everyone[rank:]])
         chosen = device.choose(wish)
         assert current == ([chosen] if chosen.type == "cuda" else [])
         return str(chosen)
@@ -29,18 +34,50 @@ def machine(monkeypatch):
 
 
 def test_each_worker_of_a_machine_has_a_gpu_as_far_as_there_are(machine) -> None:
-    assert [machine("auto", gpus=2, local_rank=rank) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    places = [machine("auto", gpus="AB", rank=rank, others=("AB", "AB")) for rank in range(3)]
+    assert places == ["cuda:0", "cuda:1", "cuda:0"]
+    places = [machine("auto", gpus="CD", rank=rank, others=("AB", "AB", "CD")[:3]) for rank in (2, 3)]
+    assert places == ["cuda:0", "cuda:1"]  # on the second machine
     assert machine("cuda") == "cuda:0" and machine("cpu") == "cpu"
+
+
+def test_what_a_rank_does_not_see_it_does_not_take() -> None:
+    assert device.share([["A"], ["A", "B"], ["B"], ["A", "B"]]) == ["A", "B", "B", "A"]
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
-    [({"gpus": 0}, "torch sees no GPU"), ({"built": False}, NO_CUDA), ({"others": ("torch sees no GPU",)}, "no GPU")],
+    [({"gpus": ""}, "torch sees no GPU"), ({"built": False}, NO_CUDA), ({"others": ("torch sees no GPU",)}, "no GPU")],
 )
-def test_all_ranks_or_none_train_on_gpus(machine, found: dict, why: str) -> None:
+def test_all_ranks_or_none_compute_on_gpus(machine, found: dict, why: str) -> None:
     assert machine("auto", **found) == "cpu"
     with pytest.raises(RunError, match=f"--device cuda: .*{why}"):
         machine("cuda", **found)
+
+
+def test_nccl_wants_a_gpu_for_each_worker(machine) -> None:
+    assert machine("cuda", gpus="AB", nccl=True, others=("AB",)) == "cuda:0"
+    assert machine("cuda", others=("A",)) == "cuda:0"  # through host memory
+    with pytest.raises(RunError, match="2 workers would share 1 GPU, .* HOROVOD_GPU=CUDA"):
+        machine("cuda", nccl=True, others=("A",))
+    assert machine("auto", nccl=True, others=("A",)) == "cpu"
+
+
+def test_who_starts_workers_hears_of_it_before(machine, monkeypatch) -> None:
+    machine("cuda", gpus="AB", nccl=True, others=("AB",))  # this machine, from now on
+    assert [device.choose_for(wish, 2) for wish in ("cpu", "auto", "cuda")] == ["cpu", "cuda", "cuda"]
+    assert device.choose_for("auto", 3) == "cpu"
+    with pytest.raises(RunError, match="--device cuda: 3 workers would share 2 GPUs, .* HOROVOD_GPU=CUDA"):
+        device.choose_for("cuda", 3)
+
+
+def test_what_is_queued_on_a_gpu_is_waited_for(monkeypatch) -> None:
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    device.finish(torch.device("cpu"))
+    assert not waited
+    device.finish(torch.device("cuda:1"))
+    assert waited == [torch.device("cuda:1")]
 
 
 def test_batches_are_moved() -> None:

@@ -47,11 +47,11 @@ def test_a_run_leaves_metrics_and_a_summary(whole: Path) -> None:
     assert 0 < summary["seconds_exchange"] < summary["seconds"]
 
 
-def test_resume_equals_no_interruption(whole: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # when lines are torn, if they ever are
+def test_resume_equals_no_interruption(whole: Path, interrupted: Path, tmp_path: Path) -> None:
+    """In the middle of the release, and with a profile; test_faults.py has interruptions between compressed epochs."""
+    assert_reads_well((interrupted / "said").read_text(), epochs=4)
     broken = tmp_path / "run"
-    # In the middle of the release; test_faults.py has interruptions between compressed epochs.
-    assert_reads_well(train(*RELEASE, "--output-dir", str(broken), "--stop-after", "4"), epochs=4)
+    shutil.copytree(interrupted, broken)
     assert not (broken / "summary.json").exists()
     said = train(*RELEASE, "--output-dir", str(broken), "--resume")
     assert "resumed after 4 of 8 epochs, at 32 bits" in said

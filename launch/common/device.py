@@ -1,0 +1,109 @@
+"""Where ranks compute: all on CPUs, or each on a GPU of its machine. Never run on a GPU."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from common.errors import RunError
+from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
+
+Batch = tuple[Tensor, Tensor]
+
+
+def choose(wish: str) -> torch.device:
+    """This rank's device. Collective.
+
+    Args:
+        wish: one of `common.values.DEVICES`; "auto": GPUs if all ranks can use one.
+
+    Raises:
+        RunError: GPUs are wished for, and a rank cannot use one; on every rank.
+    """
+    if wish == "cpu":
+        return torch.device("cpu")
+    found = gather_json([_obstacle(), _gpus()], "device.found")
+    obstacles = [text for text, _ in found if text]
+    if not obstacles:
+        chosen = share([gpus for _, gpus in found])
+        obstacles = [crowded(len(chosen), len(set(chosen)))]
+    if _decide(wish, obstacles[0]) == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", _gpus().index(chosen[hvd.rank()]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def choose_for(wish: str, workers: int) -> str:
+    """Where so many workers will compute that are to be started, all on this machine: "cpu" or "cuda".
+
+    Raises:
+        RunError: as `choose`, before anybody waits for anything.
+    """
+    if wish == "cpu":
+        return "cpu"
+    return _decide(wish, _obstacle() or crowded(workers, torch.cuda.device_count()))
+
+
+def share(seen: Sequence[Sequence[str]]) -> list[str]:
+    """Each rank's GPU of those that it sees: the one that fewest ranks before it have.
+
+    By the GPUs themselves and not by hosts: network namespaces and containers are hosts of their own, and yet share a
+    machine's GPUs.
+
+    Args:
+        seen: by rank, the names of GPUs; one has the same name for all.
+    """
+    taken: Counter[str] = Counter()
+    chosen = []
+    for gpus in seen:
+        chosen.append(min(gpus, key=taken.__getitem__))  # the first of equals
+        taken[chosen[-1]] += 1
+    return chosen
+
+
+def crowded(workers: int, gpus: int) -> str:
+    """Why so many workers cannot share so many GPUs; "" if they can."""
+    if workers <= gpus or not hvd.nccl_built():
+        return ""
+    return (
+        f"{workers} workers would share {gpus} GPU{'' if gpus == 1 else 's'}, and NCCL, which Horovod was built with, "
+        "takes one worker a GPU: start fewer, or build Horovod with HOROVOD_GPU=CUDA (docs/clusters.md)"
+    )
+
+
+def finish(device: torch.device) -> None:
+    """Blocks until a device has done all that is queued; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def moved(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Batches on a device; on the CPU they are left as they are."""
+    for images, labels in batches:
+        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+def _decide(wish: str, obstacle: str) -> str:
+    if wish == "cuda" and obstacle:
+        raise RunError(f"--device cuda: {obstacle}")
+    return "cpu" if obstacle else "cuda"
+
+
+def _obstacle() -> str:
+    if not torch.cuda.is_available():
+        return "torch sees no GPU"
+    return HorovodTransport().obstacle(torch.device("cuda"))
+
+
+def _gpus() -> list[str]:
+    """Names of the GPUs that this process sees, the same for a GPU in every process."""
+    here = socket.gethostname()
+    properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    # Older torches have no names for them: there, hosts do not know that they share one.
+    return [str(getattr(one, "uuid", f"{here} {number}")) for number, one in enumerate(properties)]

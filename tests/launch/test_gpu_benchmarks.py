@@ -1,0 +1,233 @@
+"""Benchmarks on GPUs, without one: what is refused, where results go, what they say. And a run where there is one."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks import alternation, contenders, gpus, growth, program, report, run, tables, time_to_accuracy, workloads
+from benchmarks.results import save
+from common import device, launcher
+from common.errors import RunError
+
+BENCH = str(Path(__file__).parents[2] / "launch" / "bench.py")
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Torch sees two GPUs; Horovod goes through host memory, unless `nccl` is called."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(device.HorovodTransport, "obstacle", lambda self, where: "")
+    monkeypatch.setattr(device.hvd, "nccl_built", lambda: 0)
+    return SimpleNamespace(nccl=lambda: monkeypatch.setattr(device.hvd, "nccl_built", lambda: 1))
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would have been started: workers' environments and specifications. Each has measured something."""
+    seen = []
+
+    def start(spec, args, environment):
+        seen.append(spec)
+        for rate in spec["rates"]:
+            found = {"values": 1, "tensors": 1, "contenders": {"none": {"ms": [1.0], "sent": []}}}
+            save(Path(spec["folder"], f"{rate}.json"), found)
+        return {}
+
+    monkeypatch.setattr(run, "_shared_memory", start)
+    monkeypatch.setattr(run, "_over_links", start)
+    return seen
+
+
+def bench(part: str, *flags: str) -> bool:
+    return program.run(part, program.parse_part(part, flags))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("part", ["exchange", "hosts", "training", "accuracy"])
+def test_without_a_gpu_one_line_says_so(part, tmp_path, capsys, started):
+    assert not bench(part, "--device", "cuda", "--output-dir", str(tmp_path))
+    said = capsys.readouterr().err
+    assert said == f"bench.py: error: {part}: --device cuda: torch sees no GPU\n"
+    assert not started and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("part", ["exchange", "training", "accuracy"])
+def test_workers_that_nccl_would_refuse_are_not_started(part, tmp_path, capsys, started, two_gpus):
+    two_gpus.nccl()
+    assert not bench(part, "--device", "cuda", "--workers", "3", "--output-dir", str(tmp_path))
+    said = capsys.readouterr().err
+    assert "3 workers would share 2 GPUs, and NCCL" in said and "HOROVOD_GPU=CUDA" in said and said.count("\n") == 1
+    assert not started
+
+
+def test_hosts_of_one_machine_share_its_gpus(tmp_path, capsys, started, two_gpus):
+    two_gpus.nccl()
+    assert not bench("hosts", "--layouts", "2x2", "--device", "cuda", "--output-dir", str(tmp_path))
+    assert "4 workers would share 2 GPUs" in capsys.readouterr().err and not started
+
+
+def about(path: Path) -> dict:
+    [rate] = json.loads(path.read_text())["rates"].values()
+    return rate["about"]
+
+
+def test_figures_of_gpus_and_cpus_are_kept_apart(tmp_path, started, two_gpus):
+    place = ("--model", "tiny", "--rates", "shm", "--output-dir", str(tmp_path))
+    for choice in ((), ("--device", "cuda"), ("--device", "auto"), ("--device", "cuda", "--launcher", "gloo")):
+        assert bench("exchange", *place, *choice)
+    assert [spec["device"] for spec in started] == ["cpu", "cuda", "cuda", "cuda"]
+    names = ["exchange-tiny-2-cuda.json", "exchange-tiny-2-gloo-cuda.json", "exchange-tiny-2.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert [gpus.on_gpus(json.loads((tmp_path / name).read_text())) for name in names] == [True, True, False]
+    assert "gpus" not in about(tmp_path / names[2]) and "gpus" in about(tmp_path / names[0])
+    assert time_to_accuracy.file_name("resnet20", "cpu") == "accuracy-resnet20.json"
+    assert time_to_accuracy.file_name("resnet20", "cuda") == "accuracy-resnet20-cuda.json"
+
+
+@pytest.mark.parametrize(
+    ("workers", "nccl", "ddp", "said"),
+    [
+        ("2", True, "nccl", "On 2 GPUs (a GPU); Horovod goes through NCCL, DDP over nccl."),
+        ("2", False, "nccl", "On 2 GPUs (a GPU); Horovod goes through host memory, DDP over nccl."),
+        (
+            "3",
+            False,
+            "gloo",
+            "On 2 GPUs (a GPU), shared by 3 workers; Horovod goes through host memory, DDP over gloo.",
+        ),
+    ],
+)
+def test_results_say_who_shares_a_gpu_and_what_carries_its_tensors(
+    workers, nccl, ddp, said, tmp_path, started, two_gpus, capsys
+):
+    if nccl:
+        two_gpus.nccl()
+    place = ("--model", "tiny", "--rates", "shm", "--output-dir", str(tmp_path))
+    assert bench("exchange", *place, "--device", "cuda", "--workers", workers)
+    assert started[0]["ddp"] == ddp
+    assert about(tmp_path / f"exchange-tiny-{workers}-cuda.json")["gpus"] == ["a GPU"] * 2
+    assert said in capsys.readouterr().out
+
+
+@contextlib.contextmanager
+def network(*args, **options):
+    """Stands in for `hosts`."""
+
+    def command(program, **options):
+        return program
+
+    yield SimpleNamespace(set_rate=lambda rate: None, addresses=["10.0.0.1"], command=command, counters=lambda: [0, 0])
+
+
+def test_over_links_nccl_is_told_to_use_them(monkeypatch):
+    """Or it would take InfiniBand, whatever the link is held to."""
+    environments = []
+    monkeypatch.setattr(run, "hosts", network)
+    monkeypatch.setattr(run.link_rate, "measure", lambda lab, nbytes: 1e9)
+    monkeypatch.setattr(run, "_start", lambda command, environment: environments.append(environment))
+    args = program.parse_part("exchange")
+    for where in ("cpu", "cuda"):
+        run._over_links({"rates": ["1gbit"], "device": where}, args, {})
+    assert [environment.get("NCCL_SOCKET_IFNAME") for environment in environments] == [None, "eth0"]
+
+
+@pytest.mark.parametrize(("wish", "device", "interface"), [("cpu", "cpu", None), ("auto", "cuda", "eth0")])
+def test_trainings_are_told_their_device(wish, device, interface, tmp_path, monkeypatch, capsys, two_gpus):
+    told = []
+
+    def fail(command, env, **options):
+        told.append((command, env))
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr(time_to_accuracy, "hosts", network)
+    monkeypatch.setattr(time_to_accuracy.launcher, "run", fail)
+    assert not bench("accuracy", "--device", wish, "--output-dir", str(tmp_path))
+    assert "train_resnet.py ended with status 1" in capsys.readouterr().err
+    [(command, environment)] = told
+    assert command[command.index("--device") + 1] == device
+    assert environment.get("NCCL_SOCKET_IFNAME") == interface
+
+
+def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_growth(tmp_path, monkeypatch):
+    folder = tmp_path / "docs" / "bench"
+    note = {"command": "bench", "commit": "abc", "environment": {"HOROVOD_CYCLE_TIME": "1"}, "machine": {"cores": 2}}
+    on_one = {"gpus": ["a GPU"], "horovod": "host memory", "ddp": "gloo"}
+    for where, ms, more in (("cpu", 80.0, {}), ("cuda", 5.0, on_one)):
+        steps = {name: {"ms": [ms], "sent": [[800, 800]]} for name in ("none", "4bit")}
+        rate = {"contenders": steps, "about": {**note, **more}}
+        found = {"workers": 2, "model": "tiny", "values": 800, "tensors": 1, "device": where, "rates": {"1gbit": rate}}
+        for kind in ("exchange", "training"):
+            save(folder / f"{kind}-tiny-2{gpus.suffix(where)}.json", {"benchmark": kind, **found})
+    said = report.report(folder, folder.parent)
+    cpus, _, there = said.partition("### On GPUs, the exchange alone: tiny, 2 workers")
+    assert "80.0 (80.0–80.0)" in cpus and "5.0 (5.0–5.0)" not in cpus and "a GPU" not in cpus
+    assert "80.0 (80.0–80.0)" not in there and there.count("| Horovod | 5.0 (5.0–5.0) |") == 2
+    assert there.count("On 1 GPU (a GPU), shared by 2 workers;") == 2 and "### On GPUs, training steps" in there
+
+    fitted = []
+    monkeypatch.setattr(growth, "kernel_times", lambda results: {})
+    monkeypatch.setattr(growth, "points", lambda results: fitted.append(results["device"]) or iter(()))
+    with pytest.raises(RunError, match="2x4@1gbit has not been measured"):
+        growth.run(program.parse_part("growth", ["--output-dir", str(folder)]))
+    assert fitted == ["cpu"]
+
+
+def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):
+    happened = []
+    monkeypatch.setattr(alternation.hvd, "barrier", lambda: happened.append("barrier"))
+    monkeypatch.setattr(alternation.time, "perf_counter", lambda: happened.append("clock") or 0.0)
+    contender = SimpleNamespace(step=lambda: happened.append("step"), finish=lambda: happened.append("finish"))
+    alternation.timed(contender)
+    assert happened == ["finish", "barrier", "clock", "step", "finish", "clock"]
+
+
+def test_a_contender_waits_for_its_models_device(monkeypatch):
+    waited = []
+    monkeypatch.setattr(contenders, "finish", waited.append)
+    contenders.Contender("alone", torch.nn.Linear(1, 1, device="meta"), lambda model: torch.zeros(())).finish()
+    assert waited == [torch.device("meta")]
+
+
+class Devices(TorchDispatchMode):
+    """Types of all devices whose tensors an operator takes or returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        returned = operator(*args, **(kwargs or {}))
+        tensors = [one for one in tree_leaves((args, kwargs, returned)) if isinstance(one, torch.Tensor)]
+        self.seen |= {tensor.device.type for tensor in tensors}
+        return returned
+
+
+@pytest.mark.parametrize("name", workloads.TRAINING_MODELS)
+@pytest.mark.parametrize("make", [workloads.exchange, workloads.training])
+def test_all_of_a_workload_is_on_its_device(make, name):
+    model, loss = make(name, seed=0, device=torch.device("meta"))()
+    with Devices() as devices:
+        loss(model).backward()
+    assert devices.seen == {"meta"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_that_is_there(tmp_path):
+    place = ("--device", "cuda", "--rates", "shm", "--seconds", "0", "--rounds", "2", "--output-dir", str(tmp_path))
+    command = [sys.executable, BENCH, "--part", "exchange", "--model", "tiny", *place]
+    ended = launcher.run([*command, "--contenders", "alone,none,4bit,ddp"], timeout=240)
+    if "and NCCL, which Horovod was built with" in ended.stdout:
+        pytest.skip("there are fewer GPUs than workers, and Horovod goes through NCCL")
+    assert ended.returncode == 0, ended.stdout
+    results = json.loads((tmp_path / "exchange-tiny-2-cuda.json").read_text())
+    assert torch.cuda.get_device_name() in tables.caption(results)
