@@ -77,15 +77,26 @@ def test_a_declaration_made_before_stays() -> None:
 COMMANDS = {"mpirun": "openmpi-bin", "mpicxx": "libopenmpi-dev", "c++": "g++", "cmake": "cmake", "make": "make"}
 
 
+def asked_for(folder: Path, commands: dict[str, str]) -> str:
+    """What set-up says to install where these commands are all that there is, beside Python."""
+    for command in ("bash", "dirname"):
+        (folder / command).symlink_to(str(shutil.which(command)))
+    (folder / "python3").symlink_to(sys.executable)
+    for command, does in {"id": "echo 1000", **commands}.items():
+        (folder / command).write_text(f"#!/bin/sh\n{does}\n")
+        (folder / command).chmod(0o755)
+    command = [str(folder / "bash"), str(ROOT / "tools" / "setup.sh")]
+    done = subprocess.run(command, env={"PATH": str(folder)}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    return done.stderr
+
+
 @pytest.mark.parametrize("missing", COMMANDS)
 def test_what_the_build_cannot_do_without_is_asked_for(tmp_path: Path, missing: str) -> None:
-    for command in ("bash", "dirname"):
-        (tmp_path / command).symlink_to(str(shutil.which(command)))
-    (tmp_path / "python3").symlink_to(sys.executable)
-    for command, does in {"id": "echo 1000", **dict.fromkeys(COMMANDS.keys() - {missing}, "exit 0")}.items():
-        (tmp_path / command).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / command).chmod(0o755)
-    command = [str(tmp_path / "bash"), str(ROOT / "tools" / "setup.sh")]
-    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert f"apt-get install -y {COMMANDS[missing]} " in done.stderr
+    said = asked_for(tmp_path, dict.fromkeys(COMMANDS.keys() - {missing}, "exit 0"))
+    assert f"apt-get install -y {COMMANDS[missing]} " in said
+
+
+def test_a_compiler_for_mpi_that_finds_no_headers_is_not_enough(tmp_path: Path) -> None:
+    said = asked_for(tmp_path, {**dict.fromkeys(COMMANDS, "exit 0"), "mpicxx": "exit 1"})
+    assert "apt-get install -y libopenmpi-dev " in said

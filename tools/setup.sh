@@ -21,10 +21,15 @@ python_has_headers() {
         os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
 }
 
+# Asked of the compiler: Debian's openmpi-bin has mpicxx, too, and the headers are a package of their own.
+mpi_has_headers() {
+    echo '#include <mpi.h>' | mpicxx -E -x c++ - >/dev/null 2>&1
+}
+
 # Debian package names of what the build and the runs cannot do without.
 required_packages() {
     command -v mpirun >/dev/null || echo openmpi-bin
-    command -v mpicxx >/dev/null || echo libopenmpi-dev
+    mpi_has_headers || echo libopenmpi-dev
     command -v c++ >/dev/null || echo g++
     command -v cmake >/dev/null || echo cmake
     command -v make >/dev/null || echo make # what cmake calls, and only recommends

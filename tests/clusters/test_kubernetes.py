@@ -1,13 +1,20 @@
-"""The MPIJob and its image hold together: there is no Kubernetes here to try them on."""
+"""The MPIJob and its image hold together. Where there is podman the image is built and run; Kubernetes there is none.
+
+HVD_DYNCOMP_IMAGE_OPTIONS has what the build needs besides, "--build-arg PIP_EXTRA_INDEX_URL=..." for instance. Image
+and layers stay in podman's store, so that the next build takes seconds.
+"""
 
 import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from recipes import EXAMPLES, need
+from pods import run_job, why_not
+from recipes import EXAMPLES, check_reports, need, said_by
 
 pytestmark = pytest.mark.clusters
 
@@ -107,7 +114,8 @@ def test_environment_is_what_the_benchmarks_set():
 
 def test_image_is_built_from_what_there_is():
     dockerfile = (FOLDER / "Dockerfile").read_text()
-    copied = [name for line in re.findall(r"^COPY (.*)$", dockerfile, re.M) for name in line.split()[:-1]]
+    # With "--from" it is from another stage.
+    copied = [name for line in re.findall(r"^COPY ([^-].*)$", dockerfile, re.M) for name in line.split()[:-1]]
     assert copied and all((ROOT / name).exists() for name in copied)
     # What a build of the package reads.
     assert {"setup.py", "setup.cfg", "pyproject.toml", "README.md", "hvd_dyncomp", "tools"} <= set(copied)
@@ -115,3 +123,26 @@ def test_image_is_built_from_what_there_is():
         folder = re.findall(r"^WORKDIR (.*)$", dockerfile, re.M)
         assert any(path.startswith(f"{each}/") for each in folder), path
     assert container("Launcher")["image"] == container("Worker")["image"]
+
+
+@pytest.fixture(scope="module")
+def image():
+    reason = why_not()
+    if reason:
+        pytest.skip(f"an image: {reason}")
+    name = "localhost/hvd-dyncomp-test"
+    options = shlex.split(os.environ.get("HVD_DYNCOMP_IMAGE_OPTIONS", ""))
+    command = ["podman", "build", "--layers", "-f", str(FOLDER / "Dockerfile"), "-t", name, *options, str(ROOT)]
+    subprocess.run(command, check=True)
+    return name
+
+
+@pytest.mark.timeout(3600)
+def test_image_trains(image):
+    command = ["podman", "run", "--rm", "--env", "OMP_NUM_THREADS=1", image]
+    check_reports(said_by([*command, "horovodrun", "-np", "2", "python", "train.py"], 300), ranks=2)
+
+
+@pytest.mark.timeout(3600)
+def test_job_runs_in_pods(image, tmp_path):
+    check_reports(run_job(JOB, image, tmp_path, 300), ranks=4)
