@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -200,6 +200,7 @@ class SimulatedCuda:
         self.made: set[int] = set()
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "current_stream", Current)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: machine.place(stream=stream.place[1]))
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: machine.keep(tensor, stream.place))
 
