@@ -14,15 +14,18 @@ def machine(monkeypatch):
     """Makes up this rank's machine, and what other ranks find on theirs; returns where a wish leads to."""
 
     def look(wish: str, *, gpus: int = 1, built: bool = True, local_rank: int = 0, others: tuple[str, ...] = ()):
-        current = []
+        current, streams = [], []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda where: f"a stream of {where}")
+        monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
         monkeypatch.setattr(device.hvd, "local_rank", lambda: local_rank)
         monkeypatch.setattr(device.HorovodTransport, "obstacle", lambda self, where: "" if built else NO_CUDA)
         monkeypatch.setattr(device, "gather_json", lambda value, name: [value, *others])
         chosen = device.choose(wish)
         assert current == ([chosen] if chosen.type == "cuda" else [])
+        assert streams == [f"a stream of {where}" for where in current]
         return str(chosen)
 
     return look
