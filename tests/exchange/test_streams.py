@@ -106,6 +106,20 @@ def test_nothing_races_when_residuals_are_divided_anew(monkeypatch, ranks, hosts
     on_machines(monkeypatch, ranks, hosts, 4, states=states_of(ranks))
 
 
+def test_more_ranks_call_no_kernel_more_often(monkeypatch):
+    """A call is a launch, which takes the program long. (At 8 bits all of a bucket has one level.)"""
+    calls = []
+    for name in ("encode_into", "reduce_into", "decode_into"):
+        kernel = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, k=kernel, **kwargs: calls.append(k) or k(*args, **kwargs))
+    counts = []
+    for ranks in (3, 4):
+        on_machines(monkeypatch, ranks, (), 8)
+        counts.append(len(calls) / ranks)
+        calls.clear()
+    assert counts[0] >= counts[1] > 0  # fewer, where a rank has no shard
+
+
 @settings(max_examples=10, deadline=None)
 @given(choices=st.lists(st.integers(0, 5), min_size=1, max_size=40), where=st.sampled_from(sorted(PLACES)))
 def test_nothing_races_whoever_is_fast(choices, where):
