@@ -118,7 +118,10 @@ class InProcessTransport(Transport):
 
     def _start(self, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
         self._world.take_turns(self._rank)
-        return self._world.start(self._rank, kind, tensor, splits, name)
+        collective = self._world.start(self._rank, kind, tensor, splits, name)
+        if tensor.is_cuda:  # who reads what was sent, or has come of it, does so in any stream
+            torch.cuda.current_stream(tensor.device).synchronize()
+        return collective
 
     def poll(self, handle: _Collective) -> bool:
         self._world.take_turns(self._rank)
