@@ -13,7 +13,7 @@ background work is done. Runs with the same choices are the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -139,7 +139,7 @@ class InProcessTransport(Transport):
     def give_way(self) -> None:
         pass
 
-    def advise(self) -> None:
+    def advise(self, devices: Iterable[torch.device]) -> None:
         pass
 
 
