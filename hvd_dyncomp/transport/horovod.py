@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 _advised: set[str] = set()
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
 _WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
-# With it, Horovod says of a GPU's collective that it is over when it has only begun, and has the default stream wait
-# for it, as its source reads. None of our streams is that one.
-_EARLY = "HOROVOD_ENABLE_ASYNC_COMPLETION"
+# With either, Horovod says of a GPU's collective that it is over when it has only begun, and has the default stream
+# wait for it, as its source reads. None of our streams is that one.
+_EARLY = ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS")
 
 
 class HorovodTransport(base.Transport):
@@ -77,8 +77,9 @@ class HorovodTransport(base.Transport):
         # As its source reads, it would start a copy to main memory, and send what is there before that is over.
         if not (hvd.cuda_built() or hvd.rocm_built()):
             return "Horovod was built without CUDA; build it with HOROVOD_GPU_OPERATIONS=NCCL, or HOROVOD_GPU=CUDA"
-        if os.environ.get(_EARLY, "").lstrip(" 0")[:1].isdigit():  # as Horovod reads it
-            return f"{_EARLY} is set, with which gradients would be read before they have come; unset it"
+        for name in _EARLY:
+            if os.environ.get(name, "").lstrip(" 0")[:1].isdigit():  # as Horovod reads it
+                return f"{name} is set, with which gradients would be read before they have come; unset it"
         return ""
 
     def within(self, process_set: Any) -> HorovodTransport:
