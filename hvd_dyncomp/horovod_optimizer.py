@@ -87,6 +87,11 @@ def passes_of(optimizer: Any) -> int:
     return optimizer.backward_passes_per_step
 
 
+def grouped(optimizer: Any) -> bool:
+    """Whether Horovod reduces some gradients in one call, which refuses tensors of several devices."""
+    return getattr(optimizer, "_groups", None) is not None
+
+
 def any_fresh(optimizer: Any) -> bool:
     """Whether backward has made any gradient since the last exchange."""
     left, passes = countdown_of(optimizer), passes_of(optimizer)

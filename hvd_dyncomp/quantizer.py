@@ -273,7 +273,7 @@ class DynamicQuantizer(Compressor):
         if not compressed:
             if tensor is not gradient:
                 gradient.copy_(tensor)
-        elif not tensor.item():  # a ticket, which is on the CPU
+        elif not tensor.item():  # a ticket, on the CPU but in groups
             gradient.zero_()  # nobody has used this parameter: not even rounding may move it
         step.traffic.seconds += time.perf_counter() - began
         return gradient

@@ -91,6 +91,11 @@ def test_the_countdown_tells_what_backward_has_made(made):
     assert horovod_optimizer.countdown_of(optimizer) is left
 
 
+def test_whether_horovod_reduces_in_groups(made):
+    assert not horovod_optimizer.grouped(made()[2])
+    assert horovod_optimizer.grouped(made(groups=2)[2])
+
+
 def test_an_action_before_gradients_are_waited_for(made):
     spy, parameters, optimizer = made()
     seen = []

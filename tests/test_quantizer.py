@@ -151,7 +151,7 @@ def test_attached_to_what_is_not_its_optimizer(monkeypatch):
 
 @pytest.mark.parametrize(("cores", "told", "ranks", "says"), [(2, 0, 2, 1), (4, 0, 2, 0), (2, 1, 2, 0), (3, 0, 2, 1)])
 def test_ranks_that_poll_on_each_others_cores_are_advised_once(monkeypatch, caplog, cores, told, ranks, says):
-    monkeypatch.setattr(horovod, "_advised", False)
+    monkeypatch.setattr(horovod, "_advised", set())
     monkeypatch.setattr(horovod.os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr(hvd, "local_size", lambda: ranks)
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
@@ -160,7 +160,22 @@ def test_ranks_that_poll_on_each_others_cores_are_advised_once(monkeypatch, capl
         monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
     with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
         for _ in range(2):
-            HorovodTransport().advise()
+            HorovodTransport().advise([torch.device("cpu")])
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == says
     assert all("OMPI_MCA_mpi_yield_when_idle=1" in line and "OMPI_MCA_btl_tcp_flags=send" in line for line in lines)
+
+
+@pytest.mark.parametrize(("current", "rank", "says"), [("default", 0, 1), ("its own", 0, 0), ("default", 1, 0)])
+def test_who_trains_in_a_gpus_default_stream_is_advised_once(monkeypatch, caplog, current, rank, says):
+    """Horovod waits for that stream before it sends."""
+    monkeypatch.setattr(horovod, "_advised", set())
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
+    monkeypatch.setattr(hvd, "rank", lambda: rank)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        for _ in range(2):
+            HorovodTransport().advise([torch.device("cpu"), torch.device("cuda:0")])
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == says and all("torch.cuda.set_stream" in line for line in lines)

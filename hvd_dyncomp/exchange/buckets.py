@@ -192,8 +192,14 @@ class Bucket:
             rest[self.section_range] = 0
             self._debts = rest if rest.any() else None
 
-    def ticket(self, slot: Slot, in_use: bool) -> torch.Tensor:
-        """What Horovod reduces in a gradient's place: 1 if there is a gradient and 0 if there is none; (1,) float32."""
+    def ticket(self, slot: Slot, in_use: bool, device: torch.device | None = None) -> torch.Tensor:
+        """What Horovod reduces in a gradient's place: 1 if there is a gradient and 0 if there is none; (1,) float32.
+
+        Args:
+            device: where it is; None for main memory.
+        """
+        if device is not None and device.type != "cpu":
+            return torch.full((1,), float(in_use), dtype=torch.float32, device=device)
         self._ticket_values[slot.index] = in_use
         return self._each_ticket[slot.index]
 

@@ -133,10 +133,20 @@ class Flag(IntFlag):
     ENERGIES = 4
 
 
+def uploaded(here: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of main memory on a device, for which nothing waits."""
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+
+
 def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
     """(16,) uint8. Does not wait for the device."""
-    here = torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+    return headers_tensor([header], device)
+
+
+def headers_tensor(headers: Sequence[Header], device: torch.device) -> torch.Tensor:
+    """Headers one after the other. Does not wait for the device."""
+    data = b"".join(header.to_bytes() for header in headers)
+    return uploaded(torch.frombuffer(bytearray(data), dtype=torch.uint8), device)
 
 
 def check_header(message: torch.Tensor, expected: Header, rank: int, where: str) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.codec import Span, count_nonfinite
+from hvd_dyncomp.exchange.codec import Span, count_nonfinite, uploaded
 from hvd_dyncomp.kernels import Noise, block_bytes
 from hvd_dyncomp.kernels.scales import scale_bytes
 
@@ -105,7 +105,7 @@ class Coding:
                 found.append(start + scale_bytes(run.bits) - 2 + length * torch.arange(run.blocks, device="cpu"))
                 start += length * run.blocks
             upper = torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device="cpu")
-            self._upper_halves[span] = torch.stack([upper, upper + 1], dim=1).flatten().to(device)
+            self._upper_halves[span] = uploaded(torch.stack([upper, upper + 1], dim=1).flatten(), device)
         return self._upper_halves[span]
 
     def _form(self, run: Run) -> dict:

@@ -108,7 +108,7 @@ class Lifecycle:
         """
         self.abandon()
         plan = Plan(optimizer, self._names, self._settings, self._skip, self._carried(optimizer), self._transport)
-        plan.transport.advise()
+        plan.transport.advise({bucket.device for bucket in plan.buckets})
         self.state = Bound(plan)
         self._hook(optimizer)
         # Without error feedback nothing waits anywhere.

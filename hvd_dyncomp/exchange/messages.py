@@ -8,7 +8,16 @@ import torch
 
 from hvd_dyncomp.exchange import codec
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, WIRE_VERSION, Header, Phase, Span, header_tensor, noise_for
+from hvd_dyncomp.exchange.codec import (
+    HEADER_BYTES,
+    WIRE_VERSION,
+    Header,
+    Phase,
+    Span,
+    header_tensor,
+    headers_tensor,
+    noise_for,
+)
 from hvd_dyncomp.kernels import Noise
 
 
@@ -31,7 +40,8 @@ class Messages:
         self.bucket, self.bits, self._step, self._seed = bucket, bits, step, seed
         self.coding = bucket.coding(bits)
         self.where = f"bucket {bucket.name}"
-        self._unread: list[tuple[torch.Tensor, Header, int]] = []  # on their way to the host, and what is expected
+        # Headers on their way to the host, what is expected, and the senders.
+        self._unread: list[tuple[torch.Tensor, list[Header], Sequence[int]]] = []
 
     def header(self, phase: Phase, blocks: int) -> Header:
         composition = self.bucket.composition
@@ -52,14 +62,32 @@ class Messages:
         lengths = [HEADER_BYTES + payload for payload in payloads]
         buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=self.bucket.device)
         views = []
-        for count, message in zip(counts, buffer.split(lengths), strict=True):
-            message[:HEADER_BYTES] = header_tensor(self.header(phase, count), self.bucket.device)
+        for header, message in zip(self._headers(phase, counts), buffer.split(lengths), strict=True):
+            message[:HEADER_BYTES] = header
             views.append(message[HEADER_BYTES:])
         return buffer, views, lengths
+
+    def _headers(self, phase: Phase, counts: list[int]) -> Sequence[torch.Tensor]:
+        headers = [self.header(phase, count) for count in counts]
+        return headers_tensor(headers, self.bucket.device).split(HEADER_BYTES)
 
     def codes(self, phase: Phase, spans: list[Span]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
         """As `room`, for the codes of some blocks each."""
         return self.room(phase, [span.blocks for span in spans], [self.coding.nbytes(span) for span in spans])
+
+    def around(self, phase: Phase, spans: list[Span], payload: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Messages made of codes that are there already.
+
+        Args:
+            payload: of all spans, which follow each other.
+
+        Returns:
+            All messages as one uint8 vector, their lengths.
+        """
+        payloads = payload.split([self.coding.nbytes(span) for span in spans])
+        headers = self._headers(phase, [span.blocks for span in spans])
+        messages = torch.cat([part for message in zip(headers, payloads, strict=True) for part in message])
+        return messages, [HEADER_BYTES + payload.numel() for payload in payloads]
 
     def split(
         self, received: torch.Tensor, phase: Phase, spans: list[Span], senders: tuple[int, ...]
@@ -81,12 +109,16 @@ class Messages:
         self, received: torch.Tensor, headers: list[Header], sizes: list[int], senders: Sequence[int]
     ) -> list[torch.Tensor]:
         """As `split`, for what is not codes: headers, and bytes of each message without its header."""
-        check = self._read_later if self.bucket.streams.late else codec.check_header
-        return codec.split(received, headers, sizes, self.where, senders, check)
+        beginnings: list[torch.Tensor] = []
 
-    def _read_later(self, message: torch.Tensor, expected: Header, rank: int, where: str) -> None:
-        # To look at it now, backward would have to wait for the GPU.
-        self._unread.append((message[:HEADER_BYTES].to("cpu", non_blocking=True), expected, rank))
+        def read_later(message: torch.Tensor, *expected: object) -> None:
+            beginnings.append(message[:HEADER_BYTES])
+
+        check = read_later if self.bucket.streams.late else codec.check_header
+        bodies = codec.split(received, headers, sizes, self.where, senders, check)
+        if beginnings:  # to look at them now, backward would have to wait for the GPU
+            self._unread.append((torch.cat(beginnings).to("cpu", non_blocking=True), headers, senders))
+        return bodies
 
     def read(self) -> None:
         """Checks what could not be read when it came. To be called when the device has caught up.
@@ -94,8 +126,9 @@ class Messages:
         Raises:
             LockstepError: as `split` does.
         """
-        for header, expected, rank in self._unread:
-            codec.check_header(header, expected, rank, self.where)
+        for beginnings, headers, senders in self._unread:
+            for beginning, header, rank in zip(beginnings.split(HEADER_BYTES), headers, senders, strict=True):
+                codec.check_header(beginning, header, rank, self.where)
         self._unread = []
 
     def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange import residuals
 from hvd_dyncomp.exchange.binding import Binding
@@ -45,6 +46,8 @@ class Plan:
         topology: which ranks share a host; before `settle`, what was assumed.
         checksum: of the topology; 0 before `settle`.
         arranged: the topology by which the buckets are divided.
+        tickets_on_device: whether tickets must be where gradients are: Horovod may reduce them in one call with
+            gradients that travel uncompressed.
 
     Raises:
         ValueError: a parameter has no name, or the state is another rank's or of other parameters.
@@ -79,6 +82,7 @@ class Plan:
         self.unit_names = {
             slot.name: bucket.units[bucket.unit_of(slot)].name for bucket in self.buckets for slot in bucket.slots
         }
+        self.tickets_on_device = horovod_optimizer.grouped(optimizer) and len(self.slots) < len(self.binding.named)
         # As it was when the state was saved, so that nothing has to move if it still is so.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}

@@ -26,16 +26,28 @@ class ShardedReduction(Reduction):
     def _first_messages(self) -> int:
         return len(self.section.ranks)
 
+    @property
+    def _in_one(self) -> bool:
+        # On a GPU a call is a launch: one for each rank would keep the program busy. So codes are copied.
+        return self._bucket.streams.late
+
     @marked("encode")
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, section = self._bucket, self.section
-        messages, payloads, lengths = self._messages.codes(Phase.SCATTER, section.shards)
-        begin = section.first * bucket.block_size
+        coding, begin = self._messages.coding, section.first * bucket.block_size
         noise = self._messages.noise(Phase.SCATTER)
-        for payload, shard in zip(payloads, section.shards, strict=True):
+        if self._in_one:
+            codes = torch.empty(coding.nbytes(section.span), dtype=torch.uint8, device=bucket.device)
+            parts = [(section.span, codes)]
+        else:
+            messages, payloads, lengths = self._messages.codes(Phase.SCATTER, section.shards)
+            parts = list(zip(section.shards, payloads, strict=True))
+        for shard, payload in parts:
             first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
             owed = bucket.residuals and bucket.residuals.own[first : first + size]
-            self._messages.coding.encode(payload, shard, values, owed, origin=origin, noise=noise)
+            coding.encode(payload, shard, values, owed, origin=origin, noise=noise)
+        if self._in_one:
+            messages, lengths = self._messages.around(Phase.SCATTER, section.shards, codes)
         bucket.keep_residuals()
         return messages, lengths
 
@@ -75,5 +87,8 @@ class ShardedReduction(Reduction):
         self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
     ) -> torch.Tensor:
         payloads, coding = self.messages_in(result, senders), self._messages.coding
-        pairs = zip(self.section.shards, payloads, strict=True)
+        shards = self.section.shards
+        if self._in_one:
+            payloads, shards = [torch.cat(payloads)], [self.section.span]
+        pairs = zip(shards, payloads, strict=True)
         return torch.stack([coding.decode(values, shard, [payload], factor) for shard, payload in pairs]).sum()

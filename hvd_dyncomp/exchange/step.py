@@ -121,7 +121,8 @@ class Step:
         if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
             self._plan.transport.give_way()
         self._tally.leaves_ticket(4)
-        return self._plan.buckets[slot.bucket].ticket(slot, in_use)
+        where = gradient.device if self._plan.tickets_on_device else None
+        return self._plan.buckets[slot.bucket].ticket(slot, in_use, where)
 
     def pass_uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> torch.Tensor:
         """What Horovod reduces for what is skipped, or at 32 bits; with what its residual has left to deliver."""

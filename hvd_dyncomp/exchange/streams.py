@@ -3,7 +3,7 @@
 A GPU does what is queued later, while the program goes on. Two streams, because messages are made while backward runs,
 each as soon as its gradients are there, and what has been received must not wait behind those that are not: one stream
 for what goes out, one for what comes in. The program waits for the GPU once a step, in `catch_up`, when all has been
-received, and in hooks only after ranks have come or gone, when what is owed is divided anew.
+received, and in hooks only where what is owed is divided anew, as ranks have come or gone, or is handed out at 32 bits.
 
 Never run on a GPU: tests/exchange/test_streams.py looks for races with simulated streams.
 """
@@ -11,8 +11,8 @@ Never run on a GPU: tests/exchange/test_streams.py looks for races with simulate
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -68,10 +68,17 @@ class CudaStreams(Streams):
     def outgoing(self, origins: Iterable[torch.cuda.Stream]) -> AbstractContextManager[Any]:
         for origin in set(origins):
             self._outgoing.wait_stream(origin)
-        return torch.cuda.stream(self._outgoing)
+        return self._queued_in(self._outgoing)
 
     def incoming(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._incoming)
+        return self._queued_in(self._incoming)
+
+    @contextmanager
+    def _queued_in(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        # A thread of its own begins with device 0. By itself `torch.cuda.stream` would set that again when it leaves,
+        # which takes memory there, for every rank of a machine; `torch.cuda.device` does so only where it has some.
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            yield
 
     def join(self) -> None:
         for stream in (self._outgoing, self._incoming):

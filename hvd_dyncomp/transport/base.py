@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -80,8 +80,12 @@ class Transport(ABC):
         """Lets whoever carries the bytes have this thread's core for a moment, so that what has been started leaves."""
 
     @abstractmethod
-    def advise(self) -> None:
-        """Says in the log what would make it faster here, if anything. Once a process."""
+    def advise(self, devices: Iterable[torch.device]) -> None:
+        """Says in the log what would make it faster here, if anything. Once a process.
+
+        Args:
+            devices: on which gradients are; the current stream of each is that in which they are made.
+        """
 
 
 def start_gather_json(transport: Transport, value: Any, name: str) -> Any:

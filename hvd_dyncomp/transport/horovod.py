@@ -8,7 +8,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -37,9 +37,12 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_advised = False
+_advised: set[str] = set()
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
 _WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
+# With either, Horovod says of a GPU's collective that it is over when it has only begun, and has the default stream
+# wait for it, as its source reads. None of our streams is that one.
+_EARLY = ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS")
 
 
 class HorovodTransport(base.Transport):
@@ -69,9 +72,14 @@ class HorovodTransport(base.Transport):
         return hvd.local_size()
 
     def obstacle(self, device: torch.device) -> str:
+        if device.type != "cuda":
+            return ""
         # As its source reads, it would start a copy to main memory, and send what is there before that is over.
-        if device.type == "cuda" and not (hvd.cuda_built() or hvd.rocm_built()):
+        if not (hvd.cuda_built() or hvd.rocm_built()):
             return "Horovod was built without CUDA; build it with HOROVOD_GPU_OPERATIONS=NCCL, or HOROVOD_GPU=CUDA"
+        for name in _EARLY:
+            if os.environ.get(name, "").lstrip(" 0")[:1].isdigit():  # as Horovod reads it
+                return f"{name} is set, with which gradients would be read before they have come; unset it"
         return ""
 
     def within(self, process_set: Any) -> HorovodTransport:
@@ -101,27 +109,40 @@ class HorovodTransport(base.Transport):
         # some in a row to find what is new and to put it on the socket.
         time.sleep(_WAY_SECONDS)
 
-    def advise(self) -> None:
+    def advise(self, devices: Iterable[torch.device]) -> None:
+        if hvd.rank() == 0:
+            for advice in filter(None, (self._about_cores(), _about_streams(devices))):
+                if advice not in _advised:
+                    logger.warning(advice)
+                    _advised.add(advice)
+
+    def _about_cores(self) -> str:
         """Open MPI waits by polling: with hardly more cores than ranks, who waits takes the time of who computes.
 
         docs/benchmarks.md has what that costs. Whether it polls can be told from its settings only.
         """
-        global _advised
         cores, ranks = len(os.sched_getaffinity(0)), self.local_size
-        told = "OMPI_MCA_mpi_yield_when_idle" in os.environ
-        if _advised or told or not hvd.mpi_enabled() or 2 * ranks <= cores or hvd.rank() != 0:
-            return
-        _advised = True
-        logger.warning(
-            "%d ranks on a machine with %d cores: Open MPI will poll on them while it waits; "
-            "export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_tcp_flags=send for shorter steps (docs/benchmarks.md)",
-            ranks,
-            cores,
+        if "OMPI_MCA_mpi_yield_when_idle" in os.environ or not hvd.mpi_enabled() or 2 * ranks <= cores:
+            return ""
+        return (
+            f"{ranks} ranks on a machine with {cores} cores: Open MPI will poll on them while it waits; "
+            "export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_tcp_flags=send for shorter steps (docs/benchmarks.md)"
         )
 
     @property
     def _everyone(self) -> Any:
         return hvd.global_process_set if self._process_set is None else self._process_set
+
+
+def _about_streams(devices: Iterable[torch.device]) -> str:
+    """As its source reads, Horovod's thread waits for a GPU's default stream before each alltoall."""
+    gpus = [device for device in devices if device.type == "cuda"]
+    if all(torch.cuda.current_stream(gpu) != torch.cuda.default_stream(gpu) for gpu in gpus):
+        return ""
+    return (
+        "gradients are made in the default stream, for which Horovod waits before it sends them; "
+        "torch.cuda.set_stream(torch.cuda.Stream()) before model and optimizer are made (docs/clusters.md)"
+    )
 
 
 class _Background:

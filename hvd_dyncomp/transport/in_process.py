@@ -13,7 +13,7 @@ background work is done. Runs with the same choices are the same.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -118,7 +118,10 @@ class InProcessTransport(Transport):
 
     def _start(self, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
         self._world.take_turns(self._rank)
-        return self._world.start(self._rank, kind, tensor, splits, name)
+        collective = self._world.start(self._rank, kind, tensor, splits, name)
+        if tensor.is_cuda:  # who reads what was sent, or has come of it, does so in any stream
+            torch.cuda.current_stream(tensor.device).synchronize()
+        return collective
 
     def poll(self, handle: _Collective) -> bool:
         self._world.take_turns(self._rank)
@@ -136,7 +139,7 @@ class InProcessTransport(Transport):
     def give_way(self) -> None:
         pass
 
-    def advise(self) -> None:
+    def advise(self, devices: Iterable[torch.device]) -> None:
         pass
 
 

@@ -36,6 +36,9 @@ def choose(wish: str) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", _gpus().index(chosen[hvd.rank()]))
     torch.cuda.set_device(device)
+    # Horovod's thread waits for all that is queued in the default stream before each message (docs/clusters.md). And
+    # before there is an optimizer: its hooks run in the stream in which it was made.
+    torch.cuda.set_stream(torch.cuda.Stream(device))
     return device
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -127,6 +127,15 @@ class Machine:
             into += tree_leaves(value)
         self._touch(self.stream, reads, [*writes, *tree_leaves(result)], schema.name)
 
+    def copied(self, tensor: torch.Tensor) -> None:
+        """To the host, which waits for it. On a CPU that is no operator."""
+        if getattr(self._here, "off", True) or self.of(tensor).on_host:
+            return
+        if self._here.hook:
+            raise Race("a copy to the host in a hook waits for the device")
+        self._touch(self.stream, [tensor], [], "cpu")
+        self.host_waits(self.clock(self.stream))
+
     def _touch(self, stream: Stream, reads: list, writes: list, what: str) -> None:
         self._merge(stream, self._clocks[self.rank, HOST])
         clock = self._clocks[stream]
@@ -170,7 +179,7 @@ class Watched(TorchDispatchMode):
 
 
 class SimulatedCuda:
-    """What `torch.cuda` has of streams, for the machine; `tensor.record_stream` as well."""
+    """What `torch.cuda` has of streams, for the machine; `tensor.record_stream` and `tensor.cpu` as well."""
 
     def __init__(self, machine: Machine, monkeypatch) -> None:
         cuda = self
@@ -200,7 +209,9 @@ class SimulatedCuda:
         self.made: set[int] = set()
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "current_stream", Current)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: machine.place(stream=stream.place[1]))
+        monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: machine.copied(tensor) or tensor)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: machine.keep(tensor, stream.place))
 
 

@@ -111,6 +111,15 @@ def test_horovod_sends_from_gpus_only_if_it_was_built_for_them(monkeypatch):
         assert HorovodTransport().obstacle(torch.device("cpu")) == ""
 
 
+@pytest.mark.parametrize(("value", "refused"), [("1", True), (" 01", True), ("0", False), ("", False), ("yes", False)])
+@pytest.mark.parametrize("variable", ["HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"])
+def test_a_horovod_that_says_too_early_that_a_gpu_is_done_is_refused(monkeypatch, variable, value, refused):
+    monkeypatch.setattr(hvd, "cuda_built", lambda: True)
+    monkeypatch.setenv(variable, value)
+    assert refused == ("unset it" in HorovodTransport().obstacle(torch.device("cuda:0")))
+    assert HorovodTransport().obstacle(torch.device("cpu")) == ""
+
+
 def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(monkeypatch):
     from hvd_dyncomp import kernels
 

@@ -1,5 +1,7 @@
 """The simulated network: as strict as the real one, and under the control of the choices."""
 
+import types
+
 import pytest
 import torch
 
@@ -25,6 +27,27 @@ def test_collectives():
         assert received == [value + 10 * sender for sender in range(3) for value in part]
     # 2 (N - 1) / N of 8 bytes, N - 1 times its own piece, all but its own part.
     assert world.bytes_sent == [10 + 2 * (rank + 1) + 6 - (rank + 1) for rank in range(3)]
+
+
+class OnGpu(torch.Tensor):
+    """Passes for one on a GPU."""
+
+    is_cuda = True
+
+
+def test_on_a_gpu_what_is_sent_is_there_when_it_is_read(monkeypatch):
+    """Who reads it may do so in another stream: what was queued, also by the last one that started, is waited for."""
+    waited = []
+    stream = types.SimpleNamespace(synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+
+    def program(transport: InProcessTransport):
+        sent = torch.ones(2, dtype=torch.uint8).as_subclass(OnGpu)
+        transport.wait(transport.allgather(sent, "gather"))
+        transport.wait(transport.alltoall(sent, [1, 1], "scatter"))
+
+    World(2).run(program)
+    assert len(waited) == 4
 
 
 @pytest.mark.timeout(20)

@@ -106,6 +106,20 @@ def test_nothing_races_when_residuals_are_divided_anew(monkeypatch, ranks, hosts
     on_machines(monkeypatch, ranks, hosts, 4, states=states_of(ranks))
 
 
+def test_more_ranks_call_no_kernel_more_often(monkeypatch):
+    """A call is a launch, which takes the program long. (At 8 bits all of a bucket has one level.)"""
+    calls = []
+    for name in ("encode_into", "reduce_into", "decode_into"):
+        kernel = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *args, k=kernel, **kwargs: calls.append(k) or k(*args, **kwargs))
+    counts = []
+    for ranks in (3, 4):
+        on_machines(monkeypatch, ranks, (), 8)
+        counts.append(len(calls) / ranks)
+        calls.clear()
+    assert counts[0] >= counts[1] > 0  # fewer, where a rank has no shard
+
+
 @settings(max_examples=10, deadline=None)
 @given(choices=st.lists(st.integers(0, 5), min_size=1, max_size=40), where=st.sampled_from(sorted(PLACES)))
 def test_nothing_races_whoever_is_fast(choices, where):
@@ -152,6 +166,65 @@ def test_what_differs_is_said_at_the_end_of_the_step(monkeypatch, where):
     monkeypatch.setattr(Messages, "header", wrong)
     with pytest.raises(LockstepError, match="bucket d: rank 1 has step 1, this rank has 0"):
         on_machines(monkeypatch, *PLACES[where], 4)
+
+
+class StandIn:
+    """A stream of a device."""
+
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self.device = device
+
+    def wait_stream(self, other) -> None:
+        pass
+
+
+class ThreadOfItsOwn:
+    """What CUDA knows of a thread that has done nothing yet, as torch's context managers change it.
+
+    To set a device makes it this process's: some hundred MB there.
+    """
+
+    def __init__(self, monkeypatch, *mine: int) -> None:
+        self.mine = set(mine)  # devices that this process uses already
+        self._current, self._streams = 0, {}
+        monkeypatch.setattr(torch.cuda, "_get_device_index", self._index)
+        monkeypatch.setattr(torch.cuda, "_exchange_device", self._exchange)
+        monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", self._exchange_if_mine)
+        monkeypatch.setattr(torch.cuda, "current_stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "set_stream", self._set)
+        monkeypatch.setattr(torch.cuda, "Stream", StandIn)
+
+    def stream(self, device: torch.device | None = None) -> StandIn:
+        index = self._index(device)
+        return self._streams.setdefault(index, StandIn(torch.device("cuda", index)))
+
+    def _index(self, device: torch.device | None, optional: bool = True) -> int:
+        return self._current if device is None else device.index
+
+    def _exchange(self, index: int) -> int:
+        before, self._current = self._current, index
+        self.mine.add(index)
+        return before
+
+    def _exchange_if_mine(self, index: int) -> int:
+        return self._exchange(index) if index in self.mine else self._current
+
+    def _set(self, stream: StandIn) -> None:
+        if stream.device.index != self._current:
+            self._exchange(stream.device.index)
+        self._streams[stream.device.index] = stream
+
+
+def test_a_thread_of_its_own_uses_no_other_device(monkeypatch):
+    """What goes on beside the program begins with device 0, and is to leave nothing there."""
+    thread = ThreadOfItsOwn(monkeypatch, 3)
+    streams = CudaStreams(torch.device("cuda", 3))
+    before = thread.stream(torch.device("cuda", 3))
+    for direction in (streams.outgoing([before]), streams.incoming()):
+        with direction:
+            assert thread.stream().device.index == 3 and thread.stream() is not before
+        assert thread.stream(torch.device("cuda", 3)) is before
+    assert thread.mine == {3}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

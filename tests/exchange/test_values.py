@@ -5,6 +5,8 @@ import pytest
 import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks
 
+from hvd_dyncomp.exchange.buckets import Bucket
+
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
 
 
@@ -110,6 +112,28 @@ def test_complex_and_skipped_parameters_travel_as_they_are():
     assert torch.equal(results[0]["complex"], torch.full((150,), 1 + 2j))
     lengths = {sent.name: sent.tensor.numel() for sent in world.sent if sent.name.startswith("allreduce")}
     assert lengths == {"allreduce.a": 1, "allreduce.skipped": 140, "allreduce.small": 1, "allreduce.complex": 150}
+
+
+@pytest.mark.parametrize(("groups", "skipped", "there"), [(2, "a", True), (2, "", False), (None, "a", False)])
+def test_a_group_may_have_skipped_tensors_on_a_gpu(monkeypatch, groups, skipped, there):
+    """Horovod refuses groups of tensors on several devices: tickets are where the skipped ones are."""
+    asked, ticket = set(), Bucket.ticket
+
+    def noted(self, slot, in_use, device=None):
+        asked.add(device)
+        return ticket(self, slot, in_use, device)
+
+    monkeypatch.setattr(Bucket, "ticket", noted)
+
+    def program(transport):
+        worker = Worker(transport, {"a": 130, "b": 140}, 4, skip=lambda name, p: name == skipped)
+        worker.optimizer._groups = groups
+        worker.step(worker.noise(0))
+        bucket, gpu = worker.quantizer._lifecycle.plan.buckets[0], torch.device("meta")
+        assert ticket(bucket, bucket.slots[0], True, gpu).device == gpu
+
+    RecordingWorld(2).run(program)
+    assert asked == {torch.device("cpu") if there else None}
 
 
 @WORLDS

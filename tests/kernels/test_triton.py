@@ -46,6 +46,7 @@ INTERPRETED = isinstance(tiles.encode, InterpretedFunction)
 DEVICE = "cpu" if INTERPRETED else "cuda"
 needs_gpu = pytest.mark.skipif(INTERPRETED, reason="there is no GPU, or TRITON_INTERPRET is set")
 COMPILER = [sys.executable, str(Path(__file__).with_name("compiled.py"))]
+LAUNCHER = [sys.executable, str(Path(__file__).with_name("launched.py"))]
 
 
 @pytest.fixture(autouse=True)
@@ -174,18 +175,26 @@ def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_s
     assert "Triton kernels cannot serve" in second and "Triton 3.3.1 is older" in second
 
 
+def said_by(command: list[str], folder: Path) -> list[dict]:
+    """What a program prints, that has Triton compile and not interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(folder)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_kernel_is_compiled_once_for_each_level_and_kind_of_call(tmp_path):
+    """Whatever the addresses and sizes: in training they differ from step to step."""
+    [found] = said_by(LAUNCHER, tmp_path)
+    assert found == {"encode": 2 * 3, "decode": 2}  # of values with and without residual, and of versions
+
+
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """Compiles for these levels and compute capabilities; returns what compiled.py says."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-
-    def run(*arguments: str) -> list[dict]:
-        done = subprocess.run([*COMPILER, *arguments], capture_output=True, text=True, timeout=280, env=environment)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return [json.loads(line) for line in done.stdout.splitlines()]
-
-    return functools.cache(run)
+    folder = tmp_path_factory.mktemp("triton")
+    return functools.cache(lambda *arguments: said_by([*COMPILER, *arguments], folder))
 
 
 SOME = [("0.125,1,4", "90"), ("0.5,7", "80")]

@@ -16,11 +16,13 @@ def machine(monkeypatch):
     """Makes up this rank's machine, and what other ranks find on theirs; returns where a wish leads to."""
 
     def look(wish: str, *, gpus: str = "A", built: bool = True, nccl: bool = False, rank: int = 0, others: tuple = ()):
-        current = []
+        current, streams = [], []
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=gpus[number]))
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda where: f"a stream of {where}")
+        monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
         monkeypatch.setattr(device.hvd, "rank", lambda: rank)
         monkeypatch.setattr(device.hvd, "nccl_built", lambda: int(nccl))
         monkeypatch.setattr(device.HorovodTransport, "obstacle", lambda self, where: "" if built else NO_CUDA)
@@ -28,6 +30,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(device, "gather_json", lambda mine, name: [*everyone[:rank], mine, *everyone[rank:]])
         chosen = device.choose(wish)
         assert current == ([chosen] if chosen.type == "cuda" else [])
+        assert streams == [f"a stream of {where}" for where in current]
         return str(chosen)
 
     return look

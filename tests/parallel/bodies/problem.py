@@ -43,10 +43,12 @@ class Problem:
     SHAPES = {"conv": (16, 12, 3, 3), "odd": (1031,), "matrix": (129, 65), "bias": (10,), "scalar": (), "long": (5000,)}
     LARGE = {"large": (50_000,)}
 
-    def __init__(self, *, dtype=torch.float32, names=None, prefix="", **optimizer_arguments) -> None:
-        names = list(names or self.SHAPES)
+    def __init__(
+        self, *, dtype=torch.float32, names=None, prefix="", device: torch.device | None = None, **optimizer_arguments
+    ) -> None:
+        shapes = {name: {**self.SHAPES, **self.LARGE}[name] for name in names or self.SHAPES}
         self.parameters = {
-            name: torch.nn.Parameter(torch.zeros({**self.SHAPES, **self.LARGE}[name], dtype=dtype)) for name in names
+            name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)) for name, shape in shapes.items()
         }
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self.parameters.values(), lr=1.0),
@@ -58,8 +60,7 @@ class Problem:
         """Gaussian gradients, other ones on every rank, which a dtype of less precision can hold as well."""
         generator = torch.Generator().manual_seed(1000 * seed + hvd.rank())
         return {
-            name: torch.randn(p.shape, generator=generator).to(precision).to(p.dtype)
-            for name, p in self.parameters.items()
+            name: torch.randn(p.shape, generator=generator).to(precision).to(p) for name, p in self.parameters.items()
         }
 
     def reduce(self, wanted: dict[str, torch.Tensor], order=None) -> dict[str, torch.Tensor]:
