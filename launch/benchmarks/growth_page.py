@@ -71,7 +71,8 @@ def measured(results: Mapping[str, Any]) -> list[str]:
     return [
         f"`{results['command']}`: launch/costs/model.py, fitted to the medians of the steps in this page's tables of "
         f"the exchange over MPI (hosts x workers of each; least squares of relative errors), with the times of the "
-        f"kernels as measured by themselves. Commit {results['commit']}.",
+        f"kernels as measured by themselves. It adds arithmetic and transfers up; where they overlap, as those of two "
+        f"workers do, steps are shorter. Commit {results['commit']}.",
         constants(results),
         residuals(results["seen"]),
         f"Fitted, {spread(results['seen'])} Not seen, {spread(results['unseen'])}",
