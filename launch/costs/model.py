@@ -8,8 +8,9 @@
     + (workers per core - 1) * idle * bytes that leave the host / rate
 
 Arithmetic and transfer are added up: measured so where a worker has one core. What overlaps makes steps shorter than
-this: on better machines, and of two workers, since they exchange by alltoalls. Where workers share a core, each waits for the others' arithmetic, messages wait for a turn of
-who is to receive them, and so does the link: the last line, which is nothing where each has a core.
+this: on better machines, and of two workers, since they exchange by alltoalls. Where workers share a core, each waits
+for the others' arithmetic, messages wait for a turn of who is to receive them, and so does the link: the last line,
+which is nothing where each has a core.
 
 Left out: tensors too small to be compressed, handshakes, the network's topology, and what others send over it.
 """
