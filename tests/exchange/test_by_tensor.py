@@ -70,8 +70,16 @@ def test_tensors_are_counted_by_level():
         assert own["a", 8].sent_bytes - own["a", 4].sent_bytes == 6400 / 2
 
 
+SCALES = {"a": 1, "b": 100}
+
+
+def scaled(gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of different magnitudes: errors of one are not those of another."""
+    return {name: SCALES[name] * gradient for name, gradient in gradients.items()}
+
+
 def true_errors(means: dict[str, torch.Tensor], step: int, ranks: int) -> dict[str, float]:
-    exact = {name: mean_of(name, len(mean), step, range(ranks), ranks) for name, mean in means.items()}
+    exact = scaled({name: mean_of(name, len(mean), step, range(ranks), ranks) for name, mean in means.items()})
     return {name: float((mean - exact[name]).norm() / mean.norm()) for name, mean in means.items()}
 
 
@@ -81,7 +89,7 @@ def test_errors_are_how_far_means_are_off(ranks, hosts, bits):
     """Of the first step, in which nothing was owed before: later ones' errors are those of sums."""
 
     def program(worker: Worker):
-        means = worker.step(worker.noise(0))
+        means = worker.step(scaled(worker.noise(0)))
         return worker.quantizer.errors(), means
 
     sizes = {"a": 64 * 40, "b": 64 * 50}
