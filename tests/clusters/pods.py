@@ -68,7 +68,8 @@ class Pods:
         (container,) = template["spec"]["containers"]
         environment = {each["name"]: each["value"] for each in container.get("env", ())}
         environment |= {} if number else _OPERATORS
-        mounted = {"ssh": "/root/.ssh", "mpi": "/etc/mpi", "hosts": "/etc/hosts"}
+        home = Path("~root").expanduser()  # the image's user, to whose home the operator brings the key
+        mounted = {"ssh": f"{home}/.ssh", "mpi": "/etc/mpi", "hosts": "/etc/hosts"}
         return [
             *("podman", "run", "--rm", "--name", self._names[number], "--hostname", self._names[number]),
             *("--network", f"ns:/run/netns/{prefix_of(os.getpid())}{number + 1}", "--no-hosts", "--shm-size", "1g"),
