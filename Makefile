@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.css' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train test soak mutants lint lock audit docs dist study bench clean
+.PHONY: setup train test soak mutants lint lock audit docs dist study bench gpu-pack gpu clean
 
 setup: .venv/package.stamp
 
@@ -82,5 +82,13 @@ study: setup
 bench: setup
 	python launch/bench.py $(ARGS)
 
+# What a machine with a GPU and no network is to be brought: tools/gpu-pack.
+gpu-pack: setup
+	tools/gpu_pack.sh
+
+# On such a machine, or with ARGS=--rehearse without one: everything that wants a GPU, in stages (ARGS="--stage 1").
+gpu:
+	tools/on_gpu.sh $(ARGS)
+
 clean:
-	rm -rf .venv $(MAINTAIN) build dist *.egg-info
+	rm -rf tools/gpu-pack .venv $(MAINTAIN) build dist *.egg-info

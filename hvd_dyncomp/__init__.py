@@ -2,8 +2,8 @@
 
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
 
-See `DynamicQuantizer` (the compressor), `Controller` (which level, on all workers at once) and the policies
-`StepFunction`, `Plateau`, `CriticalRegime`, `Static` and `Schedule`.
+See `DynamicQuantizer` (the compressor), `Controller` (which level, on all workers at once), the policies
+`StepFunction`, `Plateau`, `CriticalRegime`, `Static` and `Schedule`, and `without_momentum` (for few bits).
 """
 
 import warnings
@@ -11,6 +11,7 @@ import warnings
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
 from hvd_dyncomp.levels import LEVELS
 from hvd_dyncomp.meter import Meter, Sent, Traffic
+from hvd_dyncomp.momentum import without_momentum
 from hvd_dyncomp.policies import (
     CriticalRegime,
     Decision,
@@ -41,6 +42,7 @@ __all__ = [
     "Static",
     "StepFunction",
     "Traffic",
+    "without_momentum",
 ]
 
 # Policies, codec and kernels are of use without Horovod (analysis, tests); the two classes that exchange are not.

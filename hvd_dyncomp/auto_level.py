@@ -125,7 +125,7 @@ class AutoLevel:
             floor, chosen = check_level("floor", state["floor"]), state["chosen"]
             chosen = None if chosen is None else check_level("chosen", chosen)
             since = integer("since", state["since"], 0)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # a file may have brought anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"auto_level must come from a state_dict(), got {shown(state)}: {cause}") from error
         self._restart()

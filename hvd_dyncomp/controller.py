@@ -8,12 +8,13 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
+from numbers import Real
 from typing import Any
 
 from hvd_dyncomp.checks import finite, integer, one_of, shown
 from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
-from hvd_dyncomp.policies import Decision, Policy, Record, StepFunction
+from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
 from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
 
@@ -28,7 +29,8 @@ class Controller:
     metrics before the learning rate reacts to them.)
 
     Args:
-        policy: decides the levels; default `StepFunction()`. Must be configured the same on all ranks.
+        policy: decides the levels; default `StepFunction()`. A level, such as 4 or 0.25, stands for `Static` of it. The
+            same on all ranks.
         on_error: when the policy fails on rank 0, "raise" the same `ControllerError` on every rank, or "hold" the
             level with a warning.
         nan_patience: non-finite metrics hold the level; after this many epochs of them in a row compression is
@@ -39,7 +41,8 @@ class Controller:
 
     Raises:
         ValueError: an argument is out of range.
-        TypeError: `policy` is not a `Policy`, or its `config()` is not plain data, or its first decision none.
+        TypeError: `policy` is neither a `Policy` nor a number, or its `config()` is not plain data, or its first
+            decision none.
 
     Examples:
         >>> from hvd_dyncomp import Schedule
@@ -50,15 +53,22 @@ class Controller:
         {'on_error': 'raise', 'nan_patience': 3, 'policy': 'Schedule', 'levels': [[0, 32], [2, 4]]}
     """
 
-    def __init__(self, policy: Policy | None = None, *, on_error: str = "raise", nan_patience: int = 2) -> None:
-        self.policy = StepFunction() if policy is None else policy
-        if not isinstance(self.policy, Policy):
-            raise TypeError(f"policy must be a Policy such as StepFunction(), got {shown(policy)}")
+    def __init__(self, policy: Policy | float | None = None, *, on_error: str = "raise", nan_patience: int = 2) -> None:
+        if policy is None:
+            policy = StepFunction()
+        elif isinstance(policy, Real) and not isinstance(policy, bool):
+            policy = Static(check_level("policy", policy))
+        if not isinstance(policy, Policy):
+            raise TypeError(f"policy must be a Policy such as StepFunction(), or a level, got {shown(policy)}")
+        self.policy = policy
         _check_config(self.policy)
         self.on_error = one_of("on_error", on_error, ("raise", "hold"))
         self.nan_patience = integer("nan_patience", nan_patience, 1)
         self.history: list[Record] = []
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
+
+    def __repr__(self) -> str:
+        return f"Controller({shown(self.policy)}: {self._bits} bits in epoch {self.epoch})"
 
     @property
     def bits(self) -> float:
@@ -163,20 +173,21 @@ class Controller:
             if "error" in theirs:
                 raise ControllerError(f"the policy's config() failed on rank {rank}: {theirs['error']}")
         for rank, theirs in enumerate(everyone):
-            for what, value in everyone[0].items():
-                if theirs[what] != value:
-                    hint = " (history or configuration differ)" if what == "state" else ""
-                    raise LockstepError(
-                        f"after Controller.step rank 0 has {what} {value}, rank {rank} has {theirs[what]}{hint}"
-                    )
+            found = _first_difference(everyone[0], theirs)
+            if found:
+                what, first, other = found[0], *map(shown, found[1:])
+                raise LockstepError(f"after Controller.step rank 0 has {what} {first}, rank {rank} has {other}")
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks. Never raises: the other ranks wait for it."""
         try:
-            state = json.dumps(self.state_dict(), sort_keys=True).encode()
+            state = self.state_dict()
+            config, history = json.dumps(state["config"]), json.dumps(state["history"], sort_keys=True)
         except Exception as error:  # noqa: BLE001  # a policy is the user's code
             return {"error": f"{type(error).__name__}: {error}"}
-        return {"epoch": self.epoch - 1, "bits": self._bits, "state": zlib.crc32(state)}
+        # The history as a checksum: it grows with every epoch.
+        checksum = zlib.crc32(history.encode())
+        return {"config": json.loads(config), "epoch": self.epoch - 1, "bits": self._bits, "history": checksum}
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the history and, to compare when it is loaded, the configuration."""
@@ -196,7 +207,7 @@ class Controller:
                 raise TypeError(f"config must be a dict, got {shown(config)}")
             if history and history[-1].bits != bits:
                 raise ValueError(f"bits must be what the last epoch led to, {history[-1].bits}, got {bits}")
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # a file may have brought anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Controller.state_dict(), got {shown(state)}: {cause}") from error
         mine = json.loads(json.dumps(self.state_dict()["config"]))
@@ -209,6 +220,16 @@ class Controller:
                     mine.get(key),
                 )
         self.history, self._bits = history, bits
+
+
+def _first_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The name of what differs between two fingerprints, and both values: of a configuration, the argument's."""
+    for key in {**mine, **theirs}:
+        one, other = mine.get(key), theirs.get(key)
+        if one != other:
+            inside = isinstance(one, dict) and isinstance(other, dict) and key == "config"
+            return _first_difference(one, other) if inside else (key, one, other)  # type: ignore[arg-type]
+    return None
 
 
 def _not_finite(metrics: Mapping[str, float]) -> list[str]:

@@ -25,10 +25,15 @@ def calling(compressor: object, frame: FrameType | None) -> tuple[torch.optim.Op
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, torch.optim.Optimizer) and getattr(caller, "_compression", None) is compressor:
-            parameter = frame.f_locals.get("p")
-            return caller, parameter if isinstance(parameter, torch.Tensor) else None
+            return caller, parameter_in(frame)
         frame = frame.f_back
     return None, None
+
+
+def parameter_in(frame: FrameType) -> torch.Tensor | None:
+    """The parameter whose gradient a method of the optimizer hands over, if `frame` is such a method's."""
+    parameter = frame.f_locals.get("p")
+    return parameter if isinstance(parameter, torch.Tensor) else None
 
 
 def compressor_of(optimizer: Any) -> Any:
@@ -68,9 +73,9 @@ def factor_of(optimizer: Any, world_size: int) -> float:
     return averaging_factor(getattr(optimizer, "op", "Adasum"), world_size)
 
 
-def stepping_class(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer]:
-    """The user's: Horovod makes an object of a class that is derived from it, and calls its `step`."""
-    return type(optimizer).__mro__[1]
+def synchronized(optimizer: Any) -> bool:
+    """Whether gradients have been reduced since the last step; while they are being reduced, whether it is again."""
+    return optimizer._synchronized
 
 
 def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:
@@ -109,6 +114,7 @@ def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[
     """
     this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have put one there as well
 
+    @torch.compiler.disable  # of what a compiled step would look into, none is arithmetic
     def synchronize() -> None:
         action()
         own: Any = this()

@@ -194,7 +194,7 @@ class Meter:
         try:
             records = _table(state["records"], "epoch", lambda epoch: integer("epoch", epoch, 0), Traffic)
             tensors = _table(state["tensors"], "name", _name, Sent)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # a file may have brought anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
         self.records, self.tensors = records, tensors

@@ -1,178 +1,176 @@
-"""At few bits what waits in residuals is a momentum already; an optimizer may step without its own (docs/study.md).
+"""Steps of an optimizer without its momentum: at few bits what waits in residuals is one already (docs/study.md).
 
-Its groups are others only while it steps: schedules, checkpoints and whoever looks at them see the user's values.
+The optimizer's own step does the arithmetic, but on a view: an object that shares all with the optimizer except for its
+groups. Nothing of the optimizer itself changes within a step, so that nothing has to be put back.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-import logging
-import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
 
 import torch
 
-from hvd_dyncomp.horovod_optimizer import stepping_class
-
-logger = logging.getLogger(__name__)
+from hvd_dyncomp.checks import shown
 
 #: A level of at most so many bits has enough of a momentum by itself (docs/study.md).
 MOST_BITS = 2
 MUCH_MOMENTUM = 0.5
 
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
-class Momentum:
-    """The momentum of one optimizer, and its steps without.
 
-    SGD that has momentum m and dampening d steps by (1 - d) / (1 - m) times its learning rate instead, so that a
-    gradient adds up to the same, but at once. Of Adam and AdamW the first beta is 0. The momentum that SGD keeps in its
-    state is zero then, so that no gradient counts twice when more bits arrive.
+def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
+    """Has an optimizer step without its momentum where gradients have come at 2 bits a value or less.
+
+        optimizer = without_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
+                                             compression=DynamicQuantizer(controller))
+
+    What waits in residuals acts as a momentum at few bits, and two are one too many. So SGD of momentum m and dampening
+    d then steps by (1 - d) / (1 - m) times its learning rate without, Adam and AdamW with a first beta of 0. Small and
+    skipped tensors, of which nothing waits, keep theirs; so do all at more bits, and without error feedback or Horovod.
+    The level of a step's own gradients decides. To be done on every rank or on none. When SGD's momentum comes back it
+    begins at zero. `param_groups`, and all that schedules, hooks, checkpoints and scalers see, stay the user's.
 
     Args:
-        optimizer: Horovod's. Others than those three are left as they are.
-        waiting: the parameters whose gradients wait in residuals. The others, small ones and those that are skipped,
-            keep their momentum.
-        rank: of this process; the first one logs.
-        replace: whether there are to be such steps; otherwise it is only said where they would help.
+        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or of a class that inherits the `step` of one of them; before
+            `hvd.DistributedOptimizer` is made of it. Their momentum may be 0, and be raised by a schedule.
+
+    Returns:
+        The same object, whose class is derived from the one that it had.
+
+    Raises:
+        TypeError: it is another optimizer, or Horovod's, or none.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.zeros(3))
+        >>> optimizer = without_momentum(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
+        >>> isinstance(optimizer, torch.optim.SGD), optimizer.param_groups[0]["momentum"]
+        (True, 0.9)
+    """
+    if isinstance(optimizer, WithoutMomentum):
+        return optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer) or inspect.unwrap(type(optimizer).step) not in _KNOWN:
+        raise TypeError(
+            "optimizer must be torch.optim.SGD, Adam or AdamW with the step that torch gave it, and come here before "
+            f"hvd.DistributedOptimizer, got {shown(optimizer)}; make one of another kind with little momentum instead"
+        )
+    kind: Any = type(optimizer)
+    optimizer.__class__ = _derived(kind)
+    optimizer._patch_step_function()  # torch's: step hooks are called around our step, as they were around its own
+    return optimizer
+
+
+def leave_out(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor], bits: float) -> None:
+    """Has an optimizer, if it is one of `without_momentum`, step with gradients that have come at so many bits.
+
+    Args:
+        parameters: those whose gradients wait in residuals; the same object in every step.
+    """
+    if isinstance(optimizer, WithoutMomentum):
+        optimizer.left_out = parameters if bits <= MOST_BITS else ()
+
+
+def advice(optimizer: torch.optim.Optimizer) -> str:
+    """What whoever trains at less than a bit should know of the optimizer; "" if there is nothing."""
+    groups = [] if isinstance(optimizer, WithoutMomentum) else optimizer.param_groups
+    momentum = max((float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in groups), default=0)
+    if momentum < MUCH_MOMENTUM:
+        return ""
+    return (
+        f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits what waits in residuals acts as "
+        "another, which may harm training: make it hvd_dyncomp.without_momentum(optimizer), before "
+        "hvd.DistributedOptimizer, if it is SGD, Adam or AdamW; others without momentum (docs/quickstart.md)"
+    )
+
+
+class WithoutMomentum(torch.optim.Optimizer):
+    """Comes before the class of an optimizer, and so between it and Horovod's.
 
     Attributes:
-        left_out: whether the next steps are to be without.
+        left_out: the parameters whose momentum the next step leaves out, as `leave_out` has it.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, waiting: Iterable[torch.Tensor], rank: int, *, replace: bool
-    ) -> None:
-        self._optimizer, self._waiting, self._rank = weakref.ref(optimizer), set(waiting), rank
-        way = _WAYS.get(inspect.unwrap(stepping_class(optimizer).step))
-        self._replace, self._known, self._without = replace, way is not None, way if replace else None
-        self._changed: list[tuple[dict[str, Any], str, Any, Any]] = []  # group, key, the user's value, ours
-        self._beside: list[dict[str, Any]] = []  # groups of those that keep theirs
-        self._said = self.left_out = False
-        # Weakly: the optimizer outlives a quantizer that nobody wants any more. Horovod's step has the optimizer's own
-        # within it. That one is what counts, and comes last: each begins with the user's values.
-        this = weakref.ref(self)
-        self._hooks = [
-            optimizer.register_step_pre_hook(lambda *_: _of(this, Momentum._begin_step)),
-            optimizer.register_step_post_hook(lambda *_: _of(this, Momentum._end_step)),
-            # A step that was interrupted may be followed by a checkpoint.
-            optimizer.register_state_dict_pre_hook(lambda *_: _of(this, Momentum.put_back)),
-        ]
+    left_out: Collection[torch.Tensor] = ()
+    _emptied: Collection[torch.Tensor] | None = None  # those whose buffers are zero
 
-    def choose(self, bits: float) -> None:
-        """Whether it is left out of the steps to come is a matter of the level of the gradients that have come."""
-        self.left_out = bits <= MOST_BITS and self._without is not None
-        optimizer = self._optimizer()
-        if self._said or self._rank or optimizer is None:
+    @torch._disable_dynamo  # a compiler would begin anew with every view
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """As the optimizer's own."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        # Not before: it may be the closure that has brought the gradients, and with them what is left out.
+        step = super().step.__func__  # type: ignore[attr-defined]
+        while getattr(step, "hooked", False):  # hooks are called around this method already, and never for a view
+            step = step.__wrapped__
+        step(_sharing(self, type(self), param_groups=list(_divided(self))) if self.left_out else self)
+        self._empty()
+        return loss
+
+    def _empty(self) -> None:
+        """SGD's buffers of what is left out become zero, once, so that no gradient counts twice when momentum is back.
+
+        The state keeps its form: who joins an elastic job has to find what he has himself.
+        """
+        if self._emptied is self.left_out:
             return
-        kind = stepping_class(optimizer).__name__
-        if self.left_out and momentum_of(optimizer):
-            self._said = True
-            logger.info(
-                "at %g bits and less %s steps without its momentum of %g", MOST_BITS, kind, momentum_of(optimizer)
-            )
-        elif bits < 1 or (self._replace and bits <= MOST_BITS):
-            self._warn(kind, momentum_of(optimizer))
+        for group in self.param_groups:
+            for parameter in group["params"] if "momentum" in _instead(group) else ():
+                if parameter in self.left_out:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self._emptied = self.left_out
 
-    def _warn(self, kind: str, momentum: float) -> None:
-        if self._without is None and momentum >= MUCH_MOMENTUM:
-            self._said = True
-            logger.warning(
-                "%s has a momentum of %g, and at few bits what waits in residuals acts as another, which may harm "
-                "training: %s (docs/quickstart.md)",
-                kind,
-                momentum,
-                "DynamicQuantizer(replace_momentum=True) has it step without" if self._known else "try it without",
-            )
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer's own. Who asks for it may write into its tensors, as Horovod's broadcast does."""
+        self._emptied = None
+        return super().state_dict()
 
-    def put_back(self) -> None:
-        """Gives the optimizer's groups the user's values again, where nobody has set others since."""
-        for group, key, users, ours in self._changed:
-            if group.get(key) is ours:
-                group[key] = users
-        optimizer = self._optimizer()
-        if optimizer is not None and self._beside:
-            groups = optimizer.param_groups
-            groups[:] = [group for group in groups if not any(group is beside for beside in self._beside)]
-        self._changed.clear()
-        self._beside.clear()
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._emptied = None
 
-    def remove(self) -> None:
-        """Touches the optimizer no more."""
-        self.put_back()
-        for hook in self._hooks:
-            hook.remove()
-
-    def _begin_step(self) -> None:
-        self.put_back()
-        optimizer = self._optimizer()
-        if self.left_out and self._without is not None and optimizer is not None:
-            for group in list(optimizer.param_groups):
-                self._divide(optimizer, group, self._without(group))
-
-    def _end_step(self) -> None:
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            # Not before the step: only when it is over it is certain that it was one without.
-            for group in [group for group, key, *_ in self._changed if key == "momentum"]:
-                _forget(optimizer, group)
-        self.put_back()
-
-    def _divide(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], ours: dict[str, Any]) -> None:
-        """Gives a group our values; those of its parameters that keep the user's go into one beside it."""
-        waiting = [parameter for parameter in group["params"] if parameter in self._waiting]
-        if not waiting or not ours:
-            return
-        if len(waiting) < len(group["params"]):
-            others = [parameter for parameter in group["params"] if parameter not in self._waiting]
-            self._beside.append({**group, "params": others})
-            optimizer.param_groups.append(self._beside[-1])
-            ours["params"] = waiting
-        for key, value in ours.items():
-            self._changed.append((group, key, group[key], value))
-            group[key] = value
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled by the class that it was of: nobody finds a derived one by its name."""
+        first, *others = type(self).__bases__
+        if first is not WithoutMomentum:  # Horovod's class, which is derived from ours
+            return super().__reduce_ex__(protocol)
+        return without_momentum, (_sharing(self, others[0]),)
 
 
-def _sgd(group: dict[str, Any]) -> dict[str, Any]:
+@functools.cache
+def _derived(base: Any) -> Any:
+    return type(base.__name__, (WithoutMomentum, base), {"__doc__": base.__doc__})
+
+
+def _sharing(optimizer: torch.optim.Optimizer, kind: type, **others: Any) -> torch.optim.Optimizer:
+    """An object of a class that shares all attributes with an optimizer, but for others."""
+    view: torch.optim.Optimizer = object.__new__(kind)
+    vars(view).update(vars(optimizer), **others)
+    return view
+
+
+def _divided(optimizer: WithoutMomentum) -> Iterator[dict[str, Any]]:
+    """The optimizer's groups, and beside each one for those of its parameters whose momentum is left out."""
+    for group in optimizer.param_groups:
+        yield {**group, "params": [p for p in group["params"] if p not in optimizer.left_out]}
+        yield {**group, **_instead(group), "params": [p for p in group["params"] if p in optimizer.left_out]}
+
+
+def _instead(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group without momentum has in place of its own values."""
+    if "betas" in group:
+        first, second = group["betas"]
+        return {"betas": (first * 0, second)}  # a tensor, if it was one
     momentum = group["momentum"]
     if not 0 < momentum < 1:
         return {}
     return {"lr": group["lr"] * ((1 - group["dampening"]) / (1 - momentum)), "momentum": 0.0}
 
 
-def _adam(group: dict[str, Any]) -> dict[str, Any]:
-    first, second = group["betas"]
-    return {"betas": (first * 0, second)}  # a tensor, if it was one
-
-
-# What a group of an optimizer without momentum has in place of its own values. By the method that steps: a class that
-# has one of its own may mean something else by its groups.
-_WAYS: dict[Callable, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    inspect.unwrap(torch.optim.SGD.step): _sgd,
-    inspect.unwrap(torch.optim.Adam.step): _adam,
-    inspect.unwrap(torch.optim.AdamW.step): _adam,
-}
-
-
-def _forget(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-    """Empties SGD's buffers. The state keeps its form: who joins an elastic job has to find what he has himself."""
-    buffers = []
-    for parameter in filter(lambda p: p.requires_grad, group["params"]):
-        state = optimizer.state[parameter]
-        if state.get("momentum_buffer") is None:
-            state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-        buffers.append(state["momentum_buffer"])
-    if buffers:
-        torch._foreach_zero_(buffers)
-
-
-def momentum_of(optimizer: torch.optim.Optimizer) -> float:
-    """How much of a step it carries on into the next: SGD's momentum, or Adam's first beta; the most of its groups."""
-    groups = optimizer.param_groups
-    return max((float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in groups), default=0.0)
-
-
-def _of(this: weakref.ref[Momentum], action: Callable[[Momentum], None]) -> None:
-    momentum = this()
-    if momentum is not None:
-        action(momentum)
+# By the method that steps: a class that has one of its own may mean something else by its groups.
+_KNOWN = {inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -27,10 +28,15 @@ from hvd_dyncomp.exchange.tally import count_outside
 from hvd_dyncomp.horovod_optimizer import compressor_of
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.horovod import Compressor, HorovodTransport
 
 logger = logging.getLogger(__name__)
+
+# Not None where torch.compile looks into what this thread calls. To be opaque to it takes a microsecond and more, for
+# every gradient. (Kept in no documentation; a torch without it has us opaque always.)
+_looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
 
 
 class _Context(NamedTuple):
@@ -52,10 +58,11 @@ class DynamicQuantizer(Compressor):
     tensor pass uncompressed and says so once.
 
     How gradients travel is told in docs/design.md. Gradients may be float16, bfloat16, float32 or float64,
-    of any shape and strides; quantization and sums are done in float32.
+    of any shape and strides; quantization and sums are done in float32. At 2 bits and less, what waits in residuals
+    acts as a momentum: `without_momentum` has the optimizer step without its own.
 
     Args:
-        controller: says at how many bits; default `Controller()`.
+        controller: says at how many bits; default `Controller()`. A policy or a level, such as 4, makes one of its own.
         named_parameters: (name, parameter) pairs, if the names in `state_dict` are to be others than the optimizer's.
         error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,
             what shares a block with values a hundred times as large may never arrive.
@@ -81,11 +88,6 @@ class DynamicQuantizer(Compressor):
         allocation: "uniform": all tensors have the level. "error": it is a budget, mean bits a value, and tensors have
             levels of their own, those of least squared error by the energies of their gradients. (Of fewer
             values than two blocks they count as small.) A budget of 16 or more is a level for all.
-        replace_momentum: at 2 bits and less, what waits in residuals acts as a momentum, and two are one too many: have
-            SGD step by lr / (1 - momentum) without its own, and Adam and AdamW with a first beta of 0; but for small
-            tensors, of which nothing waits. Their groups hold these values only while they step. Other optimizers are
-            left as they are, and a warning says so. With error feedback, for levels that stay low, or go down when the
-            learning rate has fallen: not near the largest rate that training stands, where a switch loses the run too.
         warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says. Steps are counted
             as `state_dict` does, so that a run that resumes in its warm-up ends it where it would have ended.
         warmup_bits: see there; 32 for none compressed.
@@ -115,7 +117,7 @@ class DynamicQuantizer(Compressor):
 
     def __init__(
         self,
-        controller: Controller | None = None,
+        controller: Controller | Policy | float | None = None,
         *,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
         error_feedback: bool = True,
@@ -130,15 +132,12 @@ class DynamicQuantizer(Compressor):
         reprobe_epochs: int = 5,
         hierarchical: bool | None = None,
         allocation: str = "uniform",
-        replace_momentum: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
     ) -> None:
         self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
-        self.controller = Controller() if controller is None else controller
-        if not isinstance(self.controller, Controller):
-            raise TypeError(f"controller must be a Controller, got {shown(controller)}")
+        self.controller = _controller(controller)
         self._settings = Settings(
             error_feedback,
             block_size,
@@ -148,7 +147,6 @@ class DynamicQuantizer(Compressor):
             auto_level,
             hierarchical,
             allocation,
-            replace_momentum,
         ).checked()
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
@@ -166,6 +164,9 @@ class DynamicQuantizer(Compressor):
             raise TypeError(f"transport must be a Transport, got {shown(transport)}")
         self._lifecycle = Lifecycle(self._settings, names, skip, self._transport)
         self._lock = threading.Lock()
+        # Where a compiled function calls backward, hooks are compiled as well, and what was found for one gradient
+        # would be taken to be so of the next. Made here: it imports the compiler, as making any optimizer does.
+        self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
         self._steps = 0
         self._warned = False
 
@@ -222,13 +223,17 @@ class DynamicQuantizer(Compressor):
         A compressed gradient travels by this package's own asynchronous collectives. Horovod is left a ticket of one
         float32 to reduce, so that its bookkeeping goes on. Never blocks: it is called within backward.
         """
-        began = time.perf_counter()
         if not isinstance(self, DynamicQuantizer):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
+        take = DynamicQuantizer._timed if _looked_into() is None else self._opaque
+        return take(self, tensor, sys._getframe(1))
+
+    def _timed(self, tensor: torch.Tensor | None, caller: FrameType) -> tuple[torch.Tensor, _Context]:
+        began = time.perf_counter()
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         with self._lock:  # backward has a thread for each device
-            wire, context = self._compress(tensor, sys._getframe(1))
+            wire, context = self._compress(tensor, caller)
         if context.step is not None and not isinstance(context.step, FailedStep):
             context.step.traffic.seconds += time.perf_counter() - began
         return wire, context
@@ -266,6 +271,7 @@ class DynamicQuantizer(Compressor):
         if not step.over:
             self._lifecycle.end(step)
             step.collect()
+            self._lifecycle.collected(step)
         if isinstance(step, FailedStep):  # it has raised
             return tensor
         if self._auto is not None:
@@ -319,7 +325,7 @@ class DynamicQuantizer(Compressor):
             Meter().load_state_dict(state["meter"])
             if state.get("auto_level"):
                 AutoLevel(1).load_state_dict(state["auto_level"])
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # a file may have brought anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
@@ -398,6 +404,16 @@ class DynamicQuantizer(Compressor):
                 "was passed outside one travels uncompressed",
                 tuple(tensor.shape),
             )
+
+
+def _controller(given: Any) -> Controller:
+    if isinstance(given, Controller):
+        return given
+    if isinstance(given, Real) and not isinstance(given, bool):
+        given = check_level("controller", given)
+    elif given is not None and not isinstance(given, Policy):
+        raise TypeError(f"controller must be a Controller, a Policy or a level, got {shown(given)}")
+    return Controller(given)
 
 
 def _copy(controller: Controller, arguments: dict[str, Any], state: dict[str, Any]) -> DynamicQuantizer:

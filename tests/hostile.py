@@ -23,6 +23,7 @@ from hvd_dyncomp import (
     StepFunction,
     Traffic,
     kernels,
+    without_momentum,
 )
 
 
@@ -246,7 +247,7 @@ TABLE = {
         Controller,
         {},
         {
-            "policy": [4, "StepFunction", StepFunction, [], *(Says(x) for x in (None, 4, (4,), Decision(9, "")))]
+            "policy": [4.5, "StepFunction", StepFunction, [], *(Says(x) for x in (None, 4, (4,), Decision(9, "")))]
             + [Says(Decision(4, ""), config) for config in ([], "x", {"a": np.zeros(2)}, {"a": {1}}, {1: 2, "a": 3})],
             "on_error": CHOICE,
             "nan_patience": COUNT,
@@ -277,7 +278,7 @@ TABLE = {
         DynamicQuantizer,
         {},
         {
-            "controller": [4, "Controller", Controller, Static(4), [], Unspeakable()],
+            "controller": [4.5, "Controller", Controller, [], Unspeakable()],
             "named_parameters": NAMED,
             "error_feedback": SWITCH,
             "rounding": CHOICE,
@@ -291,11 +292,15 @@ TABLE = {
             "reprobe_epochs": COUNT,
             "hierarchical": SWITCH[1:],
             "allocation": CHOICE,
-            "replace_momentum": SWITCH,
             "warmup_steps": NATURAL,
             "warmup_bits": LEVEL,
             "transport": [4, "mpi", [], object(), Unspeakable()],
         },
+    ),
+    "without_momentum": Call(
+        without_momentum,
+        {"optimizer": torch.optim.SGD([WEIGHT.clone()], lr=0.1)},
+        {"optimizer": [None, 4, "SGD", torch.optim.SGD, torch.optim.NAdam([WEIGHT.clone()]), WEIGHT, Unspeakable()]},
     ),
     "DynamicQuantizer.attach": Call(
         lambda optimizer: None if optimizer is None else DynamicQuantizer().attach(optimizer),

@@ -41,6 +41,8 @@ def public() -> Iterator[tuple[str, inspect.Signature]]:
         yield f"kernels.{name}", inspect.signature(getattr(kernels, name))
     for name in hvd_dyncomp.__all__:
         found = getattr(hvd_dyncomp, name)
+        if inspect.isfunction(found):
+            yield name, inspect.signature(found)
         if not isinstance(found, type) or issubclass(found, Exception):
             continue
         if not inspect.isabstract(found):

@@ -128,7 +128,7 @@ def test_bad_arguments(arguments, text):
     with pytest.raises(ValueError, match=text):
         Controller(**arguments)
     with pytest.raises(TypeError, match="policy"):
-        Controller(4)
+        Controller("4")
 
 
 @pytest.mark.parametrize(
@@ -153,3 +153,22 @@ def test_bad_keywords(keywords):
 def test_zero_samples_everywhere():
     with pytest.raises(ControllerError, match="num_samples"):
         Controller(Static(4)).step({"a": 1.0}, num_samples=0)
+
+
+@pytest.mark.parametrize("bits", [0.25, 4, 32])
+def test_a_level_is_a_policy(bits):
+    controller = Controller(bits)
+    assert controller.bits == bits and controller.state_dict() == Controller(Static(bits)).state_dict()
+
+
+@pytest.mark.parametrize("policy", [5.5, True, "4", [4]])
+def test_what_is_neither(policy):
+    with pytest.raises((TypeError, ValueError), match="policy must be"):
+        Controller(policy)
+
+
+def test_what_it_is_can_be_read():
+    controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)))
+    text = repr(controller)
+    assert "StepFunction(levels=[2, 4], thresholds=[0.5], monitor='val_accuracy'" in text
+    assert text.startswith("Controller(") and text.endswith(": 2 bits in epoch 0)")

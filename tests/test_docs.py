@@ -102,7 +102,7 @@ def run(program: str, folder: Path) -> str:
 BEFORE = """
 import json
 import torch
-from hvd_dyncomp import CriticalRegime, Plateau, Static
+from hvd_dyncomp import CriticalRegime, Plateau, Static, without_momentum
 from torch.utils.tensorboard import SummaryWriter
 
 model = torch.nn.Linear(40, 30)

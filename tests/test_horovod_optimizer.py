@@ -112,12 +112,32 @@ def test_an_action_before_gradients_are_waited_for(made):
 
 
 def test_the_users_class_steps_within_horovods_step(made):
-    """So hooks are called twice, and the inner call comes when gradients are reduced."""
+    """When gradients are reduced. (And hooks are called twice.)"""
     spy, parameters, optimizer = made()
-    assert horovod_optimizer.stepping_class(optimizer) is torch.optim.SGD
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(len(spy.handed_back)))
     optimizer.register_step_post_hook(lambda *_: seen.append("over"))
     parameters[0].sum().backward()
     optimizer.step()
     assert seen == [0, 2, "over", "over"]
+
+
+def test_whether_gradients_have_been_reduced_since_the_last_step(made):
+    """While they are reduced, too: in a second `synchronize` it is known that it is one."""
+    spy, parameters, optimizer = made()
+    seen = []
+    decompress = spy.decompress
+
+    def looking(tensor, ctx):
+        seen.append(horovod_optimizer.synchronized(optimizer))
+        return decompress(tensor, ctx)
+
+    spy.decompress = looking
+    for _ in range(2):
+        parameters[0].sum().backward()
+        optimizer.step()
+        assert not horovod_optimizer.synchronized(optimizer)
+    optimizer.synchronize()
+    assert horovod_optimizer.synchronized(optimizer)
+    optimizer.synchronize()
+    assert [any(two) for two in zip(seen[::2], seen[1::2], strict=True)] == [False, False, False, True]

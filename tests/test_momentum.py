@@ -1,286 +1,542 @@
-"""At 2 bits and less an optimizer steps without its momentum, and nobody else sees any of it."""
+"""At 2 bits and less an optimizer steps without its momentum, and nobody else sees any of it.
+
+The oracle is torch's own optimizer with groups that were made by hand, step by step.
+"""
 
 import copy
-import gc
+import functools
+import itertools
 import logging
-import weakref
+import pickle
+import sys
+import types
 
 import pytest
 import torch
 from exchange.simulated import SimulatedOptimizer, Worker, on_ranks, set_level
+from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hvd_dyncomp import LockstepError
-from hvd_dyncomp.momentum import Momentum, momentum_of
+from hvd_dyncomp import LockstepError, without_momentum
+from hvd_dyncomp.momentum import WithoutMomentum, advice, leave_out
 
-SIZES = (5, 3)
+SIZES = (5, 3, 4)
+WAITING = (0, 2)  # of those
+STEPS = 6
 
 
-class OwnStep(torch.optim.SGD):
+class OwnStep(SGD):
     """Means something else by its groups, for all that is known."""
 
     def step(self, closure=None):
         return super().step(closure)
 
 
-class Inherited(torch.optim.SGD):
+class Inherited(SGD):
     pass
 
 
-def made(kind: type[torch.optim.Optimizer], **arguments) -> torch.optim.Optimizer:
-    """An optimizer as Horovod makes it: of a derived class, whose step calls the user's."""
-
-    def step(self, closure=None):
-        return super(type(self), self).step(closure)
-
-    kind([torch.zeros(1)], lr=0.1)  # torch changes a class when it makes the first of it, which Horovod's user has
-    derived = type(kind.__name__, (kind,), {"step": step})
-    return derived([torch.nn.Parameter(torch.linspace(-1, 1, size)) for size in SIZES], **{"lr": 0.1, **arguments})
-
-
-def trained(optimizer: torch.optim.Optimizer, steps: range = range(6)) -> list[torch.Tensor]:
-    for step in steps:
-        for group in optimizer.param_groups:
-            for index, parameter in enumerate(group["params"]):
-                generator = torch.Generator().manual_seed(10 * step + index)
-                parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
-    return [p.detach().clone() for p in parameters_of(optimizer)]
+def parameters() -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.linspace(-1, 1, size)) for size in SIZES]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def less(optimizer: torch.optim.Optimizer, bits: float = 1, waiting: list[torch.Tensor] | None = None) -> Momentum:
-    momentum = Momentum(optimizer, parameters_of(optimizer) if waiting is None else waiting, 0, replace=True)
-    momentum.choose(bits)
-    return momentum
+def distributed(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """What Horovod makes of it: an object of a derived class with the same groups, whose step calls the user's."""
+
+    def step(self, closure=None):
+        return super(type(self), self).step(closure)
+
+    derived = type(type(optimizer).__name__, (type(optimizer),), {"step": step})
+    return derived(optimizer.param_groups)
 
 
-SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
-PAIRS = [
-    (SGD, {"momentum": 0.75}, {"lr": 0.4}),
-    (Inherited, {"momentum": 0.75}, {"lr": 0.4}),
-    (SGD, {"momentum": 0.75, "nesterov": True, "weight_decay": 0.1}, {"lr": 0.4, "weight_decay": 0.1}),
-    (SGD, {"momentum": 0.5, "dampening": 0.25}, {"lr": 0.15}),
-    (SGD, {"momentum": 0.75, "foreach": True, "maximize": True}, {"lr": 0.4, "maximize": True}),
-    (SGD, {"weight_decay": 0.1}, {"weight_decay": 0.1}),
-    (ADAM, {"amsgrad": True}, {"betas": (0.0, 0.999), "amsgrad": True}),
-    (ADAMW, {"betas": (0.8, 0.9)}, {"betas": (0.0, 0.9)}),
+def ours(kind: type = SGD, **arguments) -> torch.optim.Optimizer:
+    return distributed(without_momentum(kind(parameters(), **{"lr": 0.1, **copy.deepcopy(arguments)})))
+
+
+def stock(kind: type = SGD, **arguments) -> torch.optim.Optimizer:
+    return distributed(kind(parameters(), **{"lr": 0.1, **copy.deepcopy(arguments)}))
+
+
+def few(optimizer: torch.optim.Optimizer, bits: float = 1) -> None:
+    """Gradients have come at so many bits."""
+    if getattr(optimizer, "waits", None) is None:
+        optimizer.waits = frozenset(parameters_of(optimizer)[index] for index in WAITING)
+    leave_out(optimizer, optimizer.waits, bits)
+
+
+def give_gradients(optimizer: torch.optim.Optimizer, step: int, order=(0, 1, 2)) -> None:
+    for index, parameter in zip(order, parameters_of(optimizer), strict=True):
+        parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(10 * step + index))
+
+
+class ByHand:
+    """Groups as they should be: large parameters in one of their own, others with the user's values."""
+
+    ORDER = (*WAITING, 1)
+
+    def __init__(self, kind: type, arguments: dict) -> None:
+        made = parameters()
+        groups = [{"params": [made[index] for index in WAITING]}, {"params": [made[1]]}]
+        self.optimizer = kind(groups, **{"lr": 0.1, **copy.deepcopy(arguments)})
+
+    def step(self, number: int, users: dict, bits: float) -> None:
+        values = {key: value for key, value in users.items() if key != "params"}
+        for group in self.optimizer.param_groups:
+            group.update(copy.deepcopy(values))
+        large, small = self.optimizer.param_groups
+        if bits <= 2 and "betas" in values:
+            large["betas"] = (0.0, values["betas"][1])
+        elif bits <= 2 and 0 < values["momentum"] < 1:
+            large["momentum"] = 0.0
+            large["lr"] = values["lr"] * ((1 - values["dampening"]) / (1 - values["momentum"]))
+        give_gradients(self.optimizer, number, self.ORDER)
+        self.optimizer.step()
+        for parameter in large["params"] if bits <= 2 and 0 < values.get("momentum", 0) < 1 else ():
+            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def parameters(self) -> list[torch.Tensor]:
+        found = parameters_of(self.optimizer)
+        return [found[self.ORDER.index(index)] for index in range(len(SIZES))]
+
+
+def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, found, wanted))
+
+
+def values(optimizer: torch.optim.Optimizer) -> list[dict]:
+    """All that a user can see of the groups: a copy."""
+    return copy.deepcopy([{**group, "params": list(map(id, group["params"]))} for group in optimizer.param_groups])
+
+
+# Implementations and options of torch's, and whatever moves rates and momenta between steps.
+
+HOW = [{"foreach": False}, {"foreach": True}, {"fused": True}]
+OPTIONS = {
+    SGD: [
+        *({"momentum": 0.75, "nesterov": True}, {"momentum": 0.75, "weight_decay": 0.1}, {"momentum": 0.0}),
+        *({"momentum": 0.5, "dampening": 0.25}, {"momentum": 0.9, "maximize": True}),
+        *({"momentum": 1.5}, {"momentum": 0.75, "lr": torch.tensor(0.1)}),
+    ],
+    Adam: [{"amsgrad": True}, {"weight_decay": 0.1}, {"maximize": True}, {"betas": (0.8, 0.9)}],
+    AdamW: [{"amsgrad": True}, {"weight_decay": 0.1}, {"lr": torch.tensor(0.1)}],
+}
+GRID = [
+    (kind, {**options, **how})
+    for kind, several in OPTIONS.items()
+    for options, how in itertools.product(several, HOW)
+    if not ("lr" in options and kind is AdamW and how.get("foreach"))  # torch refuses it
 ]
 
 
-@pytest.mark.parametrize(("kind", "arguments", "same_as"), PAIRS)
-def test_a_step_without_is_that_of_an_optimizer_that_has_none(kind, arguments, same_as):
-    optimizer = made(kind, **arguments)
-    users = copy.deepcopy([{**group, "params": None} for group in optimizer.param_groups])
-    keep = less(optimizer)
-    found, wanted = trained(optimizer), trained(made(kind, **same_as))
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-    assert [{**group, "params": None} for group in optimizer.param_groups] == users
-    assert keep.left_out
+class Assigned:
+    """A loop that sets the rate of all groups itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._count = optimizer, 0
+
+    def step(self) -> None:
+        self._count += 1
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.1 / self._count
 
 
-@pytest.mark.parametrize(("kind", "arguments", "same_as"), PAIRS)
-@pytest.mark.parametrize("waits", [[0], [1], []])
-def test_parameters_of_which_nothing_waits_keep_theirs(waits, kind, arguments, same_as):
-    optimizer, stock, without = made(kind, **arguments), made(kind, **arguments), made(kind, **same_as)
-    [group] = groups = list(optimizer.param_groups)
-    users = {**group, "params": list(group["params"])}
-    keep = less(optimizer, waiting=[group["params"][index] for index in waits])
-    seen = []
-    optimizer.register_step_post_hook(lambda *_: seen.append(len(optimizer.param_groups)))
-    found, of_stock, of_without = (trained(each) for each in (optimizer, stock, without))
-    wanted = [(of_without if index in waits else of_stock)[index] for index in range(len(SIZES))]
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-    # Whoever comes after a step sees the user's groups, and these very ones.
-    assert set(seen) == {1}
-    assert optimizer.param_groups[0] is groups[0] and {**group, "params": list(group["params"])} == users
-    assert keep.left_out
+SCHEDULES = {
+    "none": lambda optimizer: types.SimpleNamespace(step=lambda: None),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=STEPS + 1, cycle_momentum=True),
+    "cyclic": lambda optimizer: lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, step_size_up=2, cycle_momentum=True),
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 2, 0.5),
+    "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0),
+    "assigned": Assigned,
+}
 
 
-@pytest.mark.parametrize("bits", [3, 4, 32])
-@pytest.mark.parametrize("kind", [SGD, ADAMW])
-def test_above_two_bits_nothing_is_touched(kind, bits):
-    arguments = {"momentum": 0.9} if kind is SGD else {}
-    optimizer = made(kind, **arguments)
-    keep = less(optimizer, bits)
-    assert all(map(torch.equal, trained(optimizer), trained(made(kind, **arguments))))
-    assert not keep.left_out
+def advance(schedule) -> None:
+    schedule.step(1.0) if isinstance(schedule, lr_scheduler.ReduceLROnPlateau) else schedule.step()
 
 
-@pytest.mark.parametrize(
-    ("kind", "replace", "advice"),
-    [(OwnStep, True, "try it"), (torch.optim.RMSprop, True, "try it"), (SGD, False, "replace_momentum=True")],
-)
-def test_an_optimizer_that_is_left_alone_is_warned_of_once(kind, replace, advice, caplog):
-    optimizer = made(kind, momentum=0.9)
-    with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
-        keep = Momentum(optimizer, parameters_of(optimizer), 0, replace=replace)
-        for bits in (4, 1, 0.25, 0.25):
-            keep.choose(bits)
-            assert len(caplog.records) == (bits < (4 if replace else 1))
-    assert all(map(torch.equal, trained(optimizer), trained(made(kind, momentum=0.9))))
-    [record] = caplog.records
-    assert record.levelname == "WARNING" and f"{kind.__name__} has a momentum of 0.9" in record.getMessage()
-    assert advice in record.getMessage()
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("kind", "arguments"), GRID, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_steps_are_those_of_groups_made_by_hand(kind, arguments, schedule):
+    """Levels change: before, in between and after them 2 bits. Nobody finds other groups than stock Horovod has."""
+    mine, theirs, oracle = ours(kind, **arguments), stock(kind, **arguments), ByHand(kind, arguments)
+    groups, schedules = list(mine.param_groups), [SCHEDULES[schedule](each) for each in (mine, theirs)]
+    for number, bits in enumerate([2, 2, 4, 4, 1, 4]):
+        assert list(map(str, values(mine)[0].items()))[1:] == list(map(str, values(theirs)[0].items()))[1:]
+        oracle.step(number, theirs.param_groups[0], bits)
+        for optimizer in (mine, theirs):
+            give_gradients(optimizer, number)
+        few(mine, bits)
+        mine.step()
+        theirs.step()
+        assert same(parameters_of(mine), oracle.parameters()), f"step {number}, {bits} bits"
+        assert mine.param_groups[0] is groups[0] and len(mine.param_groups) == 1
+        list(map(advance, schedules))
 
 
-@pytest.mark.parametrize(("rank", "momentum", "said"), [(0, 0.9, 1), (1, 0.9, 0), (0, 0.0, 0)])
-def test_what_is_done_is_said_once(rank, momentum, said, caplog):
-    optimizer = made(SGD, momentum=momentum)
-    keep = Momentum(optimizer, parameters_of(optimizer), rank, replace=True)
-    with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
-        for bits in (4, 1, 4, 1):
-            keep.choose(bits)
-    assert [record.levelname for record in caplog.records] == ["INFO"] * said
+@pytest.mark.parametrize("bits", [3, 32, None])
+@pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.9}), (AdamW, {}), (Inherited, {"momentum": 0.9})])
+def test_above_two_bits_and_without_a_quantizer_it_is_the_optimizers_own_step(kind, arguments, bits):
+    mine, theirs = ours(kind, **arguments), stock(kind, **arguments)
+    for number in range(STEPS):
+        for optimizer in (mine, theirs):
+            give_gradients(optimizer, number)
+            if bits is not None:
+                few(optimizer, bits)
+            optimizer.step()
+    assert same(parameters_of(mine), parameters_of(theirs))
+    assert str(mine.state_dict()) == str(theirs.state_dict())
 
 
-@pytest.mark.parametrize("arguments", [{"momentum": 0.75}, {"momentum": 0.75, "nesterov": True}])
-def test_momentum_grows_anew_when_it_comes_back(arguments):
-    optimizer = made(SGD, **arguments)
-    keep = less(optimizer, 4)
-    trained(optimizer, range(3))
-    keep.choose(1)
-    trained(optimizer, range(3, 5))
-    keep.choose(4)
-    fresh = made(SGD, **arguments)
-    for mine, theirs in zip(optimizer.param_groups[0]["params"], fresh.param_groups[0]["params"], strict=True):
-        theirs.data.copy_(mine.data)
-    torch.testing.assert_close(trained(optimizer, range(5, 8)), trained(fresh, range(5, 8)), rtol=1e-6, atol=1e-7)
+def test_a_learning_rate_that_is_learnt():
+    """Steps may be differentiated, and are then on leaves of no graph."""
+    rate = torch.tensor(0.1, requires_grad=True)
+    start, gradient = torch.linspace(-1, 1, 5), torch.ones(5)
+    optimizer = without_momentum(SGD([torch.zeros(5)], lr=rate, momentum=0.75, differentiable=True))
+    [group] = optimizer.param_groups
+    group["params"][0] = start.clone().requires_grad_().clone()
+    group["params"][0].grad = gradient
+    leave_out(optimizer, frozenset(group["params"]), 1)
+    optimizer.step()
+    group["params"][0].sum().backward()
+    assert rate.grad == -20
 
 
-@pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.9}), (SGD, {}), (ADAM, {})])
+# Hooks.
+
+
+def test_hooks_are_called_as_stock_and_find_the_users_optimizer():
+    seen: dict[str, list] = {}
+
+    def calls(optimizer: torch.optim.Optimizer) -> list:
+        found: list = []
+
+        def note(what: str, hooked, arguments, _):
+            assert hooked is optimizer and hooked.param_groups[0]["params"] == parameters_of(optimizer)
+            found.append((what, [type(each).__name__ for each in arguments], str(values(hooked)[0]["lr"])))
+
+        hooks = {
+            "pre": optimizer.register_step_pre_hook,
+            "post": optimizer.register_step_post_hook,
+            "all pre": register_optimizer_step_pre_hook,
+            "all post": register_optimizer_step_post_hook,
+        }
+        handles = [register(functools.partial(note, what)) for what, register in hooks.items()]
+        give_gradients(optimizer, 0)
+        few(optimizer)
+        optimizer.step()
+        optimizer.step(lambda: 1.0)
+        for handle in handles:
+            handle.remove()
+        return found
+
+    seen = {name: calls(made(momentum=0.75)) for name, made in (("ours", ours), ("stock", stock))}
+    assert seen["ours"] == seen["stock"] and len(seen["ours"]) == 16
+    assert calls(without_momentum(SGD(parameters(), lr=0.1))) == calls(SGD(parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("inherited_first", [False, True])
+def test_a_class_of_the_users_own_whose_step_is_torchs(inherited_first):
+    class Fresh(SGD):
+        pass
+
+    if not inherited_first:
+        SGD([torch.zeros(1)], lr=0.1)
+    optimizer, calls = ours(Fresh, momentum=0.75), []
+    optimizer.register_step_pre_hook(lambda *_: calls.append(1))
+    give_gradients(optimizer, 0)
+    few(optimizer)
+    before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
+    optimizer.step()
+    for factor, then, now in zip([4, 1, 4], before, parameters_of(optimizer), strict=True):
+        torch.testing.assert_close(then - now, 0.1 * factor * now.grad)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_scheduler_may_step_within_a_hook_and_whoever_looks_finds_the_users_values(when):
+    """Horovod's step has the user's within it, so that a hook is called twice."""
+    mine, theirs, oracle = ours(momentum=0.75), stock(momentum=0.75), ByHand(SGD, {"momentum": 0.75})
+    found: dict[int, list[str]] = {id(mine): [], id(theirs): []}
+
+    def hook(optimizer: torch.optim.Optimizer, schedule) -> None:
+        found[id(optimizer)].append(str(optimizer.state_dict()["param_groups"]))
+        schedule.step()
+
+    for optimizer in (mine, theirs):
+        register = optimizer.register_step_pre_hook if when == "before" else optimizer.register_step_post_hook
+        schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        register(lambda optimizer, *_, schedule=schedule: hook(optimizer, schedule))
+    for number in range(4):
+        rates = [theirs.param_groups[0]["lr"]]
+        for optimizer in (mine, theirs):
+            give_gradients(optimizer, number)
+            few(optimizer)
+            optimizer.step()
+        rates.append(theirs.param_groups[0]["lr"])
+        oracle.step(number, {**theirs.param_groups[0], "lr": rates[when == "before"]}, 1)
+        assert same(parameters_of(mine), oracle.parameters())
+    mine_found, theirs_found = found.values()
+    assert mine_found == theirs_found and len(mine_found) == 8
+
+
+# Closures and errors.
+
+
+def test_a_closure_brings_gradients_and_their_level():
+    optimizer, calls = ours(momentum=0.75), []
+
+    def closure():
+        assert torch.is_grad_enabled()
+        give_gradients(optimizer, 0)
+        few(optimizer)
+        calls.append(1)
+        return 7.0
+
+    before = parameters_of(optimizer)[0].detach().clone()
+    with torch.no_grad():
+        assert optimizer.step(closure) == 7.0
+    assert calls == [1]
+    after = parameters_of(optimizer)[0]
+    torch.testing.assert_close(before - after.detach(), 0.4 * after.grad)
+
+
+class Interruption(BaseException):
+    pass
+
+
+def interrupt(*_, **__):
+    raise Interruption
+
+
+@pytest.mark.parametrize("where", ["closure", "pre", "post", "base"])
+def test_what_is_interrupted_leaves_nothing_behind(where, monkeypatch):
+    optimizer, oracle = ours(momentum=0.75), ByHand(SGD, {"momentum": 0.75})
+    users, group, then = values(optimizer), optimizer.param_groups[0], 0
+    for number in range(3):
+        give_gradients(optimizer, number)
+        few(optimizer)
+        optimizer.step()
+        oracle.step(number, group, 1)
+    state = copy.deepcopy(optimizer.state_dict())
+    if where == "base":
+        monkeypatch.setattr(sys.modules[SGD.__module__], "sgd", interrupt)
+    hooks = {"pre": optimizer.register_step_pre_hook, "post": optimizer.register_step_post_hook}
+    handle = hooks[where](interrupt) if where in hooks else None
+    for parameter in parameters_of(optimizer):
+        parameter.grad.zero_()
+    for _ in range(2):
+        with pytest.raises(Interruption):
+            optimizer.step(interrupt if where == "closure" else None)
+        then += where == "post"  # what the small one has of momentum moved it
+    monkeypatch.undo()
+    if handle is not None:
+        handle.remove()
+    assert values(optimizer) == users and optimizer.param_groups == [group]
+    if where != "post":
+        assert str(optimizer.state_dict()) == str(state)
+        give_gradients(optimizer, 3)
+        optimizer.step()
+        oracle.step(3, optimizer.param_groups[0], 1)
+        assert same(parameters_of(optimizer), oracle.parameters())
+
+
+# The state.
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.9}), (SGD, {}), (Adam, {})])
 def test_the_state_has_the_same_form(kind, arguments):
     """Elastic Horovod broadcasts it tensor by tensor to workers that have just made theirs."""
-    optimizer, stock = made(kind, **arguments), made(kind, **arguments)
-    keep = less(optimizer)
-    trained(optimizer)
-    trained(stock)
+    optimizers = ours(kind, **arguments), stock(kind, **arguments)
+    for number, optimizer in itertools.product(range(2), optimizers):
+        give_gradients(optimizer, number)
+        few(optimizer)
+        optimizer.step()
 
     def form(state: dict) -> dict:
         return {key: {name: getattr(value, "shape", None) for name, value in own.items()} for key, own in state.items()}
 
-    mine, theirs = optimizer.state_dict(), stock.state_dict()
-    # Without momentum torch may write down that there is no buffer, or nothing.
+    mine, theirs = (optimizer.state_dict() for optimizer in optimizers)
     assert form(mine["state"]) == form(theirs["state"])
     assert mine["param_groups"] == theirs["param_groups"]
-    assert keep.left_out
 
 
-def test_schedules_see_and_change_the_users_values():
-    optimizer, stock = made(SGD, momentum=0.75), made(SGD, lr=0.4)
-    keep = less(optimizer)
-    ours, theirs = (torch.optim.lr_scheduler.StepLR(each, 1, gamma=0.5) for each in (optimizer, stock))
-    for step in range(4):
-        torch.testing.assert_close(trained(optimizer, range(step, step + 1)), trained(stock, range(step, step + 1)))
-        ours.step()
-        theirs.step()
-        assert ours.get_last_lr() == [0.1 * 0.5 ** (step + 1)] == [optimizer.param_groups[0]["lr"]]
-    assert keep.left_out
+def buffers(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [optimizer.state[parameter]["momentum_buffer"] for parameter in parameters_of(optimizer)]
 
 
-@pytest.mark.parametrize("large", [1, 2])
-@pytest.mark.parametrize("look", ["state_dict", "step", "remove"])
-def test_a_step_that_is_interrupted_leaves_the_users_values(look, large):
-    optimizer = made(SGD, momentum=0.75)
-    keep = less(optimizer, waiting=parameters_of(optimizer)[:large])
+def test_momentum_is_emptied_once_and_again_when_somebody_may_have_written_there():
+    optimizer = ours(momentum=0.75)
 
-    def interrupted():
-        raise KeyboardInterrupt
+    def step(bits: float) -> list[bool]:
+        give_gradients(optimizer, 0)
+        few(optimizer, bits)
+        optimizer.step()
+        return [bool(buffer.any()) for buffer in buffers(optimizer)]
 
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.step(interrupted)
-    if look == "state_dict":
-        [group] = optimizer.state_dict()["param_groups"]
-    elif look == "step":
-        trained(optimizer, range(1))
-        [group] = optimizer.param_groups
-    else:
-        keep.remove()
-        [group] = optimizer.param_groups
-    assert (group["lr"], group["momentum"], len(group["params"])) == (0.1, 0.75, len(SIZES))
+    empty, full = [False, True, False], [True, True, True]
+    assert step(4) == full
+    held = buffers(optimizer)
+    assert step(1) == empty
+    assert all(buffer.any() for buffer in held), "whoever kept the state of before keeps it"
+    once = buffers(optimizer)
+    assert step(1) == empty
+    assert all(now is then for now, then in zip(buffers(optimizer), once, strict=True))
+    whole = optimizer.state_dict()
+    for state in whole["state"].values():  # as hvd.broadcast_optimizer_state does
+        state["momentum_buffer"].fill_(1.0)
+    assert step(1) == empty
+    optimizer.load_state_dict({**whole, "state": dict(enumerate({"momentum_buffer": buffer} for buffer in held))})
+    assert step(1) == empty
+    assert step(4) == full and step(1) == empty
 
 
-def test_an_outer_step_that_turns_out_to_have_more_bits_takes_nothing_away():
-    """Horovod's step begins with what is known of the step before; and a state may have been loaded in between."""
-    optimizer = made(SGD, momentum=0.75)
-    keep = less(optimizer)
-    trained(optimizer, range(2))
-    state = {"momentum_buffer": torch.ones(SIZES[0])}
-    optimizer.state[optimizer.param_groups[0]["params"][0]].update(state)
-    keep._begin_step()  # the outer one
-    keep.put_back()  # before gradients are waited for
-    keep.choose(32)
-    optimizer.param_groups[0]["params"][0].grad.zero_()
+@pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.75}), (AdamW, {})])
+@pytest.mark.parametrize(("first", "second"), [(ours, stock), (stock, ours), (ours, ours)])
+def test_checkpoints_of_runs_with_and_without_fit_each_other(first, second, kind, arguments):
+    saved = first(kind, **arguments)
+    for number in range(3):
+        give_gradients(saved, number)
+        few(saved)
+        saved.step()
+    state = pickle.loads(pickle.dumps(saved.state_dict()))  # noqa: S301  # our own
+    loaded, stays = second(kind, **arguments), second(kind, **arguments)
+    for optimizer in (loaded, stays):
+        for parameter, value in zip(parameters_of(optimizer), parameters_of(saved), strict=True):
+            parameter.data.copy_(value.data)
+        optimizer.load_state_dict(copy.deepcopy(state))
+        give_gradients(optimizer, 3)
+        few(optimizer)
+        optimizer.step()
+    assert same(parameters_of(loaded), parameters_of(stays))
+    if first is second:
+        give_gradients(saved, 3)
+        saved.step()
+        assert same(parameters_of(loaded), parameters_of(saved))
+
+
+def test_a_group_that_is_added_steps_by_the_users_values_until_it_waits():
+    optimizer, added = ours(momentum=0.75), torch.nn.Parameter(torch.zeros(4))
+    give_gradients(optimizer, 0)
+    few(optimizer)
     optimizer.step()
-    torch.testing.assert_close(state["momentum_buffer"], torch.full((SIZES[0],), 0.75))
+    optimizer.add_param_group({"params": [added], "lr": 0.5, "momentum": 0.5})
+    for waits, factor in ((False, 1), (True, 2)):
+        if waits:
+            optimizer.waits |= {added}
+        added.grad, before = torch.ones(4), added.detach().clone()
+        few(optimizer)
+        optimizer.step()
+        torch.testing.assert_close(before - added.detach(), torch.full((4,), 0.5 * factor))
+    assert not optimizer.state[added]["momentum_buffer"].any()
 
 
-@pytest.mark.parametrize("plain_first", [False, True])
-def test_what_a_class_is_does_not_depend_on_what_was_made_before(plain_first):
-    class Fresh(torch.optim.SGD):
-        pass
-
-    if plain_first:
-        torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    optimizer = made(Fresh, momentum=0.75)
-    keep = less(optimizer)
-    trained(optimizer, range(1))
-    assert keep._without is not None
-
-
-@pytest.mark.parametrize("group", [{"betas": None}, {"betas": ()}, {"momentum": "0.9"}])
-def test_groups_of_others_may_hold_anything(group):
-    optimizer = made(torch.optim.Adagrad)
-    optimizer.param_groups[0].update(group)
-    less(optimizer, 8)
-    if "betas" in group:
-        less(optimizer, 0.25)
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips(fused):
+    optimizer = without_momentum(SGD(parameters(), lr=0.1, momentum=0.75, fused=fused))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for overflow in (False, True):  # not in the first: torch's fused SGD then makes a buffer of what was in memory
+        before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
+        give_gradients(optimizer, 0)
+        few(optimizer)
+        scaler.scale(torch.ones(1))
+        for parameter in parameters_of(optimizer):
+            parameter.grad *= scaler.get_scale()
+            parameter.grad[0] = torch.inf if overflow else 0
+        scaler.step(optimizer)
+        scaler.update()
+        factors = [0, 0, 0] if overflow else [4, 1, 4]
+        for factor, then, now in zip(factors, before, parameters_of(optimizer), strict=True):
+            torch.testing.assert_close(then - now.detach(), 0.1 * factor * now.grad.nan_to_num(posinf=0))
 
 
-def test_what_was_set_during_a_step_stays():
-    optimizer = made(SGD, momentum=0.75)
-    keep = less(optimizer)
-    optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=7.0))
-    optimizer.register_step_pre_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=5.0))
-    trained(optimizer, range(1))
-    assert optimizer.param_groups[0]["lr"] == 7.0 and optimizer.param_groups[0]["momentum"] == 0.75
-    assert keep.left_out
+# The object, and what is refused.
 
 
-def test_it_is_gone_with_its_owner():
-    optimizer = made(SGD, momentum=0.9)
-    keep = less(optimizer)
-    alive = weakref.ref(keep)
-    del keep
-    gc.collect()
-    assert alive() is None
-    assert all(map(torch.equal, trained(optimizer), trained(made(SGD, momentum=0.9))))
+def test_it_is_the_same_object_of_one_class_and_can_be_copied():
+    plain = SGD(parameters(), lr=0.1, momentum=0.75)
+    optimizer = without_momentum(plain)
+    assert optimizer is plain is without_momentum(plain)
+    assert isinstance(optimizer, SGD) and type(optimizer).__name__ == "SGD"
+    assert type(optimizer) is type(without_momentum(SGD(parameters(), lr=0.1)))
+    leave_out(optimizer, frozenset(parameters_of(optimizer)), 1)
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):  # noqa: S301  # our own
+        assert type(copied) is type(optimizer) and not copied.left_out
+        assert copied.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+        assert copied.param_groups[0]["params"][0] is not optimizer.param_groups[0]["params"][0]
+    wrapped = distributed(optimizer)
+    assert without_momentum(wrapped) is wrapped
+    for made in (wrapped, distributed(SGD(parameters(), lr=0.1))):
+        with pytest.raises((pickle.PicklingError, AttributeError)):
+            pickle.dumps(made)
+        assert type(copy.deepcopy(made)) is type(made)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.RMSprop(parameters(), momentum=0.9),
+        torch.optim.NAdam(parameters()),
+        torch.optim.LBFGS(parameters()),
+        OwnStep(parameters(), lr=0.1, momentum=0.9),
+        stock(momentum=0.9),
+        *(None, "SGD", SGD, torch.nn.Linear(1, 1)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_others_are_refused_in_a_sentence(optimizer):
+    kind = type(optimizer)
+    with pytest.raises(TypeError, match=r"SGD, Adam or AdamW .* before hvd\.DistributedOptimizer, got .*; make one"):
+        without_momentum(optimizer)
+    assert type(optimizer) is kind
 
 
 @pytest.mark.parametrize(
     ("kind", "arguments", "momentum"),
     [
-        (SGD, {"momentum": 0.8}, 0.8),
-        (SGD, {}, 0.0),
-        (ADAMW, {}, 0.9),
-        (ADAM, {"betas": (0.0, 0.99)}, 0.0),
-        (torch.optim.RMSprop, {"momentum": 0.3}, 0.3),
-        (torch.optim.Adagrad, {}, 0.0),
+        (SGD, {"momentum": 0.8}, "SGD has a momentum of 0.8"),
+        (SGD, {}, ""),
+        (AdamW, {}, "AdamW has a momentum of 0.9"),
+        (Adam, {"betas": (0.0, 0.99)}, ""),
+        (torch.optim.RMSprop, {"momentum": 0.6}, "RMSprop has a momentum of 0.6"),
+        (torch.optim.Adagrad, {}, ""),
     ],
 )
-def test_what_an_optimizer_carries_on(kind, arguments, momentum):
-    assert momentum_of(kind([torch.zeros(1)], lr=0.1, **arguments)) == momentum
+def test_what_is_said_of_an_optimizer_with_much_momentum(kind, arguments, momentum):
+    optimizer = kind([torch.zeros(1)], lr=0.1, **arguments)
+    assert advice(optimizer).startswith(momentum) and bool(advice(optimizer)) == bool(momentum)
+    assert "without_momentum" in advice(optimizer) or not momentum
+    if kind in OPTIONS:
+        assert advice(without_momentum(optimizer)) == ""
+    optimizer.param_groups.append({"params": [], "momentum": 0.7, "betas": None})
+    assert "has a momentum of" in advice(kind(optimizer.param_groups, lr=0.1))
 
 
-def test_the_most_of_the_groups_counts():
-    groups = [{"params": [torch.zeros(1)], "momentum": 0.9}, {"params": [torch.zeros(1)]}]
-    assert momentum_of(torch.optim.SGD(groups, lr=0.1)) == 0.9
+@pytest.mark.parametrize("group", [{"betas": None}, {"betas": ()}, {"momentum": "0.9"}])
+def test_groups_of_others_may_hold_anything(group):
+    optimizer = torch.optim.Adagrad([torch.zeros(1)])
+    optimizer.param_groups[0].update(group)
+    assert bool(advice(optimizer)) == ("momentum" in group)
 
 
 # On ranks: each has steps at one level with momentum 0.5 and rate 1, so that updates are gradients, or twice as much.
 LEVELS = [1, 4, 0.25, 32, 2, 8]
+
+
+def wrapped(worker: Worker) -> None:
+    """As if the user had called `without_momentum`."""
+    plain = without_momentum(SGD([torch.zeros(1)], lr=1.0))
+    worker.optimizer.__class__ = type("SimulatedOptimizer", (SimulatedOptimizer, type(plain)), {})
+    momenta(worker)
+
+
+def momenta(worker: Worker) -> None:
+    worker.optimizer.param_groups[0]["momentum"] = 0.5
 
 
 def steps_by(factor: float, worker: Worker, step) -> bool:
@@ -292,17 +548,13 @@ def steps_by(factor: float, worker: Worker, step) -> bool:
     return torch.allclose(before - parameter.detach(), factor * parameter.grad, rtol=1e-4, atol=1e-4)
 
 
-def momenta(worker: Worker) -> None:
-    worker.optimizer.param_groups[0]["momentum"] = 0.5
-
-
 @pytest.mark.parametrize("without_batch", [None, 0, 1])
 def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch):
     """Also on a rank that has no batch, and begins its exchange within `step`."""
 
     def program(worker: Worker) -> list[torch.Tensor]:
-        momenta(worker)
-        parameters = []
+        wrapped(worker)
+        found = []
         for number, bits in enumerate(LEVELS * 2):
             set_level(worker.controller, bits)
             worker.optimizer.zero_grad()
@@ -310,85 +562,116 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
                 worker.backward(worker.noise(number))
             # After a step without it, momentum is zero.
             assert steps_by(2.0 if bits <= 2 else 1.0, worker, worker.optimizer.step)
-            parameters.append(worker.parameters["a"].detach().clone())
-        return parameters
+            found.append(worker.parameters["a"].detach().clone())
+        return found
 
-    found, _ = on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)
-    assert all(map(torch.equal, *found))
+    found, _ = on_ranks(2, program, {"a": 300}, 1)
+    assert same(*found)
 
 
-def test_a_step_that_fails_leaves_the_users_values():
-    """Where its gradients were not in flight before, so that the step before has the say until they are."""
-
-    def program(worker: Worker) -> dict:
-        momenta(worker)
-        worker.step(worker.noise(0))
-        if worker.transport.rank == 1:
-            set_level(worker.controller, 8)
-        with pytest.raises(LockstepError):
+def test_ranks_that_disagree_about_it_are_told_so():
+    def program(worker: Worker) -> None:
+        if worker.transport.rank:
+            wrapped(worker)
+        worker.backward(worker.noise(0))
+        with pytest.raises(LockstepError, match="rank 0 has without_momentum False, rank 1 has True"):
             worker.optimizer.step()
-        return worker.optimizer.param_groups[0]
 
-    for group in on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)[0]:
-        assert (group["lr"], group["momentum"]) == (1.0, 0.5)
+    on_ranks(2, program, {"a": 300}, 4)
 
 
 def test_gradients_that_are_clipped_in_between_are_those_that_were_reduced():
     def program(worker: Worker) -> None:
-        momenta(worker)
-        worker.backward(worker.noise(0))
-        worker.optimizer.synchronize()
-        reduced = worker.parameters["a"].grad.clone()
-        torch.nn.utils.clip_grad_norm_(worker.parameters.values(), 0.5)
-        assert steps_by(2.0, worker, worker.optimizer.step)  # which does not synchronize again
-        assert reduced.norm() > 0.5 > worker.parameters["a"].grad.norm() - 1e-3
+        wrapped(worker)
+        for number in range(3):
+            worker.optimizer.zero_grad()
+            worker.backward(worker.noise(number))
+            worker.optimizer.synchronize()
+            torch.nn.utils.clip_grad_norm_(worker.parameters.values(), 0.5)
+            if number:
+                worker.optimizer.synchronize()  # as a step does that is not told otherwise
+            assert steps_by(2.0, worker, worker.optimizer.step)
+        assert worker.quantizer.meter.total().compressed_values == 3 * 300
 
-    on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)
+    on_ranks(2, program, {"a": 300}, 1)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"replace_momentum": True, "error_feedback": False}])
-def test_it_is_left_in_where_the_user_says_so_or_nothing_waits(arguments):
+def test_gradients_that_are_assigned_travel_uncompressed_which_is_said_once(caplog):
     def program(worker: Worker) -> None:
-        momenta(worker)
+        wrapped(worker)
+        for number in range(4):
+            worker.optimizer.zero_grad()
+            gradient, momentum = torch.full((300,), 1.0 + worker.transport.rank), torch.zeros(300)
+            if number:
+                momentum = 0.5 * worker.optimizer.state[worker.parameters["a"]]["momentum_buffer"]
+            before = worker.parameters["a"].detach().clone()
+            if number == 2:
+                worker.backward({"a": gradient})
+            else:
+                worker.parameters["a"].grad = gradient
+            worker.optimizer.step()
+            moved, reduced = before - worker.parameters["a"].detach(), worker.parameters["a"].grad
+            torch.testing.assert_close(moved, 2 * reduced if number == 2 else momentum + 1.5)
+        total = worker.quantizer.meter.total()
+        assert total.compressed_values == 300 and total.steps == 4
+        assert total.uncompressed_bytes >= 3 * 1200 > total.compressed_bytes
+
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        on_ranks(2, program, {"a": 300}, 1)
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "torch.autograd.grad" in said and "backward()" in said
+
+
+def test_steps_for_which_nobody_has_a_gradient_are_not_worth_a_word(caplog):
+    def program(worker: Worker) -> None:
+        wrapped(worker)
+        for _ in range(3):
+            worker.optimizer.zero_grad()
+            worker.optimizer.step()
+
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        on_ranks(2, program, {"a": 300}, 1)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("arguments", [{}, {"error_feedback": False}])
+def test_it_is_left_in_where_nobody_asked_or_nothing_waits(arguments, caplog):
+    def program(worker: Worker) -> None:
+        (wrapped if arguments else momenta)(worker)
         for number in range(3):
             worker.backward(worker.noise(number))
             assert steps_by(1.0, worker, worker.optimizer.step) == (number == 0)
         assert worker.optimizer.state[worker.parameters["a"]]["momentum_buffer"].any()
 
-    on_ranks(2, program, {"a": 300}, 1, **arguments)
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        on_ranks(2, program, {"a": 300}, 0.25, **arguments)
+    assert ["SimulatedOptimizer has a momentum of 0.5" in r.getMessage() for r in caplog.records] == [True] * (
+        not arguments
+    )
 
 
-def test_another_optimizer_gets_its_own_and_the_first_one_is_let_go():
-    def program(worker: Worker) -> None:
-        momenta(worker)
-        worker.step(worker.noise(0))
-        first = worker.optimizer
-        worker.optimizer = SimulatedOptimizer(worker.parameters, worker.quantizer, worker.transport)
-        momenta(worker)
-        worker.quantizer.attach(worker.optimizer)
-        worker.backward(worker.noise(1))
-        assert steps_by(2.0, worker, worker.optimizer.step)
-        assert not first._optimizer_step_pre_hooks and not first._optimizer_step_post_hooks
-
-    on_ranks(2, program, {"a": 300}, 1, replace_momentum=True)
+def test_what_it_does_is_in_the_log(caplog):
+    with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
+        on_ranks(2, lambda worker: (wrapped(worker), worker.step(worker.noise(0))), {"a": 300}, 1)
+    assert "bound to SimulatedOptimizer, at 2 bits and less without its momentum:" in caplog.text
 
 
 def test_small_and_skipped_parameters_keep_theirs():
     """On ranks: "a" is large, "b" has 8 bits at least, "c" travels as it is."""
 
     def program(worker: Worker) -> None:
-        momenta(worker)
+        wrapped(worker)
         for number in range(3):
             before = {name: parameter.detach().clone() for name, parameter in worker.parameters.items()}
-            buffers = {name: worker.optimizer.state[p].get("momentum_buffer") for name, p in worker.parameters.items()}
-            old = {name: 0 if buffer is None else 0.5 * buffer.clone() for name, buffer in buffers.items()}
+            held = {name: worker.optimizer.state[p].get("momentum_buffer") for name, p in worker.parameters.items()}
+            old = {name: 0 if buffer is None else 0.5 * buffer.clone() for name, buffer in held.items()}
             worker.optimizer.zero_grad()
             worker.step(worker.noise(number))
             for name, parameter in worker.parameters.items():
                 wanted = 2 * parameter.grad if name == "a" else parameter.grad + old[name]
                 torch.testing.assert_close(before[name] - parameter.detach(), wanted, rtol=1e-4, atol=1e-4)
         [group] = worker.optimizer.param_groups
-        assert len(group["params"]) == 3
+        assert len(group["params"]) == 3 and isinstance(worker.optimizer, WithoutMomentum)
 
     skip = {"skip": lambda name, _: name == "c"}
-    on_ranks(2, program, {"a": 300, "b": 20, "c": 300}, 1, replace_momentum=True, min_numel=100, **skip)
+    on_ranks(2, program, {"a": 300, "b": 20, "c": 300}, 1, min_numel=100, **skip)

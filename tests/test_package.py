@@ -66,10 +66,10 @@ ROOMS = {
     "kernels": set(),
     "transport": set(),
     "horovod_optimizer": {"transport"},
-    "momentum": {"horovod_optimizer"},
+    "momentum": set(),
     "exchange": {"allocation", "horovod_optimizer", "kernels", "meter", "momentum", "transport"},
     "controller": {"policies", "transport"},
-    "quantizer": {"auto_level", "controller", "exchange", "horovod_optimizer", "meter", "transport"},
+    "quantizer": {"auto_level", "controller", "exchange", "horovod_optimizer", "meter", "policies", "transport"},
     "elastic": {"controller", "quantizer", "transport"},
     "report": set(),
 }

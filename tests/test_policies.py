@@ -124,6 +124,25 @@ def test_invariants(accuracies, patience, release, cooldown, stagnation):
     assert levels == trace(policy, accuracies)
 
 
+@pytest.mark.parametrize(
+    ("thresholds", "monitor", "value", "says"),
+    [
+        ((80.0, 88.0), "val_accuracy", 0.34, "never leave the first step"),
+        ((0.8, 0.88), "Acc@1", 34.0, "be at the last step at once"),
+        ((0.8, 0.88), "val_accuracy", 0.34, ""),
+        ((80.0, 88.0), "val_accuracy", 34.0, ""),
+        ((80.0, 88.0), "val_accuracy", 0.0, ""),
+        ((20.0, 25.0), "psnr", 0.34, ""),
+    ],
+)
+def test_percent_beside_fractions_is_said_once(thresholds, monitor, value, says, caplog):
+    policy = StepFunction(thresholds=thresholds, monitor=monitor)
+    records = [Record(epoch, {monitor: value, "train_loss": 1.0}) for epoch in range(3)]
+    for finished in range(4):
+        policy.decide(records[:finished])
+    assert [says in record.getMessage() for record in caplog.records] == [True] * bool(says)
+
+
 def test_schedule():
     assert trace(Schedule({2: 4, 0: 32, 4: 8}), [0.0] * 5) == [32, 32, 4, 4, 8, 8]
 

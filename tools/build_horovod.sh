@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs Horovod with MPI and Gloo into the virtual environment given as $1, built against the torch that is in it; for
-# GPUs, too, where the variables at the top of gpu.sh ask for that.
+# GPUs, too, where the variables at the top of gpu.sh ask for that. With HOROVOD_WITHOUT_MPI=1 Gloo does without MPI.
 #
 # Horovod publishes source only, and its last release asks for C++14, which torch's headers outgrew. The wheel that comes
 # out of the patched build is kept in the user's cache under a key of everything its binary depends on, so that the
@@ -24,10 +24,18 @@ readonly venv=$1
 wish=$(gpu_wish)
 readonly wish
 
-cmake_major=$(cmake --version | sed -n '1s/[^0-9]*\([0-9]*\).*/\1/p')
-[ "$cmake_major" -lt 4 ] || die "Horovod $VERSION does not configure with cmake $cmake_major; put a cmake 3 first in PATH"
-
-mpi_version=$(mpirun --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
+case "${HOROVOD_WITHOUT_MPI:-}" in
+'')
+    mpi=(HOROVOD_WITH_MPI=1)
+    mpi_version=$(mpirun --version | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p')
+    ;;
+1)
+    mpi=()
+    mpi_version=none
+    ;;
+*) die "HOROVOD_WITHOUT_MPI must be 1 or not be set, got '$HOROVOD_WITHOUT_MPI'" ;;
+esac
+readonly mpi mpi_version
 build_key=$("$venv/bin/python" -c '
 import platform, sys, sysconfig, torch
 print("-".join(["torch" + torch.__version__, sysconfig.get_config_var("SOABI"), platform.machine()]))')
@@ -39,7 +47,7 @@ prepare_for_gpu() {
     torch_cuda=$("$venv/bin/python" -c 'import torch; print(torch.version.cuda or "")')
     [ -n "$torch_cuda" ] || die "the torch in $venv is a CPU build, and Horovod for GPUs needs one for CUDA.
     HOROVOD_GPU=CUDA tools/setup.sh installs it"
-    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    site=$("$venv/bin/python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])')
     require_cuda "$torch_cuda"
     cuda=$(cuda_home)
     # Horovod asks torch where CUDA is, and takes the nvcc in PATH before that in HOROVOD_CUDA_HOME.
@@ -55,7 +63,8 @@ prepare_for_gpu() {
     gpu_key=gpuNCCL$(nccl_version "$site")-cuda$(cuda_release "$cuda")
 }
 [ "$wish" = none ] || prepare_for_gpu
-readonly key="horovod$VERSION-$build_key-mpi$mpi_version-$gpu_key"
+# What is changed in Horovod before it is built is this script's, so the script is a part of the key.
+readonly key="horovod$VERSION-$build_key-mpi$mpi_version-$gpu_key-$(sha256sum "$0" | cut -c-8)"
 readonly cache="${XDG_CACHE_HOME:-$HOME/.cache}/hvd_dyncomp/wheels/$key"
 
 build() {
@@ -67,7 +76,7 @@ build() {
     mkdir -p "$(dirname "$cache")"
     echo "build_horovod: compiling Horovod $VERSION (3 to 6 minutes, once a machine); log: $log"
     # pip runs a source distribution's setup.py as soon as it has it, so pip must compare the checksum, before that.
-    "$venv/bin/pip" download -q --require-hashes --no-deps --no-binary horovod --no-build-isolation -d "$work" \
+    "$venv/bin/python" -m pip download -q --require-hashes --no-deps --no-binary horovod --no-build-isolation -d "$work" \
         -r "$tools/horovod.txt" >"$log" 2>&1 ||
         die "cannot download the source distribution, or it is not the one this script was written for; see $log"
     tar -xzf "$work/horovod-$VERSION.tar.gz" -C "$work"
@@ -77,27 +86,32 @@ build() {
     # Horovod's kernels ask for C++11, which CUDA's headers outgrew, too.
     sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' \
         "$work/horovod-$VERSION/horovod/common/ops/cuda/CMakeLists.txt"
-    env "PATH=$venv/bin:$PATH" "${environment[@]}" MAKEFLAGS="-j$(nproc)" \
-        HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
+    # It lists cffi for versions of torch that built extensions with it, and nothing in it imports that.
+    sed -i "s/require_list.append('cffi>=1.4.0')/pass/" "$work/horovod-$VERSION/setup.py"
+    # Horovod's libraries ask for a cmake of before 3.5, which cmake 4 no longer stands in for unless it is told to.
+    env "PATH=$venv/bin:$PATH" "${environment[@]}" MAKEFLAGS="-j$(nproc)" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+        HOROVOD_WITH_PYTORCH=1 "${mpi[@]}" HOROVOD_WITH_GLOO=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
-        "$venv/bin/pip" wheel --no-deps --no-build-isolation -w "$work/wheel" "$work/horovod-$VERSION" \
+        "$venv/bin/python" -m pip wheel --no-deps --no-build-isolation -w "$work/wheel" "$work/horovod-$VERSION" \
         >>"$log" 2>&1 || die "the build failed; see $log (its last error is usually a missing package)"
     # Two clones may build at once: the rename is atomic, and the loser keeps the winner's wheel.
     mv -T "$work/wheel" "$cache" 2>/dev/null || [ -d "$cache" ] || die "cannot write $cache"
 }
 
 compgen -G "$cache/horovod-*.whl" >/dev/null || build
-"$venv/bin/pip" install -q --no-deps --force-reinstall "$cache"/horovod-*.whl
+"$venv/bin/python" -m pip install -q --no-deps --force-reinstall "$cache"/horovod-*.whl
 "$venv/bin/python" -c '
 import sys
 import horovod.torch as hvd
-assert hvd.mpi_built() and hvd.gloo_built(), "the wheel lacks MPI or Gloo"
-assert sys.argv[1] == "none" or hvd.cuda_built(), "the wheel lacks CUDA"
-assert sys.argv[1] != "nccl" or hvd.nccl_built(), "the wheel lacks NCCL"' "$wish" ||
+wish, mpi = sys.argv[1:]
+assert hvd.gloo_built() and hvd.mpi_built() == (mpi != "none"), "the wheel lacks Gloo, or MPI, or has MPI unasked"
+assert wish == "none" or hvd.cuda_built(), "the wheel lacks CUDA"
+assert wish != "nccl" or hvd.nccl_built(), "the wheel lacks NCCL"' "$wish" "$mpi_version" ||
     die "the wheel in $cache does not load; remove that directory and try again"
+with="MPI and Gloo"
+[ "$mpi_version" != none ] || with="Gloo alone"
 case $wish in
-nccl) with="MPI, Gloo and NCCL for GPU tensors" ;;
-host) with="MPI and Gloo, GPU tensors through host memory," ;;
-none) with="MPI and Gloo" ;;
+nccl) with="$with, and NCCL for GPU tensors" ;;
+host) with="$with, GPU tensors through host memory," ;;
 esac
 echo "build_horovod: Horovod $VERSION with $with is installed"

@@ -41,14 +41,16 @@ first_with() {
 
 # The folder of the CUDA toolkit: HOROVOD_CUDA_HOME, or else CUDA_HOME, that of the nvcc in PATH, or the usual one.
 cuda_home() {
-    local nvcc
+    local nvcc top
     if [ -n "${HOROVOD_CUDA_HOME:-}" ]; then
         first_with bin/nvcc "$HOROVOD_CUDA_HOME"
     elif [ -n "${CUDA_HOME:-}" ]; then
         first_with bin/nvcc "$CUDA_HOME"
     elif nvcc=$(command -v nvcc); then
+        # It may be a script that calls the toolkit's own, which knows where that is.
+        top=$("$nvcc" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
         nvcc=$(readlink -f "$nvcc")
-        printf '%s\n' "${nvcc%/bin/nvcc}"
+        readlink -f "${top:-${nvcc%/bin/nvcc}}"
     else
         first_with bin/nvcc /usr/local/cuda
     fi

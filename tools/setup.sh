@@ -21,9 +21,10 @@ python_has_headers() {
         os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null
 }
 
-# Asked of the compiler: Debian's openmpi-bin has mpicxx, too, and the headers are a package of their own.
+# Asked of the compiler: Debian's openmpi-bin has mpicxx, too, and the headers are a package of their own. (No pipe: who
+# writes into one fails where the other end does not read.)
 mpi_has_headers() {
-    echo '#include <mpi.h>' | mpicxx -E -x c++ - >/dev/null 2>&1
+    mpicxx -E -x c++ - <<<'#include <mpi.h>' >/dev/null 2>&1
 }
 
 # Debian package names of what the build and the runs cannot do without.

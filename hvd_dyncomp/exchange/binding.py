@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -45,8 +47,10 @@ class Binding:
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.named = [(names[p], p) for p in parameters]
         self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1
-        self._order = list(range(len(self.named)))
-        self._cursor = 0
+        self._index = {parameter: i for i, (_, parameter) in enumerate(self.named)}
+        # The parameter whose gradient comes after each one's: backward goes through them from the last to the first.
+        self._following = [i - 1 for i in range(len(self.named))]
+        self._latest = 0
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -61,7 +65,7 @@ class Binding:
     def begin_step(self) -> bool:
         """Whether backward has made any gradient since the last exchange. For every step, before `fresh`."""
         self._passes = horovod_optimizer.passes_of(self.optimizer)
-        return any(self.fresh(parameter) for _, parameter in self.named)
+        return any(self.fresh(parameter) for _, parameter in reversed(self.named))  # of which the first come last
 
     def fresh(self, parameter: torch.Tensor) -> bool:
         """Whether backward has made a gradient for this parameter since the last exchange."""
@@ -69,25 +73,33 @@ class Binding:
 
     def named_like(self, parameter: torch.Tensor) -> tuple[str, torch.Tensor] | None:
         """Name and parameter; None if it is not reduced."""
-        return next((pair for pair in self.named if pair[1] is parameter), None)
+        index = self._index.get(parameter)
+        return None if index is None else self.named[index]
 
-    def whose(self, gradient: torch.Tensor) -> tuple[str, torch.Tensor] | None:
+    def whose(self, gradient: torch.Tensor, caller: FrameType | None = None) -> tuple[str, torch.Tensor] | None:
         """Name and parameter whose `.grad` this is; None for a tensor that is no parameter's gradient.
 
-        Gradients come in nearly the same order every step. The search starts where the last one ended, and a gradient
-        that is found out of order is moved to its new place.
+        Gradients come in nearly the same order every step: the first guess is what followed the last time.
+
+        Args:
+            gradient: the tensor.
+            caller: who hands it over, and may know whose it is.
         """
-        order, count = self._order, len(self._order)
-        for distance in range(count):
-            position = (self._cursor + distance) % count
-            found = self.named[order[position]]
-            if found[1].grad is gradient:
-                index = order.pop(position)
-                target = self._cursor - (position < self._cursor)
-                order.insert(target, index)
-                self._cursor = (target + 1) % count
-                return found
-        return None
+        index = self._following[self._latest]
+        if self.named[index][1].grad is not gradient:
+            found = self._search(gradient, caller)
+            if found is None:
+                return None
+            index = self._following[self._latest] = found
+        self._latest = index
+        return self.named[index]
+
+    def _search(self, gradient: torch.Tensor, caller: FrameType | None) -> int | None:
+        parameter = None if caller is None else horovod_optimizer.parameter_in(caller)
+        index = None if parameter is None else self._index.get(parameter)
+        if index is not None and self.named[index][1].grad is gradient:
+            return index
+        return next((i for i, (_, parameter) in enumerate(self.named) if parameter.grad is gradient), None)
 
 
 def names_by_parameter(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[torch.Tensor, str]:
@@ -109,8 +121,7 @@ def names_by_parameter(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> 
             f"named_parameters must name parameters, got {shown(named_parameters)}, which is empty "
             "(a generator can be read only once)"
         )
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
     if twice:
         raise ValueError(f"named_parameters must have unique names, got {twice} more than once")
     return {parameter: name for name, parameter in pairs}

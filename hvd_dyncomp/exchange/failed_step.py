@@ -36,7 +36,7 @@ class FailedStep:
         """What Horovod reduces: of the shape that it has on the other ranks, so that they come as far as to hear."""
         # But for what is skipped there: `skip` may be what has failed.
         compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point() and gradient.numel()
-        return torch.zeros(1, device="cpu") if compressed else wire_form(gradient)
+        return torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient)
 
     def check(self) -> None:
         """Raises the error, when all ranks have heard of it."""

@@ -9,6 +9,7 @@ Nothing here waits for another rank, but for what is called at the beginning of 
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
@@ -22,8 +23,11 @@ from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.momentum import Momentum
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.transport.base import Transport
+
+logger = logging.getLogger(__name__)
 
 
 class Unbound(NamedTuple):
@@ -65,6 +69,17 @@ _ANOTHER = (
     "as it lives, Horovod goes on reducing for it"
 )
 
+_ASSIGNED = (
+    "gradients that no backward pass has made (assigned to .grad, as after torch.autograd.grad or torch.func.grad) "
+    "travel uncompressed, and the optimizer steps with its momentum; call backward() on a loss to have them compressed"
+)
+
+_CAPTURED = (
+    "gradients cannot be exchanged while a CUDA graph is captured: its replay calls no hooks, and every rank would go "
+    "on with gradients of its own. Leave loss.backward() and optimizer.step() out of it; "
+    "torch.cuda.make_graphed_callables does so (docs/clusters.md)"
+)
+
 
 class Lifecycle:
     """The state of one quantizer.
@@ -87,7 +102,7 @@ class Lifecycle:
         self._settings, self._names, self._skip, self._transport = settings, names, skip, transport
         self.state: State = Unbound(None)
         self._unhook: Callable[[], None] | None = None
-        self._momentum: Momentum | None = None
+        self._said: set[str] = set()
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
 
     @property
@@ -111,18 +126,11 @@ class Lifecycle:
         plan.transport.advise({bucket.device for bucket in plan.buckets})
         self.state = Bound(plan)
         self._hook(optimizer)
-        # Without error feedback nothing waits anywhere.
-        if self._settings.error_feedback:
-            waiting, rank = plan.waiting, plan.binding.rank
-            self._momentum = Momentum(optimizer, waiting, rank, replace=self._settings.replace_momentum)
         return plan
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> None:
         if self._unhook is not None:
             self._unhook()
-        if self._momentum is not None:
-            self._momentum.remove()
-            self._momentum = None
         # Weakly: the optimizer is not to keep alive a quantizer that nobody wants any more.
         this = weakref.ref(self)
         self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
@@ -169,20 +177,26 @@ class Lifecycle:
             compressor: the quantizer.
             caller: of its `compress`.
             give_up: as in `plan_for`.
+
+        Raises:
+            RuntimeError: with the first gradient of a step: a CUDA graph is captured.
+            ValueError, Exception: as in `plan_for`.
         """
         if isinstance(self.state, Stepping) and caller.f_code in self._callers:
-            found = self.state.plan.binding.whose(gradient)
+            found = self.state.plan.binding.whose(gradient, caller)
             if found is not None and found[0] not in self.state.step.submitted:
                 return found
         # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made dense,
         # or a tensor that came from elsewhere.
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(_CAPTURED)
         optimizer, parameter = horovod_optimizer.calling(compressor, caller)
         plan = None if optimizer is None else self.plan_for(optimizer, give_up)
         if plan is None:
             return None
         self._callers.add(caller.f_code)
         # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
-        found = plan.binding.whose(gradient)
+        found = plan.binding.whose(gradient, caller)
         return found if found is not None or parameter is None else plan.binding.named_like(parameter)
 
     def begin(self, step: Step) -> None:
@@ -192,9 +206,29 @@ class Lifecycle:
     def end(self, step: Step | FailedStep) -> None:
         """`step` is about to be collected."""
         if self.step is step:
-            if self._momentum is not None and isinstance(step, Step):
-                self._momentum.choose(step.bits)
             self.state = Bound(self.state.plan) if isinstance(self.state, Stepping) else Unbound(self.state.debts)  # type: ignore[union-attr]
+
+    def collected(self, step: Step | FailedStep) -> None:
+        """All of `step` is over: the optimizer, which steps next, is told how its gradients have come."""
+        plan = self.plan
+        optimizer = plan.binding.optimizer if plan else None
+        if plan is None or optimizer is None or isinstance(step, FailedStep):
+            return
+        bits = step.bits
+        if not step.fresh:
+            if horovod_optimizer.synchronized(optimizer):
+                return  # means that the user has changed, and that were reduced again: they came at the level before
+            bits = UNCOMPRESSED
+        leave_out(optimizer, plan.waiting, bits)
+        if plan.binding.rank == 0:
+            self._say("assigned", _ASSIGNED if step.assigned else "")
+            self._say("momentum", advice(optimizer) if bits < 1 and plan.waiting else "")
+
+    def _say(self, what: str, text: str) -> None:
+        """A warning, but each only once."""
+        if text and what not in self._said:
+            self._said.add(what)
+            logger.warning(text)
 
     def load(self, debts: Mapping[str, Any]) -> None:
         """Takes over what `debts` has returned; a step in flight is given up.
@@ -259,9 +293,5 @@ class Lifecycle:
 
 def _compare(lifecycle: Lifecycle | None) -> None:
     """Before Horovod waits for gradients, and perhaps for what never comes: do all ranks do the same?"""
-    if lifecycle is None:
-        return
-    if lifecycle._momentum is not None:  # of the steps before: an error is to find the user's values
-        lifecycle._momentum.put_back()
-    if lifecycle.step is not None:
+    if lifecycle is not None and lifecycle.step is not None:
         lifecycle.step.check()

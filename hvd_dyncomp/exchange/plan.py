@@ -19,6 +19,7 @@ from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.slots import levels_at
 from hvd_dyncomp.exchange.spending import Spending
 from hvd_dyncomp.exchange.topology import Topology
+from hvd_dyncomp.momentum import MOST_BITS, WithoutMomentum
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Plan:
         buckets: what travels together, with its residuals.
         slots: a compressed parameter's place, by name.
         unit_names: of compressed parameters; the name of what has a level together with each (`slots.Unit`).
+        waiting: parameters of which at few bits something always waits in residuals: large ones, with error feedback.
         spending: of a budget of bits; None where all tensors have one level.
         topology: which ranks share a host; before `settle`, what was assumed.
         checksum: of the topology; 0 before `settle`.
@@ -99,10 +101,15 @@ class Plan:
         self.spending = Spending(self.buckets, rank) if allocated else None
         if self.spending is not None and state is not None and state.get("spending"):
             self.spending.load_state_dict(state["spending"])
+        large = {unit.name for bucket in self.buckets for unit in bucket.units if not unit.small}
+        waiting = [parameter for name, parameter in self.binding.named if name in large and settings.error_feedback]
+        self.waiting = frozenset(waiting)
+        self._without_momentum = isinstance(optimizer, WithoutMomentum)
         self._composition = checksum(json.dumps(self._about()))
         logger.info(
-            "bound to %s: %d of %d parameters compressed, in %d buckets",
+            "bound to %s%s: %d of %d parameters compressed, in %d buckets",
             type(optimizer).__name__,
+            f", at {MOST_BITS} bits and less without its momentum" if self._without_momentum else "",
             len(self.slots),
             len(self.binding.named),
             len(self.buckets),
@@ -118,12 +125,6 @@ class Plan:
     def hierarchical(self) -> bool:
         """Whether gradients travel within hosts first, and then between them."""
         return self.settings.hierarchical is not False and not self.topology.obstacle
-
-    @property
-    def waiting(self) -> list[torch.Tensor]:
-        """The parameters of which at few bits something always waits in residuals: those that are large."""
-        large = {unit.name for bucket in self.buckets for unit in bucket.units if not unit.small}
-        return [parameter for name, parameter in self.binding.named if name in large]
 
     def settle(self, greetings: Sequence[Greeting]) -> None:
         """Learns from the first handshake where the ranks are, and sees that it stays so.
@@ -188,5 +189,6 @@ class Plan:
 
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.binding.world_size, **self.settings._asdict()}
+        fixed["without_momentum"] = self._without_momentum
         parameters = [[name, list(p.shape), name in self.slots] for name, p in self.binding.named]
         return {"settings": fixed, "parameters": parameters}

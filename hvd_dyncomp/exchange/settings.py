@@ -24,7 +24,6 @@ class Settings(NamedTuple):
     auto_level: bool
     hierarchical: bool | None
     allocation: str
-    replace_momentum: bool
 
     def checked(self) -> Settings:
         """The same, as plain Python values.
@@ -41,7 +40,6 @@ class Settings(NamedTuple):
             auto_level=boolean("auto_level", self.auto_level),
             hierarchical=None if self.hierarchical is None else boolean("hierarchical", self.hierarchical),
             allocation=one_of("allocation", self.allocation, ALLOCATIONS),
-            replace_momentum=boolean("replace_momentum", self.replace_momentum),
         )
         if plain.block_size & (plain.block_size - 1):
             raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(plain.block_size)}")

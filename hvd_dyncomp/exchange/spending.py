@@ -209,7 +209,8 @@ class Spending:
             logger.warning("the tensors or their buckets changed: levels are allocated anew")
             return
         sizes = [len(sums) for sums in self._sums]
-        for sums, part in zip(self._sums, torch.tensor(state["sums"], dtype=torch.float64).split(sizes), strict=True):
+        values = torch.tensor(state["sums"], dtype=torch.float64, device="cpu")
+        for sums, part in zip(self._sums, values.split(sizes), strict=True):
             sums.copy_(part)
         self._energies = state["energies"]
         self._kept = {bits: tuple(levels) for bits, levels in state["kept"]}

@@ -63,7 +63,7 @@ class Step:
         self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
         self.submitted: set[str] = set()
         self.proposal: float = 0
-        self.over = self._abandoned = False
+        self.over = self._abandoned = self._any = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         rank, buckets = plan.binding.rank, plan.buckets
@@ -104,12 +104,23 @@ class Step:
         """What this rank has sent in its epoch at its level."""
         return self._tally.traffic
 
+    @property
+    def fresh(self) -> bool:
+        """Whether backward has made any of the gradients, on any rank. Known when `collect` is over."""
+        return self._handshake.fresh
+
+    @property
+    def assigned(self) -> bool:
+        """Whether this rank has had gradients that would travel compressed, if any backward had made them."""
+        return self._any and not self.fresh
+
     def add(self, gradient: torch.Tensor, slot: Slot, *, in_use: bool) -> torch.Tensor:
         """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place.
 
         Args:
             in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
         """
+        self._any |= in_use
         spending, exchange = self._plan.spending, self._exchanges[slot.bucket]
         if spending is not None and spending.sampling:
             spending.note(slot, gradient)  # before the mean is written there

@@ -44,9 +44,8 @@ class Tally:
         self._uncompressed: dict[str, int] = {}  # such bytes by tensor
 
     def compresses(self, bucket: Bucket) -> None:
-        """So much travels compressed, if there are gradients."""
+        """It is to travel compressed."""
         self._float32_bytes += 4 * bucket.values
-        self.traffic.compressed_values += bucket.values
 
     def leaves_ticket(self, nbytes: int) -> None:
         """Horovod is to reduce this in a gradient's place."""
@@ -74,6 +73,7 @@ class Tally:
         for group in groups:
             sent += group.sent_bytes
             leaving += group.leaving_bytes
+        self.traffic.compressed_values += bucket.values
         self.traffic.compressed_bytes += sent
         self.traffic.leaving_bytes += leaving
         for name, share in bucket.shares(self._bits).items():

@@ -49,7 +49,7 @@ class UncompressedExchange:
         """Sends everything. All ranks have the same slots: those without a gradient send zeros."""
         for slot, gradient in zip(self._bucket.slots, self._gradients, strict=True):
             if gradient is None:
-                gradient = torch.zeros(slot.shape, device=self._bucket.device)
+                gradient = torch.zeros(slot.shape, dtype=torch.float32, device=self._bucket.device)
             wire = wire_form(gradient.clone())
             self.nbytes[slot.name] = wire.numel() * wire.element_size()
             self._handles.append(self._transport.sum(wire, f"hvd_dyncomp.{slot.name}.uncompressed"))

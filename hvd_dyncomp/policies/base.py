@@ -107,6 +107,8 @@ class Policy(ABC):
         ...         return {"policy": "EveryOther"}
         >>> EveryOther().decide([Record(0, {"val_loss": 0.5})])
         Decision(bits=8, reason='every other epoch')
+        >>> EveryOther()
+        EveryOther()
     """
 
     @abstractmethod
@@ -116,3 +118,7 @@ class Policy(ABC):
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """The configuration as plain data, the class's name under "policy"."""
+
+    def __repr__(self) -> str:
+        arguments = (f"{name}={value!r}" for name, value in self.config().items() if name != "policy")
+        return f"{type(self).__name__}({', '.join(arguments)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from hvd_dyncomp.checks import boolean, finite, integer, one_of, sequence, shown
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.policies.arguments import metric_name, metric_of, one_way_levels
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -110,9 +113,26 @@ class StepFunction(Policy):
         # Replaying the whole history keeps the policy free of state of its own; a thousand epochs take milliseconds.
         trace = _Trace()
         decision = Decision(self.levels[0], "start")
-        for record in check_history(history):
+        if len(check_history(history)) == 1:
+            self._warn_of_units(history[0])
+        for record in history:
             decision = self._advance(trace, record)
         return decision
+
+    def _warn_of_units(self, record: Record) -> None:
+        """Accuracies are fractions or percent, and thresholds in the other unit do the wrong thing without a word."""
+        value = record.metrics.get(self.monitor, 0.0)
+        if "acc" not in self.monitor.lower() or not self.thresholds:
+            return
+        too_high, too_low = 0 < value <= 1 < self.thresholds[0], self.thresholds[-1] <= 1 < value
+        if too_high or too_low:
+            logger.warning(
+                "%s is %.4g and thresholds are %s, as if one were a fraction and the other percent: the level will %s",
+                self.monitor,
+                value,
+                self.thresholds,
+                "never leave the first step" if too_high else "be at the last step at once",
+            )
 
     def _advance(self, trace: _Trace, record: Record) -> Decision:
         """One epoch: moves `trace` and says what follows."""

@@ -75,7 +75,10 @@ class HorovodTransport(base.Transport):
         if device.type != "cuda":
             return ""
         # As its source reads, it would start a copy to main memory, and send what is there before that is over.
-        if not (hvd.cuda_built() or hvd.rocm_built()):
+        if torch.version.hip is not None:  # torch calls AMD's GPUs "cuda", too
+            if not hvd.rocm_built():
+                return "Horovod was built without ROCm; build it with HOROVOD_GPU=ROCM"
+        elif not hvd.cuda_built():
             return "Horovod was built without CUDA; build it with HOROVOD_GPU_OPERATIONS=NCCL, or HOROVOD_GPU=CUDA"
         for name in _EARLY:
             if os.environ.get(name, "").lstrip(" 0")[:1].isdigit():  # as Horovod reads it

@@ -1,10 +1,15 @@
 """How fast the arithmetic is on one core, against plain torch operators and against one pass over memory.
 
     python launch/bench.py --part kernels
+    python launch/bench.py --part kernels --device cuda    # on one GPU instead
 
 Every round runs all contenders once, in turn, and compares them within the round: a machine's slow spells meet all
 alike. The yardstick is `r.add_(g)`, which reads both and writes one of them. The reference kernels are the same
-arithmetic in torch operators. Where there is a GPU, `gpu_kernels` has its turn. Writes DIR/kernels.json.
+arithmetic in torch operators. Writes DIR/kernels.json.
+
+On a GPU the yardstick is a copy within its memory; and what a call takes is measured with one bucket as well, where
+launching may take longest. All kernels are compiled before, in as many processes as there are cores. Writes
+DIR/kernels-cuda.json.
 """
 
 from __future__ import annotations
@@ -20,14 +25,16 @@ from typing import Any
 
 import torch
 
-from benchmarks import gpu_kernels
-from benchmarks.results import FOLDER, save
-from common.values import count, natural
+from benchmarks import gpu_kernels, gpus
+from benchmarks.results import FOLDER, about, save
+from common.device import choose_alone
+from common.values import DEVICES, count, natural
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, reduce_into, reference
 
-FILE = "kernels.json"
+FILE, GPU_FILE = (f"kernels{gpus.suffix(device)}.json" for device in ("cpu", "cuda"))
 BLOCK_SIZE = 512
+_VALUES = {"cpu": 2**25, "cuda": 2**27}
 ADD, REFERENCE = "`r.add_(g)`", "reference encode, 4 bits"
 
 
@@ -90,16 +97,17 @@ def report(found: Mapping[str, Any]) -> str:
         f"{found['values']} values, medians of {len(times[ADD])} rounds, instruction set {found['instructions']}; ns "
         f"per value (in brackets: speed against {ADD}, {statistics.median(times[ADD]):.2f} ns)\n\n{table(times)}\n\n"
         f"4 bits, encode: {faster(times, '4 encode', REFERENCE):.1f} times as fast as the reference kernels."
-        + ("\n\n" + gpu_kernels.report(found["gpu"]) if "gpu" in found else "")
     )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this benchmark can be told, and its defaults."""
     add = parser.add_argument
-    add("--values", type=_whole_blocks, default=2**25, metavar="N", help="gradient values (default 33554432)")
+    told = " and ".join(f"{values} on a {device}" for device, values in _VALUES.items())
+    add("--values", type=_whole_blocks, metavar="N", help=f"gradient values (default {told})")
     add("--rounds", type=count, default=9, metavar="N", help="measured ones (default 9)")
     add("--seed", type=natural, default=0, help="of the gradients (default 0)")
+    add("--device", choices=DEVICES, default="cpu", help="auto: a GPU where there is one (default cpu)")
     add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"where the JSON file goes (default {FOLDER})")
 
 
@@ -111,13 +119,23 @@ def _whole_blocks(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measure, write the JSON file and show it as Markdown."""
+    """Measure, write the JSON file and show it as Markdown.
+
+    Raises:
+        RunError: a GPU is wished for, and there is none, or its memory is too small.
+    """
+    device = choose_alone(args.device)
+    values = args.values or _VALUES[device]
     torch.set_num_threads(1)
-    times = measure(args.values, args.rounds, args.seed)
+    if device == "cuda":
+        note = about(args.command, args.seed, {})
+        found = {"about": note, **gpu_kernels.run(device, values, BLOCK_SIZE, args.rounds, args.seed)}
+        save(args.output_dir / GPU_FILE, found)
+        print(gpu_kernels.report(found))
+        return
+    times = measure(values, args.rounds, args.seed)
     variant = native.variants()[0] if native else "none: reference kernels"
-    about = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "seed": args.seed}
-    found = {**about, "values": args.values, "instructions": variant, "nanoseconds": times}
-    if torch.cuda.is_available():
-        found["gpu"] = gpu_kernels.run(args.values, BLOCK_SIZE, args.rounds, args.seed)
+    machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "seed": args.seed}
+    found = {**machine, "values": values, "instructions": variant, "nanoseconds": times}
     save(args.output_dir / FILE, found)
     print(report(found))

@@ -6,7 +6,7 @@
     python launch/bench.py --missing                    # after an interruption: what this commit has no figures of
     python launch/bench.py --draw                       # no measuring: draw what is there
     python launch/bench.py --part exchange --model vgg16 --rates 1gbit   # one part with flags of its own, not drawn
-    python launch/bench.py --part exchange --device cuda         # on GPUs, as training, hosts, accuracy can be
+    python launch/bench.py --part exchange --device cuda         # on GPUs, as all parts but links and growth can be
     python launch/bench.py --part exchange --help       # its flags
 
 A part that fails is named at the end and does not stop the others.
@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks import exchange, growth, kernels, layouts, links, report, time_to_accuracy, training
+from benchmarks import exchange, growth, kernels, layouts, links, memory, report, time_to_accuracy, training
 from benchmarks.results import FOLDER, commit, load
 from common.errors import RunError
 from common.values import Parser
@@ -31,6 +31,7 @@ from lab.hosts import come_down_on_signals
 
 PAGE = Path("docs/benchmarks.md")
 QUICK_DIR = Path("runs/quick")
+_WHERE = ("--output-dir", "--data-dir")
 _MANY = ("--rates", "1gbit", "--contenders", "none,fp16,1bit,4bit,8bit", "--seconds", "30", "--model", "resnet18")
 
 
@@ -74,6 +75,11 @@ PARTS = {
         files=("accuracy-resnet20.json",),
         quick=("--model", "resnet8", "--epochs", "2", "--limit-train", "3000", "--lr", "0.05", "--tolerance", "5"),
     ),
+    "memory": Part(
+        memory,
+        files=(memory.file_name(),),
+        quick=("--values", str(2**24), "--layouts", "2", "--contenders", "none,4bit"),
+    ),
     "links": Part(links),
     "growth": Part(growth, files=(growth.FILE,)),  # the last: it reads what others have measured
 }
@@ -101,8 +107,18 @@ def parse_part(name: str, flags: Sequence[str] = ()) -> argparse.Namespace:
     parser = Parser(prog=prog, description=part.benchmark.__doc__, formatter_class=raw, allow_abbrev=False)
     part.benchmark.add_arguments(parser)
     args = parser.parse_args([*part.flags, *flags])
-    args.command = " ".join(["python launch/bench.py --part", name, *flags])
+    args.command = " ".join(["python launch/bench.py --part", name, *_what(flags)])
     return args
+
+
+def _what(flags: Sequence[str]) -> Iterator[str]:
+    """Flags without those that say where files lie, which is a machine's own."""
+    left = iter(flags)
+    for flag in left:
+        if flag in _WHERE:
+            next(left)
+        elif not flag.startswith(tuple(f"{name}=" for name in _WHERE)):
+            yield flag
 
 
 def run(name: str, args: argparse.Namespace) -> bool:

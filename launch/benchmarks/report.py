@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import growth, growth_page, kernels, plots, tables, time_to_accuracy
+from benchmarks import gpu_kernels, growth, growth_page, kernels, memory, plots, tables, time_to_accuracy
 from benchmarks.gpus import on_gpus
 from benchmarks.results import Summary, load
 from benchmarks.tables import rate_title, summaries, title
@@ -18,7 +18,7 @@ from lab.shaping import bits_per_second
 BEGIN = "<!-- make bench writes from here -->"
 END = "<!-- to here -->"
 _Files = list[dict[str, Any]]
-_KINDS = ("exchange", "training", "accuracy")
+_KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
 
 
 def break_even(rates: Mapping[str, Mapping[str, Summary]], name: str, other: str) -> str:
@@ -68,14 +68,17 @@ def links(results: Mapping[str, Any]) -> str:
     return f"Payload of a plain TCP transfer over the same links: {', '.join(reached)}." if reached else ""
 
 
-def _gloo(results: Mapping[str, Any]) -> str:
-    launchers = {found.get("about", {}).get("launcher") for found in results["rates"].values()}
+def _gloo(described: Iterable[Mapping[str, Any]]) -> str:
+    """What a title says of runs over Gloo; files from before there were any do not name the launcher."""
+    launchers = {found.get("about", {}).get("launcher") for found in described}
     return ", Gloo" if "gloo" in launchers else ""
 
 
 def exchange_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
     name = f"exchange-{results['model']}-{results['workers']}"
-    parts = [f"### The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results)}"]
+    parts = [
+        f"### The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
+    ]
     bits = tables.bits(results)
     hosts, per_host = tables.hosts_of(results)
     if per_host > 1:
@@ -99,22 +102,26 @@ def training_section(files: list[dict[str, Any]], folder: Path, docs: Path) -> l
 
 
 def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
-    figure = folder / f"accuracy-{results['model']}.png"
+    figure = folder / time_to_accuracy.figure_name(results)
     plots.accuracies(results, figure)
     return [
-        f"### Time to accuracy: {results['model']}",
+        f"### Time to accuracy: {time_to_accuracy.title(results)}",
         time_to_accuracy.table(results),
         time_to_accuracy.caption(results),
         f"![Test accuracy against time]({figure.relative_to(docs)})",
     ]
 
 
-def gpu_sections(exchanges: _Files, training: _Files, accuracies: _Files) -> list[str]:
+def gpu_sections(
+    arithmetic: Mapping[str, Any], exchanges: _Files, training: _Files, accuracies: _Files, memories: _Files
+) -> list[str]:
     """What was measured on GPUs, in tables."""
     parts = []
+    if arithmetic:
+        parts += ["### On GPUs, arithmetic", gpu_kernels.report(arithmetic)]
     for results in sorted(exchanges, key=_by_hosts):
         where = tables.layout_title(results)
-        parts += [f"### On GPUs, the exchange alone: {results['model']}, {where}{_gloo(results)}"]
+        parts += [f"### On GPUs, the exchange alone: {results['model']}, {where}{_gloo(results['rates'].values())}"]
         parts += [tables.times(results), tables.gains(results), tables.bits(results)]
         parts += [tables.caption(results), links(results)]
     if training:
@@ -122,8 +129,10 @@ def gpu_sections(exchanges: _Files, training: _Files, accuracies: _Files) -> lis
     for results in training:
         parts += [tables.times(results), tables.caption(results)]
     for results in accuracies:
-        parts += [f"### On GPUs, time to accuracy: {results['model']}"]
+        parts += [f"### On GPUs, time to accuracy: {time_to_accuracy.title(results)}"]
         parts += [time_to_accuracy.table(results), time_to_accuracy.caption(results)]
+    for results in memories:
+        parts += [f"### On GPUs, memory{_gloo([results])}", memory.report(results)]
     return parts
 
 
@@ -153,15 +162,18 @@ def report(folder: Path, docs: Path) -> str:
             "### Arithmetic",
             "`python launch/bench.py --part kernels`: " + kernels.report(load(folder / kernels.FILE)),
         ]
-    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}-*.json"))] for kind in _KINDS}
-    exchanges, training, accuracies = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
+    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
+    exchanges, training, accuracies, memories = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
     for results in sorted(exchanges, key=_by_hosts):
         parts += exchange_section(results, folder, docs)
     if training:
         parts += training_section(training, folder, docs)
     for results in accuracies:
         parts += accuracy_section(results, folder, docs)
-    parts += gpu_sections(*([one for one in found[kind] if on_gpus(one)] for kind in _KINDS))
+    for results in memories:
+        parts += [f"### Memory{_gloo([results])}", memory.report(results)]
+    arithmetic = load(folder / kernels.GPU_FILE)
+    parts += gpu_sections(arithmetic, *([one for one in found[kind] if on_gpus(one)] for kind in _KINDS))
     if (folder / growth.FILE).exists():
         parts += growth_section(load(folder / growth.FILE), folder, docs)
     return "\n\n".join(part for part in parts if part)

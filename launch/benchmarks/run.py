@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +13,7 @@ from typing import Any
 from benchmarks import gpus
 from benchmarks.contenders import check_names
 from benchmarks.results import FOLDER, about, load, save
-from common import launcher, mpi_settings
+from benchmarks.start import environment_of, on_this_host, start, worker
 from common.device import choose_for
 from common.errors import RunError
 from common.values import DEVICES, at_least_zero, count, natural
@@ -25,8 +22,6 @@ from lab.hosts import LAUNCHERS, hosts
 from lab.shaping import INTERFACE, bits_per_second
 
 SHARED_MEMORY = "shm"
-_LAUNCH = Path(__file__).parents[1]
-_TIMEOUT = 3600.0
 _DEVICE = "auto: GPUs where all workers can use one; their results have files of their own, -cuda.json (default cpu)"
 _PORT = 29500
 
@@ -37,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, contenders: Sequence[str],
     told = "see the list below; all of them in one run, in turns"
     add("--contenders", type=_contenders, default=tuple(contenders), metavar="NAME,...", help=told)
     add("--rates", type=_rates, default=rates, metavar="RATE,...", help="link rates; none: unshaped; shm: no link")
-    add("--launcher", choices=LAUNCHERS, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
     add("--seconds", type=at_least_zero, default=seconds, metavar="S", help="about so long for each rate")
     add("--rounds", type=count, default=25, metavar="N", help="most steps of each contender and rate")
     add_shared_arguments(parser)
@@ -53,10 +47,16 @@ def add_workers(parser: argparse.ArgumentParser) -> None:
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """What every benchmark of several workers can be told."""
     add = parser.add_argument
+    add("--launcher", choices=LAUNCHERS, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
     add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all (default 1)")
     add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns (default 0)")
     add("--device", choices=DEVICES, default="cpu", help=_DEVICE)
     add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"where the JSON file goes (default {FOLDER})")
+
+
+def suffix(by: str, device: str) -> str:
+    """What the names of files end with: figures of Horovod with and without MPI, of GPUs and CPUs are kept apart."""
+    return ("-gloo" if by == "gloo" else "") + gpus.suffix(device)
 
 
 def _list(text: str) -> tuple[str, ...]:
@@ -70,16 +70,22 @@ def _contenders(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def checked_rate(text: str) -> str:
+    """How a link's rate is written, or "shm" for no link."""
+    try:
+        if text != SHARED_MEMORY:
+            bits_per_second(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def _rates(text: str) -> tuple[str, ...]:
-    rates = _list(text)
-    for rate in rates:
-        try:
-            if rate != SHARED_MEMORY:
-                bits_per_second(rate)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+    rates = map(checked_rate, _list(text))
     # From fast to slow, so that warming up is short.
-    return tuple(sorted(rates, key=lambda rate: -1 * ((bits_per_second(rate) or 1e18) if rate != "shm" else 1e19)))
+    return tuple(
+        sorted(rates, key=lambda rate: -1 * ((bits_per_second(rate) or 1e18) if rate != SHARED_MEMORY else 1e19))
+    )
 
 
 def run(kind: str, model: str, args: argparse.Namespace) -> Path:
@@ -93,8 +99,7 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
     layout = _layout(args)
     device = choose_for(args.device, args.workers)
     found = gpus.found(args.workers) if device == "cuda" else {}
-    suffix = ("-gloo" if args.launcher == "gloo" else "") + gpus.suffix(device)
-    path = args.output_dir / f"{kind}-{model}-{layout}{suffix}.json"
+    path = args.output_dir / f"{kind}-{model}-{layout}{suffix(args.launcher, device)}.json"
     spec = {key: getattr(args, key) for key in ("contenders", "seconds", "rounds", "seed")}
     spec |= {"kind": kind, "model": model, "device": device, "ddp": found.get("ddp", "gloo")}
     links = [rate for rate in args.rates if rate != SHARED_MEMORY]
@@ -102,7 +107,7 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
         if not rates:
             continue
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            environment = _environment(args)
+            environment = environment_of(args)
             note = about(args.command, args.seed, environment)
             try:
                 reached = job({**spec, "rates": rates, "folder": folder}, args, environment)
@@ -125,18 +130,6 @@ def _layout(args: argparse.Namespace) -> str:
     return f"{workers // per_host}x{per_host}"
 
 
-def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """What every contender runs under."""
-    return {
-        "HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}",
-        # Contenders times tensors is more than the 1,024 names that Horovod remembers the negotiation of.
-        "HOROVOD_CACHE_CAPACITY": "16384",
-        "OMP_NUM_THREADS": "1",
-        **mpi_settings.DEFAULTS,
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # Gloo warns about addresses without names
-    }
-
-
 def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
     """Returns Mbit/s of payload that each link carried in a plain TCP transfer beforehand."""
     reached = {}
@@ -147,34 +140,14 @@ def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dic
         lab.set_rate("none")
         gloo = {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": lab.addresses[0], "MASTER_PORT": str(_PORT)}
         nccl = gpus.OVER_LINKS if spec["device"] == "cuda" else {}
-        _start(lab.command(_program(spec), launcher=args.launcher), environment | gloo | nccl)
+        start(lab.command(worker("worker", spec), launcher=args.launcher), environment | gloo | nccl)
     return reached
 
 
 def _shared_memory(spec: dict[str, Any], args: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
     gloo = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    if args.launcher == "mpirun":
-        as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command = ["mpirun", *as_root, "--oversubscribe", "--bind-to", "none", "-np", str(args.workers)]
-        command += _program(spec)
-    else:
-        options = ["--gloo"] if args.launcher == "gloo" else ["--mpi"]
-        command = launcher.horovodrun(args.workers, _program(spec)[1:], *options)
-    _start(command, environment | gloo)
+    start(on_this_host(worker("worker", spec), args.workers, args.launcher), environment | gloo)
     return {}
-
-
-def _program(spec: dict[str, Any]) -> list[str]:
-    # -P: the package that is installed, not the source tree that this may be called from.
-    return [sys.executable, "-P", "-m", "benchmarks.worker", json.dumps(spec)]
-
-
-def _start(command: Sequence[str], environment: dict[str, str]) -> None:
-    path = os.pathsep.join(filter(None, (str(_LAUNCH), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path, **environment}
-    ended = launcher.run(command, timeout=_TIMEOUT, output=sys.stderr, env=env)
-    if ended.returncode:
-        raise RunError(f"the benchmark's worker ended with status {ended.returncode}; what it said is above")
 
 
 def _keep(path: Path, folder: Path, rates: Sequence[str], what: dict[str, Any]) -> None:

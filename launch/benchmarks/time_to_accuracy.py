@@ -1,9 +1,10 @@
-"""How long training takes, over a slow link, until it is as good as the uncompressed training became.
+"""How long training takes, over a slow link or none, until it is as good as the uncompressed training became.
 
     python launch/bench.py --part accuracy --rate 100mbit
+    python launch/bench.py --part accuracy --rate shm --contenders none,fp16,4bit    # all workers on this host: no root
 
-launch/train_resnet.py trains to its end, one contender after the other. Writes DIR/accuracy-MODEL.json, with --device
-cuda DIR/accuracy-MODEL-cuda.json.
+launch/train_resnet.py trains to its end, one contender after the other. Writes DIR/accuracy-MODEL.json; in its name are
+also the rate, if it is not 100mbit, -gloo and -cuda.
 
 Seconds are those of the training steps; evaluation, which is the same for all, is left out.
 """
@@ -11,7 +12,6 @@ Seconds are those of the training steps; evaluation, which is the same for all, 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,15 +20,13 @@ from typing import Any
 
 from benchmarks import gpus
 from benchmarks.results import about, save
-from benchmarks.run import add_shared_arguments
+from benchmarks.run import SHARED_MEMORY, add_shared_arguments, checked_rate, suffix
+from benchmarks.start import place, start
 from benchmarks.tables import rate_title
-from common import launcher
 from common.device import choose_for
-from common.errors import RunError
 from common.launcher import TRAINER
 from common.markdown import markdown
-from common.values import at_least_zero, count, learning_rate, model_name
-from lab.hosts import hosts
+from common.values import at_least_zero, count, folder, learning_rate, model_name
 from training.report import METRICS, read_lines
 
 TITLES = {
@@ -42,22 +40,24 @@ _FLAGS = {
     "none": ("--compression", "none"),
     "fp16": ("--compression", "fp16"),
     "4bit": ("--compression", "static", "--bits", "4"),
-    "0.25bit": ("--compression", "static", "--bits", "1/4", "--replace-momentum"),
+    "0.25bit": ("--compression", "static", "--bits", "1/4"),
     "dynamic": ("--compression", "dynamic", "--levels", "2,4,8", "--thresholds", "0.75,0.85"),
 }
-_TIMEOUT = 3600.0
+_RATE = "100mbit"
 
 
-def file_name(model: str, device: str) -> str:
-    """Where a model's results on a type of device are."""
-    return f"accuracy-{model}{gpus.suffix(device)}.json"
+def file_name(model: str, rate: str = _RATE, by: str = "mpirun", device: str = "cpu") -> str:
+    """Where a model's results are: over links of a rate, by a launcher, on a type of device."""
+    return f"accuracy-{model}{'' if rate == _RATE else f'-{rate}'}{suffix(by, device)}.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this benchmark can be told, and its defaults."""
     add = parser.add_argument
-    add("--rate", default="100mbit", metavar="RATE", help="of the links (default 100mbit)")
+    add("--rate", type=checked_rate, default=_RATE, metavar="RATE", help=f"of the links; shm: none (default {_RATE})")
+    add("--contenders", type=_contenders, default=tuple(_FLAGS), metavar="NAME,...", help=f"default {','.join(_FLAGS)}")
     add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
+    add("--data-dir", type=folder, default="data", metavar="DIR", help="of train_resnet.py (default data)")
     add("--model", type=model_name, default="resnet20", metavar="NAME", help="of train_resnet.py (default resnet20)")
     add("--epochs", type=count, default=5, metavar="N", help="of every training (default 5)")
     add("--limit-train", type=count, default=12000, metavar="N", help="training images (default 12000)")
@@ -65,8 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=count, default=8, metavar="N", help="images per worker and step (default 8)")
     add("--lr", type=learning_rate, default=0.0125, help="learning rate of one worker (default 0.0125)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
-    add("--workers", type=count, default=2, metavar="N", help="one host each (default 2)")
+    add("--workers", type=count, default=2, metavar="N", help="one host each, but over shm (default 2)")
     add_shared_arguments(parser)
+
+
+def _contenders(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in _FLAGS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_FLAGS)}")
+    if "none" not in names:
+        raise argparse.ArgumentTypeError(f"{text!r} lacks none, whose accuracy is the goal")
+    return names
 
 
 def run(args: argparse.Namespace) -> None:
@@ -74,10 +84,9 @@ def run(args: argparse.Namespace) -> None:
 
     Raises:
         RunError: the network cannot be made, no GPU can be used that should, or a training failed.
-        ValueError: the rate is not one.
     """
     device = choose_for(args.device, args.workers)
-    path = args.output_dir / file_name(args.model, device)
+    path = args.output_dir / file_name(args.model, args.rate, args.launcher, device)
     found = gpus.found(args.workers) if device == "cuda" else {}
     environment = {"HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}"}  # the rest is set by train_resnet.py itself
     environment |= gpus.OVER_LINKS if found else {}
@@ -94,19 +103,20 @@ def run(args: argparse.Namespace) -> None:
         "device": device,
         "flags": flags,
         "tolerance": args.tolerance,
-        "about": {**about(args.command, args.seed, environment), **found},
+        "about": {**about(args.command, args.seed, environment), **found, "launcher": args.launcher},
         "runs": {},
     }
-    with hosts(args.workers, args.rate) as lab, tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for name, own in _FLAGS.items():
+    hosts, per_host = (1, args.workers) if args.rate == SHARED_MEMORY else (args.workers, 1)
+    rate = "none" if hosts == 1 else args.rate
+    with place(hosts, per_host, args.launcher, rate) as there, tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        for name in args.contenders:
             output = Path(folder, name)
-            command = lab.command([sys.executable, str(TRAINER), *flags, *own, "--output-dir", str(output)])
-            before = lab.counters()
+            program = [sys.executable, str(TRAINER), *flags, *_FLAGS[name]]
+            program += ["--data-dir", args.data_dir, "--output-dir", str(output)]
+            before = there.counters()
             print(f"{TITLES[name]}: training", file=sys.stderr, flush=True)
-            ended = launcher.run(command, timeout=_TIMEOUT, output=sys.stderr, env={**os.environ, **environment})
-            if ended.returncode:
-                raise RunError(f"train_resnet.py ended with status {ended.returncode}; what it said is above")
-            sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
+            start(there.command(program), environment, "train_resnet.py")
+            sent = [now - then for now, then in zip(there.counters(), before, strict=True)]
             results["runs"][name] = {"sent": sent, "epochs": [_epoch(line) for line in read_lines(output / METRICS)]}
             save(path, results)
     print(table(results))
@@ -139,6 +149,19 @@ def reached(run: Mapping[str, Any], accuracy: float) -> float | None:
     return next((s for s, found in zip(*curve(run), strict=True) if found >= accuracy), None)
 
 
+def figure_name(results: Mapping[str, Any]) -> str:
+    """How the figure of a file's results is called."""
+    by = results["about"].get("launcher", "mpirun")  # in files from before it could be another
+    name = file_name(results["model"], results["rate"], by, results.get("device", "cpu"))
+    return str(Path(name).with_suffix(".png"))
+
+
+def title(results: Mapping[str, Any]) -> str:
+    """What was trained, and what is not as by default."""
+    rate = "" if results["rate"] == _RATE else f", {rate_title(results['rate'])}"
+    return f"{results['model']}{rate}{', Gloo' if results['about'].get('launcher') == 'gloo' else ''}"
+
+
 def caption(results: Mapping[str, Any]) -> str:
     """What was trained, how, and with what."""
     about = results["about"]
@@ -157,7 +180,7 @@ def table(results: Mapping[str, Any]) -> str:
     for name, run in results["runs"].items():
         when, (seconds, accuracies) = reached(run, goal), curve(run)
         faster = f"{base / when:.2f}" if base and when else "—"
-        sent = f"{max(run['sent']) / 1e6:.0f}"
+        sent = f"{max(run['sent']) / 1e6:.0f}" if run["sent"] else "—"  # nothing leaves a single host
         levels = " ".join(str(epoch["level"]) for epoch in run["epochs"])
         to_goal = "not reached" if when is None else f"{when:.0f}"
         rows.append((TITLES[name], to_goal, faster, f"{seconds[-1]:.0f}", f"{100 * accuracies[-1]:.2f}", sent, levels))

@@ -14,6 +14,7 @@ from common.errors import RunError
 from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
 
 Batch = tuple[Tensor, Tensor]
+_NO_GPU = "torch sees no GPU"
 
 
 def choose(wish: str) -> torch.device:
@@ -51,6 +52,15 @@ def choose_for(wish: str, workers: int) -> str:
     if wish == "cpu":
         return "cpu"
     return _decide(wish, _obstacle() or crowded(workers, torch.cuda.device_count()))
+
+
+def choose_alone(wish: str) -> str:
+    """Where a single process computes that exchanges nothing, whatever Horovod was built for: "cpu" or "cuda".
+
+    Raises:
+        RunError: a GPU is wished for, and torch sees none.
+    """
+    return "cpu" if wish == "cpu" else _decide(wish, "" if torch.cuda.is_available() else _NO_GPU)
 
 
 def share(seen: Sequence[Sequence[str]]) -> list[str]:
@@ -100,7 +110,7 @@ def _decide(wish: str, obstacle: str) -> str:
 
 def _obstacle() -> str:
     if not torch.cuda.is_available():
-        return "torch sees no GPU"
+        return _NO_GPU
     return HorovodTransport().obstacle(torch.device("cuda"))
 
 

@@ -22,6 +22,11 @@ def block_bytes(bits: float) -> int:
     return kernels.block_bytes(check_level("bits", bits), BLOCK_SIZE)
 
 
+def message_bytes(values: int, bits: float) -> int:
+    """Bytes of so many values as one run of blocks, header included."""
+    return HEADER_BYTES - (-values // BLOCK_SIZE) * block_bytes(bits)
+
+
 def decoded(values: Tensor, bits: float) -> Tensor:
     """What arrives of some values that are sent once, without a residual.
 

@@ -9,29 +9,34 @@ from hvd_dyncomp import CriticalRegime, Plateau, Policy, StepFunction
 # (from which fraction of the training on, mean bits a value)
 Schedule = tuple[tuple[float, float], ...]
 
-# What the library does with `replace_momentum=True`: momentum is left out at so many bits and less. And by itself:
+# What the library does with `without_momentum`: momentum is left out at so many bits and less. And by itself:
 # tensors of fewer values than `aggregation.SMALL` travel at 8 bits where the level is less.
 NO_MOMENTUM_UP_TO = 2
 BITS_OF_SMALL = 8
 
-METHODS = ("uncompressed", "fp16", "quantized", "scale per tensor", "powersgd", "top-k")
+METHODS = (
+    *("uncompressed", "fp16", "quantized", "scale per tensor", "powersgd", "top-k"),
+    *("masked top-k", "random-k", "natural", "loco", "1-bit adam"),
+)
 QUANTIZED = ("quantized", "scale per tensor")
 FEEDBACK = ("both", "workers", "none")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way of sending gradients. Without further words it is what the library does with `replace_momentum=True`.
+    """One way of sending gradients. Without further words it is what the library does with `without_momentum`.
 
     Attributes:
         name: unique; stands in the tables.
         method: one of `METHODS`.
-        budget: bits a value as training goes on. A key of `codec.LEVELS` where all tensors travel alike.
+        budget: bits a value as training goes on. A key of `codec.LEVELS` where all tensors travel alike. At 32 every
+            method sends float32. (PowerSGD has ranks for bits: its budget says when, and not how many.)
         policy: chooses the budget of each epoch, a key of `codec.LEVELS`, after the one before; `budget` is not used.
         by_tensor: a level for each tensor, by the library's allocation, anew in every epoch.
         small_bits: of small tensors: 32, 16 (rounded to float16) or 8; 0: as the library has it.
         no_momentum_up_to: the optimizer's momentum of large tensors is left out at so many bits and less. 0: never.
         momentum: so much is left of it there. With one level only: what the optimizer has gathered stays as it is.
+        factor: c of the rate there, c (1 - left) / (1 - m) of the task's: 1 is as much progress a step as with it.
         feedback: whose quantization carries on what it loses: "both", that of the "workers" alone and not that of
             the sum (there is one from three workers on), or "none".
         rank: of PowerSGD.
@@ -45,6 +50,7 @@ class Contender:
     small_bits: int = 0
     no_momentum_up_to: float = NO_MOMENTUM_UP_TO
     momentum: float = 0.0
+    factor: float = 1.0
     feedback: str = "both"
     rank: int = 0
 
@@ -69,6 +75,8 @@ class Contender:
     def small_bits_at(self, progress: float) -> int:
         """Of small tensors, when so much of the training is over."""
         bits = int(max(self.bits_at(progress), BITS_OF_SMALL))
+        if bits == 32:
+            return bits
         return self.small_bits or (bits if self.method in QUANTIZED else 32)
 
     def keeps_momentum_at(self, progress: float) -> bool:
@@ -109,7 +117,7 @@ SHUFFLED = (
 )
 
 UNCOMPRESSED = Contender("uncompressed", "uncompressed")
-FP16 = Contender("fp16", "fp16", small_bits=16)
+FP16 = Contender("fp16", "fp16", budget=((0.0, 16),), small_bits=16)
 
 
 def _steered() -> tuple[Contender, ...]:
@@ -128,10 +136,64 @@ def _steered() -> tuple[Contender, ...]:
 
 
 # With the momentum that their authors train with.
-POWERSGD = tuple(Contender(f"PowerSGD rank {rank}", "powersgd", rank=rank) for rank in (1, 4))
+POWERSGD = tuple(
+    Contender(f"PowerSGD rank {rank}", "powersgd", budget=((0.0, 1),), no_momentum_up_to=0, rank=rank)
+    for rank in (1, 4)
+)
 TOP_K = Contender("top-k 1/4", "top-k", budget=((0.0, 1 / 4),), no_momentum_up_to=0, small_bits=32)
 # The paper's quantizer, read as literally as it can be: linear, one scale a tensor, nothing carried on.
 PAPER_8 = Contender("8, scale per tensor", "scale per tensor", budget=((0.0, 8),), feedback="none")
+
+
+def _without(one: Contender) -> tuple[Contender, ...]:
+    """The same with momentum kept, left out, and left out at half the rate."""
+    return (
+        replace(one, no_momentum_up_to=0),
+        replace(one, name=f"{one.name}, no momentum"),
+        replace(one, name=f"{one.name}, no momentum, c = 0.5", factor=0.5),
+    )
+
+
+def _powersgd(rank: int, start: float) -> tuple[Contender, ...]:
+    """With what the library gives itself: 8 bits for small tensors, momentum or none; and, as torch's hook has it with
+    `start_powerSGD_iter`, uncompressed until so much of the training is over.
+    """
+    name = f"PowerSGD rank {rank}, small at 8" + (f", from {start:.0%}" if start else "")
+    budget = ((0.0, 32), (start, 1)) if start else ((0.0, 1),)
+    ways = _without(Contender(name, "powersgd", budget=budget, small_bits=BITS_OF_SMALL, rank=rank))
+    return ways[:2] if start else ways
+
+
+def _one_bit_adam(start: float) -> Contender:
+    """Its own momentum travels, and the optimizer has none then."""
+    name = f"1-bit Adam, from {start:.0%}"
+    return Contender(name, "1-bit adam", budget=((0.0, 32), (start, 1)), no_momentum_up_to=0, small_bits=BITS_OF_SMALL)
+
+
+def _sparse(method: str, factors: tuple[float, ...] = (1.0,)) -> tuple[Contender, ...]:
+    """At the bits of our 1/4, without momentum, at these factors of the rate."""
+    one = Contender(f"{method} 1/4, no momentum", method, budget=((0.0, 1 / 4),), small_bits=BITS_OF_SMALL)
+    return tuple(
+        replace(one, name=one.name + (f", c = {factor:g}" if factor != 1 else ""), factor=factor) for factor in factors
+    )
+
+
+# What a training without momentum may be at, where nobody says otherwise: as much progress, half, and a tenth, which is
+# the rate as it is with a momentum of 0.9.
+FACTORS = (1.0, 0.5, 0.1)
+
+# By rival: all that it is tried as. Which of them is the best, and at which rate, its tuning says.
+RIVALS = {
+    **{f"PowerSGD rank {rank}": _powersgd(rank, 0.0) for rank in (1, 2, 4)},
+    **{f"PowerSGD rank {rank}, from 10 %": _powersgd(rank, 0.1) for rank in (1, 2, 4)},
+    "top-k 1/4": (TOP_K, *_sparse("top-k", FACTORS[:2])),
+    # Lin et al., 2018: what is sent is momentum already, of which one gradient has 1 / (1 - m), and so c = 1 - m.
+    "DGC 1/4": (replace(_sparse("masked top-k")[0], name="DGC 1/4", factor=0.1),),
+    "random-k 1/4": _sparse("random-k", FACTORS),
+    "LoCo 4": (Contender("LoCo 4", "loco", budget=((0.0, 4),), small_bits=BITS_OF_SMALL),),
+    "natural, 9 bits": (Contender("natural, 9 bits", "natural", budget=((0.0, 9),), small_bits=BITS_OF_SMALL),),
+}
+ONE_BIT_ADAM = tuple(map(_one_bit_adam, (0.15, 0.3)))
 
 
 def _ablations() -> list[Contender]:
@@ -144,6 +206,8 @@ def _ablations() -> list[Contender]:
     found += [
         replace(one, name=f"{one.name}, no momentum", no_momentum_up_to=32) for one in (UNCOMPRESSED, levels["4"])
     ]
+    found.append(replace(levels["1/4"], name="1/4, c = 0.5", factor=0.5))
+    found.append(replace(POWERSGD[0], name="PowerSGD rank 1, no momentum", no_momentum_up_to=2))
     for one in (levels[name] for name in ("8", "4", "1/4")):
         found.append(replace(one, name=f"{one.name}, feedback of workers", feedback="workers"))
         # Without residuals there is no momentum in them, and the library leaves the optimizer's where it is.
@@ -156,5 +220,7 @@ CONTENDERS = {
     for contender in (
         *(UNCOMPRESSED, FP16, *ONE_LEVEL, BY_TENSOR, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *_steered()),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
+        *(contender for some in RIVALS.values() for contender in some),
+        *ONE_BIT_ADAM,
     )
 }

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from screening import codec
-from screening.codec import BLOCK_SIZE
 
 Groups = dict[float, list[int]]  # by bits a value: which tensors travel at this level
 
@@ -45,5 +44,5 @@ class Sender:
                 got = codec.decoded(gradient, bits)
             for i, part in zip(members, got.split(sizes), strict=True):
                 arrived[i] = part
-            total += codec.HEADER_BYTES - (-gradient.numel() // BLOCK_SIZE) * codec.block_bytes(bits)
+            total += codec.message_bytes(gradient.numel(), bits)
         return arrived, total

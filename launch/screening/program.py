@@ -68,7 +68,7 @@ def fill(keys: Iterable[results.Key], path: Path, data_dir: Path, *, jobs: int, 
         path: of the results.
         data_dir: where data sets lie.
         jobs: processes at a time.
-        curves: are written down as well.
+        curves: are written down whole; otherwise the score of each epoch is.
 
     Raises:
         RunError: a data set is not there, or the results are not ours.
@@ -112,6 +112,6 @@ def _one(key: results.Key, *, data_dir: Path, path: Path, curves: bool) -> None:
     task, contender, seed = key
     found = train(TASKS[task], _work(task, data_dir), CONTENDERS[contender], seed)
     if not curves:
-        del found["curve"]
+        found["curve"] = [epoch["score"] for epoch in found["curve"]]
     results.append(path, {"task": task, "contender": contender, "seed": seed, **found})
     print(f"{task}, {contender}, seed {seed}: {found['score']:.2f} % at {found['all_bits']:.3f} bits", flush=True)

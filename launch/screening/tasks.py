@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -38,9 +39,12 @@ class Task:
         epochs: passes over the images; of others, times 100 steps.
         optimizer: "sgd" or "adamw".
         momentum: of SGD, or AdamW's first beta.
-        rate: the learning rate's peak; it rises over the first third of the steps and falls to nothing.
+        rate: the learning rate's peak.
+        warm_up: for so much of the steps the rate rises, and then it falls to nothing.
         weight_decay: of all parameters.
         context: characters of a piece of text.
+        width, layers: of a transformer.
+        skewed: no two workers see images of the same class.
     """
 
     name: str
@@ -55,8 +59,12 @@ class Task:
     optimizer: str = "sgd"
     momentum: float = 0.9
     rate: float = 0.1
+    warm_up: float = 0.3
     weight_decay: float = 5e-4
     context: int = 32
+    width: int = 64
+    layers: int = 2
+    skewed: bool = False
 
 
 # Uncompressed gradients train at the last of them, and not at twice that.
@@ -67,25 +75,69 @@ _MLP = Task("mlp", "mlp", augmented=False, epochs=20, rate=0.05)
 _REGRESSION = Task("regression", "regression", data="", epochs=4, weight_decay=0.0)
 _TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=40, weight_decay=0.0)
 
+_SHORT = replace(_RESNET8, name="resnet8, short", batch=64, epochs=8)
+_TEXT_SHORT = replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64)
+_ADAMW_SHORT = replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64)
+_LARGE = replace(_ADAMW_SHORT, name="text, adamw, 10 million")
+
 TASKS = {
     task.name: task
     for task in (
         _MLP,
         replace(_MLP, name="mlp, 4 workers", workers=4, batch=16),
-        replace(_RESNET8, name="resnet8, short", batch=64, epochs=8),
+        _SHORT,
         _RESNET8,
-        replace(_RESNET8, name="resnet8, 8 workers", workers=8, batch=16, epochs=8),
+        *(replace(_SHORT, name=f"resnet8, {n} workers", workers=n, batch=128 // n) for n in (4, 8, 16)),
         replace(_RESNET8, name="resnet8, 28x28", half_size=False, batch=64),
         Task("resnet20", "resnet20"),
-        replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64),
+        _TEXT_SHORT,
         replace(_TEXT, name="text, sgd", rate=0.3),
-        replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64),
+        _ADAMW_SHORT,
         replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
         *(replace(_REGRESSION, name=f"regression, rate {rate}", rate=rate) for rate in REGRESSION_RATES),
+        # What the others have little of: shards that are not alike, real weight decay, large batches, many values.
+        replace(_MLP, name="mlp, skewed", skewed=True),
+        replace(_SHORT, name="resnet8, short, skewed", skewed=True),
+        replace(_ADAMW_SHORT, name="text, adamw, short, decay 0.1", weight_decay=0.1),
+        replace(_TEXT_SHORT, name="text, sgd, short, batch x4", batch=32),
+        replace(_LARGE, rate=1e-3, weight_decay=0.1, epochs=10, width=368, layers=6),
     )
 }
 
-WIDTH, STEPS = 64, 100
+# Of some tasks there are more: at so many times their rate, and with the rate rising for so much of the steps.
+RATES = (0.5, 1, 2, 4)
+MORE_RATES = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
+FINE_RATES = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4, 5.6, 8, 11, 16)
+WARM_UPS = (0.02, 0.1, 0.3)
+
+
+def varied(name: str, rate: float = 1, warm_up: float = 0.3) -> str:
+    """What a task is called at so many times its rate, with such a warm-up."""
+    times = f", x{rate:g}" if rate != 1 else ""
+    return name + times + (f", warm-up {warm_up:.0%}" if warm_up != 0.3 else "")
+
+
+def _vary(name: str, rates: Iterable[float], warm_ups: Iterable[float] = (0.3,)) -> None:
+    for rate, warm_up in itertools.product(rates, warm_ups):
+        own = varied(name, rate, warm_up)
+        TASKS[own] = replace(TASKS[name], name=own, rate=TASKS[name].rate * rate, warm_up=warm_up)
+
+
+# By task: the rates between which the largest that trains is looked for.
+LIMITS = {
+    "regression, rate 0.05": FINE_RATES,
+    "text, sgd, short": MORE_RATES,
+    "mlp": MORE_RATES,
+    "resnet8, short": MORE_RATES,
+}
+TUNED = (*LIMITS, "text, adamw, short")
+
+for _name in TUNED:
+    _vary(_name, RATES)
+for _name, _rates in LIMITS.items():
+    _vary(_name, _rates, WARM_UPS)
+
+STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -141,6 +193,10 @@ def _score(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
 
 def _images(task: Task, data_dir: Path) -> Work:
     data = load(task.data, data_dir, limit_train=task.limit)
+    # Of each worker: the images, and its place among those who share them.
+    places = [(data, rank, task.workers) for rank in range(task.workers)]
+    if task.skewed:
+        places = [(own, 0, 1) for own in _by_class(data, task.workers)]
 
     def sized(batch: Batch) -> Batch:
         images = F.avg_pool2d(batch[0], 2) if task.half_size else batch[0]
@@ -148,10 +204,12 @@ def _images(task: Task, data_dir: Path) -> Work:
 
     def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
         shards = [
-            TrainBatches(data, task.batch, rank=rank, size=task.workers, seed=seed, augmented=task.augmented)
-            for rank in range(task.workers)
+            TrainBatches(own, task.batch, rank=rank, size=size, seed=seed, augmented=task.augmented)
+            for own, rank, size in places
         ]
-        return (tuple(map(sized, batches)) for batches in zip(*(s.epoch(number) for s in shards), strict=True))
+        return (
+            tuple(map(sized, batches)) for batches in zip(*(s.epoch(number) for s in shards), strict=not task.skewed)
+        )
 
     def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
         split = data.test if all_of_it else data.test.take(torch.arange(min(1000, len(data.test))))
@@ -161,8 +219,14 @@ def _images(task: Task, data_dir: Path) -> Work:
         return _score(model, map(sized, eval_batches(held_out, data, rank=0, size=1)))
 
     held_out = data.val.take(torch.arange(min(1000, len(data.val))))
-    steps = len(TrainBatches(data, task.batch, rank=0, size=task.workers, seed=0))
+    steps = min(len(TrainBatches(own, task.batch, rank=rank, size=size, seed=0)) for own, rank, size in places)
     return Work(functools.partial(_image_model, task, data), steps, epoch, cross_entropy, score, validate)
+
+
+def _by_class(data: Data, workers: int) -> list[Data]:
+    """For each worker the images of classes of its own; the last steps of whoever has more of them are not made."""
+    mine = [torch.nonzero(data.train.labels % workers == rank).flatten() for rank in range(workers)]
+    return [replace(data, train=data.train.take(indices)) for indices in mine]
 
 
 def _image_model(task: Task, data: Data, seed: int) -> nn.Module:
@@ -198,7 +262,7 @@ def _text(task: Task) -> Work:
     def model(seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return Transformer(text.CHARACTERS, width=WIDTH, context=task.context)
+            return Transformer(text.CHARACTERS, width=task.width, context=task.context, layers=task.layers)
 
     return Work(model, STEPS, epoch, cross_entropy, score, lambda model: scored(model, held_out))
 

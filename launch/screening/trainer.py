@@ -23,12 +23,13 @@ def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
 
 
-def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, left: float = 0.0) -> None:
+def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, left: float = 0.0, factor: float = 1.0) -> None:
     """For the next step, whose rates have been set: of AdamW the first beta is 0, or what is left of it; SGD that has
     momentum m steps by (1 - left) / (1 - m) of its rate, sooner what adds up to the same, and with nothing left it
-    gives up what it has of momentum. Small parameters keep theirs.
+    gives up what it has of momentum. Both times `factor`. Small parameters keep theirs.
     """
     large = stepper.param_groups[0]
+    large["lr"] *= factor
     if task.optimizer == "adamw":
         large["betas"] = (left, large["betas"][1])
         return
@@ -46,6 +47,23 @@ def put_momentum_back(stepper: torch.optim.Optimizer, task: Task) -> None:
         large["betas"] = (task.momentum, large["betas"][1])
     else:
         large["momentum"] = task.momentum
+
+
+def step_frozen(stepper: torch.optim.Optimizer) -> None:
+    """One step of AdamW in which the gradients of large parameters are its momentum, and their variances stay as they
+    are (1-bit Adam). Small parameters step as ever. A value whose gradient has always been zero stays, too: no code of
+    1 bit is zero, and what arrives would be divided by nothing. (DeepSpeed has a mask for such values.)
+    """
+    large = stepper.param_groups[0]
+    with torch.no_grad():
+        for parameter in large["params"]:
+            state = stepper.state[parameter]
+            unbiased = state["exp_avg_sq"] / (1 - large["betas"][1] ** float(state["step"]))
+            parameter.mul_(1 - large["lr"] * large["weight_decay"])
+            momentum = torch.where(unbiased > 0, parameter.grad, 0)
+            parameter.addcdiv_(momentum, unbiased.sqrt() + large["eps"], value=-large["lr"])
+            parameter.grad = None  # so that the optimizer leaves it alone
+    stepper.step()
 
 
 class Averaging:
@@ -100,7 +118,9 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
     average = Averaging(contender, parameters, task.workers, seed)
     exchange, stepper, steering = average.exchange, optimizer(task, parameters), Steering(contender.policy, work, model)
     steps = task.epochs * work.steps
-    rates = torch.optim.lr_scheduler.OneCycleLR(stepper, task.rate, total_steps=steps + 1, cycle_momentum=False)
+    rates = torch.optim.lr_scheduler.OneCycleLR(
+        stepper, task.rate, total_steps=steps + 1, pct_start=task.warm_up, cycle_momentum=False
+    )
     curve, step = [], 0
     for epoch in range(task.epochs):
         average.new_epoch(steering.bits)
@@ -115,8 +135,11 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
             average(gradients)
             steering.stepped()
             if not average.contender.keeps_momentum_at(step / steps):
-                leave_momentum_out(stepper, task, average.contender.momentum)
-            stepper.step()
+                leave_momentum_out(stepper, task, average.contender.momentum, average.contender.factor)
+            if contender.method == "1-bit adam" and set(exchange.levels) != {32}:
+                step_frozen(stepper)
+            else:
+                stepper.step()
             put_momentum_back(stepper, task)
             rates.step()
             step += 1

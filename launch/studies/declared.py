@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from screening.contenders import ONE_BIT_ADAM, RIVALS
 from screening.results import Key
-from screening.tasks import TASKS
-
-
-@dataclass(frozen=True)
-class Part:
-    """One table; its runs are all pairs of tasks and contenders, with as many seeds.
-
-    Attributes:
-        name: of the marks between which the table stands in a page.
-        tasks, contenders: columns and rows; keys of `screening.tasks.TASKS` and `screening.contenders.CONTENDERS`.
-        seeds: runs of each pair, from seed 0 on.
-        once: the contenders of which one run is enough: nothing is concluded from them.
-    """
-
-    name: str
-    tasks: tuple[str, ...]
-    contenders: tuple[str, ...]
-    seeds: int = 3
-    once: tuple[str, ...] = ()
-
-    def seeds_of(self, contender: str) -> range:
-        """Of its runs, in each task."""
-        return range(1 if contender in self.once else self.seeds)
-
-    @property
-    def keys(self) -> list[Key]:
-        """All runs."""
-        pairs = itertools.product(self.tasks, self.contenders)
-        return [(task, contender, seed) for task, contender in pairs for seed in self.seeds_of(contender)]
-
+from screening.tasks import LIMITS, REGRESSION_RATES
+from studies.parts import Largest, Part, Tuned
 
 # In a few hundred steps losses show; the others are there to see what longer trainings and larger models make of them.
 SHORT = ("mlp", "resnet8, short", "text, sgd, short", "text, adamw, short")
 
-TASKS_OF_RATES = tuple(task for task in TASKS if task.startswith("regression"))
+TASKS_OF_RATES = tuple(f"regression, rate {rate}" for rate in REGRESSION_RATES)
 
 # What README.md shows of it; with the largest rate that a training stands.
 README = Part(
@@ -55,7 +26,7 @@ README = Part(
 
 # What longer trainings make of it.
 LONGER = Part("longer", ("resnet8", "resnet20", "resnet8, 28x28"), ("uncompressed", "4", "1", "1/4", "1/8"), seeds=2)
-LONGER_TEXT = Part("longer, text", ("text, sgd", "text, adamw"), LONGER.contenders, seeds=1)
+LONGER_TEXT = Part("longer, text", ("text, sgd", "text, adamw"), LONGER.contenders, once=("1", "1/8"))
 
 _OTHERS = (
     *("8", "2", "1/2"),
@@ -86,11 +57,16 @@ MOMENTUM = Part(
         *("uncompressed", "uncompressed, no momentum", "4", "4, no momentum", "2, momentum kept", "2"),
         *("1, momentum kept", "1, momentum 0.7", "1, momentum 0.5", "1"),
         *("1/4, momentum kept", "1/4, momentum 0.7", "1/4, momentum 0.5", "1/4", "1/8"),
+        *("PowerSGD rank 1", "PowerSGD rank 1, no momentum"),
     ),
-    once=("uncompressed, no momentum", "4, no momentum", *_LESS),
+    once=("uncompressed, no momentum", "4, no momentum", "PowerSGD rank 1, no momentum", *_LESS),
 )
 # Where a rate is the largest that a training stands.
-RATES = Part("rates", TASKS_OF_RATES, (*README.contenders, *_LESS))
+RATES = Part(
+    "rates",
+    TASKS_OF_RATES,
+    (*README.contenders, *_LESS, "uncompressed, no momentum", "4, no momentum", "1/4, c = 0.5"),
+)
 
 WORKERS = Part(
     "workers",
@@ -136,15 +112,59 @@ POLICIES_ON_TEXT = Part(
     "policies, text", ("text, sgd, short",), ("uncompressed", "1/8", "1/4", *_ON_TEXT), once=_ON_TEXT
 )
 
+# Each contender at its best rate, rivals with what we give ourselves. The first rows decide most.
+_OURS = ("4", "1", "1/4", "1/4, c = 0.5", "1/8", "ladder 4-1/4", "ladder 4-8-16")
+_ROWS = {
+    **{name: (name,) for name in ("uncompressed", "uncompressed, no momentum", *_OURS)},
+    **{name: tuple(contender.name for contender in some) for name, some in RIVALS.items()},
+}
+# Masks are for SGD; of AdamW's rate a factor is nothing but another rate.
+_ON_ADAMW = {
+    **{
+        name: tuple(one for one in some if "c = " not in one)
+        for name, some in _ROWS.items()
+        if name not in ("DGC 1/4", "random-k 1/4", "1/4, c = 0.5", "PowerSGD rank 2", "PowerSGD rank 2, from 10 %")
+    },
+    "1-bit Adam": tuple(contender.name for contender in ONE_BIT_ADAM),
+}
+_FIRST = (("uncompressed", "1/4", "4"), ("PowerSGD rank 4",))
+
+TUNED_REGRESSION = Tuned("tuned, regression", TASKS_OF_RATES[1], _ROWS, 50, _FIRST)
+TUNED_TEXT = Tuned("tuned, text, sgd", "text, sgd, short", _ROWS, 12, _FIRST)
+TUNED_MLP = Tuned("tuned, mlp", "mlp", _ROWS, 6, _FIRST)
+TUNED_RESNET = Tuned("tuned, resnet8", "resnet8, short", _ROWS, 6, _FIRST)
+TUNED_ADAMW = Tuned("tuned, text, adamw", "text, adamw, short", _ON_ADAMW, 12, _FIRST)
+TUNED = (TUNED_REGRESSION, TUNED_TEXT, TUNED_MLP, TUNED_RESNET, TUNED_ADAMW)
+
+# The cheap task alone, so that its table is there early.
+_CONTENDERS = ("uncompressed", "4", "1/4", "1/4, c = 0.5")
+_REGRESSION = TASKS_OF_RATES[1]
+LARGEST_REGRESSION = Largest("largest rates, regression", _CONTENDERS, {_REGRESSION: LIMITS[_REGRESSION]})
+LARGEST = Largest("largest rates", _CONTENDERS, {task: LIMITS[task] for task in LIMITS if task != _REGRESSION})
+
+# What the others have little of. The uncompressed runs are at the task's own rate.
+BREADTH = Part(
+    "breadth",
+    ("mlp, skewed", "resnet8, short, skewed", "text, adamw, short, decay 0.1", "text, sgd, short, batch x4"),
+    ("uncompressed", "4", "1/4", "1/8", "PowerSGD rank 4, small at 8, no momentum"),
+)
+MORE_WORKERS = Part(
+    "more workers",
+    ("resnet8, short", "resnet8, 4 workers", "resnet8, 8 workers", "resnet8, 16 workers"),
+    ("uncompressed", "4", "1/4", "1/8"),
+)
+LARGE = Part("10 million", ("text, adamw, 10 million",), ("uncompressed", "4", "1/4"), seeds=1)
+
 PARTS = (
-    *(README, LONGER, LONGER_TEXT, MAIN, MOMENTUM, RATES, WORKERS, FEEDBACK, ORDER),
-    *(POLICIES, POLICIES_ON_TEXT),
+    *(README, LONGER, MAIN, MOMENTUM, RATES, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT),
+    *(TUNED_REGRESSION, LARGEST_REGRESSION, TUNED_TEXT, TUNED_MLP, TUNED_RESNET, LARGEST, TUNED_ADAMW),
+    *(BREADTH, MORE_WORKERS, LONGER_TEXT, LARGE),
 )
 
 # Whatever of the main table takes a few minutes on two cores.
 QUICK = (Part("main", ("mlp", "resnet8, short"), MAIN.contenders, seeds=1),)
 
 
-def keys(parts: Iterable[Part]) -> list[Key]:
-    """The runs of several parts, each once, in their order."""
+def keys(parts: Iterable[Part | Tuned | Largest]) -> list[Key]:
+    """The runs of several parts that may be wanted, each once, in their order."""
     return list(dict.fromkeys(key for part in parts for key in part.keys))

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from common.markdown import markdown
-from screening.results import Key
-from studies.declared import Part
+from studies.parts import BASELINE, Part, Runs
 
-BASELINE = "uncompressed"
 _DASH = "—"
-
-Runs = Mapping[Key, dict]
 
 
 class Measured(NamedTuple):
@@ -61,7 +57,7 @@ def table(part: Part, runs: Runs) -> str:
             rows.append((contender, _bits(part, runs, contender), *cells))
     there = sum(key in runs for key in part.keys)
     note = f"{there} of {len(part.keys)} runs: {part.seeds} of each, (n) where there are n only."
-    return f"{markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}"
+    return f"{markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
 
 
 def _cell(part: Part, runs: Runs, task: str, contender: str) -> str:
@@ -86,12 +82,12 @@ def _bits(part: Part, runs: Runs, contender: str) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def filled(page: str, parts: Iterable[Part], runs: Runs) -> str:
-    """A page with the tables of the results between its marks. Parts that it has no marks for are not shown."""
-    for part in parts:
-        mark = f"<!-- table {part.name}: written by make study -->"
+def filled(page: str, tables: Mapping[str, str]) -> str:
+    """A page with tables between their marks, by name. Those that it has no marks for are not shown."""
+    for name, shown in tables.items():
+        mark = f"<!-- table {name}: written by make study -->"
         end = "<!-- end of table -->"
         pattern = re.compile(f"{re.escape(mark)}\n.*?{re.escape(end)}", re.DOTALL)
-        text = f"{mark}\n\n{table(part, runs)}\n\n{end}"
+        text = f"{mark}\n\n{shown}\n\n{end}"
         page = pattern.sub(lambda _, text=text: text, page)  # type: ignore[misc]
     return page

@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from costs.model import PAYLOAD
 from screening.contenders import ONE_LEVEL
 from screening.tasks import TASKS
-from studies.declared import Part
-from studies.matrix import BASELINE, Runs, chosen, difference
+from studies.matrix import chosen, difference
+from studies.parts import BASELINE, Part, Runs
 
 FIGURES = ("pareto_bits.png", "pareto_time.png")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import RunError
@@ -19,7 +20,8 @@ from common.files import replace_text
 from common.values import Parser, count
 from screening import results
 from screening.program import fill
-from studies import declared, matrix, pareto
+from studies import declared, matrix, pareto, tuned_plot, tuned_tables
+from studies.parts import Largest, Part, Runs, Tuned
 
 RESULTS, DETAILS = "screen.jsonl", "screen.md"
 QUICK_DIR = Path("runs/quick")
@@ -59,25 +61,49 @@ def main(argv: list[str]) -> None:
     args = parse(argv)
     parts = declared.QUICK if args.quick else declared.PARTS
     path = args.output_dir / RESULTS
-    wanted = declared.keys(part for part in parts if args.parts is None or part.name in args.parts)
+    chosen = [part for part in parts if args.parts is None or part.name in args.parts]
     if args.missing:
-        print(missing(wanted, results.read(path)))
+        print(missing(chosen, results.read(path)))
         return
     args.output_dir.mkdir(parents=True, exist_ok=True)
     if not args.tables_only:
-        fill(wanted, path, args.data_dir, jobs=args.jobs, curves=False)
+        for part in chosen:
+            train(part, path, args.data_dir, jobs=args.jobs)
     runs = results.read(path)
     there = [runs[key] for key in declared.keys(parts) if key in runs]
     if not there:
         raise RunError(f"no run in {path}")
+    written = tables(parts, runs)
     for page in args.pages:
-        replace_text(page, matrix.filled(page.read_text(encoding="utf-8"), parts, runs))
+        replace_text(page, matrix.filled(page.read_text(encoding="utf-8"), written))
     replace_text(args.output_dir / DETAILS, details(there))
-    main_part = next(part for part in parts if part.name == "main")
+    main_part = next(part for part in parts if isinstance(part, Part) and part.name == "main")
     pareto.write(args.output_dir, main_part, runs)
+    tuned_plot.write(args.output_dir, [part for part in parts if isinstance(part, Tuned)], runs)
     if args.quick:
-        print(matrix.table(main_part, runs))
+        print(written["main"])
     print(f"wrote {', '.join(map(str, [*args.pages, args.output_dir / DETAILS]))} and the figures", flush=True)
+
+
+def train(part: Part | Tuned | Largest, path: Path, data_dir: Path, *, jobs: int) -> None:
+    """All runs of a part that are missing. What is wanted may follow from those that have just been made."""
+    runs = results.read(path)
+    while lacking := [key for key in part.wanted(runs) if key not in runs]:
+        fill(lacking, path, data_dir, jobs=jobs, curves=False)
+        runs = results.read(path)
+
+
+def tables(parts: Iterable[Part | Tuned | Largest], runs: Runs) -> dict[str, str]:
+    """Markdown, by name."""
+    found = {}
+    for part in parts:
+        if isinstance(part, Tuned):
+            found[part.name] = tuned_tables.tuned(part, runs)
+        elif isinstance(part, Largest):
+            found[part.name] = tuned_tables.largest(part, runs)
+        else:
+            found[part.name] = matrix.table(part, runs)
+    return found
 
 
 def details(runs: list[dict]) -> str:
@@ -88,8 +114,9 @@ def details(runs: list[dict]) -> str:
     )
 
 
-def missing(wanted: list[results.Key], runs: matrix.Runs) -> str:
+def missing(parts: Iterable[Part | Tuned | Largest], runs: Runs) -> str:
     """Which runs are not there, task by task, and what the task's other runs took."""
+    wanted = list(dict.fromkeys(key for part in parts for key in part.wanted(runs)))
     lines = []
     for task in dict.fromkeys(task for task, *_ in wanted):
         seconds = [run["seconds"] for (other, *_), run in runs.items() if other == task]

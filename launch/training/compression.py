@@ -103,7 +103,6 @@ class Quantized:
             auto_level=args.auto_level,
             hierarchical=_HIERARCHICAL[args.hierarchical],
             allocation=args.allocation,
-            replace_momentum=args.replace_momentum,
             warmup_steps=args.level_warmup_steps,
             warmup_bits=args.level_warmup_bits,
         )

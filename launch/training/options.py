@@ -47,7 +47,6 @@ _ONLY_WITH = {
     "auto_level": _QUANTIZED,
     "hierarchical": _QUANTIZED,
     "allocation": _QUANTIZED,
-    "replace_momentum": _QUANTIZED,
 }
 # Those of policies: {flag's dest: policies that it is one of}.
 _ONLY_OF = {
@@ -125,7 +124,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=learning_rate, default=0.05, help="learning rate of one worker; multiplied by their number")
     add("--warmup-epochs", type=at_least_zero, default=1.0, metavar="E", help="epochs from --lr up to the scaled rate")
     add("--lr-schedule", choices=("cosine", "step"), default="cosine", help="step: a tenth at 50 and at 75 %%")
-    add("--momentum", type=fraction, default=0.9, help="of SGD")
+    add("--momentum", type=fraction, default=0.9, help="of SGD; at 2 bits and less, residuals take its place")
     add("--weight-decay", type=at_least_zero, default=1e-4, metavar="W", help="of SGD")
     add("--seed", type=natural, default=0, help="of weights, held-out images, order, augmentation and rounding")
 
@@ -151,11 +150,6 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
         choices=ALLOCATIONS,
         default="uniform",
         help="error: levels are budgets, mean bits a value, and tensors have levels of their own, by their gradients",
-    )
-    add(
-        "--replace-momentum",
-        action="store_true",
-        help="at 2 bits and less, step without SGD's momentum at a rate that makes up for it: residuals act as one",
     )
     add(
         "--level-warmup-steps",

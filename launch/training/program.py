@@ -19,6 +19,7 @@ import torch
 
 from common.device import choose
 from common.errors import RunError
+from hvd_dyncomp import without_momentum
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.horovod import gather_json
 from training import checkpoint, data, datasets, start
@@ -104,6 +105,8 @@ def set_up(args: argparse.Namespace) -> Run:
     topology = find_hosts()
     compression = together("compression", lambda: make_compression(args, model, topology))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
+    if isinstance(compression, Quantized):
+        optimizer = without_momentum(optimizer)
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=compression.compressor
     )

@@ -111,6 +111,22 @@ def test_horovod_sends_from_gpus_only_if_it_was_built_for_them(monkeypatch):
         assert HorovodTransport().obstacle(torch.device("cpu")) == ""
 
 
+@pytest.mark.parametrize("torchs", [None, "6.4.43482"])
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("rocm", [False, True])
+def test_a_horovod_for_the_gpus_of_another_maker_is_refused(monkeypatch, torchs, cuda, rocm):
+    """torch calls AMD's "cuda" as well."""
+    monkeypatch.setattr(torch.version, "hip", torchs)
+    monkeypatch.setattr(hvd, "cuda_built", lambda: cuda)
+    monkeypatch.setattr(hvd, "rocm_built", lambda: rocm)
+    said = HorovodTransport().obstacle(torch.device("cuda:0"))
+    if torchs is None:
+        assert cuda == (not said) and (cuda or "without CUDA" in said and "HOROVOD_GPU=CUDA" in said)
+    else:
+        assert rocm == (not said) and (rocm or "without ROCm" in said and "HOROVOD_GPU=ROCM" in said)
+    assert HorovodTransport().obstacle(torch.device("cpu")) == ""
+
+
 @pytest.mark.parametrize(("value", "refused"), [("1", True), (" 01", True), ("0", False), ("", False), ("yes", False)])
 @pytest.mark.parametrize("variable", ["HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS"])
 def test_a_horovod_that_says_too_early_that_a_gpu_is_done_is_refused(monkeypatch, variable, value, refused):

@@ -1,5 +1,8 @@
 """On a GPU: no two operators race, whoever is fast, and no hook waits for the device. With simulated streams."""
 
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -225,6 +228,33 @@ def test_a_thread_of_its_own_uses_no_other_device(monkeypatch):
             assert thread.stream().device.index == 3 and thread.stream() is not before
         assert thread.stream(torch.device("cuda", 3)) is before
     assert thread.mine == {3}
+
+
+def test_a_graph_that_is_captured_is_refused_before_anything_is_sent(monkeypatch):
+    """In the first gradient of a step: its replay would reduce nothing. The next step, without a graph, goes on."""
+    rank = threading.local()  # each has a thread
+
+    def capturing() -> bool:
+        rank.asked += 1
+        return rank.captures
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", capturing)
+    # What carries the bytes waits for a GPU's.
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=nothing))
+
+    def program(worker: Worker) -> None:
+        for step in range(2):
+            rank.captures, rank.asked = True, 0
+            with pytest.raises(RuntimeError, match="while a CUDA graph is captured: .*make_graphed_callables"):
+                worker.backward(worker.noise(step))
+            worker.optimizer.give_up()
+            rank.captures, rank.asked = False, 0
+            worker.step(worker.noise(step))
+            assert rank.asked == 1, "asked for every gradient"
+
+    _, world = on_ranks(2, program, SIZES, 4)
+    assert sum(sent.name.endswith(".handshake") for sent in world.sent) == 2 * 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

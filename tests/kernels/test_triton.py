@@ -155,6 +155,16 @@ def test_where_triton_cannot_work_the_reference_serves_and_one_line_says_so(monk
     assert "Triton kernels cannot serve" in record.getMessage() and "Failed to find C compiler.)" in record.getMessage()
 
 
+def test_on_a_gpu_of_amds_the_reference_serves_and_one_line_says_so(monkeypatch, caplog):
+    """torch calls it "cuda" as well, and Triton has a compiler for it, of whose arithmetic nothing is known."""
+    monkeypatch.setattr(kernels, "backends", {})
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    with caplog.at_level(logging.WARNING):
+        assert kernels._backend(GPU) is portable and kernels._backend(GPU) is portable
+    [record] = caplog.records
+    assert "Triton kernels cannot serve on this GPU (they are for NVIDIA's GPUs" in record.getMessage()
+
+
 def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_serves(tmp_path):
     code = (
         "import sys, torch, types\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import alternation, gpu_kernels, kernels, links, program, report, tables, workloads
+from benchmarks import alternation, kernels, links, program, report, tables, workloads
 from benchmarks.results import Summary, commit, save, summarize
 from common.errors import RunError
 from common.launcher import run
@@ -53,28 +53,6 @@ def test_kernels(tmp_path):
     found = json.loads((tmp_path / "kernels.json").read_text())
     assert found["values"] == 65536 and all(len(times) == 1 for times in found["nanoseconds"].values())
     assert "times as fast as the reference kernels" in said
-
-
-def test_kernels_on_a_gpu():
-    """All but the clock and the device: what an operation moves, over the seconds it takes."""
-
-    def seconds(action) -> float:
-        action()
-        return 2.0
-
-    found = gpu_kernels.contenders("cpu", 1024, 512, seed=0)
-    rates = gpu_kernels.measure(found, 1, seconds)
-    assert rates["copy"] == 4 * 1024 and rates["4 encode"] == rates["4 encode*"] == (12 * 1024 + 2 * 260) / 2
-    assert rates["4 decode"] == (4 * 1024 + 2 * 260) / 2 and rates["4 reduce 2"] == (8 * 1024 + 6 * 260) / 2
-    rates["4 encode*"] /= 7
-    said = gpu_kernels.report({"device": "a GPU", "values": 1024, "kernels": "triton", "rates": rates})
-    assert "| 4 | 1.56 (7) | 0.56 | 0.56 (1) | 1.19 |" in said
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_kernels_are_timed_on_a_gpu_that_is_there():
-    found = gpu_kernels.run(2**20, 512, 1, seed=0)
-    assert min(found["rates"].values()) > 0 and found["device"] in gpu_kernels.report(found)
 
 
 @needs_namespaces
@@ -151,8 +129,38 @@ def test_time_to_accuracy(folder):
     )
     said = launched("accuracy", *small, "--output-dir", str(folder))
     assert "| ours, dynamic 2-4-8 |" in said
-    runs = json.loads((folder / "accuracy-resnet8.json").read_text())["runs"]
+    runs = json.loads((folder / "accuracy-resnet8-1gbit.json").read_text())["runs"]
     assert set(runs) == {"none", "fp16", "4bit", "0.25bit", "dynamic"}
+
+
+def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
+    folder = tmp_path / "docs" / "bench"
+    small = ("--dataset", "digits", "--model", "resnet8", "--epochs", "1", "--limit-train", "64", "--val-size", "64")
+    chosen = ("--rate", "shm", "--launcher", "gloo", "--contenders", "none,4bit")
+    said = launched("accuracy", *small, *chosen, "--output-dir", str(folder))
+    assert "| shared memory | s to" in said and "| ours, 4 bits |" in said and "fp16" not in said
+    results = json.loads((folder / "accuracy-resnet8-shm-gloo.json").read_text())
+    assert (results["rate"], results["about"]["launcher"], list(results["runs"])) == ("shm", "gloo", ["none", "4bit"])
+    assert "2 workers on 1 host" in said and all(run["sent"] == [] for run in results["runs"].values())
+    assert "| Horovod |" in said and "| — | 32 |" in said  # nothing was counted
+    save(folder / "accuracy-resnet8.json", {**results, "rate": "100mbit", "about": {"command": "x", "commit": "y"}})
+    drawn = report.report(folder, folder.parent)
+    assert "### Time to accuracy: resnet8\n" in drawn
+    assert "### Time to accuracy: resnet8, shared memory, Gloo\n" in drawn
+    for figure in ("accuracy-resnet8.png", "accuracy-resnet8-shm-gloo.png"):
+        assert f"(bench/{figure})" in drawn and (folder / figure).exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "named"),
+    [("--rate", "fast", "'fast' is not a link rate"), ("--contenders", "none,8bit", "'8bit' is not one of none, fp16")]
+    + [("--contenders", "fp16,4bit", "'fp16,4bit' lacks none")],
+)
+def test_a_bad_flag_of_the_time_to_accuracy_is_one_line(flag, value, named, capsys):
+    with pytest.raises(SystemExit) as ended:
+        program.parse_part("accuracy", [flag, value])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and flag in said and named in said and said.count("\n") == 1
 
 
 def test_the_report_keeps_the_rest_of_the_page(folder):
@@ -264,13 +272,19 @@ def test_parts_of_another_commit_are_missing(tmp_path, monkeypatch):
     assert not program.measured(part)
 
 
+def test_a_command_is_shown_without_the_folders_of_a_machine():
+    flags = ["--data-dir", "/a", "--rate", "shm", "--output-dir=/b", "--launcher", "gloo"]
+    shown = program.parse_part("accuracy", flags).command
+    assert shown == "python launch/bench.py --part accuracy --rate shm --launcher gloo"
+
+
 def test_quick_is_a_little_of_everything_and_draws_nothing(monkeypatch, capsys):
     ran = {}
     monkeypatch.setattr(program, "run", lambda name, args: ran.setdefault(name, args) is not None)
     monkeypatch.setattr(program, "come_down_on_signals", lambda: None)
     monkeypatch.setattr(report, "draw", None)
     program.main(["--quick"])
-    assert {"kernels", "exchange", "hosts", "training", "accuracy"} <= ran.keys()
+    assert {"kernels", "exchange", "hosts", "training", "accuracy", "memory"} <= ran.keys()
     assert {args.output_dir for args in ran.values()} == {program.QUICK_DIR}
     whole = program.parse_part("exchange")
     assert ran["exchange"].seconds < whole.seconds and len(ran["exchange"].rates) < len(whole.rates)

@@ -9,8 +9,9 @@ from matplotlib.image import imread
 from screening import results
 from screening.contenders import CONTENDERS
 from screening.tasks import TASKS, Task
-from studies import declared, matrix, pareto, program, study
-from studies.declared import PARTS, QUICK, Part
+from studies import declared, matrix, pareto, program, study, tuned_plot, tuned_tables
+from studies.declared import PARTS, QUICK
+from studies.parts import BASELINE, TUNING, Largest, Part, Tuned
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs" / "study" / study.RESULTS
@@ -39,7 +40,7 @@ def write(path: Path, runs: dict[results.Key, dict]) -> None:
 def test_what_is_declared_exists(part: Part) -> None:
     assert set(part.tasks) <= TASKS.keys()
     assert set(part.contenders) <= CONTENDERS.keys()
-    assert matrix.BASELINE in part.contenders
+    assert BASELINE in part.contenders
     assert len(set(part.keys)) == len(part.keys)
 
 
@@ -58,14 +59,23 @@ def test_committed_runs_are_declared_and_compact() -> None:
     assert runs.keys() <= set(declared.keys(PARTS))
     assert len(runs) == COMMITTED.read_text().count("\n")
     fields = {"task", "contender", "seed", "score", "loss", "bits", "all_bits", "values", "steps", "seconds"}
-    assert all(run.keys() == fields for run in runs.values())
+    assert all(run.keys() - {"curve"} == fields for run in runs.values())  # older ones have no curve
+    assert all(run["curve"][-1] == pytest.approx(run["score"], abs=1e-3) for run in runs.values() if "curve" in run)
+
+
+def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
+    lines = COMMITTED.with_name("taken_out.jsonl").read_text().splitlines()
+    runs = [json.loads(line) for line in lines]
+    assert len(runs) == 86 and all(run["taken_out_by"] for run in runs)
+    [run] = [run for run in runs if run["contender"] == "PowerSGD rank 1, no momentum"]
+    assert run["score"] == 40.073
 
 
 def test_committed_tables_are_what_the_committed_runs_give() -> None:
     runs = results.read(COMMITTED)
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        assert matrix.filled(text, PARTS, runs) == text
+        assert matrix.filled(text, study.tables(PARTS, runs)) == text
     shown = [runs[key] for key in declared.keys(PARTS) if key in runs]
     assert COMMITTED.with_name(study.DETAILS).read_text() == study.details(shown)
 
@@ -92,6 +102,13 @@ def test_a_table_has_differences_errors_and_seeds() -> None:
     assert note.startswith("11 of 24 runs: 3 of each")
 
 
+def test_a_table_without_runs_is_a_sentence() -> None:
+    parts = [Part("x", ("mlp",), ("uncompressed", "1")), TUNED, Largest("y", ("uncompressed",), {"mlp": (1, 2)})]
+    for part in parts:
+        [shown] = study.tables([part], {}).values()
+        assert shown.startswith("0 ") and "\n" not in shown
+
+
 def test_of_some_contenders_one_run_is_enough() -> None:
     part = Part("x", ("mlp",), ("uncompressed", "1", "2"), once=("2",))
     assert [key[2] for key in part.keys] == [0, 1, 2, 0, 1, 2, 0]
@@ -102,10 +119,11 @@ def test_of_some_contenders_one_run_is_enough() -> None:
 def test_only_what_is_between_the_marks_is_written() -> None:
     part = Part("x", ("mlp",), ("uncompressed", "1"))
     page = "before\n<!-- table x: written by make study -->\nold \\1\n<!-- end of table -->\nafter\n"
-    filled = matrix.filled(page, [part, Part("y", ("mlp",), ("uncompressed",))], made_up(part))
+    tables = study.tables([part, Part("y", ("mlp",), ("uncompressed",))], made_up(part))
+    filled = matrix.filled(page, tables)
     assert filled.startswith("before\n<!-- table x") and filled.endswith("<!-- end of table -->\nafter\n")
     assert "| 1 | 16.00 | -1.00 ± 0.00 (2) |" in filled and "old" not in filled
-    assert matrix.filled(filled, [part], made_up(part)) == filled
+    assert matrix.filled(filled, {"x": tables["x"]}) == filled
 
 
 def test_the_time_of_a_step_is_what_is_computed_and_what_the_link_takes() -> None:
@@ -134,6 +152,103 @@ def test_every_contender_of_the_main_table_has_a_style() -> None:
     assert set(declared.MAIN.contenders) <= pareto._STYLES.keys()
 
 
+def scored(part: Tuned | Largest, score, seeds: list[int] | None = None) -> dict[results.Key, dict]:
+    """Runs of a part, of which `score` says what they end at, by (task, contender, seed)."""
+    numbers = {"loss": 1.0, "bits": 2.0, "all_bits": 2.0, "values": 1000, "steps": 10, "seconds": 1.0}
+    return {
+        key: {**dict(zip(("task", "contender", "seed"), key, strict=True)), "score": score(*key), **numbers}
+        for key in part.keys
+        if seeds is None or key[2] in seeds
+    }
+
+
+TUNED = Tuned(
+    "x", "mlp", {"uncompressed": ("uncompressed",), "few": ("1/4", "1/4, c = 0.5"), "4": ("4",)}, 4, (("4",),)
+)
+
+
+def by_rate(task: str, contender: str, seed: int) -> float:
+    """Uncompressed gradients are at their best at the task's rate, others at twice that, half a point worse."""
+    best = {"uncompressed": "mlp", "1/4": "mlp, x2", "1/4, c = 0.5": "mlp, x4", "4": "mlp, x2"}[contender]
+    return 90.0 - (task != best) - 0.5 * (contender != "uncompressed") - (contender == "1/4") + seed % 2 * 0.1
+
+
+def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
+    assert not set(TUNING) & set(TUNED.seeds_fresh)
+    assert not {key[2] for part in PARTS if isinstance(part, Part) for key in part.keys} & {*TUNING, *TUNED.seeds_fresh}
+    runs = scored(TUNED, by_rate, list(TUNING))
+    assert [TUNED.best(runs, row) for row in TUNED.rows] == [
+        *(("mlp", "uncompressed"), ("mlp, x4", "1/4, c = 0.5"), ("mlp, x2", "4"))
+    ]
+    del runs["mlp, x0.5", "1/4", TUNING[0]]
+    assert TUNED.best(runs, "few") is None, "a rate that was not tried may be the best"
+
+
+def test_what_decides_is_wanted_first_and_fresh_runs_at_the_best_rate_only() -> None:
+    runs: dict = {}
+    stages = []
+    while lacking := [key for key in TUNED.wanted(runs) if key not in runs]:
+        stages.append(lacking)
+        runs |= {key: run for key, run in scored(TUNED, by_rate).items() if key in lacking}
+    assert [{key[1] for key in stage} for stage in stages] == [
+        *({"4"}, {"4"}, {"uncompressed", "1/4", "1/4, c = 0.5"}, {"uncompressed", "1/4, c = 0.5"})
+    ]
+    assert stages[1] == [("mlp, x2", "4", seed) for seed in (10, 11, 12, 13)]
+    assert len(runs) == 4 * 4 * 2 + 3 * 4
+
+
+def test_a_table_of_best_rates_has_differences_bounds_and_rates() -> None:
+    def score(task: str, contender: str, seed: int) -> float:
+        return by_rate(task, contender, seed) + (0.2 * seed if contender == "4" else 0.0)
+
+    runs = {key: run for key, run in scored(TUNED, score).items() if key[2] != 13 or key[1] != "4"}
+    rows = tuned_tables.tuned(TUNED, runs).splitlines()[2:5]
+    # Of 4: 2.0, 2.2 and 2.4 points less a half; t of two degrees of freedom is 2.92.
+    assert rows == [
+        "| uncompressed | — | 2.00 | 0.05 (x1) | 90.05 ± 0.03 |  |  |",
+        "| few | 1/4, c = 0.5 | 2.00 | 0.2 (x4) | -0.50 ± 0.00 | -0.50 | 0 |",
+        "| 4 | — | 2.00 | 0.1 (x2) | +1.70 ± 0.12 (3) | +1.36 | 0 |",
+    ]
+    lost = {key: {**run, "score": 10.0} if key == ("mlp, x2", "4", 11) else run for key, run in runs.items()}
+    assert tuned_tables.tuned(TUNED, lost).splitlines()[4].endswith("| 1 |")
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"), [(1, 6.314), (5, 2.015), (11, 1.796), (30, 1.697), (49, 1.677), (200, 1.653)]
+)
+def test_the_quantiles_are_those_of_students_t(freedom: int, t: float) -> None:
+    assert tuned_tables.t95(freedom) == pytest.approx(t, abs=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("stands", "tried", "shown"),
+    [(4, [1, 2, 4, 8], "x4"), (0.5, [1, 0.5], "x0.5"), (0.1, [1, 0.5], "under x0.5"), (99, [1, 2, 4, 8], "x8 or more")],
+)
+def test_the_largest_rate_is_looked_for_upwards_and_from_a_lost_one_downwards(stands, tried, shown) -> None:
+    part = Largest("x", ("uncompressed", "4"), {"mlp": (0.5, 1, 2, 4, 8)})
+
+    def score(task: str, contender: str, seed: int) -> float:
+        rate = float(task.split(", x")[1].split(",")[0]) if ", x" in task else 1.0
+        return 90.0 if contender == "uncompressed" or rate <= stands or (rate == 2 * stands and seed == 101) else 80.0
+
+    runs = scored(part, score)
+    most, needed = part.found(runs, "mlp", 0.02, "4")
+    rates = [key[0] for key in needed if key[1] == "4"]
+    assert rates[::2] == rates[1::2] == [f"mlp{f', x{rate:g}' if rate != 1 else ''}, warm-up 2%" for rate in tried]
+    assert tuned_tables.largest(part, runs).splitlines()[2] == f"| mlp (0.05) | 2% | x8 or more | {shown} |"
+    del runs[rates[-1], "4", 101]
+    assert part.found(runs, "mlp", 0.02, "4")[0] is None and set(needed) <= {*part.wanted(runs)}
+
+
+def test_the_figure_of_best_rates_has_a_panel_for_each_task_and_a_style_for_each_row(tmp_path: Path) -> None:
+    assert {row for part in declared.TUNED for row in part.rows} - {BASELINE} == tuned_plot._STYLES.keys()
+    tuned_plot.write(tmp_path, [TUNED], {})
+    assert not list(tmp_path.iterdir())
+    few = Tuned("x", "mlp", {name: (name,) for name in ("uncompressed", "4", "1/4", "LoCo 4")}, 2)
+    tuned_plot.write(tmp_path, [few], scored(few, lambda *key: 90.0))
+    assert imread(tmp_path / tuned_plot.FIGURE).shape[1] > 700
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A declared study of two runs a seed, and a folder for what comes of it."""
@@ -154,7 +269,10 @@ def test_a_quick_study_from_beginning_to_end(tiny: Path, capsys: pytest.CaptureF
     assert {path.name for path in folder.iterdir()} == {study.RESULTS, study.DETAILS, *pareto.FIGURES}
     runs = results.read(folder / study.RESULTS)
     assert len(runs) == 2
-    assert not any("curve" in run for run in runs.values())
+    assert all(len(run["curve"]) == 2 for run in runs.values())
+    assert [run["curve"][-1] for run in runs.values()] == pytest.approx(
+        [run["score"] for run in runs.values()], abs=1e-3
+    )
     assert list(tiny.iterdir()) == [tiny / "runs"]
 
 

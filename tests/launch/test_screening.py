@@ -11,9 +11,9 @@ from hvd_dyncomp import kernels
 from screening import aggregation, codec, comparators, feedback, results, text
 from screening import program as screen
 from screening.aggregation import Small
-from screening.contenders import CONTENDERS, Contender
-from screening.tasks import TASKS, Task, prepare
-from screening.trainer import leave_momentum_out, optimizer, put_momentum_back, train
+from screening.contenders import CONTENDERS, RIVALS, Contender
+from screening.tasks import TASKS, Task, prepare, varied
+from screening.trainer import leave_momentum_out, optimizer, put_momentum_back, step_frozen, train
 from studies import program
 
 SHAPES = [torch.Size((40, 30)), torch.Size((64, 32))]
@@ -135,6 +135,10 @@ def test_one_scale_a_tensor_loses_for_good_what_is_small_beside_its_largest_valu
         ("8, scale per tensor", 8 + 2 * 32 / 6144),
         ("top-k 1/4", 0.25),
         ("PowerSGD rank 1", 32 * (64 + 64 + 64 + 32) / (64 * 64 + 64 * 32)),
+        ("DGC 1/4", 0.25),
+        ("random-k 1/4, no momentum", 0.25),
+        ("natural, 9 bits", 9),
+        ("LoCo 4", 4 + 32 / 512 + 8 * codec.HEADER_BYTES / 6144),
     ],
 )
 def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
@@ -147,6 +151,134 @@ def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
         exchange.mean(own)
     header = 8 * codec.HEADER_BYTES / 6144 if CONTENDERS[name].method == "quantized" else 0
     assert exchange.traffic.bits == pytest.approx(bits + header, abs=2e-3)
+
+
+def rival(name: str, workers: int = 2) -> aggregation.Aggregator:
+    exchange = comparators.aggregator(CONTENDERS[name], SHAPES, workers, 0)
+    exchange.new_epoch()
+    return exchange
+
+
+@pytest.mark.parametrize(
+    "name", ["PowerSGD rank 2, small at 8", "top-k 1/4, no momentum", "random-k 1/4, no momentum", "DGC 1/4"]
+)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_what_is_sent_and_what_is_owed_is_what_was_put_in(name: str, workers: int) -> None:
+    exchange = rival(name, workers)
+    given, arrived = torch.zeros(exchange.values), torch.zeros(exchange.values)
+    for step in range(9):
+        exchange.new_step(step / 9)
+        own = gradients(workers, step)
+        given += torch.stack([torch.cat(one) for one in own]).mean(0)
+        if name == "DGC 1/4":  # a gradient that has not been sent has been put in once for each step since
+            exchange.MOMENTUM = 0.0
+        arrived += torch.cat(exchange.mean(own))
+    owed = [torch.cat(list(one)) if isinstance(one, list) else one for one in exchange.owed]
+    torch.testing.assert_close(arrived + torch.stack(owed).mean(0), given, rtol=1e-3, atol=1e-3)
+    assert torch.stack(owed).norm() > 0.1 * given.norm()
+
+
+@pytest.mark.parametrize("name", ["top-k 1/4, no momentum", "random-k 1/4, no momentum", "DGC 1/4"])
+def test_as_many_values_arrive_as_are_counted(name: str) -> None:
+    exchange = rival(name, 1)
+    exchange.new_step(0.0)
+    mean = torch.cat(exchange.mean(gradients(1)))
+    assert mean.count_nonzero() * exchange.each / 8 == exchange.traffic.bytes > 0
+
+
+def test_all_workers_send_the_same_places_of_random_k_and_other_ones_in_the_next_step() -> None:
+    exchange = rival("random-k 1/4, no momentum", 3)
+    places = []
+    for step in range(2):
+        exchange.new_step(step / 2)
+        places.append(torch.cat(exchange.mean(gradients(3))).nonzero().flatten())
+    assert len(places[0]) == round(exchange.values / 4 / 16)
+    assert not set(places[0].tolist()) >= set(places[1].tolist())
+
+
+def test_masks_forget_momentum_where_it_has_been_sent() -> None:
+    exchange = rival("DGC 1/4", 1)
+    exchange.new_step(0.0)
+    sent = torch.cat(exchange.mean(gradients(1))) != 0
+    assert not exchange.velocity[0][sent].any() and not exchange.owed[0][sent].any()
+    waits = int((~sent).nonzero()[0])
+    before = float(exchange.velocity[0][waits])
+    exchange.mean([[torch.zeros_like(g) for g in gradients(1)[0]]])
+    assert float(exchange.velocity[0][waits]) == pytest.approx(0.9 * before)
+    assert float(exchange.owed[0][waits]) in (0.0, pytest.approx(1.9 * before))
+
+
+def test_natural_compression_is_of_powers_of_two_and_right_in_the_mean() -> None:
+    exchange = rival("natural, 9 bits", 1)
+    exchange.new_step(0.0)
+    own, total = gradients(1), torch.zeros(SHAPES[0].numel())
+    for _ in range(400):
+        mean = exchange.mean(own)[0]
+        assert torch.frexp(mean).mantissa.abs().eq(0.5).all()
+        total += mean
+    assert (total / 400 - own[0][0]).norm() < 0.03 * own[0][0].norm()
+    assert exchange.rounded(torch.tensor([0.0, -2.0, 0.25])).tolist() == [0.0, -2.0, 0.25]
+
+
+def test_loco_owes_what_8_bits_hold_of_a_moving_average_and_forgets_it() -> None:
+    exchange = rival("LoCo 4", 1)
+    exchange.new_step(0.0)
+    own = torch.cat(gradients(1)[0])
+    arrived = torch.cat(exchange.mean(gradients(1)))
+    torch.testing.assert_close(exchange.owed[0], codec.decoded(exchange.KEPT * (own - arrived), 8))
+    exchange.step = exchange.STEPS - 1
+    exchange.mean(gradients(1))
+    assert not exchange.owed[0].any()
+
+
+@pytest.mark.parametrize("name", ["PowerSGD rank 1, small at 8, from 10%", "1-bit Adam, from 15%"])
+def test_at_first_everything_travels_uncompressed(name: str) -> None:
+    exchange, contender = rival(name), CONTENDERS[name]
+    start = contender.budget[1][0]
+    for step in range(100):
+        exchange.new_step(step / 100)
+        before = exchange.traffic.bytes
+        exchange.mean(gradients(2, step))
+        assert (exchange.traffic.bytes - before == 4 * exchange.values) == (step / 100 < start)
+        assert contender.small_bits_at(step / 100) == (32 if step / 100 < start else 8)
+        assert contender.keeps_momentum_at(step / 100)
+    assert exchange.traffic.bits > 32 * start
+
+
+def test_of_1_bit_adam_momentum_and_what_is_owed_are_all_that_was_put_in() -> None:
+    exchange = rival("1-bit Adam, from 15%")
+    beta, moment = exchange.BETA, torch.zeros(exchange.values)
+    for step in range(30):
+        exchange.new_step(step / 30)
+        own = gradients(2, step)
+        owed = torch.stack([torch.cat(sender.residuals) for sender in exchange.senders]).mean(0)
+        moment = beta * torch.cat(exchange.momentum) + (1 - beta) * torch.stack([torch.cat(o) for o in own]).mean(0)
+        exchange.mean(own)
+        if step / 30 >= 0.15:
+            after = torch.stack([torch.cat(sender.residuals) for sender in exchange.senders]).mean(0)
+            torch.testing.assert_close(torch.cat(exchange.momentum) + after, moment + owed, rtol=1e-3, atol=1e-3)
+        else:
+            torch.testing.assert_close(torch.cat(exchange.momentum), moment)
+
+
+def test_a_frozen_step_is_adamw_with_this_momentum_and_the_variances_as_they_were() -> None:
+    weights = [torch.nn.Parameter(torch.linspace(1, 2, n)) for n in (2000, 3)]
+    stepper = optimizer(tiny(optimizer="adamw", rate=0.1, weight_decay=0.01), weights)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 2.0)
+    weights[0].grad[-1] = 0
+    stepper.step()
+    variance = stepper.state[weights[0]]["exp_avg_sq"].clone()
+    before = weights[0].detach().clone()
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 3.0)
+    step_frozen(stepper)
+    # The unbiased variance is the square of the only gradient so far.
+    expected = before * (1 - 0.1 * 0.01) - 0.1 * 3 / 2
+    torch.testing.assert_close(weights[0].detach()[:-1], expected[:-1])
+    assert weights[0][-1] == before[-1] * (1 - 0.1 * 0.01), "it never had a gradient"
+    assert stepper.state[weights[0]]["exp_avg_sq"].equal(variance)
+    assert float(stepper.state[weights[1]]["step"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -193,7 +325,14 @@ def tiny(**more) -> Task:
     return Task("tiny", **{"model": "mlp", "data": "digits", "limit": 256, "half_size": False, "epochs": 2, **more})
 
 
-@pytest.mark.parametrize("name", ["uncompressed", "1/4 error", "1/2", "fp16", "8, scale per tensor", "top-k 1/4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("uncompressed", "1/4 error", "1/2", "fp16", "8, scale per tensor", "top-k 1/4"),
+        *("PowerSGD rank 4, small at 8, no momentum", "PowerSGD rank 4, small at 8, from 10%", "DGC 1/4"),
+        *("LoCo 4", "natural, 9 bits"),
+    ],
+)
 def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
     task = tiny(epochs=6)
     work = prepare(task, tmp_path)
@@ -264,6 +403,67 @@ def test_momentum_that_comes_back_starts_anew() -> None:
         put_momentum_back(stepper, task)
         steps.append(float((before - weight.detach())[0]))
     assert steps == pytest.approx([1, 1.9, 10, 1, 1.9])
+
+
+def test_1_bit_adam_trains_as_adamw_does_and_at_first_is_it(tmp_path) -> None:
+    task = Task("tiny", "regression", data="", epochs=4, optimizer="adamw", rate=0.003, weight_decay=0.01)
+    names = ("uncompressed", "1-bit Adam, from 30%")
+    plain, frozen = (train(task, prepare(task, tmp_path), CONTENDERS[name], 0) for name in names)
+    assert plain["curve"][0]["train"] == frozen["curve"][0]["train"]
+    assert plain["curve"][1]["train"] != frozen["curve"][1]["train"]
+    assert frozen["score"] > plain["score"] - 5
+    assert frozen["bits"] == pytest.approx(32 * 0.3 + 1.07 * 0.7, abs=1)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_factor_is_a_rate(kind: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("screening.trainer.SMALL", 0)  # small tensors keep their momentum and rate
+    task = tiny(weight_decay=0.0, optimizer=kind, rate=0.02)
+    half = replace(task, rate=0.01)
+    names = {"1/4, c = 0.5": task, "1/4": half}
+    one, other = (train(own, prepare(own, tmp_path), CONTENDERS[name], 0) for name, own in names.items())
+    assert one["loss"] == other["loss"]
+
+
+def test_every_rival_says_whether_it_keeps_momentum_and_what_small_tensors_have() -> None:
+    for name, choices in RIVALS.items():
+        for one in choices:
+            assert ("no momentum" in one.name or name == "DGC 1/4") != one.keeps_momentum_at(1.0), one.name
+            assert one.small_bits_at(1.0) == (32 if one.name == "top-k 1/4" else 8), one.name
+    assert {task.momentum for task in TASKS.values()} == {comparators.MaskedTopK.MOMENTUM}
+
+
+def test_of_a_varied_task_rate_and_warm_up_are_others_and_nothing_else() -> None:
+    base, own = TASKS["mlp"], TASKS[varied("mlp", 2, 0.02)]
+    assert own == replace(base, name="mlp, x2, warm-up 2%", rate=2 * base.rate, warm_up=0.02)
+    assert varied("mlp", 1, 0.3) == "mlp"
+
+
+def test_a_warm_up_says_when_the_rate_is_at_its_peak(tmp_path, monkeypatch) -> None:
+    seen: list[float] = []
+    scheduler = torch.optim.lr_scheduler.OneCycleLR
+
+    def noted(*args, **more) -> torch.optim.lr_scheduler.OneCycleLR:
+        seen.append(more["pct_start"])
+        return scheduler(*args, **more)
+
+    monkeypatch.setattr(torch.optim.lr_scheduler, "OneCycleLR", noted)
+    for warm_up in (0.1, 0.3):
+        task = tiny(epochs=1, warm_up=warm_up)
+        train(task, prepare(task, tmp_path), CONTENDERS["uncompressed"], 0)
+    assert seen == [0.1, 0.3]
+
+
+def test_skewed_workers_share_no_class(tmp_path) -> None:
+    work = prepare(tiny(skewed=True), tmp_path)
+    seen = [set(), set()]
+    steps = 0
+    for batches in work.epoch(0, 0):
+        steps += 1
+        for own, (_, labels) in zip(seen, batches, strict=True):
+            own |= set(labels.tolist())
+    assert steps == work.steps
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 10
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.5, [5, 7.5, 8.75]), (0.9, [1, 1.9, 2.71]), (0.0, [10, 10, 10])])

@@ -76,6 +76,18 @@ def test_a_policy_that_watches_gradients_resumes_within_its_warm_up(tmp_path: Pa
     assert metrics(Path(broken)) == lines
 
 
+@pytest.mark.parametrize("bits", ["1/4", "4"])
+def test_few_bits_leave_the_momentum_of_large_tensors_out_without_a_flag(bits: str, tmp_path: Path) -> None:
+    flags = ("--epochs", "1", "--compression", "static", "--bits", bits, "--output-dir", str(tmp_path / "run"))
+    said = train(*DIGITS, *flags)
+    assert "momentum" not in said
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "epoch-0001.pt", weights_only=True)["optimizer"]
+    assert {group["momentum"] for group in saved["param_groups"]} == {0.9}
+    for state in saved["state"].values():
+        buffer = state["momentum_buffer"]
+        assert buffer.any() == (bits == "4" or buffer.numel() < 1024)
+
+
 def test_residuals_are_each_ranks_own(whole: Path) -> None:
     first, second = (torch.load(whole / f"checkpoints/epoch-0008.rank{rank}.pt", weights_only=True) for rank in (0, 1))
     assert not same(first["quantizer"], second["quantizer"])

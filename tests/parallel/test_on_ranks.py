@@ -15,7 +15,7 @@ STEPS = ["arithmetic", "gradients", "devices", "features", "options", "refusals"
 # What many steps make of a run. First the one that looks at the process's memory, which must have no holes yet in which
 # growth would not be seen.
 RUNS = ["memory", "auto_level", "resume", "replicas"]
-LOOPS = ["loops_order", "loops_load", "loops_values"]
+LOOPS = ["loops_order", "loops_load", "loops_values", "loops_momentum"]
 # From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are comparable
 # bit by bit only without fusion.
 UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
@@ -41,6 +41,8 @@ JOBS = [
     *(Job("mpirun", ranks, STEPS) for ranks in (2, 3)),
     *(Job("mpirun", ranks, RUNS, UNFUSED) for ranks in (2, 3)),
     *(Job("mpirun", ranks, LOOPS) for ranks in (2, 3)),
+    # What torch makes of the same program does not depend on how many ranks there are.
+    Job("mpirun", 2, ["compiled", "defaults"], UNFUSED),
     # The same MPI, started in another way.
     Job("horovodrun", 2, ["gradients"]),
     # Other collectives, which end at other times: where the order of calls matters, so do they. (Hosts exchange in
@@ -49,8 +51,8 @@ JOBS = [
     Job("gloo", 3, ["loops_order", "loops_load"]),
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
-    Job("mpirun", 4, ["resume", "replicas"], UNFUSED | TWO_HOSTS),
-    Job("mpirun", 4, ["loops_values"], TWO_HOSTS),
+    Job("mpirun", 4, ["resume", "replicas", "defaults"], UNFUSED | TWO_HOSTS),
+    Job("mpirun", 4, ["loops_values", "loops_momentum"], TWO_HOSTS),
     Job("gloo", 4, ["loops_order", "loops_load"], TWO_HOSTS),
     # These say themselves on which hosts their ranks are.
     Job("mpirun", 4, ["hosts"]),

@@ -22,8 +22,12 @@ def check() -> None:
     """Finds out whether Triton can compile for a GPU here: its launchers need a C compiler.
 
     Raises:
-        RuntimeError: it cannot; the text says why.
+        RuntimeError: it cannot, or the GPU is AMD's; the text says why.
     """
+    # torch calls AMD's GPUs "cuda", too. On most of them a warp is 64 lanes, and which arithmetic Triton's other
+    # compiler takes for these kernels has been looked at by nobody.
+    if torch.version.hip is not None:
+        raise RuntimeError("they are for NVIDIA's GPUs, and this torch is built for AMD's (ROCm)")
     try:
         driver.active.get_current_target()
     except (AssertionError, OSError, subprocess.SubprocessError) as error:  # Triton's own build tools raise these

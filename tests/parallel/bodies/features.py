@@ -12,7 +12,7 @@ from collections.abc import Callable
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import Compress, Linear, assert_close, distribute, level_of, same_on_all_ranks, weights
+from problem import DEVICE, Compress, Linear, assert_close, distribute, level_of, same_on_all_ranks, weights
 from torch import Tensor, nn
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
@@ -90,14 +90,14 @@ def two_process_sets_at_once(compress):
 
 
 def embedding(compress, **arguments):
-    model = nn.Embedding(400, 8, sparse=True)
+    model = nn.Embedding(400, 8, sparse=True, device=DEVICE)
     nn.init.zeros_(model.weight)
     optimizer = distribute(model, compress, **arguments)
-    rows = torch.arange(hvd.rank(), 300 + hvd.rank())
+    rows = torch.arange(hvd.rank(), 300 + hvd.rank(), device=DEVICE)
     generator = torch.Generator().manual_seed(hvd.rank())
     for _ in range(2):
         optimizer.zero_grad()
-        (model(rows) * torch.randn(300, 8, generator=generator)).sum().backward()
+        (model(rows) * torch.randn(300, 8, generator=generator).to(DEVICE)).sum().backward()
         optimizer.step()
     return weights(model)
 
@@ -186,14 +186,14 @@ def frozen_and_unfrozen(compress):
 @scenario
 def tied_parameters(compress):
     model = nn.Module()
-    model.first = nn.Linear(64, 40, bias=False)
-    model.second = nn.Linear(64, 40, bias=False)
+    model.first = nn.Linear(64, 40, bias=False, device=DEVICE)
+    model.second = nn.Linear(64, 40, bias=False, device=DEVICE)
     model.second.weight = model.first.weight
     nn.init.zeros_(model.first.weight)
     optimizer = distribute(model, compress)
     torch.manual_seed(hvd.rank())
-    loss = (model.first(torch.randn(5, 64)) * torch.randn(5, 40)).sum()
-    loss = loss + (model.second(torch.randn(5, 64)) * torch.randn(5, 40)).sum()
+    loss = (model.first(torch.randn(5, 64, device=DEVICE)) * torch.randn(5, 40, device=DEVICE)).sum()
+    loss = loss + (model.second(torch.randn(5, 64, device=DEVICE)) * torch.randn(5, 40, device=DEVICE)).sum()
     loss.backward()
     optimizer.step()
     return weights(model)
@@ -244,11 +244,11 @@ def no_gradient_is_thrown_away(compress):
 @scenario
 def scalars_and_nothing_at_all(compress):
     model = nn.Module()
-    model.scalar = nn.Parameter(torch.tensor(0.0))
-    model.empty = nn.Parameter(torch.zeros(0))
-    model.values = nn.Parameter(torch.zeros(2000))
+    model.scalar = nn.Parameter(torch.tensor(0.0, device=DEVICE))
+    model.empty = nn.Parameter(torch.zeros(0, device=DEVICE))
+    model.values = nn.Parameter(torch.zeros(2000, device=DEVICE))
     optimizer = distribute(model, compress)
-    noise = torch.randn(2000, generator=torch.Generator().manual_seed(hvd.rank()))
+    noise = torch.randn(2000, generator=torch.Generator().manual_seed(hvd.rank())).to(DEVICE)
     (model.scalar * hvd.rank() + model.empty.sum() + (model.values * noise).sum()).backward()
     optimizer.step()
     return weights(model)
@@ -258,12 +258,12 @@ def scalars_and_nothing_at_all(compress):
 def mixed_precision(compress):
     """Autocast, a scaled loss, unscaling between exchange and update."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 40))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 40)).to(DEVICE)
     start = weights(model)
     optimizer = distribute(model, compress, lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(hvd.rank()))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=256.0)
+    inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(hvd.rank())).to(DEVICE)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         loss = model(inputs).square().mean()
     scaler.scale(loss).backward()
     optimizer.synchronize()
@@ -287,7 +287,7 @@ def test_as_without_compression(name, bits):
 
 def test_scalars_and_small_tensors_can_be_compressed_as_well():
     model = Linear((1, 3, 700))
-    model.scalar = nn.Parameter(torch.tensor(0.0))
+    model.scalar = nn.Parameter(torch.tensor(0.0, device=DEVICE))
     quantizer = DynamicQuantizer(Controller(Static(16)), min_numel=1)
     optimizer = distribute(model, lambda: quantizer)
     (model(1) + 3 * (hvd.rank() + 1) * model.scalar).backward()
@@ -300,7 +300,7 @@ def test_scalars_and_small_tensors_can_be_compressed_as_well():
 def test_an_overflow_on_one_rank_skips_the_step_on_all(rank):
     model = Linear((3000, 10))
     optimizer = distribute(model, lambda: DynamicQuantizer(Controller(Static(4))))
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=4.0)
     for step in range(4):
         before = weights(model)
         optimizer.zero_grad()

@@ -141,8 +141,23 @@ def test_an_epoch_that_only_one_rank_has_seen(rank):
 
 def test_another_configuration_on_one_rank(rank):
     controller = Controller(Static(8 if rank == 1 else 4))
-    with pytest.raises(LockstepError, match="rank 1 has"):
+    with pytest.raises(LockstepError, match="rank 0 has bits 4, rank 1 has 8"):
         controller.step({})
+    controller = Controller(StepFunction((2, 4), (0.6 if rank == 1 else 0.5,)))
+    with pytest.raises(LockstepError, match=r"rank 0 has thresholds \[0.5\], rank 1 has \[0.6\]"):
+        controller.step({"val_accuracy": 0.1, "train_loss": 1.0})
+
+
+def test_another_history_on_one_rank(rank):
+    """The same level all the same: it is the next one that would differ."""
+    controller = Controller(Static(4))
+    controller.step({"loss": 1.0})
+    if rank == 1:
+        state = controller.state_dict()
+        state["history"][0]["metrics"]["loss"] = 2.0
+        controller.load_state_dict(state)
+    with pytest.raises(LockstepError, match="rank 0 has history"):
+        controller.step({"loss": 1.0})
 
 
 def disagreeing(request, **arguments):

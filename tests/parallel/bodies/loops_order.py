@@ -11,7 +11,7 @@ import gc
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import Linear, assert_close, distribute, level_of, ours, same_on_all_ranks, weights
+from problem import DEVICE, Linear, assert_close, distribute, level_of, ours, same_on_all_ranks, weights
 
 LEVELS = (4, 32)  # compressed or not: the order is the same at every level that compresses
 pytestmark = pytest.mark.timeout(60, method="thread")
@@ -87,7 +87,7 @@ def empty_batches(compress, first, backward=True):
     for step in range(hvd.size() + 1):
         optimizer.zero_grad()
         empty = hvd.rank() == (first + step) % hvd.size()
-        loss = torch.zeros((), requires_grad=True) if empty else model(step)
+        loss = torch.zeros((), device=DEVICE, requires_grad=True) if empty else model(step)
         if backward or not empty:
             loss.backward()
         hvd.allreduce(loss.detach(), name="loss")
@@ -110,7 +110,7 @@ def empty_batches_with_two_optimizers(compress):
         for optimizer in optimizers:
             optimizer.zero_grad()
         for i, model in enumerate(models):
-            loss = torch.zeros(())
+            loss = torch.zeros((), device=DEVICE)
             if (hvd.rank() + step + i) % hvd.size():
                 loss = model(step)
                 loss.backward()

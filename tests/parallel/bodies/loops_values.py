@@ -9,7 +9,7 @@ from __future__ import annotations
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import Linear, assert_close, distribute, level_of, ours, same_on_all_ranks, weights
+from problem import DEVICE, Linear, assert_close, distribute, level_of, ours, same_on_all_ranks, weights
 from torch import Tensor, nn
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule
@@ -182,7 +182,7 @@ def test_a_parameter_frozen_later_does_not_move(frozen, set_to_none, bits):
 def large_halves(compress, form: str) -> list[Tensor]:
     """Reduced gradients. Stock Horovod sums in float16: these are forms whose sum fits in, or does in places."""
     arguments = {"predivided": {"gradient_predivide_factor": float(hvd.size())}, "sum": {"op": hvd.Sum}}.get(form, {})
-    value = nn.Parameter(torch.zeros(5000, dtype=torch.float16))
+    value = nn.Parameter(torch.zeros(5000, dtype=torch.float16, device=DEVICE))
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD([value], lr=0.0),
         named_parameters=[(f"half.{form}", value)],
@@ -200,7 +200,7 @@ def large_halves(compress, form: str) -> list[Tensor]:
         if form == "sum" and hvd.rank() != step % hvd.size():
             wanted.zero_()
         optimizer.zero_grad()
-        (value.float() * wanted).sum().backward()
+        (value.float() * wanted.to(DEVICE)).sum().backward()
         optimizer.step()
         reduced.append(value.grad.clone())
     return reduced
@@ -228,7 +228,7 @@ def test_the_value_that_shares_its_block_with_padding_only(bits):
     model = Linear((1025,))
     quantizer = released(bits)
     optimizer = distribute(model, lambda: quantizer)
-    wanted = torch.randn(1025, generator=torch.Generator().manual_seed(1)).sign()
+    wanted = torch.randn(1025, generator=torch.Generator().manual_seed(1)).sign().to(DEVICE)
 
     def update() -> Tensor:
         before = flat(model)

@@ -3,9 +3,9 @@
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import Problem, same_on_all_ranks
+from problem import DEVICE, Problem, same_on_all_ranks
 
-from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static, without_momentum
 
 
 def reduced(request, names=("long", "odd", "bias"), steps=1, **arguments):
@@ -79,18 +79,19 @@ def test_attached_before_the_first_gradient(request):
 @pytest.mark.parametrize(("bits", "factor"), [(0.25, 4), (2, 4), (4, 1), (32, 1)])
 def test_momentum_is_left_out_at_few_bits(bits, factor, request, rank):
     """SGD steps by 1 / (1 - m) times what was reduced and clipped; also where a rank has no batch, by turns."""
-    values = torch.nn.Parameter(torch.zeros(3000))
+    values = torch.nn.Parameter(torch.zeros(3000, device=DEVICE))
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD([values], lr=0.5, momentum=0.75),
+        without_momentum(torch.optim.SGD([values], lr=0.5, momentum=0.75)),
         named_parameters=[(request.node.name, values)],
-        compression=DynamicQuantizer(Controller(Static(bits)), replace_momentum=True),
+        compression=DynamicQuantizer(Controller(Static(bits))),
     )
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1)
     for step in range(4):
         before = values.detach().clone()
         optimizer.zero_grad()
         if (step + rank) % 2:
-            (values * torch.randn(3000, generator=torch.Generator().manual_seed(10 * rank + step))).sum().backward()
+            noise = torch.randn(3000, generator=torch.Generator().manual_seed(10 * rank + step))
+            (values * noise.to(DEVICE)).sum().backward()
         optimizer.synchronize()
         torch.nn.utils.clip_grad_norm_([values], 1.0)
         with optimizer.skip_synchronize():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import horovod.torch as hvd
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
+
+# Where what is trained lies: test_on_gpus.py runs some of the files there. All ranks may share one.
+DEVICE = torch.device(os.environ.get("HVD_DYNCOMP_TEST_DEVICE", "cpu"))
 
 Compress = Callable[[], object]  # makes what `hvd.DistributedOptimizer` takes as `compression`
 
@@ -44,7 +48,7 @@ class Problem:
     LARGE = {"large": (50_000,)}
 
     def __init__(
-        self, *, dtype=torch.float32, names=None, prefix="", device: torch.device | None = None, **optimizer_arguments
+        self, *, dtype=torch.float32, names=None, prefix="", device: torch.device = DEVICE, **optimizer_arguments
     ) -> None:
         shapes = {name: {**self.SHAPES, **self.LARGE}[name] for name in names or self.SHAPES}
         self.parameters = {
@@ -82,11 +86,11 @@ class Linear(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...] = (5000, 2048, 1031, 10)) -> None:
         super().__init__()
-        self.values = nn.ParameterList([nn.Parameter(torch.zeros(size)) for size in sizes])
+        self.values = nn.ParameterList([nn.Parameter(torch.zeros(size, device=DEVICE)) for size in sizes])
 
     def forward(self, seed: int, used: tuple[int, ...] | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * seed + hvd.rank())
-        noise = [torch.randn(value.shape, generator=generator) for value in self.values]
+        noise = [torch.randn(value.shape, generator=generator).to(DEVICE) for value in self.values]
         wanted = range(len(noise)) if used is None else used
         return torch.stack([(self.values[i] * noise[i]).sum() for i in wanted]).sum()
 

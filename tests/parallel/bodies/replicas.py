@@ -5,7 +5,7 @@ import random
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import same_on_all_ranks
+from problem import DEVICE, same_on_all_ranks
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
 
@@ -14,17 +14,17 @@ def train(steps, **arguments):
     torch.manual_seed(7)  # the same model everywhere
     model = torch.nn.Sequential(
         torch.nn.Linear(40, 120), torch.nn.ReLU(), torch.nn.Linear(120, 61), torch.nn.ReLU(), torch.nn.Linear(61, 10)
-    )
+    ).to(DEVICE)
     levels = random.Random(3)
     schedule = Schedule({epoch: levels.choice(LEVELS) for epoch in range(steps)})
     q = DynamicQuantizer(Controller(schedule), bucket_bytes=20_000, block_size=64, **arguments)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=q)
-    target = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
+    target = torch.randn(40, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     data = torch.Generator().manual_seed(100 + hvd.rank())
     losses, levels_seen = [], set()
     for step in range(steps):
-        inputs = torch.randn(32, 40, generator=data)
+        inputs = torch.randn(32, 40, generator=data).to(DEVICE)
         optimizer.zero_grad()
         loss = (model(inputs) - inputs @ target).square().mean()
         loss.backward()

@@ -1,0 +1,142 @@
+"""The arithmetic's benchmark on GPUs, without one: what is timed, how often, what is said. And a run where there is."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import gpu_kernels, kernels, program, report
+from benchmarks.gpu_kernels import Took
+from hvd_dyncomp import LEVELS
+
+MEBIBYTE = 2**20
+
+
+def clock(actions, calls) -> Took:
+    """Two seconds a call, and one of Python's; it calls everything once."""
+    for action in actions:
+        action()
+    return Took(2.0, 1.0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Torch sees a GPU, whose memory is the CPU's, with a cache of 1 MiB."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *number: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda n: SimpleNamespace(L2_cache_size=MEBIBYTE))
+    monkeypatch.setattr(gpu_kernels, "compile_all", lambda device, block_size: 3.0)
+    monkeypatch.setattr(gpu_kernels, "BUCKET", 2**18)
+    measured = gpu_kernels.run
+    monkeypatch.setattr(kernels.gpu_kernels, "run", lambda device, *rest: measured("cpu", *rest, clock))
+
+
+def bench(*flags: str) -> bool:
+    return program.run("kernels", program.parse_part("kernels", flags))
+
+
+def test_what_an_operation_moves_over_the_seconds_it_takes():
+    found = gpu_kernels.contenders("cpu", 1024, 512, seed=0)
+    moved = {name: contender.moved for name, contender in found.items()}
+    assert moved["copy"] == 8 * 1024 and moved["4 encode"] == 12 * 1024 + 2 * 260
+    assert moved["4 stochastic"] == moved["4 decode"] == 4 * 1024 + 2 * 260
+    assert moved["4 reduce 2"] == 8 * 1024 + 6 * 260
+    theirs = gpu_kernels.references("cpu", 1024, 512, seed=0)
+    assert {name: contender.moved for name, contender in theirs.items()} == {
+        f"{bits} {name}*": moved[f"{bits} {name}"] for bits in LEVELS[:-1] for name in ("encode", "decode")
+    }
+
+
+def test_calls_go_through_sets_that_no_cache_holds():
+    assert gpu_kernels.sets(2**21, 50 * MEBIBYTE) == 26  # of 8 MiB each, at least
+    assert gpu_kernels.sets(2**27, 50 * MEBIBYTE) == 1
+    called = []
+    alike = [{"copy": gpu_kernels.Contender(lambda number=number: called.append(number), 1)} for number in range(3)]
+
+    def through(actions, calls):
+        for number in range(calls):
+            actions[number % len(actions)]()
+        return Took(1.0, 1.0)
+
+    gpu_kernels.measure(alike, 2, through)
+    assert called == [0, 1, 2, 0, 1, 0, 0]  # to warm up, to see what a call takes, and two rounds of one call each
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(1e-6, 200), (1e-3, 20), (5.0, 1)])
+def test_many_short_calls_and_few_long_ones(seconds, calls):
+    asked = []
+
+    def clock(actions, calls):
+        asked.append(calls)
+        return Took(seconds, seconds)
+
+    gpu_kernels.measure([{"copy": gpu_kernels.Contender(lambda: None, 1)}], 3, clock)
+    assert asked == [1, 2, calls, calls, calls]
+
+
+def test_medians_over_rounds():
+    took = iter([9.0, 9.0, 1.0, 5.0, 2.0])
+    found = gpu_kernels.measure(
+        [{"copy": gpu_kernels.Contender(lambda: None, 1)}], 3, lambda actions, calls: Took(next(took), 0.5)
+    )
+    assert found == {"copy": Took(2.0, 0.5)}
+
+
+def test_figures_of_a_gpu_have_a_file_and_a_section_of_their_own(tmp_path, capsys, gpu):
+    folder = tmp_path / "docs" / "bench"
+    place = ("--values", "65536", "--rounds", "1", "--output-dir", str(folder))
+    assert bench(*place) and bench(*place, "--device", "cuda")
+    assert sorted(path.name for path in folder.iterdir()) == ["kernels-cuda.json", "kernels.json"]
+    assert "gpu" not in json.loads((folder / "kernels.json").read_text())
+    found = json.loads((folder / "kernels-cuda.json").read_text())
+    assert (found["values"], found["bucket"]["values"], found["compiled_seconds"]) == (65536, 2**18, 3.0)
+    assert found["about"]["commit"] and "nanoseconds" not in found
+    assert found["rates"]["4 encode"] == (12 * 65536 + 128 * 260) / 2 == found["rates"]["4 encode*"]
+    assert found["bucket"]["microseconds"]["4 decode"] == [2e6, 1e6]
+    said = report.report(folder, folder.parent)
+    cpu, _, there = said.partition("### On GPUs, arithmetic")
+    assert "a GPU" not in cpu and "nanoseconds" not in there and "compiled in 3 s" in there
+    assert "--part kernels --values 65536" in there and "--device cuda`: on one a GPU" in there
+    assert "| 4 | 1.56 (1) | 0.56 | 0.56 (1) | 1.19 |" in there
+    assert "| 4 | 2000000 (1000000) | 2000000 (1000000) |" in there
+
+
+def test_many_values_are_those_of_the_device(tmp_path, monkeypatch, gpu):
+    asked = []
+    monkeypatch.setattr(kernels.gpu_kernels, "run", lambda device, values, *rest: asked.append(values) or {})
+    monkeypatch.setattr(kernels.gpu_kernels, "report", lambda found: "")
+    for flags in ((), ("--values", "512")):
+        assert bench("--device", "auto", *flags, "--output-dir", str(tmp_path))
+    assert asked == [2**27, 512]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_one_line_says_so(tmp_path, capsys):
+    assert not bench("--device", "cuda", "--output-dir", str(tmp_path))
+    assert capsys.readouterr().err == "bench.py: error: kernels: --device cuda: torch sees no GPU\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_many_values_are_one_line(tmp_path, capsys, monkeypatch, gpu):
+    def full(*arguments, **named):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu_kernels, "contenders", full)
+    assert not bench("--device", "cuda", "--output-dir", str(tmp_path))
+    said = capsys.readouterr().err
+    assert "does not hold what 134217728 values need: --values takes fewer" in said and said.count("\n") == 1
+
+
+def test_all_levels_are_compiled_in_processes_beside_each_other():
+    assert gpu_kernels.compile_all("cpu", 512) > 0
+    with pytest.raises(ValueError, match="block_size must be a power of two"):  # so they do call the kernels
+        gpu_kernels.compile_all("cpu", 100)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_that_is_there(tmp_path):
+    assert bench("--device", "cuda", "--values", str(2**22), "--rounds", "1", "--output-dir", str(tmp_path))
+    found = json.loads((tmp_path / "kernels-cuda.json").read_text())
+    assert min(found["rates"].values()) > 0 and found["gpu"] in gpu_kernels.report(found)
