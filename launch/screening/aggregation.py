@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hvd_dyncomp.allocation import allocate
 from screening.contenders import Contender
-from screening.feedback import Groups, Sender
+from screening.feedback import Sender
 
 SMALL = 1024  # tensors of fewer values are small: the library's min_numel
 
@@ -62,17 +61,13 @@ class Aggregator:
     def begin(self) -> None:
         """What a method keeps from step to step."""
 
-    def new_epoch(self) -> None:
-        """Called before each epoch."""
-
     def new_step(self, progress: float) -> None:
         """Called before each step: what part of the training is over."""
-        self.levels = [self.contender.bits_at(progress)] * len(self.sizes)
+        self.bits = self.contender.bits_at(progress)
 
     def mean(self, gradients: Gradients) -> list[Tensor]:
         """The mean of each tensor, flat, as it arrives. At 32 bits that is what there is."""
-        plain = set(self.levels) == {32}
-        means, sent = Aggregator.exchange(self, gradients) if plain else self.exchange(gradients)
+        means, sent = Aggregator.exchange(self, gradients) if self.bits == 32 else self.exchange(gradients)
         self.traffic.count(self.values, sent)
         return means
 
@@ -86,45 +81,18 @@ class Aggregator:
 
 
 class Quantized(Aggregator):
-    """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum.
-
-    Attributes:
-        beside: values of small tensors, which share a budget.
-    """
+    """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
 
     def begin(self) -> None:
         feedback = self.contender.feedback
         self.senders = [Sender(self.sizes, feedback != "none") for _ in range(self.workers)]
         self.owner = Sender(self.sizes, feedback == "both") if self.workers > 2 else None
-        self.energies: list[float] = []  # squared norms of a worker's gradients, of the last epoch
-        self.gathered = torch.zeros(len(self.sizes))
-        self.budget, self.beside = 0.0, 0
-
-    def new_epoch(self) -> None:
-        self.budget = 0  # not what any step has, so that the next one allocates
-        self.energies = self.gathered.tolist() if self.gathered.any() else []
-        self.gathered.zero_()
-
-    def new_step(self, progress: float) -> None:
-        budget = self.contender.bits_at(progress)
-        if budget == self.budget:
-            return
-        self.budget, self.levels = budget, [budget] * len(self.sizes)
-        if self.contender.by_tensor and self.energies:
-            # The budget is for all, and small ones have their bits of it.
-            left = budget * (self.values + self.beside) - self.contender.small_bits_at(progress) * self.beside
-            self.levels = list(allocate(self.sizes, self.energies, left / self.values))
-        self.groups: Groups = {}
-        for tensor, bits in enumerate(self.levels):
-            self.groups.setdefault(bits, []).append(tensor)
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        if self.contender.by_tensor:
-            self.gathered += torch.stack([g.square().sum() for g in gradients[0]])
-        return relay(self.senders, self.owner, gradients, self.groups)
+        return relay(self.senders, self.owner, gradients, self.bits)
 
     def notes(self) -> dict:
-        return {"levels": self.levels}
+        return {"at_bits": self.bits}
 
 
 class Small:
@@ -137,7 +105,7 @@ class Small:
     """
 
     def __init__(self, contender: Contender, sizes: Sequence[int], workers: int) -> None:
-        self.values, self._all = sum(sizes), list(range(len(sizes)))
+        self.values = sum(sizes)
         self.senders = [Sender(sizes, contender.feedback != "none") for _ in range(workers)]
         self.owner = Sender(sizes, contender.feedback == "both") if workers > 2 else None
         self._half = contender.method == "fp16"
@@ -150,23 +118,23 @@ class Small:
         if bits == 32 or self._half:
             means, sent = (half if self._half else average)(gradients), self.values * bits / 8
         else:
-            means, sent = relay(self.senders, self.owner, gradients, {bits: self._all})
+            means, sent = relay(self.senders, self.owner, gradients, bits)
         self.traffic.count(self.values, sent)
         return means
 
 
 def relay(
-    senders: Sequence[Sender], owner: Sender | None, gradients: Gradients, groups: Groups
+    senders: Sequence[Sender], owner: Sender | None, gradients: Gradients, bits: float
 ) -> tuple[list[Tensor], float]:
     """From each sender, by way of the owner of the sum if there is one; the means, and the bytes of one sender."""
     sent = 0
     arrived = []
     for sender, own in zip(senders, gradients, strict=True):
-        got, sent = sender.send(own, groups)
+        got, sent = sender.send(own, bits)
         arrived.append(got)
     sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
     if owner:
-        sums, _ = owner.send(sums, groups)
+        sums, _ = owner.send(sums, bits)
     return [total / len(senders) for total in sums], sent
 
 

@@ -32,7 +32,7 @@ class ScalePerTensor(Aggregator):
     """
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        bits = int(self.levels[0])
+        bits = int(self.bits)
         rounded = [[_rounded(gradient, 2 ** (bits - 1) - 1) for gradient in own] for own in gradients]
         return average(rounded), self.values * bits / 8 + 4 * len(self.sizes)
 
@@ -78,7 +78,7 @@ class TopK(Aggregator):
         self.each = VALUE_BITS + math.ceil(math.log2(self.values))
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        count = max(1, round(self.values * self.levels[0] / self.each))
+        count = max(1, round(self.values * self.bits / self.each))
         arrived = []
         for worker, own in enumerate(gradients):
             owed = self.gather(worker, torch.cat(list(own)))
@@ -166,7 +166,7 @@ class LoCo(Aggregator):
         self.step = 0
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        bits, arrived = self.levels[0], []
+        bits, arrived = self.bits, []
         self.step += 1
         for worker, own in enumerate(gradients):
             wanted = torch.cat(list(own)) + self.owed[worker]
@@ -191,7 +191,7 @@ class OneBitAdam(Quantized):
         with_momentum = [
             [self.BETA * m + (1 - self.BETA) * g for m, g in zip(self.momentum, own, strict=True)] for own in gradients
         ]
-        compressed = set(self.levels) != {32}
+        compressed = self.bits != 32
         means = super().mean(with_momentum if compressed else gradients)
         self.momentum = list(means) if compressed else average(with_momentum)
         return means

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from screening import codec
 
-Groups = dict[float, list[int]]  # by bits a value: which tensors travel at this level
-
 
 class Sender:
     """A worker, or the owner of a sum.
@@ -24,25 +22,17 @@ class Sender:
         self.sizes = list(sizes)
         self.residuals = [torch.zeros(size) for size in sizes] if feedback else []
 
-    def send(self, tensors: Sequence[Tensor], groups: Groups) -> tuple[list[Tensor], int]:
+    def send(self, tensors: Sequence[Tensor], bits: float) -> tuple[list[Tensor], int]:
         """What arrives of one step's tensors, and the bytes it took, messages' headers included.
 
         Args:
-            tensors: float32, one of each size, flat.
-            groups: those of one level are sent as one run of blocks.
+            tensors: float32, one of each size, flat. They are sent as one run of blocks.
+            bits: the level.
         """
-        arrived: list[Tensor] = [torch.empty(0)] * len(tensors)
-        total = 0
-        for bits, members in groups.items():
-            sizes = [self.sizes[i] for i in members]
-            gradient = torch.cat([tensors[i] for i in members])
-            if self.residuals:
-                got, owed = codec.fed_back(gradient, torch.cat([self.residuals[i] for i in members]), bits)
-                for i, left in zip(members, owed.split(sizes), strict=True):
-                    self.residuals[i] = left
-            else:
-                got = codec.decoded(gradient, bits)
-            for i, part in zip(members, got.split(sizes), strict=True):
-                arrived[i] = part
-            total += codec.message_bytes(gradient.numel(), bits)
-        return arrived, total
+        gradient = torch.cat(list(tensors))
+        if self.residuals:
+            got, owed = codec.fed_back(gradient, torch.cat(self.residuals), bits)
+            self.residuals = list(owed.split(self.sizes))
+        else:
+            got = codec.decoded(gradient, bits)
+        return list(got.split(self.sizes)), codec.message_bytes(gradient.numel(), bits)

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from screening.aggregation import SMALL, Aggregator, Quantized, Small
+from screening.aggregation import SMALL, Aggregator, Small
 from screening.comparators import aggregator
 from screening.contenders import Contender
 from screening.steering import Steering
@@ -82,14 +82,11 @@ class Averaging:
         self.rest = [i for i, parameter in enumerate(parameters) if parameter.numel() < SMALL]
         self.exchange: Aggregator = aggregator(contender, [parameters[i].shape for i in self.large], workers, seed)
         self.small = Small(contender, [parameters[i].numel() for i in self.rest], workers)
-        if isinstance(self.exchange, Quantized):
-            self.exchange.beside = self.small.values
 
     def new_epoch(self, level: float | None) -> None:
         """Called before each epoch, with the level that a policy has chosen for it, if there is one."""
         if level is not None:
             self.contender = self.exchange.contender = self.contender.at(level)
-        self.exchange.new_epoch()
 
     def new_step(self, progress: float) -> None:
         """Called before each step: what part of the training is over."""
@@ -136,7 +133,7 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
             steering.stepped()
             if not average.contender.keeps_momentum_at(step / steps):
                 leave_momentum_out(stepper, task, average.contender.momentum, average.contender.factor)
-            if contender.method == "1-bit adam" and set(exchange.levels) != {32}:
+            if contender.method == "1-bit adam" and exchange.bits != 32:
                 step_frozen(stepper)
             else:
                 stepper.step()

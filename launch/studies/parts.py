@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from screening.contenders import RECORDED
 from screening.results import Key
 from screening.tasks import RATES, WARM_UPS, varied
 
@@ -26,7 +27,8 @@ class Part:
 
     Attributes:
         name: of the marks between which the table stands in a page.
-        tasks, contenders: columns and rows; keys of `screening.tasks.TASKS` and `screening.contenders.CONTENDERS`.
+        tasks, contenders: columns and rows; keys of `screening.tasks.TASKS` and of `screening.contenders.CONTENDERS`,
+            or among its `RECORDED`.
         seeds: runs of each pair, from seed 0 on.
         once: the contenders of which one run is enough: nothing is concluded from them.
     """
@@ -48,8 +50,8 @@ class Part:
         return [(task, contender, seed) for task, contender in pairs for seed in self.seeds_of(contender)]
 
     def wanted(self, runs: Runs) -> list[Key]:
-        """Those that it is known to need."""
-        return self.keys
+        """Those that it is known to need, and that can be trained."""
+        return [key for key in self.keys if key[1] not in RECORDED]
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ import sys
 from common.errors import RunError
 from common.values import Parser
 from screening import program as screen
-from studies import paper, simulate_bound, simulate_lost, simulate_placements, simulate_resize, study
+from studies import paper, simulate_bound, simulate_placements, simulate_resize, study
 
 SIMULATIONS = {
     "bound": simulate_bound,
-    "lost": simulate_lost,
     "placements": simulate_placements,
     "resize": simulate_resize,
     "screen": screen,

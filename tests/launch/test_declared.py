@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from screening import results
-from screening.contenders import CONTENDERS
+from screening.contenders import CONTENDERS, RECORDED
 from screening.tasks import TASKS, Task
 from studies import declared, matrix, pareto, program, study, tuned_plot, tuned_tables
 from studies.declared import PARTS, QUICK
@@ -39,13 +39,14 @@ def write(path: Path, runs: dict[results.Key, dict]) -> None:
 @pytest.mark.parametrize("part", [*PARTS, *QUICK], ids=lambda part: part.name)
 def test_what_is_declared_exists(part: Part) -> None:
     assert set(part.tasks) <= TASKS.keys()
-    assert set(part.contenders) <= CONTENDERS.keys()
+    assert set(part.contenders) <= CONTENDERS.keys() | RECORDED
+    assert {contender for _, contender, _ in part.wanted({})} <= CONTENDERS.keys()
     assert BASELINE in part.contenders
     assert len(set(part.keys)) == len(part.keys)
 
 
 def test_all_that_exists_is_declared() -> None:
-    assert {contender for part in PARTS for contender in part.contenders} == CONTENDERS.keys()
+    assert {contender for part in PARTS for contender in part.contenders} == CONTENDERS.keys() | RECORDED
     assert {task for part in PARTS for task in part.tasks} == TASKS.keys()
 
 
@@ -61,6 +62,15 @@ def test_committed_runs_are_declared_and_compact() -> None:
     fields = {"task", "contender", "seed", "score", "loss", "bits", "all_bits", "values", "steps", "seconds"}
     assert all(run.keys() - {"curve"} == fields for run in runs.values())  # older ones have no curve
     assert all(run["curve"][-1] == pytest.approx(run["score"], abs=1e-3) for run in runs.values() if "curve" in run)
+
+
+def test_what_cannot_be_trained_any_more_is_in_the_record_and_nobody_wants_it() -> None:
+    assert not RECORDED & CONTENDERS.keys()
+    runs = results.read(COMMITTED)
+    recorded = [key for key in declared.MAIN.keys if key[1] in RECORDED]
+    assert len(recorded) == 12 and all(key in runs for key in recorded)
+    assert not set(recorded) & set(declared.MAIN.wanted({}))
+    assert "1/4 error" not in study.missing(PARTS, {})
 
 
 def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
