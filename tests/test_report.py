@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 EPOCHS = range(len(LEVELS))
 LINES = [line(epoch) for epoch in EPOCHS]
 CONFIG = {"model": "resnet8", "dataset": "digits", "world_size": 2, "epochs": 6, "compression": "dynamic"}
-CONFIG |= {"policy": "step", "levels": [4, 8], "bits": 8, "allocation": "uniform"}
+CONFIG |= {"policy": "step", "levels": [4, 8], "bits": 8}
 CURVES = {
     "train-accuracy": [100 * one["train_accuracy"] for one in LINES],
     "test-accuracy": [100 * one["test_accuracy"] for one in LINES],
@@ -314,7 +314,7 @@ HOSTILE += '" onload="alert(1)\' & \x00\x1b\ud800]]>-->'
 
 
 def test_text_from_files_is_no_markup(tmp_path: Path) -> None:
-    tables = ("tensor_levels", "tensor_bytes", "tensor_errors")
+    tables = ("tensor_bytes", "tensor_errors")
     lines = [line(epoch, reason=HOSTILE, **{key: {HOSTILE: 4} for key in tables}) for epoch in EPOCHS]
     config = {HOSTILE: HOSTILE, **CONFIG, "model": HOSTILE, "levels": [HOSTILE], "world_size": {HOSTILE: [HOSTILE]}}
     name = HOSTILE.replace("/", "|").replace("\x00", "").replace("\ud800", "\udc80")  # a byte that is no UTF-8
@@ -381,8 +381,6 @@ def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
         ('{"epoch": 1, "level": 4, "reason": 5}', "'reason'"),
         ('{"epoch": 1, "level": 4, "steps_by_level": [1]}', "'steps_by_level'"),
         ('{"epoch": 1, "level": 4, "steps_by_level": {"four": 1}}', "'steps_by_level'"),
-        ('{"epoch": 1, "level": 4, "tensor_levels": {"fc": null}}', "'tensor_levels'"),
-        ('{"epoch": 1, "level": 4, "tensor_levels": {"fc": -1}}', "'tensor_levels'"),
         ('{"epoch": 1, "level": 4, "tensor_bytes": {"fc": -1}}', "'tensor_bytes'"),
         ('{"epoch": 1, "level": 4, "tensor_errors": {"fc": "x"}}', "'tensor_errors'"),
     ],
@@ -458,14 +456,12 @@ def test_the_scalars_of_the_quickstart() -> None:
     exec(snippet("write_scalars"), names)  # noqa: S102
     meter = hvd_dyncomp.Meter()
     meter.at(3, 4).compressed_bytes = 7
-    by_tensor = {"levels": lambda: {"fc": 2}, "errors": lambda: {"fc": 0.25}}
-    quantizer = SimpleNamespace(meter=meter, controller=SimpleNamespace(bits=4), **by_tensor)
+    quantizer = SimpleNamespace(meter=meter, controller=SimpleNamespace(bits=4), errors=lambda: {"fc": 0.25})
     names["write_scalars"](3, quantizer, train_loss=1.5)
     assert written == {
         "level": (4, 3),
         "bytes": (7, 3),
         "saved": (meter.total().saved_fraction, 3),
-        "tensor_levels/fc": (2, 3),
         "tensor_errors/fc": (0.25, 3),
         "train_loss": (1.5, 3),
     }

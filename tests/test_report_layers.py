@@ -32,17 +32,14 @@ def cells(figure: ElementTree.Element) -> dict[str, dict[int, tuple[float, str]]
     return found
 
 
-@pytest.mark.parametrize(
-    ("key", "figure", "least"),
-    [("tensor_levels", "tensors-1", layers.LEAST_LEVEL), ("tensor_errors", "errors-1", heatmap.LEAST_ERROR)],
-)
-def test_maps_have_a_cell_for_each_tensor_and_epoch(tmp_path: Path, key: str, figure: str, least: float) -> None:
+def test_the_map_of_errors_has_a_cell_for_each_tensor_and_epoch(tmp_path: Path) -> None:
     tables = [{"fc.bias": 2, "conv1.weight": 8}, {"fc.bias": 2, "conv1.weight": 8}, {"fc.bias": 0.125}]
-    read = cells(drawn(tmp_path / "run", **{key: tables})[figure])
+    read = cells(drawn(tmp_path / "run", tensor_errors=tables)["errors-1"])
     assert list(read) == NAMES
     for name in NAMES:
         expected = {epoch + 1: table[name] for epoch, table in enumerate(tables) if name in table}
-        assert read[name] == {epoch: (value, layers.colour(value, least)) for epoch, value in expected.items()}
+        colours = {epoch: layers.colour(value, heatmap.LEAST_ERROR) for epoch, value in expected.items()}
+        assert read[name] == {epoch: (value, colours[epoch]) for epoch, value in expected.items()}
 
 
 def test_colours_tell_levels_apart() -> None:
@@ -52,10 +49,10 @@ def test_colours_tell_levels_apart() -> None:
 
 
 def test_bytes_by_layer_are_divided_by_level(tmp_path: Path) -> None:
-    """The levels of made-up epochs are 4, 4, 8; one tensor has one of its own in the last."""
+    """The levels of made-up epochs are 4, 4, 8."""
     tables = [{"fc.bias": 1e6, "conv1.weight": 20e6}, {"fc.bias": 1e6, "conv1.weight": 20e6}]
     tables.append({"fc.bias": 2e6, "conv1.weight": 40e6})
-    figure = drawn(tmp_path / "run", tensor_bytes=tables, tensor_levels=[{}, {}, {"fc.bias": 2}])["layers-1"]
+    figure = drawn(tmp_path / "run", tensor_bytes=tables)["layers-1"]
     across = axis(figure, "x")
     read = {}
     for row in of_class(figure, "tensor"):
@@ -64,12 +61,18 @@ def test_bytes_by_layer_are_divided_by_level(tmp_path: Path) -> None:
             read[row.get("data-name"), float(box.get("data-level"))] = ends
             assert box.get("fill") == layers.colour(float(box.get("data-level")), layers.LEAST_LEVEL)
     expected = {("conv1.weight", 4.0): (0, 40), ("conv1.weight", 8.0): (40, 80)}
-    expected |= {("fc.bias", 2.0): (0, 2), ("fc.bias", 4.0): (2, 4)}
+    expected |= {("fc.bias", 4.0): (0, 2), ("fc.bias", 8.0): (2, 4)}
     assert read.keys() == expected.keys()
     for key, ends in expected.items():
         assert read[key] == pytest.approx(ends, abs=0.2)
 
 
 def test_runs_that_say_nothing_of_tensors_have_no_such_figure(tmp_path: Path) -> None:
-    tables = {key: [{}, {}] for key in ("tensor_bytes", "tensor_errors", "tensor_levels")}
-    assert not {"layers-1", "errors-1", "tensors-1"} & drawn(tmp_path / "run", **tables).keys()
+    tables = {key: [{}, {}] for key in ("tensor_bytes", "tensor_errors")}
+    assert not {"layers-1", "errors-1"} & drawn(tmp_path / "run", **tables).keys()
+
+
+def test_levels_by_tensor_of_older_runs_are_read_and_not_shown(tmp_path: Path) -> None:
+    tables = {"tensor_bytes": [{"fc": 1e6}] * 2}
+    old = [{"fc": 2}, {"fc": "what no report reads"}]
+    assert drawn(tmp_path / "run", **tables, tensor_levels=old).keys() == drawn(tmp_path / "new", **tables).keys()

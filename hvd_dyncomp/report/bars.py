@@ -140,11 +140,10 @@ def by_layer(key: str, run: Run, whose: str) -> Markup:
 
 
 def _tensor(run: Run, name: str, top: int, across: drawing.Scale) -> Markup:
-    """A tensor's bar. Where it had a level of its own, the piece has that one's colour."""
+    """A tensor's bar, a piece for each level."""
     by_level: dict[float, float] = {}
     for epoch in run.epochs:
-        level = epoch.tensor_levels.get(name, epoch.level)
-        by_level[level] = by_level.get(level, 0.0) + epoch.tensor_bytes.get(name, 0.0)
+        by_level[epoch.level] = by_level.get(epoch.level, 0.0) + epoch.tensor_bytes.get(name, 0.0)
     pieces, sent = [], 0.0
     for level, nbytes in sorted(by_level.items()):
         left, sent = across(sent / 1e6), sent + nbytes

@@ -57,6 +57,5 @@ def key(said: str, entries: Sequence[tuple[str, str]], y: float) -> Markup:
 
 
 def levels_used(run: Run) -> list[float]:
-    """All levels that a run or one of its tensors has been at, ascending."""
-    own = {level for epoch in run.epochs for level in epoch.tensor_levels.values()}
-    return sorted(own | {epoch.level for epoch in run.epochs})
+    """All levels that a run's epochs have begun with, ascending."""
+    return sorted({epoch.level for epoch in run.epochs})

@@ -131,8 +131,6 @@ def _layers(runs: Sequence[Run]) -> Iterator[Markup]:
             whose = carried([run])[1]
             note = "Biases and norms that travel together have the name of one of them. Handshakes are no layer's."
             yield _figure(bars.by_layer(f"layers-{number}", run, whose), note)
-        if any(epoch.tensor_levels for epoch in run.epochs):
-            yield _figure(heatmap.levels(f"tensors-{number}", run))
         if any(epoch.tensor_errors for epoch in run.epochs):
             note = "What a step leaves out is owed, and arrives later: the sum of many steps is off by less."
             yield _figure(heatmap.errors(f"errors-{number}", run), note)

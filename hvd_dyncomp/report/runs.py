@@ -37,7 +37,6 @@ class Epoch:
         next_level: what was decided after it; None where the line does not say.
         reason: of that decision, for people; may be empty.
         steps_by_level: {level: steps}; may be empty.
-        tensor_levels: {name: bits a value} of tensors with levels of their own; may be empty.
         tensor_bytes: {name: bytes} of what was sent, without what is no tensor's; may be empty.
         tensor_errors: {name: norm of the error of the last step's mean / norm of the mean}; may be empty.
         numbers: all other numbers of the line; what is not finite is not among them.
@@ -48,7 +47,6 @@ class Epoch:
     next_level: float | None
     reason: str
     steps_by_level: Mapping[float, float]
-    tensor_levels: Mapping[str, float]
     tensor_bytes: Mapping[str, float]
     tensor_errors: Mapping[str, float]
     numbers: Mapping[str, float]
@@ -190,7 +188,6 @@ def _epoch(line: dict[str, Any]) -> Epoch:
         next_level=None if following is None else _level(following, "next_level"),
         reason=reason,
         steps_by_level={_level(_number(key), "steps_by_level"): n for key, n in _table(line, "steps_by_level")},
-        tensor_levels={name: _level(bits, "tensor_levels") for name, bits in _table(line, "tensor_levels")},
         tensor_bytes=_amounts(line, "tensor_bytes"),
         tensor_errors=_amounts(line, "tensor_errors"),
         numbers={key: n for key, value in line.items() if key not in told and (n := _finite(value)) is not None},

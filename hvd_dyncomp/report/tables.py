@@ -50,7 +50,7 @@ def _telling(config: Mapping[str, Any]) -> list[str]:
     flags = {"static": ["bits"], "dynamic": ["policy"]}.get(str(config.get("compression")), [])
     if "policy" in flags:
         flags.append({"schedule": "schedule", "static": "bits"}.get(str(config.get("policy")), "levels"))
-    return [*flags, "allocation"] if flags and config.get("allocation") == "error" else flags
+    return flags
 
 
 def switches(runs: Sequence[Run]) -> Markup:

@@ -58,10 +58,6 @@ class Baseline:
         """Called after every exchange."""
         self._steps += 1
 
-    def tensor_levels(self) -> dict[str, float]:
-        """None of them has a level of its own."""
-        return {}
-
     def by_tensor(self) -> dict[str, Sent]:
         """Not counted: all are sent alike."""
         return {}
@@ -93,7 +89,6 @@ class Quantized:
 
     def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
         self.controller = Controller(policy)
-        self._allocated = args.allocation == "error"
         self.compressor = DynamicQuantizer(
             self.controller,
             error_feedback=args.error_feedback,
@@ -102,7 +97,6 @@ class Quantized:
             seed=args.seed,
             auto_level=args.auto_level,
             hierarchical=_HIERARCHICAL[args.hierarchical],
-            allocation=args.allocation,
             warmup_steps=args.level_warmup_steps,
             warmup_bits=args.level_warmup_bits,
         )
@@ -118,10 +112,6 @@ class Quantized:
 
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
-
-    def tensor_levels(self) -> dict[str, float]:
-        """Bits a value by tensor, where they differ: with ``--allocation error``."""
-        return self.compressor.levels() if self._allocated else {}
 
     def by_tensor(self) -> dict[str, Sent]:
         """What this rank has sent of each tensor so far."""

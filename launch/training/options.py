@@ -23,7 +23,6 @@ from common.values import (
     natural,
     power_of_two,
 )
-from hvd_dyncomp.exchange.settings import ALLOCATIONS
 from training.datasets import DATASETS
 from training.models import MODELS, SHORTCUTS
 
@@ -46,7 +45,6 @@ _ONLY_WITH = {
     "block_size": _QUANTIZED,
     "auto_level": _QUANTIZED,
     "hierarchical": _QUANTIZED,
-    "allocation": _QUANTIZED,
 }
 # Those of policies: {flag's dest: policies that it is one of}.
 _ONLY_OF = {
@@ -144,12 +142,6 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="exchange within each host first, then between hosts; auto: where hosts have equally many workers, and "
         "more than one",
-    )
-    add(
-        "--allocation",
-        choices=ALLOCATIONS,
-        default="uniform",
-        help="error: levels are budgets, mean bits a value, and tensors have levels of their own, by their gradients",
     )
     add(
         "--level-warmup-steps",

@@ -231,7 +231,6 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     val = evaluate(run.model, eval_batches(run.data.val, run.data, **shard), "val")
     test = evaluate(run.model, eval_batches(run.data.test, run.data, **shard), "test")
     # The test set is for people: the controller never sees it.
-    tensor_levels = run.compression.tensor_levels()
     watched = {} if run.gradient_norm is None else {"gradient_norm": run.gradient_norm.take()}
     decision = run.compression.next_level(
         {"train_loss": train.mean_loss, "val_accuracy": val.accuracy, "val_loss": val.mean_loss, **watched},
@@ -244,7 +243,6 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
         "next_level": decision[0],
         "reason": decision[1],
         "steps_by_level": run.compression.steps_by_level(epoch),
-        "tensor_levels": tensor_levels,
         **tensors,
         **watched,
         **_scores(train, val, test),

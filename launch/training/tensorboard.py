@@ -63,7 +63,7 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     named |= {"seconds/epoch": line["seconds"]}
     named |= {f"seconds/{part}": line[f"seconds_{part}"] for part in ("compute", "exchange")}
     # What a run that is resumed had before it counted by tensor lacks these.
-    tables = ("tensor_levels", "tensor_bytes", "tensor_errors")
+    tables = ("tensor_bytes", "tensor_errors")
     named |= {f"{table}/{name}": value for table in tables for name, value in line.get(table, {}).items()}
     return {name: value for name, value in named.items() if value is not None}
 
