@@ -31,8 +31,7 @@ class Traffic:
 
     Attributes:
         compressed_bytes: messages of exchanges, scales and headers included, and the handshakes of their steps.
-        uncompressed_bytes: what travelled as it was: skipped tensors, released epochs with their handshakes, tickets,
-            energies of a budget of bits.
+        uncompressed_bytes: what travelled as it was: skipped tensors, released epochs with their handshakes, tickets.
         float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.
         nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
@@ -121,9 +120,9 @@ class Meter:
 
     Attributes:
         records: `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch which ran at `bits` bits.
-        tensors: `tensors[(name, bits)]` is what was `Sent` of a tensor, named as in `DynamicQuantizer.levels`, in all
-            steps at `bits` bits. A message has many tensors; it is divided among them as their codes are long. What is
-            no tensor's (handshakes, tickets, energies) is in `records` only.
+        tensors: `tensors[(name, bits)]` is what was `Sent` of a tensor, by its parameter's name, in all steps at `bits`
+            bits. All small tensors of a bucket have the name of the first one. A message has many tensors; it is
+            divided among them as their codes are long. What is no tensor's (handshakes, tickets) is in `records` only.
 
     Examples:
         >>> meter = Meter()

@@ -16,7 +16,7 @@ import torch
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange import residuals, spending
+from hvd_dyncomp.exchange import residuals
 from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
@@ -85,9 +85,6 @@ class DynamicQuantizer(Compressor):
         hierarchical: on hosts of several workers, exchange gradients within each host first, and then between hosts, so
             that what leaves a host is what the level says, however many workers it has. None: where all hosts have
             equally many workers; True: demand it; False: all workers at once.
-        allocation: "uniform": all tensors have the level. "error": it is a budget, mean bits a value, and tensors have
-            levels of their own, those of least squared error by the energies of their gradients. (Of fewer
-            values than two blocks they count as small.) A budget of 16 or more is a level for all.
         warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says. Steps are counted
             as `state_dict` does, so that a run that resumes in its warm-up ends it where it would have ended.
         warmup_bits: see there; 32 for none compressed.
@@ -131,7 +128,6 @@ class DynamicQuantizer(Compressor):
         auto_level: bool = False,
         reprobe_epochs: int = 5,
         hierarchical: bool | None = None,
-        allocation: str = "uniform",
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
@@ -146,7 +142,6 @@ class DynamicQuantizer(Compressor):
             fp16_uncompressed,
             auto_level,
             hierarchical,
-            allocation,
         ).checked()
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
@@ -181,16 +176,8 @@ class DynamicQuantizer(Compressor):
         bits = self.controller.bits
         return max(bits, self._warmup_bits) if self._steps < self._warmup_steps else bits
 
-    def levels(self) -> dict[str, float]:
-        """Bits a value of what travels compressed, by parameter's name; empty before the first step.
-
-        All small tensors of a bucket have the name of their first one.
-        """
-        plan = self._lifecycle.plan
-        return {} if plan is None else plan.levels(self.bits)
-
     def errors(self) -> dict[str, float]:
-        """How far the latest step's means are off, by name as in `levels`: norm of the error over norm of the mean.
+        """How far the latest step's means are off, by name as in `Meter.tensors`: error's norm over mean's.
 
         Estimated from what this rank owes, as if all owed as much, independently. (With more than two ranks to reduce
         among, the second quantization adds about as much again.) Below one bit what is owed waits for many steps, and
@@ -320,7 +307,8 @@ class DynamicQuantizer(Compressor):
         """
         try:
             state = residuals.checked(state)
-            spending.checked(state.get("spending"))
+            if state.get("spending") is not None:
+                raise ValueError('it was saved with allocation="error", which there is no more')
             steps = integer("steps", state["steps"], 0)
             Meter().load_state_dict(state["meter"])
             if state.get("auto_level"):
@@ -343,10 +331,8 @@ class DynamicQuantizer(Compressor):
         """
         self._lifecycle.suspend()
         mine = {"steps": self._steps, "auto_level": self._auto and self._auto.state_dict()}
-        mine["spending"] = self._lifecycle.debts().get("spending")
         first = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")[0]
         self._steps = first["steps"]
-        self._lifecycle.spend_as(spending.checked(first["spending"]))
         if self._auto is not None and first["auto_level"]:
             self._auto.load_state_dict(first["auto_level"])
 

@@ -85,16 +85,6 @@ QUANTIZER_STATE: dict[str, Any] = {
     "residuals": {"a": torch.zeros(3)},
     "shard_residuals": {"a": {"layout": 1, "first": 0, "carries": True, "values": torch.zeros(2)}},
 }
-SPENDING: dict[str, Any] = {
-    "units": [["a", 3]],
-    "sums": [1.0],
-    "energies": [2.0],
-    "kept": [[4, [4]]],
-    "steps": 1,
-    "samples": 1,
-    "settled": [],
-    "epoch": 0,
-}
 SHARD = QUANTIZER_STATE["shard_residuals"]["a"]
 
 
@@ -291,7 +281,6 @@ TABLE = {
             "auto_level": SWITCH,
             "reprobe_epochs": COUNT,
             "hierarchical": SWITCH[1:],
-            "allocation": CHOICE,
             "warmup_steps": NATURAL,
             "warmup_bits": LEVEL,
             "transport": [4, "mpi", [], object(), Unspeakable()],
@@ -329,12 +318,7 @@ TABLE = {
                 {k: v for k, v in QUANTIZER_STATE.items() if k not in ("auto_level", gone)}
                 for gone in ("steps", "rank")
             ]
-            + states(spending=[5, "x", {}, *({**SPENDING, "units": v} for v in (None, 5, [["a"]], [["a", 0]], []))])
-            + states(spending=[{**SPENDING, key: v} for key in ("sums", "energies") for v in (5, [], [-1], [math.nan])])
-            + states(spending=[{**SPENDING, "kept": [[v, [4]]]} for v in LEVEL])
-            + states(spending=[{**SPENDING, "settled": v} for v in (None, 5, [[]], [7], ["x"])])
-            + states(spending=[{**SPENDING, "kept": v} for v in (None, 5, [4], [[4, [4, 4]]], [[4, [16]]], [[4, 4]])])
-            + states(spending=[{**SPENDING, key: v} for key in ("steps", "samples", "epoch") for v in NATURAL])
+            + states(spending=[5, "x", {}, {"units": [["a", 3]]}])
             + states(auto_level=[5, "x", {"floor": 4}, *({"floor": v, "chosen": 4, "since": 0} for v in LEVEL)])
             + states(auto_level=[{"floor": 4, "chosen": v, "since": 0} for v in LEVEL[1:]])
             + states(auto_level=[{"floor": 4, "chosen": 4, "since": v} for v in NATURAL]),

@@ -9,7 +9,7 @@ import torch
 from hvd_dyncomp.exchange.codec import Span, checksum
 from hvd_dyncomp.exchange.coding import Coding
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.slots import Slot, divided, levels_at, runs, units
+from hvd_dyncomp.exchange.slots import Slot, divided, runs, spans
 from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
 from hvd_dyncomp.kernels import bounded
@@ -33,8 +33,6 @@ class Bucket:
     Attributes:
         name: unique among the buckets of all optimizers of a process; part of the collectives' names.
         slots: its parameters, in order; small ones last.
-        units: what has a level of its own, in order.
-        levels: of the units; None if all have the step's, and small ones at least `slots.SMALL_BITS`.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
         streams: where the work on it is queued.
@@ -56,14 +54,11 @@ class Bucket:
         world_size: int,
         error_feedback: bool,
         device: torch.device,
-        min_numel: int = 1,
     ) -> None:
         self.name = slots[0].name
         self.slots = slots
-        self.units = units(slots, min_numel)
-        self.levels: tuple[float, ...] | None = None
-        self._coding: tuple[tuple, Coding] | None = None  # the latest, and of what
-        self._shares: tuple[Coding, dict[str, float]] | None = None  # likewise
+        self._coding: tuple[float, Coding] | None = None  # the latest, and its level
+        self._shares: tuple[float, dict[str, float]] | None = None  # likewise
         self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
@@ -136,30 +131,22 @@ class Bucket:
     def _values_of(self, span: Span) -> slice:
         return slice(span.first * self.block_size, (span.first + span.blocks) * self.block_size)
 
-    def unit_of(self, slot: Slot) -> int:
-        """The index of its unit."""
-        return min(slot.index, len(self.units) - 1)
-
     def coding(self, bits: float) -> Coding:
         """How its blocks are coded in a step at that level."""
-        key = bits, self.levels
-        if self._coding is None or self._coding[0] != key:
-            levels = self.levels or levels_at(bits, self.units)
-            self._coding = key, Coding(runs(self.units, levels, self.block_size), self.block_size)
+        if self._coding is None or self._coding[0] != bits:
+            self._coding = bits, Coding(runs(self.slots, bits, self.block_size), self.block_size)
         return self._coding[1]
 
     def shares(self, bits: float) -> dict[str, float]:
-        """What part of its codes is each unit's, by name, in a step at that level.
+        """What part of its codes is each tensor's (`Slot.counted_as`), by name, in a step at that level.
 
-        A block of two units counts for both.
+        A block of two counts for both.
         """
-        coding = self.coding(bits)
-        if self._shares is None or self._shares[0] is not coding:
-            spans = [unit.blocks(self.block_size) for unit in self.units]
-            lengths = [coding.nbytes(Span(blocks.start, blocks.stop - blocks.start)) for blocks in spans]
-            names = [unit.name for unit in self.units]
-            shares = {name: length / sum(lengths) for name, length in zip(names, lengths, strict=True)}
-            self._shares = coding, shares
+        if self._shares is None or self._shares[0] != bits:
+            coding = self.coding(bits)
+            lengths = {name: coding.nbytes(span) for name, span in spans(self.slots, self.block_size).items()}
+            whole = sum(lengths.values())
+            self._shares = bits, {name: length / whole for name, length in lengths.items()}
         return self._shares[1]
 
     def owed(self) -> torch.Tensor:
@@ -289,5 +276,5 @@ def make_buckets(
         The buckets, and the slots by name.
     """
     groups = divided(parameters, min_numel, bucket_bytes, skip)
-    buckets = [Bucket(slots, device=device, min_numel=min_numel, **common) for device, slots in groups]
+    buckets = [Bucket(slots, device=device, **common) for device, slots in groups]
     return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

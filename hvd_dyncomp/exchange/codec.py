@@ -125,12 +125,11 @@ class Flag(IntFlag):
     """In a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
-    will say why. ENERGIES: it is time to put energies together.
+    will say why.
     """
 
     FRESH = 1
     FAILED = 2
-    ENERGIES = 4
 
 
 def uploaded(here: torch.Tensor, device: torch.device) -> torch.Tensor:

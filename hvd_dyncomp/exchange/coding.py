@@ -136,7 +136,7 @@ class Coding:
 class _Near:
     """Which of some tensors, that stand for the concatenation of their values, a kernel has to be given.
 
-    A bucket may have a thousand tensors and as many runs, and kernels look at each tensor that they are given.
+    A bucket may have a thousand tensors and as many shards, and kernels look at each tensor that they are given.
     """
 
     def __init__(self, values: list[torch.Tensor]) -> None:

@@ -30,7 +30,6 @@ class Handshake:
         about: all that the ranks must agree about, in words (`introduction`); called when the greetings differ.
 
     Attributes:
-        flags: all that any rank's greeting has; none before they are known.
         known: whether all greetings have come, or never will.
     """
 
@@ -42,7 +41,7 @@ class Handshake:
         self._places = torch.zeros(transport.size, GREETING_BYTES, dtype=torch.uint8, device="cpu")
         self._places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
         self._handle = transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
-        self.flags = Flag(0)
+        self._flags = Flag(0)
         self._greetings: list[Greeting] = []
         self._introduction: Introduction | None = None
         self._error: Exception | None = None
@@ -50,7 +49,7 @@ class Handshake:
     @property
     def fresh(self) -> bool:
         """Whether backward has run on any rank; False before that is known."""
-        return bool(self.flags & Flag.FRESH)
+        return bool(self._flags & Flag.FRESH)
 
     @property
     def nbytes(self) -> int:
@@ -102,8 +101,8 @@ class Handshake:
                     raise LockstepError(f"{self._name}: rank {rank} takes no part in this step: {JOINED}")
             self._greetings = [Greeting.from_bytes(message) for message in messages]
             first = _comparable(self._greetings[0])
-            self.flags = Flag(functools.reduce(operator.or_, (greeting.flags for greeting in self._greetings)))
-            if self.flags & Flag.FAILED or any(_comparable(greeting) != first for greeting in self._greetings):
+            self._flags = Flag(functools.reduce(operator.or_, (greeting.flags for greeting in self._greetings)))
+            if self._flags & Flag.FAILED or any(_comparable(greeting) != first for greeting in self._greetings):
                 self._introduction = Introduction(self._transport, self._name, self._about())
         except Exception as error:  # noqa: BLE001  # raised by check()
             self._error = error

@@ -246,15 +246,6 @@ class Lifecycle:
         self.abandon()
         self.state = Unbound({**self.debts(), "rank": None})
 
-    def spend_as(self, spending: Mapping[str, Any] | None) -> None:
-        """Takes over how another rank spends its bits, when suspended; what it has gathered is its own."""
-        debts = self.debts()
-        if spending is not None:
-            mine = debts.get("spending")
-            same = mine is not None and mine["units"] == spending["units"]
-            spending = {**spending, "sums": mine["sums"] if mine and same else [0.0] * len(spending["units"])}
-        self.state = Unbound({**debts, "spending": spending})
-
     def forget(self) -> None:
         """Nothing is owed any more."""
         if self.plan is not None:
@@ -264,7 +255,7 @@ class Lifecycle:
             self.state = Unbound(None)
 
     def debts(self) -> dict[str, Any]:
-        """Both residuals by parameter name (`residuals.export`), whose they are, and how bits are spent."""
+        """Both residuals by parameter name (`residuals.export`), and whose they are."""
         if isinstance(self.state, (Unbound, Failed)) and self.state.debts is not None:
             return dict(self.state.debts)
         binding = self.plan.binding if self.plan else None
@@ -273,7 +264,6 @@ class Lifecycle:
             "world_size": binding.world_size if binding else 1,
             "factor": binding.factor if binding else 1.0,
             "hosts": list(map(list, self.plan.arranged.hosts)) if self.plan and self.plan.arranged else None,
-            "spending": self.plan.spending.state_dict() if self.plan and self.plan.spending else None,
             **residuals.export(self.plan.buckets if self.plan else []),
         }
 

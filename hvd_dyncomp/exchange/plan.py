@@ -16,8 +16,6 @@ from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.slots import levels_at
-from hvd_dyncomp.exchange.spending import Spending
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.momentum import MOST_BITS, WithoutMomentum
 from hvd_dyncomp.transport.base import Transport
@@ -42,9 +40,8 @@ class Plan:
         settings: see above.
         buckets: what travels together, with its residuals.
         slots: a compressed parameter's place, by name.
-        unit_names: of compressed parameters; the name of what has a level together with each (`slots.Unit`).
         waiting: parameters of which at few bits something always waits in residuals: large ones, with error feedback.
-        spending: of a budget of bits; None where all tensors have one level.
+        composition: checksum over everything that the ranks must agree about, but for level and step.
         topology: which ranks share a host; before `settle`, what was assumed.
         checksum: of the topology; 0 before `settle`.
         arranged: the topology by which the buckets are divided.
@@ -68,12 +65,9 @@ class Plan:
         self.binding = Binding(optimizer, names, transport)
         self.transport = self.binding.transport
         rank, world_size = self.binding.rank, self.binding.world_size
-        allocated = settings.allocation == "error"
-        # A tensor needs some blocks of its own for a level of its own.
-        min_numel = max(settings.min_numel, 2 * settings.block_size) if allocated else settings.min_numel
         self.buckets, self.slots = make_buckets(
             self.binding.named,
-            min_numel=min_numel,
+            min_numel=settings.min_numel,
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
             block_size=settings.block_size,
@@ -81,9 +75,6 @@ class Plan:
             rank=rank,
             world_size=world_size,
         )
-        self.unit_names = {
-            slot.name: bucket.units[bucket.unit_of(slot)].name for bucket in self.buckets for slot in bucket.slots
-        }
         self.tickets_on_device = horovod_optimizer.grouped(optimizer) and len(self.slots) < len(self.binding.named)
         # As it was when the state was saved, so that nothing has to move if it still is so.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
@@ -98,14 +89,11 @@ class Plan:
                 raise bucket.failure
         if state is not None:
             residuals.restore(self.buckets, state, rank, world_size, self.binding.factor)
-        self.spending = Spending(self.buckets, rank) if allocated else None
-        if self.spending is not None and state is not None and state.get("spending"):
-            self.spending.load_state_dict(state["spending"])
-        large = {unit.name for bucket in self.buckets for unit in bucket.units if not unit.small}
+        large = {slot.name for slot in self.slots.values() if not slot.small}
         waiting = [parameter for name, parameter in self.binding.named if name in large and settings.error_feedback]
         self.waiting = frozenset(waiting)
         self._without_momentum = isinstance(optimizer, WithoutMomentum)
-        self._composition = checksum(json.dumps(self._about()))
+        self.composition = checksum(json.dumps(self._about()))
         logger.info(
             "bound to %s%s: %d of %d parameters compressed, in %d buckets",
             type(optimizer).__name__,
@@ -114,12 +102,6 @@ class Plan:
             len(self.binding.named),
             len(self.buckets),
         )
-
-    @property
-    def composition(self) -> int:
-        """Checksum over everything that the ranks must agree about, but for level and step."""
-        levels = [bucket.levels for bucket in self.buckets]
-        return checksum(f"{self._composition} {levels}") if any(levels) else self._composition
 
     @property
     def hierarchical(self) -> bool:
@@ -174,18 +156,10 @@ class Plan:
                 self.topology.obstacle,
             )
 
-    def levels(self, bits: float) -> dict[str, float]:
-        """Of all units, by the name of their first parameter, at a level or budget."""
-        if self.spending is not None:
-            return self.spending.levels(bits)
-        units = [unit for bucket in self.buckets for unit in bucket.units]
-        return {unit.name: level for unit, level in zip(units, levels_at(bits, units), strict=True)}
-
     def about(self, bits: float, step: int) -> dict[str, Any]:
         """What the ranks tell each other when they disagree (`introduction.Introduction`)."""
         about = self._about()
-        levels = [list(bucket.levels) for bucket in self.buckets if bucket.levels]
-        return {**about, "settings": {"bits": bits, "step": step, **about["settings"], "levels of tensors": levels}}
+        return {**about, "settings": {"bits": bits, "step": step, **about["settings"]}}
 
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.binding.world_size, **self.settings._asdict()}

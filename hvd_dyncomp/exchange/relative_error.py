@@ -13,7 +13,7 @@ from hvd_dyncomp.exchange.plan import Plan
 
 @torch.no_grad()
 def relative_errors(plan: Plan) -> dict[str, float]:
-    """By unit; `DynamicQuantizer.errors` says of what.
+    """By `Slot.counted_as`; `DynamicQuantizer.errors` says of what.
 
     A residual r is owed to the mean as factor * r. What several ranks owe is taken for independent: squares add up.
     """
@@ -37,7 +37,7 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Of each parameter, as far as this rank quantizes it first: its unit's name, what is owed, and its gradient."""
+    """Of each parameter, as far as this rank quantizes it first: whose it counts as, what is owed, its gradient."""
     if bucket.residuals is None:
         return
     section = bucket.section_range
@@ -47,7 +47,7 @@ def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tu
         if first < last and gradient is not None and gradient.layout is torch.strided:
             owed = bucket.residuals.own[first - section.start : last - section.start]
             yield (
-                bucket.units[bucket.unit_of(slot)].name,
+                slot.counted_as,
                 owed,
                 gradient.reshape(-1)[first - slot.start : last - slot.start],
             )

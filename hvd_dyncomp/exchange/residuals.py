@@ -104,7 +104,7 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
         if shapes.get(name) != theirs.get(name):
             raise ValueError(
                 f"state has residuals of other parameters: {name} has shape {theirs.get(name)} there and "
-                f"{shapes.get(name)} in this optimizer (min_numel, skip and allocation say which are compressed)"
+                f"{shapes.get(name)} in this optimizer (skip says which are compressed)"
             )
 
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.checks import boolean, integer, one_of, shown
+from hvd_dyncomp.checks import boolean, integer, shown
 
-ALLOCATIONS = ("uniform", "error")
 Skip = Callable[[str, torch.Tensor], bool]  # of a name and a parameter: is it to travel uncompressed?
 
 
@@ -23,7 +22,6 @@ class Settings(NamedTuple):
     fp16_uncompressed: bool
     auto_level: bool
     hierarchical: bool | None
-    allocation: str
 
     def checked(self) -> Settings:
         """The same, as plain Python values.
@@ -39,7 +37,6 @@ class Settings(NamedTuple):
             fp16_uncompressed=boolean("fp16_uncompressed", self.fp16_uncompressed),
             auto_level=boolean("auto_level", self.auto_level),
             hierarchical=None if self.hierarchical is None else boolean("hierarchical", self.hierarchical),
-            allocation=one_of("allocation", self.allocation, ALLOCATIONS),
         )
         if plain.block_size & (plain.block_size - 1):
             raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(plain.block_size)}")

@@ -1,15 +1,14 @@
-"""Where the values of parameters are within buckets, and what of them has a level of its own."""
+"""Where the values of parameters are within buckets, and the levels of their blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
+from hvd_dyncomp.exchange.codec import Span
 from hvd_dyncomp.exchange.coding import Run
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.levels import check_level
 
 # What is small has no fewer bits: biases, norms. They cost next to nothing, and float32 would cost more than all else.
 SMALL_BITS = 8
@@ -17,7 +16,12 @@ SMALL_BITS = 8
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's place: the `index`-th of bucket `bucket`, with its values `start` to `start + numel`."""
+    """A parameter's place: the `index`-th of bucket `bucket`, with its values `start` to `start + numel`.
+
+    Attributes:
+        small: whether it has fewer than `min_numel` values, and so at least `SMALL_BITS`.
+        counted_as: its name; of what is small, that of the first small one in its bucket.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,34 +29,12 @@ class Slot:
     index: int
     start: int
     numel: int
+    small: bool
+    counted_as: str
 
     @property
     def range(self) -> slice:
         return slice(self.start, self.start + self.numel)
-
-
-class Unit(NamedTuple):
-    """Values of a bucket that have one level: a large tensor, or all that are small.
-
-    Attributes:
-        name: of its first parameter.
-        start, numel: its values within the bucket.
-        small: whether it is all that are small.
-    """
-
-    name: str
-    start: int
-    numel: int
-    small: bool
-
-    def blocks(self, block_size: int) -> slice:
-        """The blocks that have values of it; the first and the last may have others' as well."""
-        return slice(self.start // block_size, -(-(self.start + self.numel) // block_size))
-
-    def size(self, block_size: int) -> int:
-        """The values of these blocks."""
-        blocks = self.blocks(block_size)
-        return (blocks.stop - blocks.start) * block_size
 
 
 def divided(
@@ -75,33 +57,39 @@ def divided(
 def _slots(members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int) -> list[Slot]:
     """Their places, one after the other, small ones last."""
     slots: list[Slot] = []
-    start = 0
+    start, first_small = 0, ""
     for name, parameter in sorted(members, key=lambda member: member[1].numel() < min_numel):
-        slots.append(Slot(name, tuple(parameter.shape), bucket, len(slots), start, parameter.numel()))
-        start += parameter.numel()
+        numel = parameter.numel()
+        small = numel < min_numel
+        if small:
+            first_small = first_small or name
+        where = bucket, len(slots), start, numel
+        slots.append(Slot(name, tuple(parameter.shape), *where, small, first_small if small else name))
+        start += numel
     return slots
 
 
-def units(slots: list[Slot], min_numel: int) -> list[Unit]:
-    """What has a level of its own, in order."""
-    large = sum(slot.numel >= min_numel for slot in slots)
-    found = [Unit(slot.name, slot.start, slot.numel, False) for slot in slots[:large]]
-    if rest := slots[large:]:
-        found.append(Unit(rest[0].name, rest[0].start, sum(slot.numel for slot in rest), True))
+def runs(slots: list[Slot], bits: float, block_size: int) -> list[Run]:
+    """The levels of a bucket's blocks at one of a step: large tensors have it, and small ones `SMALL_BITS` at least.
+
+    A block of both has the higher one.
+    """
+    end = slots[-1].start + slots[-1].numel
+    blocks = -(-end // block_size)
+    large = blocks
+    if bits < SMALL_BITS:
+        large = next((slot.start // block_size for slot in slots if slot.small), blocks)
+    found = [Run(0, large, bits), Run(large, blocks - large, SMALL_BITS)]
+    return [run for run in found if run.blocks]
+
+
+def spans(slots: list[Slot], block_size: int) -> dict[str, Span]:
+    """The blocks that have values of what counts under one name (`Slot.counted_as`), by name.
+
+    The first and the last may have others' as well.
+    """
+    found: dict[str, Span] = {}
+    for slot in slots:
+        first = found[slot.counted_as].first if slot.counted_as in found else slot.start // block_size
+        found[slot.counted_as] = Span(first, -(-(slot.start + slot.numel) // block_size) - first)
     return found
-
-
-def levels_at(bits: float, of: list[Unit]) -> tuple[float, ...]:
-    """Of units that have no levels of their own in a step at that level."""
-    return tuple(max(bits, SMALL_BITS) if unit.small else bits for unit in of)
-
-
-def runs(of: list[Unit], levels: tuple[float, ...], block_size: int) -> list[Run]:
-    """The levels of a bucket's blocks. A block of several units has the highest of theirs."""
-    blocks = torch.zeros(of[-1].blocks(block_size).stop, dtype=torch.float64, device="cpu")
-    for unit, level in zip(of, levels, strict=True):
-        blocks[unit.blocks(block_size)].clamp_(min=level)
-    found, counts = blocks.unique_consecutive(return_counts=True)
-    ends = counts.cumsum(0)
-    rows = zip((ends - counts).tolist(), counts.tolist(), found.tolist(), strict=True)
-    return [Run(first, count, check_level("bits", level)) for first, count, level in rows]

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ class Step:
         epoch: int,
         meter: Meter,
     ) -> None:
-        self._plan, self.bits, self._number, self._fresh, self._epoch = plan, bits, number, fresh, epoch
+        self._plan, self.bits, self._number, self._fresh = plan, bits, number, fresh
         self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
         self.submitted: set[str] = set()
         self.proposal: float = 0
@@ -67,9 +66,6 @@ class Step:
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         rank, buckets = plan.binding.rank, plan.buckets
-        flags = Flag.FRESH if fresh else Flag(0)
-        if plan.spending is not None and plan.spending.begin_step(bits, epoch):
-            flags |= Flag.ENERGIES
         greeting = Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
@@ -77,13 +73,12 @@ class Step:
             proposal if rank == 0 else 0,
             plan.composition,
             number & 0xFFFFFFFF,
-            flags,
+            Flag.FRESH if fresh else Flag(0),
             checksum(plan.transport.host),
             plan.checksum,
         )
         self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
         self._agreed = False  # whether it is known that all ranks do the same
-        self._energies: Any = None  # the handle of their exchange
         self._error: Exception | None = None
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in buckets}
         if bits == UNCOMPRESSED:
@@ -121,9 +116,7 @@ class Step:
             in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
         """
         self._any |= in_use
-        spending, exchange = self._plan.spending, self._exchanges[slot.bucket]
-        if spending is not None and spending.sampling:
-            spending.note(slot, gradient)  # before the mean is written there
+        exchange = self._exchanges[slot.bucket]
         with self._lock:
             # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
             # the first handshake it is not known who quantizes what.
@@ -170,15 +163,13 @@ class Step:
             self._agree()
             self.proposal = self._handshake.greetings[0].proposal
             self._tally.reduced()
-            valid = False
             try:
                 if self._handshake.fresh:
-                    valid = self._finish() == 0
+                    self._finish()
                 else:
                     self._finish_uncompressed()
-            finally:  # an error may be this rank's alone: all levels are the same even so
+            finally:
                 self._join()
-                self._finish_spending(valid)
 
     def abandon(self) -> None:
         """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
@@ -196,8 +187,7 @@ class Step:
         for streams in self._origins:
             streams.join()
 
-    def _finish(self) -> int:
-        """Returns how many blocks are not finite: the same number on all ranks."""
+    def _finish(self) -> None:
         for exchange in self._exchanges:
             exchange.start()
         # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
@@ -216,12 +206,10 @@ class Step:
         if self.bits == UNCOMPRESSED:
             for bucket in self._plan.buckets:
                 bucket.released(self._fresh)
-            return 0
+            return
         for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=True):
             self._tally.exchanged(bucket, exchange.groups)
-        nonfinite_blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
-        self._note_nonfinite(nonfinite_blocks)
-        return nonfinite_blocks
+        self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
 
     def _finish_uncompressed(self) -> None:
         """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
@@ -236,14 +224,6 @@ class Step:
             way.deliver()
         bytes_by_name = {name: nbytes for way in ways for name, nbytes in way.nbytes.items()}
         self._tally.reduced_again(bytes_by_name, self._handshake.nbytes)
-
-    def _finish_spending(self, valid: bool) -> None:
-        spending = self._plan.spending
-        if spending is None:
-            return
-        if self._energies is not None:
-            self._tally.gathered(spending.finish(self._plan.transport, self._energies, self._epoch))
-        spending.end_step(valid)
 
     def _in_background(self) -> bool:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
@@ -278,10 +258,6 @@ class Step:
             self._plan.settle(self._handshake.greetings)
             if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
                 self._arrange()
-            spending = self._plan.spending
-            if spending is not None and self._handshake.flags & Flag.ENERGIES:
-                name = f"hvd_dyncomp.{self._plan.binding.label}.energies"
-                self._energies = spending.start(self._plan.transport, name)
             self._agreed = True
         except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
             self._error = error

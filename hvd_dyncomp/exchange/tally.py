@@ -89,12 +89,6 @@ class Tally:
         self.traffic.compressed_bytes += allreduce_bytes(nbytes, self._plan.binding.world_size)
         self.traffic.leaving_bytes += self._plan.topology.leaving(nbytes, self._plan.binding.rank)
 
-    def gathered(self, nbytes: int) -> None:
-        """An allgather in which this rank had so many bytes."""
-        topology = self._plan.topology
-        self.traffic.uncompressed_bytes += nbytes * (topology.size - 1)
-        self.traffic.leaving_bytes += nbytes * (topology.size - len(topology.host_of(self._plan.binding.rank)))
-
     def _tensor(self, name: str) -> Sent:
         key = name, self._bits
         if key not in self._tensors:
@@ -112,6 +106,7 @@ class Tally:
         sent = allreduce_bytes(1, self._plan.binding.world_size)
         leaving = self._plan.topology.leaving(1, self._plan.binding.rank)
         for name, nbytes in bytes_by_name.items():
-            own = self._tensor(self._plan.unit_names.get(name, name))  # what is skipped is a tensor of its own
+            slot = self._plan.slots.get(name)
+            own = self._tensor(slot.counted_as if slot else name)  # what is skipped counts for itself
             own.sent_bytes += sent * nbytes
             own.leaving_bytes += leaving * nbytes

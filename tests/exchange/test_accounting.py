@@ -6,9 +6,6 @@ import pytest
 import torch
 from simulated import WORLDS, Worker, noise, on_ranks, places, set_level
 
-from hvd_dyncomp.exchange import spending
-
-FIRST = spending.FIRST
 SIZES = {"a": 130, "b": 500, "small": 5}
 
 
@@ -38,27 +35,6 @@ def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
         assert total.compressed_values == (0 if bits == 32 else 4 * 635)
         assert (total.compressed_bytes > 0) == (bits < 32)
         assert total.seconds > 0
-
-
-@WORLDS
-def test_energies_are_counted_too(ranks, hosts):
-    def program(worker: Worker):
-        for step in range(FIRST):
-            before = worker.quantizer.meter.total()
-            worker.step(worker.noise(step))
-        return worker.quantizer.meter.total(), before
-
-    totals, world = on_ranks(ranks, program, SIZES, 8, allocation="error", hosts=hosts)
-    share = 2 * (ranks - 1) / ranks
-    for rank, (total, before) in enumerate(totals):
-        [energies] = [s.tensor.numel() for s in world.sent if s.rank == rank and s.name.endswith(".energies")]
-        sums = [s.tensor.numel() * s.tensor.element_size() for s in world.sent if s.rank == rank and s.kind == "sum"]
-        rounded = sum(nbytes * share - int(nbytes * 2 * (ranks - 1) // ranks) for nbytes in sums)
-        assert total.sent_bytes == pytest.approx(world.bytes_sent[rank] + rounded)
-        places = hosts or range(ranks)
-        away = sum(place != places[rank] for place in places)
-        steps = before.leaving_bytes / (FIRST - 1)  # of equal steps
-        assert total.leaving_bytes - before.leaving_bytes == pytest.approx(steps + energies * away)
 
 
 @places("2", "3", "2x2", "3x2", "2x3 dealt")

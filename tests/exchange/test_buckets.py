@@ -28,7 +28,11 @@ def test_every_parameter_has_a_place_of_its_own_and_small_ones_are_last(sizes):
         assert [slot.index for slot in bucket.slots] == list(range(len(bucket.slots)))
         assert bucket.values * 4 <= 4000 or len(bucket.slots) == 1
         assert 0 <= bucket.blocks * 64 - bucket.values < 64
-        assert [unit.small for unit in bucket.units] == sorted(unit.small for unit in bucket.units)
+        assert [slot.small for slot in bucket.slots] == sorted(slot.small for slot in bucket.slots)
+        for slot in bucket.slots:
+            assert slot.small == (slot.numel < 10)
+            first = next(other for other in bucket.slots if other.small or other is slot)
+            assert slot.counted_as == (first.name if slot.small else slot.name)
     for small in (False, True):
         order = [slot.name for bucket in buckets for slot in bucket.slots if (slot.numel < 10) == small]
         assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] and (sizes[i] < 10) == small]

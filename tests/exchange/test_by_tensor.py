@@ -36,25 +36,16 @@ def test_what_tensors_send_is_all_but_the_handshakes(ranks, hosts, bits):
 
 
 @places("2", "3", "2x2")
-def test_a_message_is_divided_as_its_codes_are_long(ranks, hosts):
-    """Where levels differ between tensors, too: blocks of their own, so that the division is exact."""
-    levels = {}
-
-    def program(worker: Worker):
-        for step in range(20):
-            gradients = worker.noise(step)
-            worker.step({**gradients, "a": 100 * gradients["a"]})
-        sent = {name: one.sent_bytes for name, one in worker.quantizer.meter.by_tensor().items()}
-        levels.update(worker.quantizer.levels())
-        worker.step(worker.noise(20))
-        return {name: one.sent_bytes - sent[name] for name, one in worker.quantizer.meter.by_tensor().items()}
-
-    sizes = {"a": 64 * 4, "b": 64 * 8}
-    sent, _ = on_ranks(ranks, program, sizes, 4, hosts=hosts, allocation="error", min_numel=8)
-    assert levels["a"] > levels["b"]
+@pytest.mark.parametrize("bits", [0.25, 4, 8])
+def test_a_message_is_divided_as_its_codes_are_long(ranks, hosts, bits):
+    """Small tensors' codes may be longer. Each has blocks of its own here, so that the division is exact."""
+    sizes = {"c": 64 * 2, "a": 64 * 4, "b": 64 * 8}
+    program = lambda w: w.step(w.noise(0)) and w.quantizer.meter.by_tensor()  # noqa: E731
+    sent, _ = on_ranks(ranks, program, sizes, bits, hosts=hosts, min_numel=64 * 3)
     for own in sent:
-        codes = {name: size // 64 * block_bytes(levels[name], 64) for name, size in sizes.items()}
-        assert own["a"] / own["b"] == pytest.approx(codes["a"] / codes["b"])
+        assert own["a"].sent_bytes / own["b"].sent_bytes == pytest.approx(1 / 2)
+        expected = 2 * block_bytes(max(bits, 8), 64) / (8 * block_bytes(bits, 64))
+        assert own["c"].sent_bytes / own["b"].sent_bytes == pytest.approx(expected)
 
 
 def test_tensors_are_counted_by_level():

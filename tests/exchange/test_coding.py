@@ -1,4 +1,4 @@
-"""Levels of blocks: where units lie, which level a block has, and that each run of blocks is coded by itself."""
+"""Levels of blocks: which blocks are whose, which level a block has, and that each run of blocks is coded by itself."""
 
 import pytest
 import torch
@@ -7,22 +7,32 @@ from simulated import noise
 from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.codec import Span
 from hvd_dyncomp.exchange.coding import Coding, Run
-from hvd_dyncomp.exchange.slots import Slot, Unit, runs, units
+from hvd_dyncomp.exchange.slots import Slot, divided, runs, spans
 
 
-def test_a_block_of_several_units_has_the_highest_of_their_levels():
-    of = [Unit("a", 0, 100, False), Unit("b", 100, 28, False), Unit("c", 128, 64, False), Unit("s", 192, 70, True)]
-    assert runs(of, (0.5, 4, 1, 2), 64) == [Run(0, 1, 0.5), Run(1, 1, 4), Run(2, 1, 1), Run(3, 2, 2)]
-    assert runs(of, (2, 2, 2, 2), 64) == [Run(0, 5, 2)]
-    assert runs(of, (8, 0.125, 1, 2), 512) == [Run(0, 1, 8)]
-    assert runs(of, (4, 0.5, 0.5, 2), 64) == [Run(0, 2, 4), Run(2, 1, 0.5), Run(3, 2, 2)]
+def slots(*sizes: int, min_numel: int = 100) -> list[Slot]:
+    """Of one bucket, large ones first."""
+    parameters = [(f"p{number}", torch.zeros(size)) for number, size in enumerate(sizes)]
+    [(_, found)] = divided(parameters[::-1], min_numel, 2**30, None)
+    return found
 
 
-def test_small_tensors_are_one_unit():
-    slots = [Slot("a", (200,), 0, 0, 0, 200), Slot("b", (2,), 0, 1, 200, 2), Slot("c", (9,), 0, 2, 202, 9)]
-    assert units(slots, 100) == [Unit("a", 0, 200, False), Unit("b", 200, 11, True)]
-    assert units(slots, 1) == [Unit("a", 0, 200, False), Unit("b", 200, 2, False), Unit("c", 202, 9, False)]
-    assert units(slots[1:], 100) == [Unit("b", 200, 11, True)]
+def test_blocks_with_values_of_small_tensors_have_eight_bits_at_least():
+    of = slots(200, 100, 2, 90)  # small ones from value 300 on, which is in block 4 of 64 values
+    for bits in (0.125, 4, 7):
+        assert runs(of, bits, 64) == [Run(0, 4, bits), Run(4, 3, 8)]
+    for bits in (8, 16):
+        assert runs(of, bits, 64) == [Run(0, 7, bits)]
+    assert runs(of, 4, 512) == [Run(0, 1, 8)]
+    assert runs(slots(200, 120), 0.25, 64) == [Run(0, 5, 0.25)]
+    assert runs(slots(5, 70), 0.25, 64) == [Run(0, 2, 8)]
+
+
+def test_small_tensors_of_a_bucket_count_as_one():
+    of = slots(200, 100, 2, 90)
+    assert [slot.counted_as for slot in of] == ["p0", "p1", "p2", "p2"]
+    assert spans(of, 64) == {"p0": Span(0, 4), "p1": Span(3, 2), "p2": Span(4, 3)}
+    assert spans(slots(2, 90), 64) == {"p0": Span(0, 2)}
 
 
 @pytest.mark.parametrize("span", [Span(0, 7), Span(1, 4), Span(3, 0), Span(2, 1)])

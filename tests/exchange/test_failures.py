@@ -8,7 +8,6 @@ import torch
 from simulated import PLACES, RecordingWorld, Worker, mean_of, on_ranks, phases, places
 
 from hvd_dyncomp import LockstepError
-from hvd_dyncomp.exchange import spending
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.codec import HEADER_BYTES
 from hvd_dyncomp.exchange.hierarchical import Hierarchical
@@ -120,15 +119,6 @@ def test_an_error_after_all_is_sent_is_that_rank_s_alone(ranks, hosts, monkeypat
             for name, size in SIZES.items():
                 expected = mean_of(name, size, 1, range(ranks), ranks)
                 assert (got[rank][name] - expected).norm() <= 2e-3 * expected.norm()
-
-
-@places("2", "3", "2x2")
-def test_nor_do_the_others_wait_for_its_energies(ranks, hosts, monkeypatch):
-    """In the step in which they are put together."""
-    now: list[bool] = []
-    broken(monkeypatch, "decode", ranks - 1, now)
-    got = outcomes(ranks, hosts, spending.FIRST, lambda: now.append(True), bits=8, allocation="error")
-    assert [isinstance(result, MemoryError) for result in got] == [False] * (ranks - 1) + [True], got
 
 
 class Damaging(RecordingWorld):

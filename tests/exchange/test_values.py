@@ -142,15 +142,14 @@ def test_what_is_small_has_eight_bits_at_least(ranks, hosts, bits):
     sizes = {"a": 128, "small": 5, "tiny": 1}
 
     def program(worker: Worker):
-        return worker.step(worker.noise(0)), worker.quantizer.levels()
+        return worker.step(worker.noise(0))
 
     results, _ = on_ranks(ranks, program, sizes, bits, hosts=hosts)
     for name in ("small", "tiny"):
         expected = sum(noise(name, sizes[name], rank, 0) for rank in range(ranks)) / ranks
-        for got, levels in results:
+        for got in results:
             # Half a step of each of two quantizations, or of a mantissa of 8 bits within a host.
             assert (got[name] - expected).abs().max() <= 4 / 127
-            assert levels == {"a": bits, "tiny": max(bits, 8)}
 
 
 @pytest.mark.parametrize("fp16", [False, True])

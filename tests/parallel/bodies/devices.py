@@ -14,7 +14,7 @@ CASES = {
     "a quarter of a bit": (0.25, {}),
     "four bits": (4, {}),
     "stochastic": (2, {"rounding": "stochastic"}),
-    "levels of tensors": (1, {"allocation": "error"}),
+    "one bit": (1, {}),
     "skipped ones in groups": (8, {"skip": lambda name, parameter: name == "odd"}),
 }
 
