@@ -120,7 +120,7 @@ def test_stock_horovod_does_the_same(defaults):
 
 @pytest.mark.parametrize("defaults", UNUSUAL)
 @pytest.mark.parametrize(
-    ("served", "arguments"), [*(("native", name) for name in ARGUMENTS), ("portable", "levels of tensors")]
+    ("served", "arguments"), [*(("native", name) for name in ARGUMENTS), ("portable", "small tensors")]
 )
 def test_a_training_is_the_same(served, arguments, defaults, monkeypatch):
     if served == "portable":
