@@ -32,7 +32,7 @@ def gpu() -> torch.device:
 
 
 def reduced(device: torch.device, case: str, dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
-    """The gradients of some steps, more than until levels of tensors are chosen."""
+    """The gradients of some steps."""
     bits, arguments = CASES[case]
     groups = 2 if "groups" in case else None
     problem = Problem(device=device, dtype=dtype, compression=ours(bits, **arguments)(), groups=groups)
