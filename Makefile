@@ -25,8 +25,16 @@ setup: .venv/package.stamp
 train: setup
 	horovodrun -np 2 python launch/train_resnet.py $(ARGS)
 
+# What computes goes to two processes; what starts ranks, or times something, has the machine to itself.
+SIDE_BY_SIDE := tests/kernels tests/exchange tests/mutants $(wildcard tests/test_*.py)
+
 test: setup
+ifeq ($(ARGS),)
+	pytest -n 2 $(SIDE_BY_SIDE)
+	pytest tests/launch tests/parallel tests/clusters tests/release
+else
 	pytest $(ARGS)
+endif
 
 # What takes too long for every day: about an hour.
 soak: setup

@@ -64,7 +64,8 @@ prepare_for_gpu() {
 }
 [ "$wish" = none ] || prepare_for_gpu
 # What is changed in Horovod before it is built is this script's, so the script is a part of the key.
-readonly key="horovod$VERSION-$build_key-mpi$mpi_version-$gpu_key-$(sha256sum "$0" | cut -c-8)"
+script_key=$(sha256sum "$0" | cut -c-8)
+readonly key="horovod$VERSION-$build_key-mpi$mpi_version-$gpu_key-$script_key"
 readonly cache="${XDG_CACHE_HOME:-$HOME/.cache}/hvd_dyncomp/wheels/$key"
 
 build() {
