@@ -97,10 +97,12 @@ class AutoLevel:
     def learn(self, proposal: float) -> None:
         """Takes over rank 0's verdict, from the handshake of a step that is over; 0 changes nothing.
 
+        Nor does one of a trial that a loaded state has ended in the middle of that step.
+
         Raises:
             ValueError: it is no level that was tried.
         """
-        if not proposal or self._chosen:
+        if not proposal or self._chosen or not self._schedule:
             return
         if proposal not in self._schedule:
             raise ValueError(

@@ -100,6 +100,18 @@ def test_neither_switches_nor_evaluations_nor_a_slow_spell_count():
     assert set(steps.run(60)[40:]) == {32}
 
 
+def test_a_verdict_of_a_trial_that_a_loaded_state_has_ended_changes_nothing():
+    """The state is loaded between backward and step, in the step whose handshake brings the verdict."""
+    steps = Steps(compute_bound)
+    before = steps.ranks[0].state_dict()
+    steps.run(10)
+    for rank in steps.ranks:
+        rank.load_state_dict(before)
+        rank.learn(32)
+    assert set(steps.run(41)) == {4, 8, 16, 32}, "it is tried anew"
+    assert set(steps.run(10)) == {32}
+
+
 def test_a_choice_survives_a_restart_and_an_unfinished_trial_does_not():
     steps = Steps(compute_bound)
     steps.run(100)

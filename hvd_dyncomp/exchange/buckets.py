@@ -31,7 +31,8 @@ class Bucket:
     """Parameters that travel in one exchange, with what error feedback carries from step to step.
 
     Attributes:
-        name: unique among the buckets of all optimizers of a process; part of the collectives' names.
+        name: of its first parameter, unique among the buckets of an optimizer.
+        collective: what the names of its collectives begin with; unique among the buckets of all optimizers.
         slots: its parameters, in order; small ones last.
         values: gradient values in it.
         blocks: number of blocks; the last is padded with zeros.
@@ -54,8 +55,11 @@ class Bucket:
         world_size: int,
         error_feedback: bool,
         device: torch.device,
+        label: str = "",
     ) -> None:
         self.name = slots[0].name
+        # The optimizer's label, too: names that are the quantizer's own may be another quantizer's as well.
+        self.collective = f"hvd_dyncomp.{label}.{self.name}"
         self.slots = slots
         self._coding: tuple[float, Coding] | None = None  # the latest, and its level
         self._shares: tuple[float, dict[str, float]] | None = None  # likewise

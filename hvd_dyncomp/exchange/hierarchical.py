@@ -20,11 +20,9 @@ from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Course, Outgoing
-from hvd_dyncomp.exchange.topology import Section
+from hvd_dyncomp.exchange.topology import Section, dtype_within_host
 from hvd_dyncomp.exchange.way import Values, Way, reduction
 from hvd_dyncomp.transport.base import Transport
-
-MOST_BITS_OF_BFLOAT16 = 7
 
 
 class Hierarchical(Way):
@@ -40,7 +38,7 @@ class Hierarchical(Way):
             reduction(messages, section, self._peers if section is own else None) for section in arrangement.sections
         ]
         self._own = self._reductions[arrangement.own]
-        self._dtype = torch.bfloat16 if messages.bits <= MOST_BITS_OF_BFLOAT16 else torch.float32
+        self._dtype = dtype_within_host(messages.bits)
         self._outgoing: Outgoing | None = None
         self._sum = torch.empty(0)
 

@@ -144,4 +144,4 @@ class Messages:
 
     def name(self, phase: Phase) -> str:
         """What the collective of a phase is called."""
-        return f"hvd_dyncomp.{self.bucket.name}.{phase.name.lower()}"
+        return f"{self.bucket.collective}.{phase.name.lower()}"

@@ -14,13 +14,16 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange import residuals
 from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, checksum
+from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, Span, checksum
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.topology import Topology
+from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.momentum import MOST_BITS, WithoutMomentum
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
+
+# Of all messages that a rank sends in one collective: MPI counts bytes in 32 bits, with a sign.
+MOST_BYTES = 2**31 - 1
 
 
 class Plan:
@@ -74,6 +77,7 @@ class Plan:
             error_feedback=settings.error_feedback,
             rank=rank,
             world_size=world_size,
+            label=self.binding.label,
         )
         self.tickets_on_device = horovod_optimizer.grouped(optimizer) and len(self.slots) < len(self.binding.named)
         # As it was when the state was saved, so that nothing has to move if it still is so.
@@ -134,6 +138,22 @@ class Plan:
         self.topology, self.checksum, self._names = topology, number, names
         if self.binding.rank == 0:
             self._say()
+
+    def check_lengths(self, bits: float) -> None:
+        """Once it is known where the ranks are, and on all of them alike: can every bucket be sent at this level?
+
+        Raises:
+            ValueError: a message would be too long.
+        """
+        for bucket in self.buckets:
+            codes = bucket.coding(bits).nbytes(Span(0, bucket.blocks))
+            near = dtype_within_host(bits).itemsize * bucket.values if self.hierarchical else 0
+            if max(codes, near) > MOST_BYTES:
+                raise ValueError(
+                    f"bucket {bucket.name} of {bucket.values} values cannot be sent at {bits} bits: its messages would "
+                    f"have {max(codes, near)} bytes, and MPI takes {MOST_BYTES} at most; use fewer bits, `skip` it, or "
+                    "divide the parameter"
+                )
 
     def arrange(self) -> None:
         """Divides the buckets as the topology says. Before anything of a step is quantized or released."""

@@ -258,6 +258,7 @@ class Step:
             self._plan.settle(self._handshake.greetings)
             if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
                 self._arrange()
+                self._plan.check_lengths(self.bits)
             self._agreed = True
         except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
             self._error = error

@@ -10,8 +10,17 @@ import itertools
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+import torch
+
 from hvd_dyncomp.exchange.codec import Span, checksum, shard_bounds
 from hvd_dyncomp.meter import allreduce_bytes
+
+MOST_BITS_OF_BFLOAT16 = 7
+
+
+def dtype_within_host(bits: float) -> torch.dtype:
+    """In which values travel to their neighbours, at a level."""
+    return torch.bfloat16 if bits <= MOST_BITS_OF_BFLOAT16 else torch.float32
 
 
 class Topology(NamedTuple):

@@ -52,7 +52,7 @@ class UncompressedExchange:
                 gradient = torch.zeros(slot.shape, dtype=torch.float32, device=self._bucket.device)
             wire = wire_form(gradient.clone())
             self.nbytes[slot.name] = wire.numel() * wire.element_size()
-            self._handles.append(self._transport.sum(wire, f"hvd_dyncomp.{slot.name}.uncompressed"))
+            self._handles.append(self._transport.sum(wire, f"{self._bucket.collective}.{slot.index}.uncompressed"))
 
     def deliver(self) -> None:
         """Blocks until every gradient holds the reduced one."""

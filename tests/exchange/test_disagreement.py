@@ -5,7 +5,17 @@ from collections.abc import Callable
 import horovod.torch as hvd
 import pytest
 import torch
-from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks, parameters, set_level
+from simulated import (
+    WORLDS,
+    RecordingWorld,
+    SimulatedOptimizer,
+    Worker,
+    mean_of,
+    noise,
+    on_ranks,
+    parameters,
+    set_level,
+)
 
 from hvd_dyncomp import DynamicQuantizer, LockstepError
 from hvd_dyncomp.transport.horovod import HorovodTransport
@@ -219,6 +229,50 @@ def test_optimizers_are_told_apart_by_their_first_parameter():
     world.run(program)
     names = [[s.name for s in world.sent if s.rank == rank and "handshake" in s.name] for rank in range(2)]
     assert names == [[f"hvd_dyncomp.{first}.handshake" for first in order] for order in ("ab", "ba")]
+
+
+def test_quantizers_of_twin_models_may_use_the_same_names():
+    """Theirs are for states and error messages; the optimizers' tell collectives apart."""
+
+    def program(transport) -> list[dict[str, torch.Tensor]]:
+        twins = []
+        for prefix in ("left", "right"):
+            own = parameters(SIZES)
+            quantizer = DynamicQuantizer(16, named_parameters=list(own.items()), transport=transport, min_numel=10)
+            twins.append(SimulatedOptimizer({f"{prefix}.{n}": p for n, p in own.items()}, quantizer, transport))
+        for again in (False, True):  # the second time of gradients that nobody's backward has made
+            for number, optimizer in enumerate(twins):
+                for parameter in optimizer.param_groups[0]["params"]:
+                    gradient = noise(str(parameter.numel()), parameter.numel(), transport.rank, number)
+                    if not again:
+                        optimizer.backward(parameter, gradient)
+            for optimizer in twins[:: -1 if transport.rank and not again else 1]:
+                optimizer.synchronize()
+        return [[p.grad.clone() for p in optimizer.param_groups[0]["params"]] for optimizer in twins]
+
+    got = RecordingWorld(2).run(program)
+    for number in range(2):
+        for mine, theirs in zip(got[0][number], got[1][number], strict=True):
+            expected = mean_of(str(mine.numel()), mine.numel(), number, range(2), 2)
+            assert torch.equal(mine, theirs) and (mine - expected).norm() <= 2e-3 * expected.norm()
+
+
+
+@WORLDS
+def test_messages_that_are_too_long_are_refused_on_all_ranks(ranks, hosts, monkeypatch):
+    """Before anything is sent, whatever ranks share a host; and what has been refused once can go on with fewer bits."""
+    monkeypatch.setattr("hvd_dyncomp.exchange.plan.MOST_BYTES", 1000)
+
+    def program(worker: Worker) -> str:
+        with pytest.raises(ValueError, match="bucket b .* at 16 bits") as caught:
+            worker.step(worker.noise(0))
+        return str(caught.value)
+
+    sizes = {"a": 130, "b": 500}
+    texts, world = on_ranks(ranks, program, sizes, 16, hosts=hosts, bucket_bytes=1)
+    assert len(set(texts)) == 1
+    assert all("handshake" in sent.name or sent.kind == "sum" for sent in world.sent)
+    on_ranks(ranks, lambda worker: worker.step(worker.noise(0)), sizes, 4, hosts=hosts, bucket_bytes=1)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -40,7 +40,7 @@ def test_a_late_rank(gradient, waits_for, rank, size, capfd):
         said = capfd.readouterr().err
         names = {
             "handshake": f"{prefix}long.handshake",
-            "exchange": f"{prefix}matrix.pair" if size == 2 else f"{prefix}matrix.scatter",
+            "exchange": f"{prefix}long.{prefix}matrix.{'pair' if size == 2 else 'scatter'}",
         }
         assert "Missing ranks" in said
         assert f"hvd_dyncomp.{names[waits_for]}" in said, said
