@@ -8,7 +8,7 @@ from typing import NamedTuple
 from costs.collectives import Hosts, Transfer, allgather, allreduce, alltoall
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.exchange.codec import HEADER_BYTES
-from hvd_dyncomp.exchange.hierarchical import MOST_BITS_OF_BFLOAT16
+from hvd_dyncomp.exchange.topology import dtype_within_host
 from hvd_dyncomp.kernels import block_bytes
 
 BLOCK_SIZE = 512
@@ -133,7 +133,7 @@ def sizes(bits: float, values: float, hosts: Hosts, bucket_bytes: float = BUCKET
 
 
 def _float_bytes(bits: float) -> int:
-    return 2 if bits <= MOST_BITS_OF_BFLOAT16 else 4
+    return dtype_within_host(bits).itemsize
 
 
 def _hierarchical(bits: float, values: float, bucket: float, hosts: Hosts) -> Step:

@@ -260,7 +260,7 @@ def test_quantizers_of_twin_models_may_use_the_same_names():
 
 @WORLDS
 def test_messages_that_are_too_long_are_refused_on_all_ranks(ranks, hosts, monkeypatch):
-    """Before anything is sent, whatever ranks share a host; and what has been refused once can go on with fewer bits."""
+    """Before anything is sent, whatever ranks share a host. With fewer bits they are not."""
     monkeypatch.setattr("hvd_dyncomp.exchange.plan.MOST_BYTES", 1000)
 
     def program(worker: Worker) -> str:
