@@ -213,7 +213,11 @@ class DynamicQuantizer(Compressor):
         if not isinstance(self, DynamicQuantizer):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
         take = DynamicQuantizer._timed if _looked_into() is None else self._opaque
-        return take(self, tensor, sys._getframe(1))
+        caller = sys._getframe(1)
+        if torch.is_inference_mode_enabled():  # `step` may be called in it: what it makes cannot be written later
+            with torch.inference_mode(False), torch.no_grad():
+                return take(self, tensor, caller)
+        return take(self, tensor, caller)
 
     def _timed(self, tensor: torch.Tensor | None, caller: FrameType) -> tuple[torch.Tensor, _Context]:
         began = time.perf_counter()
@@ -257,7 +261,8 @@ class DynamicQuantizer(Compressor):
         began = time.perf_counter()
         if not step.over:
             self._lifecycle.end(step)
-            step.collect()
+            with torch.inference_mode(False), torch.no_grad():
+                step.collect()
             self._lifecycle.collected(step)
         if isinstance(step, FailedStep):  # it has raised
             return tensor

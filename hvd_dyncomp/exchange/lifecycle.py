@@ -284,4 +284,5 @@ class Lifecycle:
 def _compare(lifecycle: Lifecycle | None) -> None:
     """Before Horovod waits for gradients, and perhaps for what never comes: do all ranks do the same?"""
     if lifecycle is not None and lifecycle.step is not None:
-        lifecycle.step.check()
+        with torch.inference_mode(False), torch.no_grad():  # as in the quantizer
+            lifecycle.step.check()

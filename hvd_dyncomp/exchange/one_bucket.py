@@ -150,7 +150,8 @@ class Exchange:
         nonfinite_blocks = yield from way.course(self._floats, self._factor)
         for gradient, value in zip(self.gradients, self._floats(), strict=True):
             if gradient is not None and gradient is not value:
-                gradient.copy_(self._representable(value, gradient.dtype))
+                with torch.inference_mode(gradient.is_inference()), torch.no_grad():
+                    gradient.copy_(self._representable(value, gradient.dtype))
         self.gradients, self._values = [], []
         return nonfinite_blocks
 
@@ -183,6 +184,8 @@ class Exchange:
     def _float(self, slot: Slot, gradient: torch.Tensor | None) -> torch.Tensor:
         if gradient is None:
             return torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
+        if gradient.is_inference():  # Horovod's zeros, where `step` is called in inference mode: not to be written here
+            gradient = gradient.clone()
         return gradient.to(torch.float32).contiguous()  # both leave a contiguous float32 tensor as it is
 
     def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -59,4 +59,5 @@ class UncompressedExchange:
         for gradient, handle in zip(self._gradients, self._handles, strict=True):
             total = self._transport.wait(handle)
             if gradient is not None:
-                gradient.copy_(total * self._factor)
+                with torch.inference_mode(gradient.is_inference()), torch.no_grad():
+                    gradient.copy_(total * self._factor)

@@ -257,7 +257,6 @@ def test_quantizers_of_twin_models_may_use_the_same_names():
             assert torch.equal(mine, theirs) and (mine - expected).norm() <= 2e-3 * expected.norm()
 
 
-
 @WORLDS
 def test_messages_that_are_too_long_are_refused_on_all_ranks(ranks, hosts, monkeypatch):
     """Before anything is sent, whatever ranks share a host. With fewer bits they are not."""

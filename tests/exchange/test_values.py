@@ -3,11 +3,29 @@
 import horovod.torch as hvd
 import pytest
 import torch
-from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, noise, on_ranks
+from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_of, noise, on_ranks
 
 from hvd_dyncomp.exchange.buckets import Bucket
 
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
+
+
+@WORLDS
+def test_steps_in_inference_mode(ranks, hosts):
+    """A rank without a batch has Horovod's zeros for its gradients, which are then inference tensors."""
+
+    def program(worker: Worker) -> dict[str, torch.Tensor]:
+        if worker.transport.rank:
+            worker.backward(worker.noise(0))
+        with torch.inference_mode():
+            worker.optimizer.step()
+        return {name: p.grad.clone() for name, p in worker.parameters.items()}
+
+    seen, _ = on_ranks(ranks, program, {"a": 650, "b": 200, "small": 5}, 16, hosts=hosts)
+    for name, gradient in seen[0].items():
+        expected = mean_of(name, gradient.numel(), 0, range(1, ranks), ranks)
+        assert all(torch.equal(other[name], gradient) for other in seen)
+        assert (gradient - expected).norm() <= 2e-3 * expected.norm()
 
 
 @WORLDS
