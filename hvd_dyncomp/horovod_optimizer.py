@@ -78,6 +78,11 @@ def synchronized(optimizer: Any) -> bool:
     return optimizer._synchronized
 
 
+def pending_of(optimizer: Any) -> dict:
+    """What has been handed in and not been handed back. Another object after `load_state_dict`, which forgets it."""
+    return optimizer._handles
+
+
 def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:
     """By parameter, how many backward passes are left before its gradient is handed over.
 
