@@ -241,7 +241,7 @@ class DynamicQuantizer(Compressor):
             return tensor, _Context(tensor)
         name, parameter = found
         state = self._lifecycle.state
-        if isinstance(state, Stepping) and not (name in state.step.taken and state.forgotten):
+        if isinstance(state, Stepping) and not state.forgotten:
             step = state.step
         else:
             step = uninterrupted(self._begin)

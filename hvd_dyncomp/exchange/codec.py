@@ -158,7 +158,9 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
         raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, which is less than a header")
     theirs = Header.from_bytes(message[:HEADER_BYTES].cpu().numpy().tobytes())
     if theirs.phase == Phase.ABORT:
-        raise LockstepError(f"{where}: rank {rank} gave up the exchange; its own error says why")
+        raise LockstepError(
+            f"{where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between backward and step"
+        )
     for field, mine, other in zip(Header._fields, expected, theirs, strict=True):
         if mine != other:
             raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")

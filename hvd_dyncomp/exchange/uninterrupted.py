@@ -10,27 +10,24 @@ What is cheap and may be repeated needs none of this, and no thread but the main
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import queue
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 Result = TypeVar("Result")
 
-_pool: ThreadPoolExecutor
-
-
-def _make_pool() -> None:
-    global _pool
-    _pool = ThreadPoolExecutor(1, thread_name_prefix="hvd_dyncomp")
-
-
-_make_pool()
-os.register_at_fork(after_in_child=_make_pool)  # a process that was forked has no thread
+# Locks, queue and thread are those of the interpreter: threading's and concurrent.futures' are written in Python, and
+# whoever is interrupted within them may leave a lock behind.
+_tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+_started = False
+_here = threading.local()
 
 
 def interruptible() -> bool:
@@ -46,29 +43,81 @@ def uninterrupted(work: Callable[[], Result]) -> Result:
     """
     if not interruptible():
         return work()
-    future: Future[Result] = Future()
+    task = _Task(work, _streams())
     try:
-        _pool.submit(_do, future, work, _streams())
-        return future.result()
+        if not _started:
+            start_thread()
+        _tasks.put(task)
+        task.over.acquire()
     except BaseException:
-        while not (future.done() or future.cancel()):
-            with contextlib.suppress(BaseException):  # one more interruption; the first is raised
-                future.exception()
+        task.cancel()
         raise
-
-
-def _do(future: Future[Result], work: Callable[[], Result], streams: list[torch.cuda.Stream]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
+    if task.error is None:
+        return task.result
     try:
-        with contextlib.ExitStack() as stack:
-            for stream in streams:
-                stack.enter_context(torch.cuda.stream(stream))
-            result = work()
-    except BaseException as error:  # noqa: BLE001  # raised where it was asked for
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+        raise task.error
+    finally:
+        del task  # whose error has this frame in its traceback
+
+
+def start_thread() -> None:
+    """One more thread that does such work. One is enough where there is one main thread."""
+    global _started
+    _thread.start_new_thread(_loop, ())
+    _started = True
+
+
+def _loop() -> None:
+    _here.working = True
+    while True:
+        _tasks.get().do()
+
+
+def _after_fork() -> None:
+    global _started
+    _started = False  # a process that was forked has no other thread
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Task(Generic[Result]):
+    """Work for the other thread.
+
+    Attributes:
+        over: held until it has been done.
+        result, error: what it returned, or raised.
+    """
+
+    result: Any = None
+    error: BaseException | None = None
+
+    def __init__(self, work: Callable[[], Result], streams: list[torch.cuda.Stream]) -> None:
+        self._work, self._streams = work, streams
+        self._claimed, self.over = _thread.allocate_lock(), _thread.allocate_lock()
+        self.over.acquire()
+        self._done = False
+
+    def do(self) -> None:
+        if not self._claimed.acquire(blocking=False):
+            return
+        try:
+            with contextlib.ExitStack() as stack:
+                for stream in self._streams:
+                    stack.enter_context(torch.cuda.stream(stream))
+                self.result = self._work()
+        except BaseException as error:  # noqa: BLE001  # raised where it was asked for
+            self.error = error
+        self._done = True
+        self.over.release()
+
+    def cancel(self) -> None:
+        """If it has not begun, it never will; otherwise blocks until it has been done."""
+        if self._claimed.acquire(blocking=False):
+            return
+        while not self._done:
+            with contextlib.suppress(BaseException):  # one more interruption; the first is raised
+                time.sleep(1e-3)
 
 
 def _streams() -> list[torch.cuda.Stream]:

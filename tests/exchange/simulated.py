@@ -91,9 +91,13 @@ class SimulatedOptimizer(torch.optim.SGD):
         self._synchronized = True
 
     def give_up(self) -> None:
-        """As `load_state_dict` between backward and step: every gradient may be handed in anew."""
+        """As `forget`, on every rank alike, which have handed in the same gradients."""
         for handle, _ in self._handles.values():
             self._transport.wait(handle)
+        self.forget()
+
+    def forget(self) -> None:
+        """As `load_state_dict` between backward and step: every gradient may be handed in anew."""
         self._handles = {}
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, 1)
 
