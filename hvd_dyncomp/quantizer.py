@@ -196,7 +196,7 @@ class DynamicQuantizer(Compressor):
             optimizer: what `hvd.DistributedOptimizer(..., compression=this quantizer)` returned.
 
         Raises:
-            ValueError: it is another optimizer, or cannot be used: its `op`, or a parameter without a name; or gradients
+            ValueError: it is another optimizer, or cannot be used: its `op`, or a parameter without a name; gradients
                 are in flight.
         """
         if compressor_of(optimizer) is not self:
@@ -241,10 +241,8 @@ class DynamicQuantizer(Compressor):
             return tensor, _Context(tensor)
         name, parameter = found
         state = self._lifecycle.state
-        if isinstance(state, Stepping) and not state.forgotten:
-            step = state.step
-        else:
-            step = uninterrupted(self._begin)
+        in_flight = isinstance(state, Stepping) and not state.forgotten
+        step = state.step if in_flight else uninterrupted(self._begin)  # type: ignore[union-attr]  # it is Stepping
         wire, gradient, compressed = step.take(tensor, name, parameter)
         return wire, _Context(gradient, step, compressed)
 

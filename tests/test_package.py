@@ -98,9 +98,13 @@ EXCHANGE = {
     "relative_error": {"buckets", "plan"},
     "tally": {"buckets", "group", "plan"},
     "background": set(),
-    "step": {"background", "codec", "handshake", "one_bucket", "plan", "ranges", "slots", "tally", "uncompressed"},
+    "uninterrupted": set(),
+    "step": {
+        *("background", "codec", "handshake", "one_bucket", "plan", "ranges", "slots", "tally", "uncompressed"),
+        "uninterrupted",
+    },
     "failed_step": {"background", "codec", "handshake", "uncompressed"},
-    "lifecycle": {"failed_step", "plan", "residuals", "settings", "step"},
+    "lifecycle": {"failed_step", "plan", "residuals", "settings", "step", "uninterrupted"},
 }
 REPORT = {
     "markup": set(),

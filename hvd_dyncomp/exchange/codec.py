@@ -159,7 +159,8 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
     theirs = Header.from_bytes(message[:HEADER_BYTES].cpu().numpy().tobytes())
     if theirs.phase == Phase.ABORT:
         raise LockstepError(
-            f"{where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between backward and step"
+            f"{where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between backward "
+            "and step"
         )
     for field, mine, other in zip(Header._fields, expected, theirs, strict=True):
         if mine != other:

@@ -18,10 +18,10 @@ from hvd_dyncomp.transport.base import Transport
 class Handshake:
     """A few bytes from every rank to every rank: its greeting. If they differ, the ranks tell each other everything.
 
-    It goes out with the first gradient, by `start`. It is the same collective whatever the ranks disagree about; without it, a rank
-    at 4 bits would wait for ever for the scatter of one at 32. And it is an allreduce, a sum to which every rank adds
-    zeros for the others: the only collective that Horovod completes when a rank has left by `hvd.join()`, whose own
-    place then remains zero.
+    It goes out with the first gradient, by `start`. It is the same collective whatever the ranks disagree about;
+    without it, a rank at 4 bits would wait for ever for the scatter of one at 32. And it is an allreduce, a sum to
+    which every rank adds zeros for the others: the only collective that Horovod completes when a rank has left by
+    `hvd.join()`, whose own place then remains zero.
 
     Args:
         transport: among the ranks of the optimizer.

@@ -232,7 +232,7 @@ class Step:
             self._join()
 
     def give_up(self) -> None:
-        """Nobody will collect it. What other ranks wait for is sent in the background: an error, for what is missing."""
+        """Nobody will collect it. What others wait for is sent in the background: an error, for what is missing."""
         with self._lock:
             self._given_up = True
             for exchange in self._exchanges:
@@ -274,7 +274,7 @@ class Step:
         return all([exchange.drained(wait=wait) for exchange in self._exchanges])
 
     def _greet(self, *, wait: bool) -> bool:
-        """Whether the others have been greeted; does it when nothing is under way that could be taken for this step's."""
+        """Whether the others have been greeted; does it when nothing that was given up is under way any more."""
         if self._previous is not None and self._previous.drained(wait=wait):
             self._previous = None
         if self._previous is None and not self._handshake.started:

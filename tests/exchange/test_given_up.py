@@ -10,7 +10,6 @@ from simulated import PLACES, WORLDS, Worker, on_ranks, places
 
 from hvd_dyncomp import LockstepError
 
-
 SIZES = {"a": 200, "b": 5, "c": 130, "d": 333}
 SHAPE = {"bucket_bytes": 600}
 CHOICES = st.lists(st.integers(0, 11), min_size=1, max_size=40)

@@ -1,4 +1,4 @@
-"""What a signal handler raises between any two calls of a step, on one rank, and a loop that goes on as if nothing were.
+"""What a signal handler raises between two calls of a step, on one rank, and a loop that goes on as if nothing were.
 
 Stock Horovod survives it: what was not handed in within backward is handed in by `synchronize`. From there on it does
 not: it cannot be asked twice for what it has reduced. So nothing is interrupted then.
