@@ -10,7 +10,6 @@ import json
 import horovod.torch as hvd
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.plugins.environments import MPIEnvironment
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,6 +20,10 @@ try:
     from pytorch_lightning.strategies import HorovodStrategy
 except ImportError:  # Lightning 2
     from lightning_horovod.strategy import HorovodStrategy
+    from pytorch_lightning.plugins.environments import MPIEnvironment
+
+    # Where mpi4py is installed, Lightning would take mpirun's ranks for its own, and they would wait for ever.
+    MPIEnvironment.detect = staticmethod(lambda: False)
 
 
 class CompressedHorovodStrategy(HorovodStrategy):
@@ -82,8 +85,6 @@ class Classifier(pl.LightningModule):
 
 if __name__ == "__main__":
     hvd.init()
-    # Where mpi4py is installed, Lightning 2 takes an mpirun for its own launcher, and the ranks wait for ever.
-    MPIEnvironment.detect = staticmethod(lambda: False)
     controller = Controller(StepFunction(levels=(4, 8, 16), thresholds=(0.75, 0.83)))
     quantizer = DynamicQuantizer(controller)
     model = Classifier()

@@ -76,8 +76,8 @@ def reports(said: str) -> list[dict]:
     """What ranks 0 and 1 said, who hold the same model."""
     found = sorted((json.loads(line) for line in re.findall(r'\{"rank": .*?\}', said)), key=lambda said: said["rank"])
     assert [report["rank"] for report in found] == [0, 1] and {report["size"] for report in found} == {2}
-    first, second = ({key: value for key, value in report.items() if key not in ("rank", "accuracy")} for report in found)
-    assert first == second
+    for key in ("parameters", "steps", "clips"):
+        assert found[0][key] == found[1][key], f"ranks have different {key}"
     assert all(report["accuracy"] > 0.8 for report in found)
     return found
 
@@ -108,9 +108,7 @@ def test_lightning_as_in_the_example():
 
 
 def test_clipping_and_accumulation(tmp_path):
-    said = said_by(
-        horovodrun(2, program("Clipping and accumulation", tmp_path)), 120, PYTHONPATH=str(EXAMPLES)
-    )
+    said = said_by(horovodrun(2, program("Clipping and accumulation", tmp_path)), 120, PYTHONPATH=str(EXAMPLES))
     for report in reports(said):
         assert bytes_sent(report) < 30
         assert report["steps"] == 4 * 32 / 2 == len(report["clips"])
