@@ -63,6 +63,11 @@ def process_set_of(optimizer: Any) -> Any:
     return getattr(optimizer, "process_set", None)
 
 
+def among_all(optimizer: Any) -> bool:
+    """Whether gradients are reduced over all workers."""
+    return getattr(process_set_of(optimizer), "process_set_id", 0) == 0
+
+
 def factor_of(optimizer: Any, world_size: int) -> float:
     """What sums over ranks are multiplied by.
 

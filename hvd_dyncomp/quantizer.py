@@ -16,7 +16,7 @@ import torch
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange import lookout, residuals
 from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
@@ -159,6 +159,7 @@ class DynamicQuantizer(Compressor):
         if not isinstance(self._transport, Transport):
             raise TypeError(f"transport must be a Transport, got {shown(transport)}")
         self._lifecycle = Lifecycle(self._settings, names, skip, self._transport)
+        lookout.register(self.controller, self._lifecycle)
         self._lock = threading.Lock()
         # Where a compiled function calls backward, hooks are compiled as well, and what was found for one gradient
         # would be taken to be so of the next. Made here: it imports the compiler, as making any optimizer does.

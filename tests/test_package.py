@@ -67,7 +67,7 @@ ROOMS = {
     "horovod_optimizer": {"transport"},
     "momentum": set(),
     "exchange": {"horovod_optimizer", "kernels", "meter", "momentum", "transport"},
-    "controller": {"policies", "transport"},
+    "controller": {"exchange", "policies", "transport"},
     "quantizer": {"auto_level", "controller", "exchange", "horovod_optimizer", "meter", "policies", "transport"},
     "elastic": {"controller", "quantizer", "transport"},
     "report": set(),
@@ -105,6 +105,7 @@ EXCHANGE = {
     },
     "failed_step": {"background", "codec", "handshake", "uncompressed"},
     "lifecycle": {"failed_step", "plan", "residuals", "settings", "step", "uninterrupted"},
+    "lookout": {"codec", "handshake", "lifecycle"},
 }
 REPORT = {
     "markup": set(),

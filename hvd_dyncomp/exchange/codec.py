@@ -125,11 +125,12 @@ class Flag(IntFlag):
     """In a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
-    will say why.
+    will say why. CONTROLLER: this rank is in `Controller.step`.
     """
 
     FRESH = 1
     FAILED = 2
+    CONTROLLER = 4
 
 
 def uploaded(here: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -116,13 +116,30 @@ class Handshake:
             for rank, message in enumerate(messages):
                 if not any(message):
                     raise LockstepError(f"{self._name}: rank {rank} takes no part in this step: {JOINED}")
-            self._greetings = [Greeting.from_bytes(message) for message in messages]
+            greetings = [Greeting.from_bytes(message) for message in messages]
+            _check_controller(greetings)
+            self._greetings = greetings
             first = _comparable(self._greetings[0])
             self._flags = Flag(functools.reduce(operator.or_, (greeting.flags for greeting in self._greetings)))
             if self._flags & Flag.FAILED or any(_comparable(greeting) != first for greeting in self._greetings):
                 self._introduction = Introduction(self._transport, self._name, self._about())
         except Exception as error:  # noqa: BLE001  # raised by check()
             self._error = error
+
+
+def _check_controller(greetings: list[Greeting]) -> None:
+    """Whether all ranks are in `Controller.step`, or none.
+
+    Raises:
+        LockstepError: some are.
+    """
+    inside = [bool(greeting.flags & Flag.CONTROLLER) for greeting in greetings]
+    if any(inside) and not all(inside):
+        raise LockstepError(
+            f"rank {inside.index(True)} is in Controller.step, and rank {inside.index(False)} goes on training: every "
+            "rank must call controller.step(...) after each epoch, also one that does not validate (num_samples=0); an "
+            "`if hvd.rank() == 0:` is for what only prints or saves"
+        )
 
 
 def _comparable(greeting: Greeting) -> Greeting:

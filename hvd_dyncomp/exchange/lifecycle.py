@@ -135,6 +135,14 @@ class Lifecycle:
         """What is in flight, or stands in for it."""
         return self.state.step if isinstance(self.state, (Stepping, Failed)) else None
 
+    @property
+    def label(self) -> str | None:
+        """Of the optimizer, if it reduces over all workers; None while none is known."""
+        optimizer = self.plan.binding.optimizer if self.plan else None
+        if self.plan is None or optimizer is None or not horovod_optimizer.among_all(optimizer):
+            return None
+        return self.plan.binding.label
+
     def attach(self, optimizer: torch.optim.Optimizer) -> Plan:
         """Makes a plan for an optimizer; what is owed goes over into it.
 
