@@ -98,7 +98,7 @@ EXCHANGE = {
     "relative_error": {"buckets", "plan"},
     "tally": {"buckets", "group", "plan"},
     "background": set(),
-    "uninterrupted": set(),
+    "uninterrupted": {"ranges"},
     "step": {
         *("background", "codec", "handshake", "one_bucket", "plan", "ranges", "slots", "tally", "uncompressed"),
         "uninterrupted",

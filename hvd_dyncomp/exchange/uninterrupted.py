@@ -6,6 +6,7 @@ middle of an exchange that would leave this rank with half a step, and the other
 raises meanwhile is raised when the work is over, as with Horovod's own waits, which no handler interrupts either.
 
 What is cheap and may be repeated needs none of this, and no thread but the main one does: there the work is just done.
+Likewise under a profiler, which would not see another thread.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
+
+from hvd_dyncomp.exchange.ranges import profiled
 
 Result = TypeVar("Result")
 
@@ -41,7 +44,7 @@ def uninterrupted(work: Callable[[], Result]) -> Result:
     Raises:
         BaseException: what a signal handler has raised meanwhile, when the work is over.
     """
-    if not interruptible():
+    if not interruptible() or profiled():
         return work()
     task = _Task(work, _streams())
     try:
