@@ -93,6 +93,12 @@ _ASSIGNED = (
     "travel uncompressed, and the optimizer steps with its momentum; call backward() on a loss to have them compressed"
 )
 
+_AGAIN = (
+    "gradients were reduced twice in a step, the second time uncompressed (as float32: more bytes than compression has "
+    "saved). optimizer.step() synchronizes by itself: after optimizer.synchronize(), write "
+    "'with optimizer.skip_synchronize(): optimizer.step()'"
+)
+
 _CAPTURED = (
     "gradients cannot be exchanged while a CUDA graph is captured: its replay calls no hooks, and every rank would go "
     "on with gradients of its own. Leave loss.backward() and optimizer.step() out of it; "
@@ -261,6 +267,8 @@ class Lifecycle:
         bits = step.bits
         if not step.fresh:
             if horovod_optimizer.synchronized(optimizer):
+                if plan.binding.rank == 0 and plan.slots and bits != UNCOMPRESSED:
+                    self._say("again", _AGAIN)
                 return  # means that the user has changed, and that were reduced again: they came at the level before
             bits = UNCOMPRESSED
         leave_out(optimizer, plan.waiting, bits)
