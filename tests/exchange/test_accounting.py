@@ -97,7 +97,7 @@ def test_a_tensor_that_is_no_gradient_passes_and_is_counted(ranks, hosts, caplog
 @places("2", "3")
 @pytest.mark.parametrize("twice", [True, False])
 def test_a_second_reduction_is_said_once(ranks, hosts, twice, caplog):
-    """A lost `skip_synchronize`: everything travels again, uncompressed. A step without any gradient is no such thing."""
+    """A lost `skip_synchronize`: all travels again, uncompressed. A step without any gradient is no such thing."""
 
     def program(worker: Worker):
         for step in range(3):
