@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,9 +14,11 @@ from typing import Any
 
 from hvd_dyncomp.checks import finite, integer, one_of, shown
 from hvd_dyncomp.errors import ControllerError, LockstepError
+from hvd_dyncomp.exchange.lookout import Lookout
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
+from hvd_dyncomp.transport.base import finish_gather_json, start_gather_json
 from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
 
 logger = logging.getLogger(__name__)
@@ -97,9 +100,10 @@ class Controller:
         Raises:
             ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed metrics that cannot
                 be used; the message has the cause and the rank.
-            LockstepError: the ranks called with different metrics or epochs, or disagree about level or configuration.
+            LockstepError: the ranks called with different metrics or epochs, or disagree about level or configuration;
+                or another rank goes on training instead (if its optimizer works among all workers).
         """
-        reports = gather_json(self._report(metrics, epoch, num_samples), "hvd_dyncomp.controller.metrics")
+        reports = self._gathered(self._report(metrics, epoch, num_samples))
         self._check_reports(reports)
         finished = reports[0]["epoch"]
         if finished < self.epoch:
@@ -114,6 +118,21 @@ class Controller:
         self._bits = record.bits
         self._check_lockstep()
         return self._bits
+
+    def _gathered(self, report: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's report. If this one waits for ranks that train instead, all raise a `LockstepError`."""
+        transport = HorovodTransport()
+        if transport.size == 1:
+            return [report]
+        lookout = Lookout(self, transport)
+        handle = start_gather_json(transport, report, "hvd_dyncomp.controller.metrics")
+        while not transport.poll(handle):
+            lookout.look()
+            time.sleep(1e-3)
+        reports = finish_gather_json(transport, handle)
+        everybody = gather_json(lookout.labels, "hvd_dyncomp.controller.waited")
+        lookout.end(label for labels in everybody for label in labels)
+        return reports
 
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
         """What this rank tells the others. Never raises: a rank that raised here would leave them waiting."""

@@ -63,6 +63,11 @@ def process_set_of(optimizer: Any) -> Any:
     return getattr(optimizer, "process_set", None)
 
 
+def among_all(optimizer: Any) -> bool:
+    """Whether gradients are reduced over all workers."""
+    return getattr(process_set_of(optimizer), "process_set_id", 0) == 0
+
+
 def factor_of(optimizer: Any, world_size: int) -> float:
     """What sums over ranks are multiplied by.
 
@@ -76,6 +81,11 @@ def factor_of(optimizer: Any, world_size: int) -> float:
 def synchronized(optimizer: Any) -> bool:
     """Whether gradients have been reduced since the last step; while they are being reduced, whether it is again."""
     return optimizer._synchronized
+
+
+def pending_of(optimizer: Any) -> dict:
+    """What has been handed in and not been handed back. Another object after `load_state_dict`, which forgets it."""
+    return optimizer._handles
 
 
 def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:

@@ -16,7 +16,7 @@ import torch
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange import lookout, residuals
 from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
@@ -25,6 +25,7 @@ from hvd_dyncomp.exchange.relative_error import relative_errors
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.tally import count_outside
+from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.horovod_optimizer import compressor_of
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.meter import Meter
@@ -158,6 +159,7 @@ class DynamicQuantizer(Compressor):
         if not isinstance(self._transport, Transport):
             raise TypeError(f"transport must be a Transport, got {shown(transport)}")
         self._lifecycle = Lifecycle(self._settings, names, skip, self._transport)
+        lookout.register(self.controller, self._lifecycle)
         self._lock = threading.Lock()
         # Where a compiled function calls backward, hooks are compiled as well, and what was found for one gradient
         # would be taken to be so of the next. Made here: it imports the compiler, as making any optimizer does.
@@ -195,14 +197,15 @@ class DynamicQuantizer(Compressor):
             optimizer: what `hvd.DistributedOptimizer(..., compression=this quantizer)` returned.
 
         Raises:
-            ValueError: it is another optimizer, or cannot be used: its `op`, or a parameter without a name.
+            ValueError: it is another optimizer, or cannot be used: its `op`, or a parameter without a name; gradients
+                are in flight.
         """
         if compressor_of(optimizer) is not self:
             raise ValueError(
                 "optimizer must be what hvd.DistributedOptimizer(..., compression=quantizer) returned for this "
                 f"quantizer, got {shown(optimizer)}"
             )
-        self._lifecycle.attach(optimizer)
+        uninterrupted(lambda: self._lifecycle.attach(optimizer))
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, _Context]:
         """Called by Horovod for every gradient; returns what Horovod is to reduce, and the context for `decompress`.
@@ -238,13 +241,11 @@ class DynamicQuantizer(Compressor):
             self._note_uncompressed(tensor)
             return tensor, _Context(tensor)
         name, parameter = found
-        plan, step = self._stepping(name)
-        slot = plan.slots.get(name)
-        step.submitted.add(name)
-        if slot is None or step.bits == UNCOMPRESSED:
-            return step.pass_uncompressed(tensor, name, slot), _Context(tensor, step)
-        in_use = plan.binding.fresh(parameter) or bool(tensor.any())
-        return step.add(tensor, slot, in_use=in_use), _Context(tensor, step, True)
+        state = self._lifecycle.state
+        in_flight = isinstance(state, Stepping) and not state.forgotten
+        step = state.step if in_flight else uninterrupted(self._begin)  # type: ignore[union-attr]  # it is Stepping
+        wire, gradient, compressed = step.take(tensor, name, parameter)
+        return wire, _Context(gradient, step, compressed)
 
     def decompress(self, tensor: torch.Tensor, ctx: _Context | None) -> torch.Tensor:
         """Called by Horovod with what it reduced; returns the reduced gradient, in the original's memory and dtype.
@@ -260,10 +261,8 @@ class DynamicQuantizer(Compressor):
             return tensor
         began = time.perf_counter()
         if not step.over:
-            self._lifecycle.end(step)
             with torch.inference_mode(False), torch.no_grad():
-                step.collect()
-            self._lifecycle.collected(step)
+                uninterrupted(lambda: self._collect(step))
         if isinstance(step, FailedStep):  # it has raised
             return tensor
         if self._auto is not None:
@@ -275,6 +274,11 @@ class DynamicQuantizer(Compressor):
             gradient.zero_()  # nobody has used this parameter: not even rounding may move it
         step.traffic.seconds += time.perf_counter() - began
         return gradient
+
+    def _collect(self, step: Step | FailedStep) -> None:
+        self._lifecycle.end(step)
+        step.collect()
+        self._lifecycle.collected(step)
 
     def drop_residuals(self) -> None:
         """Forgets what has not been delivered yet: for who throws away the gradients of a step.
@@ -361,13 +365,12 @@ class DynamicQuantizer(Compressor):
             bits=self.bits,
         )
 
-    def _stepping(self, name: str) -> tuple[Plan, Step]:
-        """The step in flight; a new one when there is none, or when a gradient comes that it has already."""
-        state = self._lifecycle.state
-        if isinstance(state, Stepping) and name not in state.step.submitted:
-            return state.plan, state.step
+    def _begin(self) -> Step:
+        """A new step."""
         plan: Plan = self._lifecycle.plan  # type: ignore[assignment]  # whose gradient it is was known
-        self._lifecycle.abandon()  # what is still in flight was given up, for instance after an error
+        previous = self._lifecycle.leave()
+        if previous is not None and isinstance(self._lifecycle.state, Stepping):
+            self._steps = previous.number  # which it was not: whoever has collected it will differ in this one
         # A process set of one worker has nobody to send to.
         bits = self._demanded if plan.binding.world_size > 1 else UNCOMPRESSED
         if self._auto is not None:
@@ -381,10 +384,11 @@ class DynamicQuantizer(Compressor):
             fresh=plan.binding.begin_step(),
             epoch=self.controller.epoch,
             meter=self.meter,
+            previous=previous,
         )
         self._steps += 1
         self._lifecycle.begin(step)
-        return plan, step
+        return step
 
     def _note_uncompressed(self, tensor: torch.Tensor) -> None:
         count_outside(tensor, self.meter.at(self.controller.epoch, UNCOMPRESSED), self._transport)

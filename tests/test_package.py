@@ -67,7 +67,7 @@ ROOMS = {
     "horovod_optimizer": {"transport"},
     "momentum": set(),
     "exchange": {"horovod_optimizer", "kernels", "meter", "momentum", "transport"},
-    "controller": {"policies", "transport"},
+    "controller": {"exchange", "policies", "transport"},
     "quantizer": {"auto_level", "controller", "exchange", "horovod_optimizer", "meter", "policies", "transport"},
     "elastic": {"controller", "quantizer", "transport"},
     "report": set(),
@@ -98,9 +98,14 @@ EXCHANGE = {
     "relative_error": {"buckets", "plan"},
     "tally": {"buckets", "group", "plan"},
     "background": set(),
-    "step": {"background", "codec", "handshake", "one_bucket", "plan", "ranges", "slots", "tally", "uncompressed"},
+    "uninterrupted": {"ranges"},
+    "step": {
+        *("background", "codec", "handshake", "one_bucket", "plan", "ranges", "slots", "tally", "uncompressed"),
+        "uninterrupted",
+    },
     "failed_step": {"background", "codec", "handshake", "uncompressed"},
-    "lifecycle": {"failed_step", "plan", "residuals", "settings", "step"},
+    "lifecycle": {"failed_step", "plan", "residuals", "settings", "step", "uninterrupted"},
+    "lookout": {"codec", "handshake", "lifecycle"},
 }
 REPORT = {
     "markup": set(),

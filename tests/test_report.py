@@ -77,13 +77,10 @@ def test_every_switch_is_a_line_with_its_number(key: str, drawn: dict) -> None:
     assert [one.text for one in of_class(drawn[key], "switch", "text")] == ["1", "2", "3"]
 
 
-def test_the_reasons_are_listed_below_every_curve(folder: Path) -> None:
+def test_the_reasons_are_listed_once(folder: Path) -> None:
     text = report(folder)
     for reason in REASONS.values():
-        # In the list and in the tooltip of each of them, and in the table.
-        assert text.count(reason) == 2 * len(CURVES) + 1
-    assert text.count("<li>after epoch 2 from 4 to 8 bits: val_accuracy 0.81 reached 0.8</li>") == len(CURVES)
-    assert text.count("<li>after epoch 4 from 8 to 32 bits (uncompressed): released: 5") == len(CURVES)
+        assert text.count(reason) == len(CURVES) + 1, "in the tooltip of each figure, and in the table"
     rows = Page(text).tables["switches"][1:]
     assert [row[0] for row in rows] == ["1", "2", "3"]
     assert [row[2:] for row in rows] == [
@@ -91,14 +88,6 @@ def test_the_reasons_are_listed_below_every_curve(folder: Path) -> None:
         ["4", "8 bits", "32 bits", REASONS[3]],
         ["5", "32 bits", "8 bits", REASONS[4]],
     ]
-
-
-def test_many_switches_are_cut_below_figures_only(tmp_path: Path) -> None:
-    levels = (4, 8) * 10
-    lines = [line(epoch, levels, reason=f"reason {epoch}.") for epoch in range(20)]
-    text = report(write(tmp_path / "run", lines))
-    assert text.count("and 7 more: ") == len(CURVES)
-    assert len(Page(text).tables["switches"]) == 1 + 19
 
 
 def test_a_value_that_is_missing_interrupts_its_line(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""PyTorch Lightning 1.9.5, the last one with a Horovod strategy.
+"""PyTorch Lightning 1.9.5, the last one with a Horovod strategy, or 2.0.9 with lightning-Horovod.
 
     horovodrun -np 2 python lightning_train.py
 
-Its strategy makes the `hvd.DistributedOptimizer`; one method of it is all that needs to change.
+The strategy makes the `hvd.DistributedOptimizer`; one method of it is all that needs to change.
 """
 
 import json
@@ -10,12 +10,20 @@ import json
 import horovod.torch as hvd
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import HorovodStrategy
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import train
 from hvd_dyncomp import Controller, DynamicQuantizer, StepFunction
+
+try:
+    from pytorch_lightning.strategies import HorovodStrategy
+except ImportError:  # Lightning 2
+    from lightning_horovod.strategy import HorovodStrategy
+    from pytorch_lightning.plugins.environments import MPIEnvironment
+
+    # Where mpi4py is installed, Lightning would take mpirun's ranks for its own, and they would wait for ever.
+    MPIEnvironment.detect = staticmethod(lambda: False)
 
 
 class CompressedHorovodStrategy(HorovodStrategy):
@@ -24,6 +32,8 @@ class CompressedHorovodStrategy(HorovodStrategy):
     Args:
         compression: a `DynamicQuantizer`; it serves one optimizer, so the module has one.
     """
+
+    is_distributed = True  # or else Lightning 2 gives every rank all of the data
 
     def __init__(self, compression, **arguments):
         super().__init__(**arguments)
@@ -82,11 +92,15 @@ if __name__ == "__main__":
         strategy=CompressedHorovodStrategy(quantizer),
         callbacks=[StepController(controller)],
         accelerator="cpu",
+        devices=hvd.local_size(),  # Lightning 2 would take one; 1.9 looks it up itself
         max_epochs=6,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
     )
+    # lightning-Horovod looks for it there, where Lightning 2.0.9 has none.
+    if not hasattr(trainer, "accumulation_scheduler"):
+        trainer.accumulation_scheduler = pl.callbacks.GradientAccumulationScheduler({0: 1})
     # Lightning gives each rank its share of these.
     rows = DataLoader(TensorDataset(*train.made_up_data(4096, seed=1)), batch_size=64, shuffle=True)
     held_out = DataLoader(TensorDataset(*train.made_up_data(1024, seed=1001)), batch_size=64)

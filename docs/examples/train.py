@@ -59,6 +59,7 @@ def report(model, quantizer):
         "accuracy": round(history[-1].metrics["val_accuracy"], 3),
         "levels": [record.bits for record in history],
         "sent": f"{1 - total.saved_fraction:.0%} of float32",
+        "steps": quantizer.state_dict()["steps"],
         "parameters": hashlib.sha256(values).hexdigest()[:16],  # the same on all ranks
     }
 

@@ -210,6 +210,11 @@ class Bucket:
         if self.arrangement.hierarchical:
             own.zero_()
 
+    @property
+    def releases(self) -> bool:
+        """Whether `with_residual` may change what is owed."""
+        return self._debts is not None
+
     def with_residual(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
         """A parameter's gradient plus what is owed to it, in the gradient's dtype; that is then zero here.
 

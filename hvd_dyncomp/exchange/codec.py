@@ -125,11 +125,12 @@ class Flag(IntFlag):
     """In a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
-    will say why.
+    will say why. CONTROLLER: this rank is in `Controller.step`.
     """
 
     FRESH = 1
     FAILED = 2
+    CONTROLLER = 4
 
 
 def uploaded(here: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -158,7 +159,10 @@ def check_header(message: torch.Tensor, expected: Header, rank: int, where: str)
         raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, which is less than a header")
     theirs = Header.from_bytes(message[:HEADER_BYTES].cpu().numpy().tobytes())
     if theirs.phase == Phase.ABORT:
-        raise LockstepError(f"{where}: rank {rank} gave up the exchange; its own error says why")
+        raise LockstepError(
+            f"{where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between backward "
+            "and step"
+        )
     for field, mine, other in zip(Header._fields, expected, theirs, strict=True):
         if mine != other:
             raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")

@@ -30,6 +30,7 @@ class FailedStep:
         self._lock = threading.Lock()
         greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
         self._handshake = Handshake(transport, label, greeting, lambda: {"error": str(error)})
+        self._handshake.start()
         in_background(transport, self._in_background)
 
     def pass_on(self, gradient: torch.Tensor) -> torch.Tensor:

@@ -23,11 +23,13 @@ class Group:
         ranks: see above.
         sent_bytes: what this rank has handed over for others.
         leaving_bytes: so much of it as was for other hosts.
+        under_way: handles of what has been started; to be taken out by who waits for it.
     """
 
     def __init__(self, transport: Transport, ranks: tuple[int, ...], near: tuple[int, ...]) -> None:
         self._transport, self.ranks, self._near = transport, ranks, near
         self.sent_bytes = self.leaving_bytes = 0
+        self.under_way: set[Any] = set()
 
     def alltoall(self, messages: torch.Tensor, lengths: list[int], name: str) -> Any:
         """Starts sending `lengths[i]` bytes of a uint8 vector to the i-th rank; received are theirs, in their order."""
@@ -37,7 +39,7 @@ class Group:
             splits = [0] * self._transport.size
             for rank, length in zip(self.ranks, lengths, strict=True):
                 splits[rank] = length
-        return self._transport.alltoall(messages, splits, name)
+        return self._started(self._transport.alltoall(messages, splits, name))
 
     def allgather(self, message: torch.Tensor, name: str) -> Any:
         """Starts gathering every rank's uint8 vector, in their order; lengths may differ."""
@@ -45,7 +47,11 @@ class Group:
         if len(self.ranks) < self._transport.size:
             return self.alltoall(message.repeat(len(self.ranks)), lengths, name)
         self._count(lengths)
-        return self._transport.allgather(message, name)
+        return self._started(self._transport.allgather(message, name))
+
+    def _started(self, handle: Any) -> Any:
+        self.under_way.add(handle)
+        return handle
 
     def _count(self, lengths: list[int]) -> None:
         for rank, length in zip(self.ranks, lengths, strict=True):

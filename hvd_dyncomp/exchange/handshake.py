@@ -18,10 +18,10 @@ from hvd_dyncomp.transport.base import Transport
 class Handshake:
     """A few bytes from every rank to every rank: its greeting. If they differ, the ranks tell each other everything.
 
-    It goes out with the first gradient. It is the same collective whatever the ranks disagree about; without it, a rank
-    at 4 bits would wait for ever for the scatter of one at 32. And it is an allreduce, a sum to which every rank adds
-    zeros for the others: the only collective that Horovod completes when a rank has left by `hvd.join()`, whose own
-    place then remains zero.
+    It goes out with the first gradient, by `start`. It is the same collective whatever the ranks disagree about;
+    without it, a rank at 4 bits would wait for ever for the scatter of one at 32. And it is an allreduce, a sum to
+    which every rank adds zeros for the others: the only collective that Horovod completes when a rank has left by
+    `hvd.join()`, whose own place then remains zero.
 
     Args:
         transport: among the ranks of the optimizer.
@@ -40,7 +40,7 @@ class Handshake:
         self._name = f"hvd_dyncomp.{label}"
         self._places = torch.zeros(transport.size, GREETING_BYTES, dtype=torch.uint8, device="cpu")
         self._places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
-        self._handle = transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
+        self._handle: Any = None
         self._flags = Flag(0)
         self._greetings: list[Greeting] = []
         self._introduction: Introduction | None = None
@@ -66,10 +66,29 @@ class Handshake:
         """See the class."""
         return bool(self._greetings) or self._error is not None
 
+    @property
+    def started(self) -> bool:
+        """Whether this rank's greeting has gone out."""
+        return self._handle is not None
+
+    def start(self) -> None:
+        """Sends the greeting. To be called once."""
+        self._handle = self._transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
+
+    @property
+    def ready(self) -> bool:
+        """Whether greetings have come that have not been read."""
+        return self.started and not self.known and self._transport.poll(self._handle)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing of it is under way. Does not block."""
+        return self.known and (self._introduction is None or self._error is not None or self._introduction.heard)
+
     def agreed(self) -> bool:
         """Whether all ranks are known by now to do the same thing. Neither blocks nor raises."""
-        if not self.known:
-            self._receive(self._transport.poll)
+        if self.ready:
+            self._receive()
         return bool(self._greetings) and self._introduction is None and self._error is None
 
     def check(self) -> list[Greeting]:
@@ -79,7 +98,7 @@ class Handshake:
             LockstepError: a rank differs; the text names the rank and what differs.
         """
         if not self.known:
-            self._receive(lambda handle: True)
+            self._receive()
         if self._error is None and self._introduction is not None:
             try:
                 self._introduction.finish()
@@ -89,23 +108,38 @@ class Handshake:
             raise self._error
         return self._greetings
 
-    def _receive(self, ready: Callable[[Any], bool]) -> None:
-        """Reads the greetings. If they differ, starts the introduction: all ranks come to the same conclusion."""
+    def _receive(self) -> None:
+        """Waits for the greetings. If they differ, starts the introduction: all ranks come to the same conclusion."""
         try:
-            if not ready(self._handle):
-                return
             self._transport.wait(self._handle)
             messages = [place.numpy().tobytes() for place in self._places]
             for rank, message in enumerate(messages):
                 if not any(message):
                     raise LockstepError(f"{self._name}: rank {rank} takes no part in this step: {JOINED}")
-            self._greetings = [Greeting.from_bytes(message) for message in messages]
+            greetings = [Greeting.from_bytes(message) for message in messages]
+            _check_controller(greetings)
+            self._greetings = greetings
             first = _comparable(self._greetings[0])
             self._flags = Flag(functools.reduce(operator.or_, (greeting.flags for greeting in self._greetings)))
             if self._flags & Flag.FAILED or any(_comparable(greeting) != first for greeting in self._greetings):
                 self._introduction = Introduction(self._transport, self._name, self._about())
         except Exception as error:  # noqa: BLE001  # raised by check()
             self._error = error
+
+
+def _check_controller(greetings: list[Greeting]) -> None:
+    """Whether all ranks are in `Controller.step`, or none.
+
+    Raises:
+        LockstepError: some are.
+    """
+    inside = [bool(greeting.flags & Flag.CONTROLLER) for greeting in greetings]
+    if any(inside) and not all(inside):
+        raise LockstepError(
+            f"rank {inside.index(True)} is in Controller.step, and rank {inside.index(False)} goes on training: every "
+            "rank must call controller.step(...) after each epoch, also one that does not validate (num_samples=0); an "
+            "`if hvd.rank() == 0:` is for what only prints or saves"
+        )
 
 
 def _comparable(greeting: Greeting) -> Greeting:

@@ -68,7 +68,11 @@ class Hierarchical(Way):
         handle = self._neighbours.alltoall(messages, lengths, self._messages.name(Phase.LOCAL_SCATTER))
         del messages
         self._outgoing = None
-        received: torch.Tensor | None = yield handle
+        received: torch.Tensor | None = None
+        try:
+            received = yield handle
+        except Exception as error:  # noqa: BLE001  # the step was given up
+            failure = error
 
         def encode() -> Outgoing:
             nonlocal received

@@ -31,6 +31,11 @@ class Introduction:
         self._transport = transport
         self._handle = start_gather_json(transport, mine, f"{name}.introduction")
 
+    @property
+    def heard(self) -> bool:
+        """Whether `finish` would not block."""
+        return self._transport.poll(self._handle)
+
     def finish(self) -> None:
         """Blocks until all have been heard.
 

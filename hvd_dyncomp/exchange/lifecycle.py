@@ -4,7 +4,9 @@
        ^                            |                  |
        +------- load, suspend ------+------------------+        Unbound --(no plan)--> Failed --end--> Unbound
 
-Nothing here waits for another rank, but for what is called at the beginning of `optimizer.synchronize()`.
+A step that Horovod has forgotten (`optimizer.load_state_dict` between backward and step) is given up when the next one
+begins, which sends nothing while anything of that one is under way. Nothing here waits for another rank, but for what
+is called at the beginning of `optimizer.synchronize()`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.transport.base import Transport
@@ -47,10 +50,21 @@ class Bound(NamedTuple):
 
 
 class Stepping(NamedTuple):
-    """From the first gradient of a step until it is collected."""
+    """From the first gradient of a step until it is collected.
+
+    Attributes:
+        pending: what Horovod has of the step.
+    """
 
     plan: Plan
     step: Step
+    pending: dict
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether Horovod will never ask for this step's gradients."""
+        optimizer = self.plan.binding.optimizer
+        return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self.pending
 
 
 class Failed(NamedTuple):
@@ -69,9 +83,20 @@ _ANOTHER = (
     "as it lives, Horovod goes on reducing for it"
 )
 
+_IN_FLIGHT = (
+    "attach must be called between steps, but gradients are in flight: call optimizer.step() first, or attach before "
+    "the first backward pass"
+)
+
 _ASSIGNED = (
     "gradients that no backward pass has made (assigned to .grad, as after torch.autograd.grad or torch.func.grad) "
     "travel uncompressed, and the optimizer steps with its momentum; call backward() on a loss to have them compressed"
+)
+
+_AGAIN = (
+    "gradients were reduced twice in a step, the second time uncompressed (as float32: more bytes than compression has "
+    "saved). optimizer.step() synchronizes by itself: after optimizer.synchronize(), write "
+    "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 
 _CAPTURED = (
@@ -101,6 +126,7 @@ class Lifecycle:
     ) -> None:
         self._settings, self._names, self._skip, self._transport = settings, names, skip, transport
         self.state: State = Unbound(None)
+        self._left: Step | None = None  # the latest that was left before it was collected
         self._unhook: Callable[[], None] | None = None
         self._said: set[str] = set()
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
@@ -115,12 +141,25 @@ class Lifecycle:
         """What is in flight, or stands in for it."""
         return self.state.step if isinstance(self.state, (Stepping, Failed)) else None
 
+    @property
+    def label(self) -> str | None:
+        """Of the optimizer, if it reduces over all workers; None while none is known."""
+        optimizer = self.plan.binding.optimizer if self.plan else None
+        if self.plan is None or optimizer is None or not horovod_optimizer.among_all(optimizer):
+            return None
+        return self.plan.binding.label
+
     def attach(self, optimizer: torch.optim.Optimizer) -> Plan:
-        """Makes a plan for an optimizer, whatever there was before; what is owed goes over into it.
+        """Makes a plan for an optimizer; what is owed goes over into it.
 
         Raises:
-            ValueError: the optimizer cannot be used; nothing has changed then.
+            ValueError: the optimizer cannot be used, or gradients are in flight; nothing has changed then.
         """
+        if isinstance(self.state, Stepping) and not self.state.forgotten:
+            raise ValueError(_IN_FLIGHT)
+        return self._attach(optimizer)
+
+    def _attach(self, optimizer: torch.optim.Optimizer) -> Plan:
         self.abandon()
         plan = Plan(optimizer, self._names, self._settings, self._skip, self._carried(optimizer), self._transport)
         plan.transport.advise({bucket.device for bucket in plan.buckets})
@@ -156,7 +195,7 @@ class Lifecycle:
                 raise ValueError(_ANOTHER)
         horovod_optimizer.factor_of(optimizer, 1)
         try:
-            return self.attach(optimizer)
+            return self._attach(optimizer)
         except Exception as error:  # noqa: BLE001  # raised when the others, who wait for this rank, have heard of it
             debts = self.debts()
             self._hook(optimizer)
@@ -184,14 +223,14 @@ class Lifecycle:
         """
         if isinstance(self.state, Stepping) and caller.f_code in self._callers:
             found = self.state.plan.binding.whose(gradient, caller)
-            if found is not None and found[0] not in self.state.step.submitted:
+            if found is not None and found[0] not in self.state.step.taken:
                 return found
         # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made dense,
         # or a tensor that came from elsewhere.
         if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(_CAPTURED)
         optimizer, parameter = horovod_optimizer.calling(compressor, caller)
-        plan = None if optimizer is None else self.plan_for(optimizer, give_up)
+        plan = None if optimizer is None else uninterrupted(lambda: self.plan_for(optimizer, give_up))
         if plan is None:
             return None
         self._callers.add(caller.f_code)
@@ -199,9 +238,20 @@ class Lifecycle:
         found = plan.binding.whose(gradient, caller)
         return found if found is not None or parameter is None else plan.binding.named_like(parameter)
 
+    def leave(self) -> Step | None:
+        """Before a step begins: the one before, if it was not collected. It is given up."""
+        self.abandon()
+        left, self._left = self._left, None
+        if left is None or left.over:
+            return None
+        left.give_up()
+        return left
+
     def begin(self, step: Step) -> None:
         """A step of the current plan."""
-        self.state = Stepping(self.plan, step)  # type: ignore[arg-type]  # a step has been made for it
+        plan: Plan = self.plan  # type: ignore[assignment]  # a step has been made for it
+        self.state = Stepping(plan, step, horovod_optimizer.pending_of(plan.binding.optimizer))
+        step.start()
 
     def end(self, step: Step | FailedStep) -> None:
         """`step` is about to be collected."""
@@ -217,6 +267,8 @@ class Lifecycle:
         bits = step.bits
         if not step.fresh:
             if horovod_optimizer.synchronized(optimizer):
+                if plan.binding.rank == 0 and plan.slots and bits != UNCOMPRESSED:
+                    self._say("again", _AGAIN)
                 return  # means that the user has changed, and that were reduced again: they came at the level before
             bits = UNCOMPRESSED
         leave_out(optimizer, plan.waiting, bits)
@@ -244,6 +296,7 @@ class Lifecycle:
     def suspend(self) -> None:
         """To be called when ranks may have come or gone: what is owed stays this process's own, whatever its rank."""
         self.abandon()
+        self._left = None  # with the ranks that it was for
         self.state = Unbound({**self.debts(), "rank": None})
 
     def forget(self) -> None:
@@ -278,11 +331,13 @@ class Lifecycle:
     def abandon(self) -> None:
         """A step in flight does no more by itself: to be called before its plan's residuals are read or left."""
         if isinstance(self.state, Stepping):
-            self.state.step.abandon()
+            self._left = self.state.step
+            self._left.abandon()
 
 
 def _compare(lifecycle: Lifecycle | None) -> None:
     """Before Horovod waits for gradients, and perhaps for what never comes: do all ranks do the same?"""
-    if lifecycle is not None and lifecycle.step is not None:
+    step = None if lifecycle is None else lifecycle.step
+    if step is not None:
         with torch.inference_mode(False), torch.no_grad():  # as in the quantizer
-            lifecycle.step.check()
+            uninterrupted(step.check)

@@ -48,7 +48,7 @@ class Exchange:
         self._bucket, self._factor, self._transport, self._streams = bucket, factor, transport, bucket.streams
         self._messages = Messages(bucket, bits, step, seed)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
-        self._missing = len(bucket.slots)
+        self._missing = set(range(len(bucket.slots)))
         self._values: list[torch.Tensor] = []
         self._way: Way | None = None
         self._course: Course[torch.Tensor] | None = None
@@ -56,26 +56,53 @@ class Exchange:
         self._nonfinite: torch.Tensor | None = None
         self._handle: Any = None
         self._failure: Exception | None = None
+        self._given_up = False
         self.error: Exception | None = None
         self.collectives = self.nonfinite_blocks = 0
 
-    def add(self, slot: Slot, gradient: torch.Tensor, *, at_once: bool) -> None:
-        """Takes one parameter's gradient, of any strides and floating dtype.
-
-        Args:
-            at_once: with the last one, make the first messages; otherwise not before `start`.
-        """
-        self.gradients[slot.index] = gradient
-        self._origins.add(self._streams.origin())
-        self._missing -= 1
-        if at_once and not self._missing:
-            with self._streams.outgoing(self._origins):
-                self._prepare()
+    def add(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Takes one parameter's gradient, of any strides and floating dtype. May be repeated with the same one."""
+        if slot.index in self._missing:
+            self._origins.add(self._streams.origin())
+            self.gradients[slot.index] = gradient
+            self._missing.discard(slot.index)
 
     @property
     def complete(self) -> bool:
         """Whether all gradients have come."""
         return not self._missing
+
+    def prepare(self) -> None:
+        """Makes the first messages, which `start` does otherwise. For a complete one; nothing the second time."""
+        if self._way is None:
+            with self._streams.outgoing(self._origins):
+                self._prepare()
+
+    def give_up(self, error: Exception) -> None:
+        """Gradients are neither read nor written any more; the others are told so in place of what is missing."""
+        self._failure, self._given_up = self._failure or error, True
+
+    @property
+    def ready(self) -> bool:
+        """Whether `advance` would do something."""
+        if self._course is None:
+            return self.complete
+        return self._handle is not None and self._transport.poll(self._handle)
+
+    def drained(self, *, wait: bool = False) -> bool:
+        """Whether it is over and nothing is under way, not even what nobody wants any more after an error.
+
+        Args:
+            wait: if it is over, block until nothing is.
+        """
+        if not self.over:
+            return False
+        for group in self.groups:
+            for handle in [*group.under_way]:
+                if wait or self._transport.poll(handle):
+                    group.under_way.discard(handle)
+                    self._transport.wait(handle)
+        return not any(group.under_way for group in self.groups)
 
     def start(self) -> None:
         """Sends the first message, with zeros for gradients that have not come. Does nothing the second time.
@@ -122,6 +149,8 @@ class Exchange:
 
     @marked("wait")
     def _receive(self) -> torch.Tensor:
+        for group in self.groups:
+            group.under_way.discard(self._handle)
         return self._transport.wait(self._handle)
 
     def conclude(self) -> None:
@@ -139,7 +168,10 @@ class Exchange:
         self._handle = None
         self.collectives += 1
         try:
-            self._handle = self._course.send(received)  # type: ignore[union-attr,arg-type]  # it has been started
+            if self._given_up and received is not None:
+                self._handle = self._course.throw(self._failure)  # type: ignore[union-attr,arg-type]  # it has been
+            else:
+                self._handle = self._course.send(received)  # type: ignore[union-attr,arg-type]  # started
         except StopIteration as over:
             self._nonfinite = over.value.to("cpu", non_blocking=True)
         except Exception as error:  # noqa: BLE001  # as in wait

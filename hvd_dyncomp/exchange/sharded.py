@@ -56,8 +56,8 @@ class ShardedReduction(Reduction):
 
     def _rest(self, handle: Any, failure: Exception | None) -> Course[torch.Tensor]:
         if failure is None:
-            received = yield handle
             try:
+                received = yield handle
                 message = self._reduced(received)
                 del received
             except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -18,14 +18,31 @@ from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
+from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
 
 logger = logging.getLogger(__name__)
 
 
+class Taken(NamedTuple):
+    """What has become of a gradient.
+
+    Attributes:
+        wire: what Horovod reduces.
+        gradient: as it came, and where the mean is to be.
+        compressed: whether it travels by this package's collectives, and `wire` is a ticket.
+    """
+
+    wire: torch.Tensor
+    gradient: torch.Tensor
+    compressed: bool
+
+
 class Step:
     """The gradients of one step, from the first `compress` to the last `decompress`.
+
+    What was interrupted before `start` has not begun.
 
     Everything that does not have to wait is also done in the background: what other ranks wait for must go out while
     this one is busy with something else, such as another optimizer's step.
@@ -39,9 +56,12 @@ class Step:
         fresh: whether backward has run since the last exchange.
         epoch: that it belongs to.
         meter: where its bytes are counted.
+        previous: a step that was given up: nothing is sent while anything of it is under way.
 
     Attributes:
-        submitted: names of the parameters whose gradients have come.
+        number: see above.
+        taken: the gradients that have come, by parameter's name. One that comes again, as its hook was interrupted and
+            Horovod does not know that it came, is what it was.
         proposal: rank 0's, once `collect` has been called.
         over: whether `collect` has been called.
     """
@@ -57,12 +77,13 @@ class Step:
         fresh: bool,
         epoch: int,
         meter: Meter,
+        previous: Step | None = None,
     ) -> None:
-        self._plan, self.bits, self._number, self._fresh = plan, bits, number, fresh
+        self._plan, self.bits, self.number, self._fresh, self._previous = plan, bits, number, fresh, previous
         self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
-        self.submitted: set[str] = set()
+        self.taken: dict[str, Taken] = {}
         self.proposal: float = 0
-        self.over = self._abandoned = self._any = False
+        self.over = self._abandoned = self._given_up = self._any = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         rank, buckets = plan.binding.rank, plan.buckets
@@ -92,7 +113,13 @@ class Step:
                 self._exchanges.append(exchange)
                 self._tally.compresses(bucket)
         self._under_way = list(self._exchanges)
-        in_background(plan.transport, self._in_background)
+        self._again: list[UncompressedExchange] = []
+
+    def start(self) -> None:
+        """Greets the other ranks; from here on, whatever can be done without waiting is done in the background."""
+        with self._lock:
+            self._greet(wait=False)
+        in_background(self._plan.transport, self._in_background)
 
     @property
     def traffic(self) -> Traffic:
@@ -109,27 +136,54 @@ class Step:
         """Whether this rank has had gradients that would travel compressed, if any backward had made them."""
         return self._any and not self.fresh
 
-    def add(self, gradient: torch.Tensor, slot: Slot, *, in_use: bool) -> torch.Tensor:
-        """Takes a gradient that travels compressed; returns the ticket that Horovod is to reduce in its place.
+    def take(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
+        """Takes a parameter's gradient. It may be interrupted, and is to be called again then."""
+        slot = self._plan.slots.get(name)
+        if slot is not None and self.bits != UNCOMPRESSED:
+            return self._add(gradient, name, slot, parameter)
+        if name not in self.taken:
+            if slot is not None and self._plan.buckets[slot.bucket].releases:
+                uninterrupted(lambda: self._pass_uncompressed(gradient, name, slot))
+            else:
+                self._pass_uncompressed(gradient, name, slot)
+        return self.taken[name]
 
-        Args:
-            in_use: whether there is a gradient at all. A ticket that is zero on all ranks says that there is none.
-        """
-        self._any |= in_use
+    def _add(self, gradient: torch.Tensor, name: str, slot: Slot, parameter: torch.Tensor) -> Taken:
+        if name not in self.taken:
+            # A ticket that is zero on all ranks says that there is no gradient at all.
+            in_use = self._plan.binding.fresh(parameter) or bool(gradient.any())
+            where = gradient.device if self._plan.tickets_on_device else None
+            ticket = self._plan.buckets[slot.bucket].ticket(slot, in_use, where)
+            self._tally.leaves_ticket(name, 4)
+            self._any |= in_use
+            self.taken[name] = Taken(ticket, gradient, True)
         exchange = self._exchanges[slot.bucket]
+        with self._lock:
+            exchange.add(slot, self.taken[name].gradient)
+            ready = exchange.complete or self._ready
+        if ready:
+            uninterrupted(lambda: self._go_on(exchange))
+        if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
+            self._plan.transport.give_way()
+        return self.taken[name]
+
+    def _go_on(self, exchange: Exchange) -> None:
         with self._lock:
             # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
             # the first handshake it is not known who quantizes what.
-            exchange.add(slot, gradient, at_once=self._fresh and self._plan.checksum > 0)
+            if exchange.complete and self._fresh and self._plan.checksum > 0:
+                exchange.prepare()
             self._advance()
-        if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
-            self._plan.transport.give_way()
-        self._tally.leaves_ticket(4)
-        where = gradient.device if self._plan.tickets_on_device else None
-        return self._plan.buckets[slot.bucket].ticket(slot, in_use, where)
 
-    def pass_uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> torch.Tensor:
-        """What Horovod reduces for what is skipped, or at 32 bits; with what its residual has left to deliver."""
+    @property
+    def _ready(self) -> bool:
+        """Whether `_advance` would do something."""
+        if not self._agreed:
+            return not self._handshake.started or self._handshake.ready
+        return self._handshake.fresh and any(exchange.ready for exchange in self._under_way)
+
+    def _pass_uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> None:
+        """What is skipped, or at 32 bits, travels with what its residual has left to deliver."""
         wire = wire_form(gradient)
         # What is not fresh has been reduced before, and its residual with it.
         if slot is not None and self._fresh:
@@ -137,7 +191,7 @@ class Step:
         if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
             wire = wire.half()
         self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
-        return wire
+        self.taken[name] = Taken(wire, gradient, False)
 
     def check(self) -> None:
         """Blocks until it is known that all ranks do the same in this step.
@@ -177,6 +231,56 @@ class Step:
             self._abandoned = True
             self._join()
 
+    def give_up(self) -> None:
+        """Nobody will collect it. What others wait for is sent in the background: an error, for what is missing."""
+        with self._lock:
+            self._given_up = True
+            for exchange in self._exchanges:
+                exchange.give_up(RuntimeError("this rank has given up the step"))
+        in_background(self._plan.transport, self._in_background)
+
+    def drained(self, *, wait: bool = False) -> bool:
+        """Whether nothing of a step that was given up is under way any more.
+
+        Args:
+            wait: block until that is so.
+        """
+        with self._lock:
+            return self._drained(wait)
+
+    def _drained(self, wait: bool) -> bool:
+        try:
+            return self._drain(wait)
+        except Exception:  # noqa: BLE001  # nothing comes of it. What the ranks disagree about the next step will tell.
+            return True
+
+    def _drain(self, wait: bool) -> bool:
+        if not self._greet(wait=wait):
+            return False
+        if wait:
+            self._agree()
+        else:
+            self._advance()
+        if not self._agreed:
+            return self._error is not None or self._handshake.drained
+        if not self._handshake.fresh:
+            return all([exchange.drained(wait=wait) for exchange in self._reduce_again()])
+        if wait:
+            self._exchange()
+        else:
+            for exchange in self._exchanges:
+                exchange.start()
+            self._advance()
+        return all([exchange.drained(wait=wait) for exchange in self._exchanges])
+
+    def _greet(self, *, wait: bool) -> bool:
+        """Whether the others have been greeted; does it when nothing that was given up is under way any more."""
+        if self._previous is not None and self._previous.drained(wait=wait):
+            self._previous = None
+        if self._previous is None and not self._handshake.started:
+            self._handshake.start()
+        return self._handshake.started
+
     def _arrange(self) -> None:
         with contextlib.ExitStack() as stack:
             for streams, origin in self._origins.items():  # as the messages that come after it
@@ -187,7 +291,7 @@ class Step:
         for streams in self._origins:
             streams.join()
 
-    def _finish(self) -> None:
+    def _exchange(self) -> None:
         for exchange in self._exchanges:
             exchange.start()
         # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
@@ -196,6 +300,9 @@ class Step:
         while under_way := [exchange for exchange in self._exchanges if not exchange.over]:
             min(under_way, key=lambda exchange: exchange.collectives).wait()
             self._advance()
+
+    def _finish(self) -> None:
+        self._exchange()
         for streams in self._origins:
             streams.catch_up()
         for exchange in self._exchanges:
@@ -213,22 +320,29 @@ class Step:
 
     def _finish_uncompressed(self) -> None:
         """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
-        factor, transport = self._plan.binding.factor, self._plan.transport
-        ways: Sequence[UncompressedExchange] = [
-            UncompressedExchange(bucket, exchange.gradients, factor=factor, transport=transport)
-            for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False)
-        ]
-        for way in ways:
-            way.start()
-        for way in ways:
-            way.deliver()
-        bytes_by_name = {name: nbytes for way in ways for name, nbytes in way.nbytes.items()}
+        again = self._reduce_again()
+        for exchange in again:
+            exchange.deliver()
+        bytes_by_name = {name: nbytes for exchange in again for name, nbytes in exchange.nbytes.items()}
         self._tally.reduced_again(bytes_by_name, self._handshake.nbytes)
+
+    def _reduce_again(self) -> list[UncompressedExchange]:
+        if not self._again:
+            factor, transport = self._plan.binding.factor, self._plan.transport
+            self._again = [
+                UncompressedExchange(bucket, exchange.gradients, factor=factor, transport=transport)
+                for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False)
+            ]
+            for exchange in self._again:
+                exchange.start()
+        return self._again
 
     def _in_background(self) -> bool:
         """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
         if self._lock.acquire(blocking=False):
             try:
+                if self._given_up:
+                    return self._drained(wait=False)
                 if not (self.over or self._abandoned):
                     self._advance()
                 return self.over or self._abandoned
@@ -237,6 +351,8 @@ class Step:
         return False
 
     def _advance(self) -> None:
+        if not self._greet(wait=False):
+            return
         # Before it is known that all ranks do the same, nothing is sent that only fits if they do.
         if not self._agreed and self._error is None and self._handshake.agreed():
             self._settle()
@@ -246,6 +362,7 @@ class Step:
     @marked("agree")
     def _agree(self) -> None:
         """Blocks until it is known that all ranks do the same; raises what `check` does."""
+        self._greet(wait=True)
         self._handshake.check()
         if not self._agreed and self._error is None:
             self._settle()
@@ -269,7 +386,7 @@ class Step:
             logger.warning(
                 "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; more of them in "
                 "this epoch are counted in the meter only (nonfinite_blocks)",
-                self._number,
+                self.number,
                 blocks,
             )
         self.traffic.nonfinite_blocks += blocks

@@ -40,26 +40,29 @@ class Tally:
         self._plan, self._bits, self._tensors = plan, bits, meter.tensors
         self.traffic = meter.at(epoch, bits)
         self.traffic.steps += 1
-        self._bytes = self._float32_bytes = 0  # that Horovod reduces for this step as they are, and as float32
-        self._uncompressed: dict[str, int] = {}  # such bytes by tensor
+        # What Horovod is to reduce for this step, by tensor, which may be handed over again.
+        self._tickets: dict[str, int] = {}
+        self._uncompressed: dict[str, int] = {}
+        self._float32_bytes = 0  # all of it, if it was float32
 
     def compresses(self, bucket: Bucket) -> None:
         """It is to travel compressed."""
         self._float32_bytes += 4 * bucket.values
 
-    def leaves_ticket(self, nbytes: int) -> None:
-        """Horovod is to reduce this in a gradient's place."""
-        self._bytes += nbytes
+    def leaves_ticket(self, name: str, nbytes: int) -> None:
+        """Horovod is to reduce this in the place of a parameter's gradient."""
+        self._tickets[name] = nbytes
 
     def hands_over(self, name: str, nbytes: int, float32_bytes: int) -> None:
         """Horovod is to reduce a parameter's gradient in `nbytes` bytes; as float32 they would be so many."""
-        self._bytes += nbytes
-        self._float32_bytes += float32_bytes
+        if name not in self._uncompressed:
+            self._float32_bytes += float32_bytes
         self._uncompressed[name] = nbytes
 
     def reduced(self) -> None:
         """Horovod reduces what it has been handed."""
-        self._count_reduced(self._bytes, self._float32_bytes)
+        nbytes = sum(self._tickets.values()) + sum(self._uncompressed.values())
+        self._count_reduced(nbytes, self._float32_bytes)
         self._divide_reduced(self._uncompressed)
 
     def reduced_again(self, bytes_by_name: Mapping[str, int], handshake_bytes: int) -> None:

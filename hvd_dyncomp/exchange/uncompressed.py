@@ -54,6 +54,16 @@ class UncompressedExchange:
             self.nbytes[slot.name] = wire.numel() * wire.element_size()
             self._handles.append(self._transport.sum(wire, f"{self._bucket.collective}.{slot.index}.uncompressed"))
 
+    def drained(self, *, wait: bool = False) -> bool:
+        """Whether nothing is under way any more; for one that nobody wants delivered.
+
+        Args:
+            wait: block until that is so.
+        """
+        while self._handles and (wait or self._transport.poll(self._handles[-1])):
+            self._transport.wait(self._handles.pop())
+        return not self._handles
+
     def deliver(self) -> None:
         """Blocks until every gradient holds the reduced one."""
         for gradient, handle in zip(self._gradients, self._handles, strict=True):

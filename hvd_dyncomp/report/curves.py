@@ -109,7 +109,7 @@ def _steps(index: int, run: Run, across: drawing.Scale, scale: drawing.Scale, *,
 
 
 def _switches(runs: Sequence[Run], across: drawing.Scale) -> Markup:
-    """A dotted line after the epoch that a switch was decided in, with its number in the list below the figure."""
+    """A dotted line after the epoch that a switch was decided in, with its number in the table below the figures."""
     parts = []
     for number, (index, switch) in enumerate(all_switches(runs), start=1):
         x = across(switch.epoch + 0.5)

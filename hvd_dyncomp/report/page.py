@@ -43,12 +43,12 @@ def _sections(runs: Sequence[Run]) -> Iterator[Markup]:
     started = [run for run in runs if run.epochs]
     if started:
         yield _section("By epoch", _note_on_figures(runs), _grid(_curves(runs)))
+        yield _section("Changes of level", element("div", tables.switches(runs), class_="wide"))
         for title, figures in (("By level", list(_levels(runs))), ("By layer", list(_layers(runs)))):
             yield _section(title, _grid(figures)) if figures else Markup("")
         times = [run for run in started if any(run.total(part) for part in (bars.COMPUTE, bars.EXCHANGE))]
         drawn = [_figure(bars.times(f"time-{number}", run, times)) for number, run in enumerate(times, start=1)]
         yield _section("Time", _grid(drawn)) if drawn else Markup("")
-        yield _section("Changes of level", element("div", tables.switches(runs), class_="wide"))
     yield _section("Flags", element("div", tables.flags(runs), class_="wide"))
 
 
@@ -63,7 +63,7 @@ def _notes(runs: Sequence[Run]) -> Iterator[Markup]:
 def _note_on_figures(runs: Sequence[Run]) -> Markup:
     several = " Levels that do not change are lines only." if len(runs) > 1 else ""
     text = f"Behind the curves is the level, on the axis to the right.{several} Dotted lines are changes of level, "
-    text += "numbered as in the list below. Points have their values as tooltips."
+    text += "numbered as in the table below. Points have their values as tooltips."
     return element("p", text, class_="note")
 
 
@@ -112,8 +112,7 @@ def _so_far(runs: Sequence[Run], key: str) -> list[list[float | None]]:
 
 
 def _curves(runs: Sequence[Run]) -> list[Markup]:
-    reasons = tables.switch_list(runs)
-    return [_figure(curves.draw(quantity, runs), reasons) for quantity in quantities(runs)]
+    return [_figure(curves.draw(quantity, runs)) for quantity in quantities(runs)]
 
 
 def _levels(runs: Sequence[Run]) -> Iterator[Markup]:

@@ -9,7 +9,7 @@ from typing import Any
 from hvd_dyncomp.report import drawing
 from hvd_dyncomp.report.markup import Markup, decimal, element, joined
 from hvd_dyncomp.report.runs import Run, all_switches
-from hvd_dyncomp.report.words import bits, megabytes, minutes, percent, share, switched
+from hvd_dyncomp.report.words import bits, megabytes, minutes, percent, share
 
 
 def summary(runs: Sequence[Run]) -> Markup:
@@ -64,19 +64,6 @@ def switches(runs: Sequence[Run]) -> Markup:
         for number, (index, switch) in enumerate(found, start=1)
     ]
     return table("switches", ["no.", "run", "after epoch", "from", "to", "reason"], rows, texts=6)
-
-
-def switch_list(runs: Sequence[Run], most: int = 12) -> Markup:
-    """The same as a list below a figure, cut where it would be longer than the figure."""
-    found = all_switches(runs)
-    several = len(runs) > 1
-    items = [
-        element("li", f"{runs[index].name}: " if several else "", switched(switch)) for index, switch in found[:most]
-    ]
-    if len(found) > most:
-        rest = element("a", "all changes of level", href="#switches")
-        items.append(element("li", f"and {len(found) - most} more: ", rest, class_="more"))
-    return element("ol", *items, class_="reasons") if items else Markup("")
 
 
 def flags(runs: Sequence[Run]) -> Markup:

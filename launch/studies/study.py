@@ -34,7 +34,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     names = [part.name for part in declared.PARTS]
     add = parser.add_argument
     add("--quick", action="store_true", help=f"two small tasks, one seed: five minutes; all into {QUICK_DIR}")
-    add("--parts", nargs="+", choices=names, metavar="NAME", help=f"train only for some of {', '.join(names)}")
+    add("--parts", nargs="+", choices=names, metavar="NAME", help=f"train only for some of: {'; '.join(names)}")
     add("--tables-only", action="store_true", help="train nothing; show the runs that are there")
     add("--missing", action="store_true", help="train and write nothing; say which runs are not there yet")
     add(

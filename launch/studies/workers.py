@@ -59,7 +59,7 @@ class Workers:
             exchange = Exchange(
                 bucket, bits=self._bits, step=self._step, factor=1 / self.size, seed=None, transport=transport
             )
-            exchange.add(bucket.slots[0], gradient, at_once=True)
+            exchange.add(bucket.slots[0], gradient)
             exchanges.append(exchange)
         while exchanges:  # nobody waits: what is not over goes on in the next round
             exchanges = [exchange for exchange in exchanges if not exchange.advance()]

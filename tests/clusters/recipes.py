@@ -27,7 +27,8 @@ def need(*modules: str) -> None:
     for module in modules:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-        print(module, importlib.metadata.version(module.replace("_", "-")))
+        for distribution in importlib.metadata.packages_distributions()[module]:  # ignite is of pytorch-ignite
+            print(distribution, importlib.metadata.version(distribution))
 
 
 def said_by(command: list[str], seconds: float, cwd: Path = EXAMPLES, **environment: str) -> str:

@@ -4,6 +4,7 @@ The source distribution of Horovod has no examples; its repository has. HOROVOD_
 """
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -11,9 +12,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 from common.launcher import horovodrun
-from recipes import EXAMPLES, said_by
+from recipes import EXAMPLES, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
@@ -53,7 +56,7 @@ def data(tmp_path):
 
 
 def test_diffs_apply(patched):
-    assert len(DIFFS) == 3
+    assert len(DIFFS) == 4
     for diff in DIFFS:
         name = re.search(r"^\+\+\+ b/examples/(.*)$", diff.read_text(), re.M)[1]
         program = (patched / name).read_text()
@@ -77,3 +80,45 @@ def test_elastic_mnist_learns(patched, data):
     script.chmod(0o755)
     said = said_by(horovodrun(2, program, *options, "--host-discovery-script", str(script)), 300, cwd=data)
     assert float(said.rpartition("Accuracy: ")[2].split("%")[0]) > 40
+
+
+# What is appended to the ImageNet example: it says little by itself.
+REPORT = """
+    import hashlib, json
+    values = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
+    total, steps = compression.meter.total(), compression.state_dict()["steps"]
+    report = {"rank": hvd.rank(), "steps": steps, "resumed": resume_from_epoch, "lr": optimizer.param_groups[0]["lr"]}
+    print(json.dumps(report | {"saved": total.saved_fraction, "model": hashlib.sha256(values).hexdigest()}), flush=True)
+"""
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder each for training and validation, 10 and 4 made-up images a class: dark ones and light ones."""
+    generator = torch.Generator().manual_seed(0)
+    for part, count in (("train", 10), ("val", 4)):
+        for name, mean in (("dark", 60), ("light", 140)):
+            folder = tmp_path / part / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                values = torch.randn(64, 64, 3, generator=generator) * 20 + mean
+                Image.fromarray(values.clamp(0, 255).byte().numpy()).save(folder / f"{index}.png")
+    return tmp_path
+
+
+def test_imagenet_resumes(patched, images):
+    """A rank's 10 images are two steps of two passes of 2 each, and one step of one pass."""
+    need("torchvision", "tensorboard")
+    example = patched / "pytorch" / "pytorch_imagenet_resnet50.py"
+    example.write_text(example.read_text() + REPORT)
+    options = "--no-cuda --train-dir train --val-dir val --batch-size 2 --val-batch-size 4 --batches-per-allreduce 2"
+    for epochs in (1, 2):
+        program = [str(example), *options.split(), "--epochs", str(epochs)]
+        said = said_by(horovodrun(2, program), 180, cwd=images)
+        first, second = (json.loads(line) for line in re.findall(r'\{"rank": .*?\}', said))
+        assert {first.pop("rank"), second.pop("rank")} == {0, 1}
+        assert first == second
+        assert first["resumed"] == epochs - 1 and first["steps"] == 3
+        assert 0.85 < first["saved"] < 0.88
+        assert (images / f"checkpoint-{epochs}.pth.tar").is_file()
+        assert f"Train Epoch     #{epochs}" in said and (epochs == 1 or "Train Epoch     #1" not in said)

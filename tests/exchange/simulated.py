@@ -58,6 +58,7 @@ class SimulatedOptimizer(torch.optim.SGD):
         self.backward_passes_per_step = 1
         self._allreduce_delay = dict.fromkeys(named.values(), 1)
         self._handles: dict[torch.Tensor, tuple] = {}
+        self._means: dict[torch.Tensor, torch.Tensor] = {}
         self._synchronized = False
         self.op, self.process_set = hvd.Average, None
 
@@ -81,17 +82,23 @@ class SimulatedOptimizer(torch.optim.SGD):
         for p in missing[:: -1 if self._transport.rank % 2 else 1]:
             self._submit(p)
         for p, (handle, context) in self._handles.items():
-            total = self._transport.wait(handle)
+            if p not in self._means:  # when it was interrupted, it begins anew; Horovod cannot
+                self._means[p] = self._transport.wait(handle) / self._transport.size
             self._allreduce_delay[p] = 1
-            p.grad.set_(self._compression.decompress(total / self._transport.size, context))
+            p.grad.set_(self._compression.decompress(self._means[p], context))
         self._handles.clear()
+        self._means.clear()
         self._synchronized = True
 
     def give_up(self) -> None:
-        """Waits for nothing any more, as after an error: every gradient may be handed in anew."""
+        """As `forget`, on every rank alike, which have handed in the same gradients."""
         for handle, _ in self._handles.values():
             self._transport.wait(handle)
-        self._handles.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """As `load_state_dict` between backward and step: every gradient may be handed in anew."""
+        self._handles = {}
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, 1)
 
     def step(self, closure=None) -> None:

@@ -92,3 +92,22 @@ def test_a_tensor_that_is_no_gradient_passes_and_is_counted(ranks, hosts, caplog
         leaving = 2 * 48 * 2 * (n_hosts - 1) / n_hosts / (ranks // n_hosts)
         assert total.leaving_bytes == total.float32_leaving_bytes == pytest.approx(leaving)
     assert caplog.text.count("travels uncompressed") == ranks, "once a quantizer"
+
+
+@places("2", "3")
+@pytest.mark.parametrize("twice", [True, False])
+def test_a_second_reduction_is_said_once(ranks, hosts, twice, caplog):
+    """A lost `skip_synchronize`: all travels again, uncompressed. A step without any gradient is no such thing."""
+
+    def program(worker: Worker):
+        for step in range(3):
+            worker.backward(worker.noise(step))
+            worker.optimizer.synchronize()
+            if twice:
+                worker.optimizer.synchronize()
+            worker.optimizer.step()
+        worker.optimizer.step()
+
+    with caplog.at_level(logging.WARNING):
+        on_ranks(ranks, program, SIZES, 4, hosts=hosts)
+    assert caplog.text.count("with optimizer.skip_synchronize(): optimizer.step()") == twice

@@ -15,7 +15,7 @@ STEPS = ["arithmetic", "gradients", "devices", "features", "options", "refusals"
 # What many steps make of a run. First the one that looks at the process's memory, which must have no holes yet in which
 # growth would not be seen.
 RUNS = ["memory", "auto_level", "resume", "replicas"]
-LOOPS = ["loops_order", "loops_load", "loops_values", "loops_momentum"]
+LOOPS = ["loops_order", "loops_load", "loops_values", "loops_momentum", "loops_interrupted"]
 # From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are comparable
 # bit by bit only without fusion.
 UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
@@ -52,7 +52,7 @@ JOBS = [
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
     Job("mpirun", 4, ["resume", "replicas", "defaults"], UNFUSED | TWO_HOSTS),
-    Job("mpirun", 4, ["loops_values", "loops_momentum"], TWO_HOSTS),
+    Job("mpirun", 4, ["loops_values", "loops_momentum", "loops_interrupted"], TWO_HOSTS),
     Job("gloo", 4, ["loops_order", "loops_load"], TWO_HOSTS),
     # These say themselves on which hosts their ranks are.
     Job("mpirun", 4, ["hosts"]),
@@ -71,5 +71,6 @@ def test_checks_hold_on_every_rank(job):
 def test_every_file_of_checks_is_run():
     """But for those that other tests run, and what is shared."""
     elsewhere = {"conftest", "placement", "problem", "large", "soak", "stall", "wire_bytes"}
+    elsewhere |= {"controller_alone", "controller_once_more"}
     files = {path.stem for path in BODIES.glob("*.py")}
     assert {body for job in JOBS for body in job.bodies} == files - elsewhere

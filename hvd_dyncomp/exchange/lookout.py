@@ -1,0 +1,80 @@
+"""Notices that other ranks train while this one is in `Controller.step`.
+
+`if hvd.rank() == 0: controller.step(...)` would leave rank 0 waiting for the others' metrics, and the others for its
+handshake, for ever. So whoever has waited in `Controller.step` for a while shakes hands as well, with a flag, for every
+optimizer that the controller's quantizers work for. Who trains sees the flag; who only came late shakes hands, too.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+
+from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase
+from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.lifecycle import Lifecycle
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.transport.base import Transport
+
+_PATIENCE_SECONDS = 1.0
+
+_lifecycles: weakref.WeakKeyDictionary[object, weakref.WeakSet[Lifecycle]] = weakref.WeakKeyDictionary()
+
+
+def register(controller: object, lifecycle: Lifecycle) -> None:
+    """Of a quantizer that takes its level from the controller."""
+    _lifecycles.setdefault(controller, weakref.WeakSet()).add(lifecycle)
+
+
+class Lookout:
+    """In one call of `Controller.step`.
+
+    Args:
+        controller: the controller.
+        transport: among all workers.
+
+    Attributes:
+        labels: of the optimizers for which this rank shakes hands, sorted.
+    """
+
+    def __init__(self, controller: object, transport: Transport) -> None:
+        self._transport = transport
+        self._known = {one.label for one in _lifecycles.get(controller, ()) if one.label is not None}
+        self._handshakes: dict[str, Handshake] = {}
+        self._until = time.monotonic() + _PATIENCE_SECONDS
+
+    @property
+    def labels(self) -> list[str]:
+        """See the class."""
+        return sorted(self._handshakes)
+
+    def look(self) -> None:
+        """To be called again and again while this rank waits.
+
+        Raises:
+            LockstepError: another rank trains. It is told so as well.
+        """
+        if time.monotonic() < self._until:
+            return
+        self._shake(self._known)
+        for handshake in self._handshakes.values():
+            handshake.agreed()
+            if handshake.known:
+                handshake.check()
+
+    def end(self, labels: Iterable[str]) -> None:
+        """When all ranks are in `Controller.step`: shakes the hands that any of them has held out. Collective.
+
+        Args:
+            labels: all ranks'.
+        """
+        self._shake(labels)
+        for label in self.labels:
+            self._handshakes[label].check()
+
+    def _shake(self, labels: Iterable[str]) -> None:
+        for label in sorted(set(labels) - set(self._handshakes)):
+            greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, UNCOMPRESSED, 0, 0, 0, Flag.CONTROLLER, 0, 0)
+            self._handshakes[label] = handshake = Handshake(self._transport, label, greeting, dict)
+            handshake.start()

@@ -1,0 +1,63 @@
+"""What a signal handler raises, put at any call: what interrupts a program cannot be timed, but it can be counted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import hvd_dyncomp
+
+PACKAGE = str(Path(hvd_dyncomp.__file__).parent)
+HOROVOD = str(Path(hvd_dyncomp.__file__).parent / "transport")  # its waits are interrupted by nobody
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt."""
+
+
+class Interruption:
+    """Raises, within a `with` block and this thread, at the `number`-th call of a function of the package.
+
+    Args:
+        number: counted from 0; -1 for never.
+        spared: functions of which no call counts, nor what they call.
+
+    Attributes:
+        calls: how many there have been.
+    """
+
+    def __init__(self, number: int, spared: tuple[str, ...] = ()) -> None:
+        self.number, self._spared, self.calls = number, spared, 0
+
+    def __enter__(self) -> Interruption:
+        sys.settrace(self._at_call)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(None)
+
+    def _at_call(self, frame: FrameType, event: str, argument: object) -> None:
+        name = frame.f_code.co_filename
+        if not name.startswith(PACKAGE) or name.startswith(HOROVOD) or self._is_spared(frame):
+            return
+        self.calls += 1
+        if self.calls - 1 == self.number:
+            raise Interrupted(frame.f_code.co_qualname)
+
+    def _is_spared(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if frame.f_code.co_name in self._spared:
+                return True
+            frame = frame.f_back
+        return False
+
+    def hits(self, work: Callable[[], object]) -> bool:
+        """Whether `work`, which is called, was interrupted."""
+        try:
+            with self:
+                work()
+        except Interrupted:
+            return True
+        return False

@@ -1,0 +1,14 @@
+"""`if hvd.rank() == 0: controller.step(...)`, which people write, and its like: an error on every rank, and no hang."""
+
+import pytest
+from launchers import run_body
+
+
+@pytest.mark.parametrize(("launcher", "ranks", "alone"), [("mpirun", 2, 0), ("gloo", 2, 1), ("mpirun", 3, -1)])
+def test_one_rank_calls_it(launcher, ranks, alone):
+    run_body("controller_alone", launcher, ranks, HVD_DYNCOMP_TEST_ALONE=str(alone))
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "gloo"])
+def test_one_rank_calls_it_once_more(launcher):
+    run_body("controller_once_more", launcher, 2)

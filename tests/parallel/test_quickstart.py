@@ -1,0 +1,26 @@
+"""The whole script of docs/quickstart.md runs as it stands there."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from launchers import LAUNCHERS, run_limited
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "gloo"])
+def test_the_whole_script(launcher, tmp_path):
+    page = QUICKSTART.read_text(encoding="utf-8")
+    [script] = re.findall(r"^### A whole script\n.*?^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    program = tmp_path / "whole.py"
+    program.write_text(script, encoding="utf-8")
+    done = run_limited([*LAUNCHERS[launcher], "-np", "2", sys.executable, "-P", str(program)], 120)
+    assert done.returncode == 0, done.stdout
+    line = r"epoch (\d): (\d+) bits, accuracy (0\.\d+), (\d+) kB sent, (\d+) kB without compression"
+    epochs = re.findall(line, done.stdout)
+    assert [int(epoch) for epoch, *_ in epochs] == [0, 1, 2, 3, 4], done.stdout
+    assert float(epochs[-1][2]) > 0.85
+    assert int(epochs[0][3]) < 0.2 * int(epochs[0][4])
+    assert int(epochs[0][1]) == 4 < int(epochs[-1][1]), "the level has moved"
