@@ -18,18 +18,27 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """Raises, within a `with` block and this thread, at the `number`-th call of a function of the package.
+    """Interrupts, within a `with` block and this thread, the `number`-th call of a function of the package.
 
     Args:
         number: counted from 0; -1 for never.
+        interrupt: has the handler called, which raises `Interrupted`.
+        deferred: whether handlers wait; of such calls in a row, which are all the same, only the first counts.
         spared: functions of which no call counts, nor what they call.
 
     Attributes:
         calls: how many there have been.
     """
 
-    def __init__(self, number: int, spared: tuple[str, ...] = ()) -> None:
-        self.number, self._spared, self.calls = number, spared, 0
+    def __init__(
+        self,
+        number: int,
+        interrupt: Callable[[], None],
+        deferred: Callable[[], bool],
+        spared: tuple[str, ...] = (),
+    ) -> None:
+        self.number, self._interrupt, self._deferred, self._spared = number, interrupt, deferred, spared
+        self.calls, self._were_deferred = 0, False
 
     def __enter__(self) -> Interruption:
         sys.settrace(self._at_call)
@@ -42,9 +51,12 @@ class Interruption:
         name = frame.f_code.co_filename
         if not name.startswith(PACKAGE) or name.startswith(HOROVOD) or self._is_spared(frame):
             return
+        before, self._were_deferred = self._were_deferred, self._deferred()
+        if before and self._were_deferred:
+            return
         self.calls += 1
         if self.calls - 1 == self.number:
-            raise Interrupted(frame.f_code.co_qualname)
+            self._interrupt()
 
     def _is_spared(self, frame: FrameType | None) -> bool:
         while frame is not None:

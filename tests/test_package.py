@@ -98,7 +98,7 @@ EXCHANGE = {
     "relative_error": {"buckets", "plan"},
     "tally": {"buckets", "group", "plan"},
     "background": set(),
-    "uninterrupted": {"ranges"},
+    "uninterrupted": set(),
     "step": {
         *("background", "codec", "handshake", "one_bucket", "plan", "ranges", "slots", "tally", "uncompressed"),
         "uninterrupted",

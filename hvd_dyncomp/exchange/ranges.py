@@ -16,11 +16,6 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def profiled() -> bool:
-    """Whether a profiler runs, as far as torch tells."""
-    return getattr(profiler, "_is_profiler_enabled", False)
-
-
 def marked(name: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
     """Has the calls of a function be ranges of this name."""
 

@@ -3,9 +3,11 @@
 A handler runs in the main thread only. Here every rank has a thread for its program, which stands for that.
 """
 
+import threading
+
 import pytest
 import torch
-from interruption import Interruption
+from interruption import Interrupted, Interruption
 from simulated import Worker, on_ranks, places, set_level
 
 from hvd_dyncomp.exchange import uninterrupted
@@ -15,16 +17,49 @@ STEPS = 3
 BACKGROUND = ("_work_in_background",)  # of all ranks, by whoever has the turn; in training it has a thread of its own
 
 
-@pytest.fixture(autouse=True, scope="module")
-def threads():
-    """Who does what is not to be interrupted: one for each rank, which all live in this process."""
-    for _ in range(4):
-        uninterrupted.start_thread()
+class Rank(threading.local):
+    """What a thread has for signals: a rank's program has one here, in training the main thread has.
+
+    Attributes:
+        waits: how many sections keep handlers waiting.
+        noted: whether one waits.
+    """
+
+    waits = 0
+    noted = False
+
+
+HERE = Rank()
+
+
+def interrupt() -> None:
+    if HERE.waits:
+        HERE.noted = True
+    else:
+        raise Interrupted
+
+
+def interrupted(number: int) -> Interruption:
+    return Interruption(number, interrupt, lambda: HERE.waits > 0, BACKGROUND)
+
+
+class Deferred:
+    """In place of the library's, as signals reach the main thread only."""
+
+    def __enter__(self):
+        HERE.waits += 1
+
+    def __exit__(self, *error):
+        HERE.waits -= 1
+        if HERE.noted and not HERE.waits:
+            HERE.noted = False
+            raise Interrupted
 
 
 @pytest.fixture(autouse=True)
-def interruptible(monkeypatch):
-    monkeypatch.setattr(uninterrupted, "interruptible", lambda: not hasattr(uninterrupted._here, "working"))
+def ranks_have_signals(monkeypatch):
+    monkeypatch.setattr(uninterrupted, "interruptible", lambda: True)
+    monkeypatch.setattr(uninterrupted, "Deferred", Deferred)
 
 
 def trained(worker: Worker, levels: list[int], at_step: int, interruption: Interruption) -> list[torch.Tensor]:
@@ -33,7 +68,9 @@ def trained(worker: Worker, levels: list[int], at_step: int, interruption: Inter
     for step in range(STEPS):
         set_level(worker.controller, levels[step])
         optimizer.zero_grad()
-        here = interruption if step == at_step and worker.transport.rank == 0 else Interruption(-1, BACKGROUND)
+        here = (
+            interruption if step == at_step and worker.transport.rank == 0 else Interruption(-1, interrupt, BACKGROUND)
+        )
         for name, gradient in worker.noise(step).items():
             here.hits(lambda name=name, gradient=gradient: optimizer.backward(worker.parameters[name], gradient))
         if here.hits(optimizer.synchronize):
@@ -48,7 +85,7 @@ def trained(worker: Worker, levels: list[int], at_step: int, interruption: Inter
 @pytest.mark.parametrize("at_step", [0, 1], ids=["first", "later"])
 def test_at_every_call(ranks, hosts, levels, at_step):
     def run(number: int):
-        interruption = Interruption(number, BACKGROUND)
+        interruption = interrupted(number)
         seen, _ = on_ranks(
             ranks,
             lambda worker: trained(worker, levels, at_step, interruption),

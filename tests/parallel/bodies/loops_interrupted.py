@@ -19,13 +19,35 @@ pytestmark = pytest.mark.timeout(120, method="thread")
 RETURNED = ("decompress",)
 
 
+@pytest.fixture
+def handler():
+    """Of an alarm: raises, but not in Horovod's own code."""
+
+    def raise_it(number, frame):
+        if innermost(frame) == "horovod":
+            signal.setitimer(signal.ITIMER_REAL, 2e-5)
+        else:
+            raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, raise_it)
+    yield raise_it
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert signal.getsignal(signal.SIGALRM) is raise_it, "it was not put back"
+    signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("bits", [4, 32])
-def test_at_every_call(bits, rank, size):
+def test_at_every_call(bits, rank, size, handler):
     model = Linear()
     optimizer = distribute(model, ours(bits, bucket_bytes=8192), prefix=f"interrupted.{bits}.")
     number = calls = 0
     while number <= calls:  # in each step at the next call
-        here = Interruption(number if rank == size - 1 else -1, RETURNED)
+        here = Interruption(
+            number if rank == size - 1 else -1,
+            lambda: signal.raise_signal(signal.SIGALRM),
+            lambda: signal.getsignal(signal.SIGALRM) is not handler,
+            RETURNED,
+        )
         optimizer.zero_grad()
         loss = model(number)
         here.hits(loss.backward)
@@ -50,6 +72,7 @@ def innermost(frame) -> str:
     return ""
 
 
+@pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("bits", [1, 4])
 def test_by_signals_at_any_moment_of_backward(bits, rank):
     """On every rank, at moments of its own. Not in Horovod's own code, which may then hand in a gradient twice."""
@@ -57,27 +80,16 @@ def test_by_signals_at_any_moment_of_backward(bits, rank):
     optimizer = distribute(model, ours(bits, bucket_bytes=65536), prefix=f"signalled.{bits}.")
     moments, hit = random.Random(rank), 0
 
-    def raise_it(number, frame):
-        if innermost(frame) == "horovod":
-            signal.setitimer(signal.ITIMER_REAL, 2e-5)
-        else:
-            raise Interrupted
-
-    before = signal.signal(signal.SIGALRM, raise_it)
-    try:
-        for step in range(40):
-            optimizer.zero_grad()
-            loss = model(step)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 3e-3))
-                loss.backward()
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                hit += 1
-            optimizer.step()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    for step in range(40):
+        optimizer.zero_grad()
+        loss = model(step)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-5, 3e-3))
+            loss.backward()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupted:
+            hit += 1
+        optimizer.step()
     assert hit > 0
     assert same_on_all_ranks(weights(model), f"signalled.{bits}")
 
