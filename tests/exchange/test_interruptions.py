@@ -68,9 +68,7 @@ def trained(worker: Worker, levels: list[int], at_step: int, interruption: Inter
     for step in range(STEPS):
         set_level(worker.controller, levels[step])
         optimizer.zero_grad()
-        here = (
-            interruption if step == at_step and worker.transport.rank == 0 else Interruption(-1, interrupt, BACKGROUND)
-        )
+        here = interruption if step == at_step and worker.transport.rank == 0 else interrupted(-1)
         for name, gradient in worker.noise(step).items():
             here.hits(lambda name=name, gradient=gradient: optimizer.backward(worker.parameters[name], gradient))
         if here.hits(optimizer.synchronize):
