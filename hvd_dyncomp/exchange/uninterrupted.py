@@ -10,6 +10,7 @@ What is cheap and may be repeated needs none of this, and no thread but the main
 
 from __future__ import annotations
 
+import _signal  # without the enums of `signal`, which take a microsecond for each number
 import signal
 import threading
 from collections.abc import Callable
@@ -46,10 +47,10 @@ class Deferred:
     def __enter__(self) -> None:
         try:
             for number in _SIGNALS:
-                handler = signal.getsignal(number)
+                handler = _signal.getsignal(number)
                 if callable(handler):
                     self._handlers[number] = handler
-                    signal.signal(number, self._note)
+                    _signal.signal(number, self._note)
         except BaseException:
             self._restore()
             raise
@@ -71,12 +72,12 @@ class Deferred:
         """Puts all handlers back, whatever one of them raises meanwhile, which is returned."""
         raised = None
         for number, handler in self._handlers.items():
-            while signal.getsignal(number) == self._note:
+            while _signal.getsignal(number) == self._note:
                 try:
-                    signal.signal(number, handler)
+                    _signal.signal(number, handler)
                 except BaseException as one:  # noqa: BLE001
                     raised = raised or one
         return raised
 
 
-_SIGNALS = sorted(signal.valid_signals())
+_SIGNALS = sorted(map(int, signal.valid_signals()))
