@@ -71,13 +71,14 @@ class Deferred:
     def _restore(self) -> BaseException | None:
         """Puts all handlers back, whatever one of them raises meanwhile, which is returned."""
         raised = None
-        for number, handler in self._handlers.items():
-            while _signal.getsignal(number) == self._note:
-                try:
-                    _signal.signal(number, handler)
-                except BaseException as one:  # noqa: BLE001
-                    raised = raised or one
-        return raised
+        while True:
+            try:
+                for number, handler in self._handlers.items():
+                    if _signal.getsignal(number) == self._note:
+                        _signal.signal(number, handler)
+                return raised
+            except BaseException as one:  # noqa: BLE001  # of one that is back already; the others are not yet
+                raised = raised or one
 
 
 _SIGNALS = sorted(map(int, signal.valid_signals()))
