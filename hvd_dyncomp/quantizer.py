@@ -16,7 +16,7 @@ import torch
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import integer, one_of, shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange import lookout, residuals
+from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
@@ -315,7 +315,7 @@ class DynamicQuantizer(Compressor):
                 changed then.
         """
         try:
-            state = residuals.checked(state)
+            state = residual_state.checked(state)
             if state.get("spending") is not None:
                 raise ValueError('it was saved with allocation="error", which there is no more')
             steps = integer("steps", state["steps"], 0)

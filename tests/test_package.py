@@ -49,7 +49,7 @@ def test_without_horovod_one_sentence_says_how_to_get_it():
 def test_without_horovod_policies_codec_and_kernels_work():
     done = without_horovod(
         "import warnings; warnings.simplefilter('ignore')\n"
-        "import hvd_dyncomp, hvd_dyncomp.exchange.codec, torch\n"
+        "import hvd_dyncomp, hvd_dyncomp.exchange.wire, torch\n"
         "from hvd_dyncomp.kernels import encode_into\n"
         "assert hvd_dyncomp.Static(4).decide([]).bits == 4\n"
         "encode_into(torch.empty(260, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"

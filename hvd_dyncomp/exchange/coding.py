@@ -10,9 +10,16 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.codec import Span, count_nonfinite, uploaded
+from hvd_dyncomp.exchange.streams import uploaded
 from hvd_dyncomp.kernels import Noise, block_bytes
 from hvd_dyncomp.kernels.scales import scale_bytes
+
+
+class Span(NamedTuple):
+    """Consecutive blocks of a bucket: `blocks` of them from the `first` on."""
+
+    first: int
+    blocks: int
 
 
 class Run(NamedTuple):
@@ -94,7 +101,7 @@ class Coding:
             some, begin = near.within(run.first * self._block_size, run.blocks * self._block_size)
             kernels.decode_into(some, pieces, first=begin, factor=factor, **self._form(run))
         where = self._scales(span, versions[0].device)
-        return count_nonfinite([version[where] for version in versions])
+        return _count_nonfinite([version[where] for version in versions])
 
     def _scales(self, span: Span, device: torch.device) -> torch.Tensor:
         """Where the upper halves of the blocks' scales are in a span's payload: (2 * blocks,) int64."""
@@ -153,3 +160,13 @@ class _Near:
 def _from(noise: Noise | None, first: int) -> Noise | None:
     """Randomness for the values from the `first` of the bucket on."""
     return noise and noise._replace(first=first)
+
+
+def _count_nonfinite(upper_halves: list[torch.Tensor]) -> torch.Tensor:
+    """Blocks that are not finite in at least one of some versions of the same blocks: an int64 where the versions are.
+
+    Args:
+        upper_halves: of the scales in each version, (2 * blocks,) uint8: a bfloat16 each, whatever the level.
+    """
+    # The scale of a block is NaN if a value is NaN or infinite.
+    return torch.stack([half.view(torch.bfloat16) for half in upper_halves]).isnan().any(dim=0).sum()

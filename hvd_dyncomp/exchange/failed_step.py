@@ -8,9 +8,9 @@ import torch
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.background import in_background
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.uncompressed import wire_form
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.transport.base import Transport
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.errors import JOINED, LockstepError
-from hvd_dyncomp.exchange.codec import GREETING_BYTES, Flag, Greeting
 from hvd_dyncomp.exchange.introduction import Introduction
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag, Greeting
 from hvd_dyncomp.transport.base import Transport
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hvd_dyncomp import horovod_optimizer
-from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
@@ -223,7 +223,7 @@ class Lifecycle:
         """
         if isinstance(self.state, Stepping) and caller.f_code in self._callers:
             found = self.state.plan.binding.whose(gradient, caller)
-            if found is not None and found[0] not in self.state.step.taken:
+            if found is not None and found[0] not in self.state.step.intake.taken:
                 return found
         # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made dense,
         # or a tensor that came from elsewhere.
@@ -289,7 +289,7 @@ class Lifecycle:
             ValueError: it does not belong here, as far as that is known yet; nothing has changed then.
         """
         if self.plan is not None:
-            residuals.check(self.plan.buckets, debts, self.plan.binding.rank, self.plan.binding.world_size)
+            residual_state.check(self.plan.buckets, debts, self.plan.binding.rank, self.plan.binding.world_size)
         self.abandon()
         self.state = Unbound(debts)
 
@@ -303,12 +303,12 @@ class Lifecycle:
         """Nothing is owed any more."""
         if self.plan is not None:
             for bucket in self.plan.buckets:
-                bucket.drop_residuals()
+                bucket.residuals.drop()
         else:
             self.state = Unbound(None)
 
     def debts(self) -> dict[str, Any]:
-        """Both residuals by parameter name (`residuals.export`), and whose they are."""
+        """Both residuals by parameter name (`residual_state.export`), and whose they are."""
         if isinstance(self.state, (Unbound, Failed)) and self.state.debts is not None:
             return dict(self.state.debts)
         binding = self.plan.binding if self.plan else None
@@ -317,7 +317,7 @@ class Lifecycle:
             "world_size": binding.world_size if binding else 1,
             "factor": binding.factor if binding else 1.0,
             "hosts": list(map(list, self.plan.arranged.hosts)) if self.plan and self.plan.arranged else None,
-            **residuals.export(self.plan.buckets if self.plan else []),
+            **residual_state.export(self.plan.buckets if self.plan else []),
         }
 
     def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:

@@ -11,9 +11,9 @@ import time
 import weakref
 from collections.abc import Iterable
 
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.lifecycle import Lifecycle
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.transport.base import Transport
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_dyncomp.exchange import codec
+from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.codec import (
-    HEADER_BYTES,
-    WIRE_VERSION,
-    Header,
-    Phase,
-    Span,
-    header_tensor,
-    headers_tensor,
-    noise_for,
-)
+from hvd_dyncomp.exchange.coding import Span
+from hvd_dyncomp.exchange.streams import uploaded
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, WIRE_VERSION, Header, Phase
 from hvd_dyncomp.kernels import Noise
 
 
@@ -114,8 +108,8 @@ class Messages:
         def read_later(message: torch.Tensor, *expected: object) -> None:
             beginnings.append(message[:HEADER_BYTES])
 
-        check = read_later if self.bucket.streams.late else codec.check_header
-        bodies = codec.split(received, headers, sizes, self.where, senders, check)
+        check = read_later if self.bucket.streams.late else check_header
+        bodies = split(received, headers, sizes, self.where, senders, check)
         if beginnings:  # to look at them now, backward would have to wait for the GPU
             self._unread.append((torch.cat(beginnings).to("cpu", non_blocking=True), headers, senders))
         return bodies
@@ -128,7 +122,7 @@ class Messages:
         """
         for beginnings, headers, senders in self._unread:
             for beginning, header, rank in zip(beginnings.split(HEADER_BYTES), headers, senders, strict=True):
-                codec.check_header(beginning, header, rank, self.where)
+                check_header(beginning, header, rank, self.where)
         self._unread = []
 
     def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:
@@ -145,3 +139,78 @@ class Messages:
     def name(self, phase: Phase) -> str:
         """What the collective of a phase is called."""
         return f"{self.bucket.collective}.{phase.name.lower()}"
+
+
+def check_header(message: torch.Tensor, expected: Header, rank: int, where: str) -> None:
+    """Compares the header that begins `message` with the one expected of `rank`.
+
+    Raises:
+        LockstepError: they differ; the text names `where`, the rank and what differs.
+    """
+    if message.numel() < HEADER_BYTES:
+        raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, which is less than a header")
+    theirs = Header.from_bytes(message[:HEADER_BYTES].cpu().numpy().tobytes())
+    if theirs.phase == Phase.ABORT:
+        raise LockstepError(
+            f"{where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between backward "
+            "and step"
+        )
+    for field, mine, other in zip(Header._fields, expected, theirs, strict=True):
+        if mine != other:
+            raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")
+
+
+def split(
+    received: torch.Tensor,
+    expected: list[Header],
+    sizes: list[int],
+    where: str,
+    senders: Sequence[int],
+    check: Callable[[torch.Tensor, Header, int, str], None] = check_header,
+) -> list[torch.Tensor]:
+    """Cuts what a collective delivered into its messages and checks every header.
+
+    Args:
+        received: (bytes,) uint8, the messages one after the other.
+        expected: their headers.
+        sizes: bytes in each, without the header.
+        where: for the error message, and
+        senders: the rank that each came from.
+        check: compares headers that are as long as they should be.
+
+    Returns:
+        Their payloads, uint8 views into `received`.
+
+    Raises:
+        LockstepError: a message is not what this rank expects; the text names the rank and what differs.
+    """
+    bodies, start = [], 0
+    for rank, header, size in zip(senders, expected, sizes, strict=True):
+        length = HEADER_BYTES + size
+        message = received[start : start + length]
+        if message.numel() < length:
+            check_header(message, header, rank, where)  # what it says explains the length best
+            raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, expected {length}")
+        check(message, header, rank, where)
+        bodies.append(message[HEADER_BYTES:])
+        start += length
+    if start != received.numel():
+        raise LockstepError(f"{where}: {received.numel()} bytes arrived, expected {start}")
+    return bodies
+
+
+def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
+    """(16,) uint8. Does not wait for the device."""
+    return headers_tensor([header], device)
+
+
+def headers_tensor(headers: Sequence[Header], device: torch.device) -> torch.Tensor:
+    """Headers one after the other. Does not wait for the device."""
+    data = b"".join(header.to_bytes() for header in headers)
+    return uploaded(torch.frombuffer(bytearray(data), dtype=torch.uint8), device)
+
+
+def noise_for(seed: int, rank: int, step: int, message: str) -> Noise:
+    """Randomness of one message: depends on the arguments alone and touches no global generator."""
+    words = random.Random(f"{seed}/{rank}/{step}/{message}")  # strings are hashed with SHA-512: stable everywhere
+    return Noise((words.getrandbits(32), words.getrandbits(32)))

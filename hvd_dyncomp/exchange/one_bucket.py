@@ -13,12 +13,11 @@ import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.group import Group
-from hvd_dyncomp.exchange.hierarchical import Hierarchical
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.reduction import Course
+from hvd_dyncomp.exchange.reduction import Collectives
+from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
-from hvd_dyncomp.exchange.way import Flat, Way
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -49,9 +48,9 @@ class Exchange:
         self._messages = Messages(bucket, bits, step, seed)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self._missing = set(range(len(bucket.slots)))
-        self._values: list[torch.Tensor] = []
-        self._way: Way | None = None
-        self._course: Course[torch.Tensor] | None = None
+        self._route: Route | None = None
+        self._collectives: Collectives[torch.Tensor] | None = None
+        self._started = False
         self._origins: set[Any] = set()
         self._nonfinite: torch.Tensor | None = None
         self._handle: Any = None
@@ -73,10 +72,11 @@ class Exchange:
         return not self._missing
 
     def prepare(self) -> None:
-        """Makes the first messages, which `start` does otherwise. For a complete one; nothing the second time."""
-        if self._way is None:
+        """Makes the first messages, which `start` does otherwise. Nothing the second time."""
+        if self._collectives is None:
+            self._collectives = self._all_of_it()
             with self._streams.outgoing(self._origins):
-                self._prepare()
+                self._resume(None)
 
     def give_up(self, error: Exception) -> None:
         """Gradients are neither read nor written any more; the others are told so in place of what is missing."""
@@ -85,7 +85,7 @@ class Exchange:
     @property
     def ready(self) -> bool:
         """Whether `advance` would do something."""
-        if self._course is None:
+        if not self._started:
             return self.complete
         return self._handle is not None and self._transport.poll(self._handle)
 
@@ -109,15 +109,16 @@ class Exchange:
 
         Horovod exchanges gradients that stay sparse by itself: they never come.
         """
-        if self._course is None:
-            self._course = self._all_of_it()
+        if not self._started:
+            self.prepare()
+            self._started = True
             with self._streams.outgoing(self._origins):
                 self._resume(None)
 
     @property
     def groups(self) -> list[Group]:
         """Who talked to whom, with what this rank has sent them."""
-        return self._way.groups if self._way else []
+        return self._route.groups if self._route else []
 
     def advance(self) -> bool:
         """Does what is possible without blocking: starts, when all gradients are in; returns whether it is over.
@@ -125,7 +126,7 @@ class Exchange:
         May be called in a backward hook: an error is kept in `error`. Raised in a hook it would reach the ranks at
         different points.
         """
-        if not self._missing or self._course is not None:
+        if not self._missing or self._started:
             self.start()
             while self._handle is not None and self._transport.poll(self._handle):
                 self.wait()
@@ -134,7 +135,7 @@ class Exchange:
     @property
     def over(self) -> bool:
         """Whether every gradient that was added holds the reduced one, or there is an error."""
-        return self._course is not None and self._handle is None
+        return self._started and self._handle is None
 
     def wait(self) -> None:
         """Blocks until one collective is over that has been started, and does all that can be done then."""
@@ -166,52 +167,46 @@ class Exchange:
     def _resume(self, received: torch.Tensor | None) -> None:
         """Does all that can be done with what was received."""
         self._handle = None
-        self.collectives += 1
+        collectives: Collectives[torch.Tensor] = self._collectives  # type: ignore[assignment]  # `prepare` comes first
+        if self.error is not None:
+            return
         try:
             if self._given_up and received is not None:
-                self._handle = self._course.throw(self._failure)  # type: ignore[union-attr,arg-type]  # it has been
+                handle = collectives.throw(self._failure)  # type: ignore[arg-type]  # there is one since then
             else:
-                self._handle = self._course.send(received)  # type: ignore[union-attr,arg-type]  # started
+                handle = collectives.send(received)
+            while handle is None and self._started:  # it may send
+                handle = collectives.send(None)
         except StopIteration as over:
             self._nonfinite = over.value.to("cpu", non_blocking=True)
         except Exception as error:  # noqa: BLE001  # as in wait
             self.error = error
+        else:
+            self._handle = handle
+            self.collectives += handle is not None
 
-    def _all_of_it(self) -> Course[torch.Tensor]:
-        way = self._the_way()
-        nonfinite_blocks = yield from way.course(self._floats, self._factor)
-        for gradient, value in zip(self.gradients, self._floats(), strict=True):
+    def _all_of_it(self) -> Collectives[torch.Tensor]:
+        self._route = route_of(self._messages, self._transport)
+        values: list[torch.Tensor] = []
+        failure = self._failure or self._bucket.failure
+        if failure is None:
+            try:
+                values = self._floats()
+            except Exception as error:  # noqa: BLE001  # the others are told
+                failure = error
+        nonfinite_blocks = yield from self._route.collectives(values, failure, self._factor)
+        for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient is not value:
                 with torch.inference_mode(gradient.is_inference()), torch.no_grad():
                     gradient.copy_(self._representable(value, gradient.dtype))
-        self.gradients, self._values = [], []
+        self.gradients = []
         return nonfinite_blocks
 
-    def _the_way(self) -> Way:
-        if self._way is None:
-            way = Hierarchical if self._bucket.arrangement.hierarchical else Flat
-            self._way = way(self._messages, self._transport)
-        return self._way
-
-    def _prepare(self) -> None:
-        try:
-            self._the_way().prepare(self._floats())
-        except Exception as error:  # noqa: BLE001  # the others are told when it starts
-            self._failure = error
-
     def _floats(self) -> list[torch.Tensor]:
-        """All values, as contiguous float32 tensors: the gradients themselves where they are.
-
-        Raises:
-            Exception: they could not be prepared for sending. Not tried again: residuals may have moved half way.
-        """
-        failure = self._failure or self._bucket.failure
-        if failure is not None:
-            raise failure
-        if not self._values:
-            self._values = [self._float(*pair) for pair in zip(self._bucket.slots, self.gradients, strict=True)]
-            self._streams.keep(*self._values)
-        return self._values
+        """All values, as contiguous float32 tensors: the gradients themselves where they are."""
+        values = [self._float(*pair) for pair in zip(self._bucket.slots, self.gradients, strict=True)]
+        self._streams.keep(*values)
+        return values
 
     def _float(self, slot: Slot, gradient: torch.Tensor | None) -> torch.Tensor:
         if gradient is None:

@@ -8,42 +8,39 @@ By an alltoall: Horovod fuses allgathers that it finds together, and nothing cou
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from hvd_dyncomp.exchange.codec import Phase, Span
+from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.reduction import Course, Outgoing, Reduction
+from hvd_dyncomp.exchange.reduction import Collectives, Outgoing, Reduction
+from hvd_dyncomp.exchange.wire import Phase
 
 
 class PairReduction(Reduction):
     """See the module."""
 
-    _first_messages = 1
-
     @marked("encode")
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, span = self._bucket, self.section.span
         message, [payload], lengths = self._messages.codes(Phase.PAIR, [span])
-        residual, noise = bucket.residuals and bucket.residuals.own, self._messages.noise(Phase.PAIR)
-        self._messages.coding.encode(payload, span, values, residual, origin=origin, noise=noise)
-        bucket.keep_residuals()
+        noise = self._messages.noise(Phase.PAIR)
+        self._messages.coding.encode(payload, span, values, bucket.residuals.section(), origin=origin, noise=noise)
+        bucket.residuals.quantized()
         bucket.streams.keep(message)
-        self._own = message
         return message, lengths
 
-    def _start(self, messages: torch.Tensor, lengths: list[int]) -> Any:
-        [length] = lengths
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+    ) -> Collectives[torch.Tensor]:
+        (own, [length]), failure = self._first_messages(values, failure, origin, 1)
+        del values
+        yield None
         to_the_other = [0 if rank == self._bucket.rank else length for rank in self.section.ranks]
-        return self._group.alltoall(messages, to_the_other, self._messages.name(Phase.PAIR))
-
-    def _rest(self, handle: Any, failure: Exception | None) -> Course[torch.Tensor]:
+        handle = self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
         if failure is not None:
             raise failure
         received = yield handle
-        both = [self._own if rank == self._bucket.rank else received for rank in self.section.ranks]
-        return torch.cat(both)
+        return torch.cat([own if rank == self._bucket.rank else received for rank in self.section.ranks])
 
     @property
     def _result(self) -> tuple[Phase, list[Span]]:

@@ -11,12 +11,14 @@ import torch
 
 from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, Greeting, Span, checksum
+from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.tickets import Tickets
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.momentum import MOST_BITS, WithoutMomentum
 from hvd_dyncomp.transport.base import Transport
 
@@ -48,8 +50,7 @@ class Plan:
         topology: which ranks share a host; before `settle`, what was assumed.
         checksum: of the topology; 0 before `settle`.
         arranged: the topology by which the buckets are divided.
-        tickets_on_device: whether tickets must be where gradients are: Horovod may reduce them in one call with
-            gradients that travel uncompressed.
+        tickets: what Horovod reduces in the place of compressed gradients.
 
     Raises:
         ValueError: a parameter has no name, or the state is another rank's or of other parameters.
@@ -79,7 +80,8 @@ class Plan:
             world_size=world_size,
             label=self.binding.label,
         )
-        self.tickets_on_device = horovod_optimizer.grouped(optimizer) and len(self.slots) < len(self.binding.named)
+        mixed = len(self.slots) < len(self.binding.named)
+        self.tickets = Tickets(self.slots, on_device=mixed and horovod_optimizer.grouped(optimizer))
         # As it was when the state was saved, so that nothing has to move if it still is so.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
@@ -92,7 +94,7 @@ class Plan:
             if bucket.failure is not None:
                 raise bucket.failure
         if state is not None:
-            residuals.restore(self.buckets, state, rank, world_size, self.binding.factor)
+            residual_state.restore(self.buckets, state, rank, world_size, self.binding.factor)
         large = {slot.name for slot in self.slots.values() if not slot.small}
         waiting = [parameter for name, parameter in self.binding.named if name in large and settings.error_feedback]
         self.waiting = frozenset(waiting)

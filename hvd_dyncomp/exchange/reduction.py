@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, TypeVar
 
 import torch
 
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, Phase, Span
+from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.topology import Section
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
 
 Result = TypeVar("Result")
-# Yields the handle of a collective where it has to wait, and is sent what was received.
-Course = Generator[Any, torch.Tensor, Result]
+# One collective after the other. Yields None where messages are made and may not have been asked for yet, and goes on
+# when they may be sent; yields the handle of a collective where it has to wait, and is sent what was received.
+Collectives = Generator[Any, Any, Result]
 Outgoing = tuple[torch.Tensor, list[int]]  # messages one after the other, and their lengths
 
 
@@ -43,46 +45,40 @@ class Reduction(ABC):
 
     @property
     def result_bytes(self) -> int:
-        """Length of what `course` returns."""
+        """Length of what `collectives` returns."""
         _, spans = self._result
         return sum(HEADER_BYTES + self._messages.coding.nbytes(span) for span in spans)
 
-    def course(self, encode: Callable[[], Outgoing]) -> Course[torch.Tensor]:
+    @abstractmethod
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+    ) -> Collectives[torch.Tensor]:
         """All collectives; returns the bytes that everyone has then.
 
         Args:
-            encode: makes what `encode` returns. If it raises an error, the other ranks are told that there will be no
-                result, and it is raised again.
+            values, origin: as `encode` takes them.
+            failure: why there are no values. The other ranks are told that there will be no result, as after an error
+                here, and it is raised.
         """
-        failure: Exception | None = None
-        try:
-            outgoing = encode()
-        except Exception as error:  # noqa: BLE001  # the others wait
-            failure, outgoing = error, self._messages.aborts(self._first_messages)
-        handle = self._start(*outgoing)
-        del outgoing  # the transport has it
-        return (yield from self._rest(handle, failure))
-
-    @property
-    @abstractmethod
-    def _first_messages(self) -> int:
-        """How many messages `encode` makes."""
 
     @abstractmethod
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
-        """Quantizes the section, with what this rank owes.
+        """Quantizes the section, with its residual.
 
         Args:
             values: contiguous float32 tensors that stand for the bucket's values from the `origin`-th on.
         """
 
-    @abstractmethod
-    def _start(self, messages: torch.Tensor, lengths: list[int]) -> Any:
-        """Starts the first collective."""
-
-    @abstractmethod
-    def _rest(self, handle: Any, failure: Exception | None) -> Course[torch.Tensor]:
-        """As `course`, from the first collective on. Sends as many messages with a failure as without."""
+    def _first_messages(
+        self, values: list[torch.Tensor], failure: Exception | None, origin: int, count: int
+    ) -> tuple[Outgoing, Exception | None]:
+        """What `encode` makes, or `count` messages that say that there is nothing, and why."""
+        if failure is None:
+            try:
+                return self.encode(values, origin), None
+            except Exception as error:  # noqa: BLE001  # the others wait
+                failure = error
+        return self._messages.aborts(count), failure
 
     @property
     @abstractmethod
@@ -96,7 +92,7 @@ class Reduction(ABC):
         """Writes the sum, times `factor`, into the bucket's values; returns how many blocks are not finite, an int64.
 
         Args:
-            result: what `course` has returned, here or on another rank.
+            result: what `collectives` has returned, here or on another rank.
             senders: for error messages, whom each message came from.
 
         Raises:
@@ -106,6 +102,3 @@ class Reduction(ABC):
     def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
         """The payloads in the result, by rank of the section; arguments and errors as those of `decode`."""
         return self._messages.split(result, *self._result, senders)
-
-    def _abort(self) -> torch.Tensor:
-        return self._messages.aborts(1)[0]

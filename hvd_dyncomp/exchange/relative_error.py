@@ -1,4 +1,4 @@
-"""How far the means of a step are off, by tensor: what a rank owes, against the gradients."""
+"""How far the means of a step are off, by tensor: a rank's residuals, against the gradients."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hvd_dyncomp.exchange.plan import Plan
 def relative_errors(plan: Plan) -> dict[str, float]:
     """By `Slot.counted_as`; `DynamicQuantizer.errors` says of what.
 
-    A residual r is owed to the mean as factor * r. What several ranks owe is taken for independent: squares add up.
+    A residual r is missing from the mean as factor * r. Several ranks' are taken for independent: squares add up.
     """
     gradients = {name: parameter.grad for name, parameter in plan.binding.named if parameter.grad is not None}
     squares: dict[str, tuple[float, float]] = {}
     for bucket in plan.buckets:
         parts = list(_parts(bucket, gradients))
-        norms = [_norm(values) for _, owed, gradient in parts for values in (owed, gradient)]
+        norms = [_norm(values) for _, residual, gradient in parts for values in (residual, gradient)]
         if not parts:
             continue
         several = plan.binding.factor**2 * len(bucket.section.ranks)
-        for (name, _, _), (owed, gradient) in zip(parts, torch.stack(norms).view(-1, 2).tolist(), strict=True):
+        for (name, _, _), (error, gradient) in zip(parts, torch.stack(norms).view(-1, 2).tolist(), strict=True):
             before = squares.get(name, (0.0, 0.0))
-            squares[name] = before[0] + several * owed**2, before[1] + gradient**2
-    ratios = {name: error / whole for name, (error, whole) in squares.items() if whole}
+            squares[name] = before[0] + several * error**2, before[1] + gradient**2
+    ratios = {name: total / whole for name, (total, whole) in squares.items() if whole}
     return {name: math.sqrt(ratio) for name, ratio in ratios.items() if math.isfinite(ratio)}
 
 
@@ -37,17 +37,13 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Of each parameter, as far as this rank quantizes it first: whose it counts as, what is owed, its gradient."""
-    if bucket.residuals is None:
+    """Of each parameter, as far as this rank quantizes it first: whose it counts as, its residual, its gradient."""
+    if not bucket.residuals.enabled:
         return
-    section = bucket.section_range
+    section = bucket.residuals.extent.section
     for slot in bucket.slots:
         gradient = gradients.get(slot.name)
         first, last = max(slot.start, section.start), min(slot.start + slot.numel, section.stop)
         if first < last and gradient is not None and gradient.layout is torch.strided:
-            owed = bucket.residuals.own[first - section.start : last - section.start]
-            yield (
-                slot.counted_as,
-                owed,
-                gradient.reshape(-1)[first - slot.start : last - slot.start],
-            )
+            residual = bucket.residuals.own[first - section.start : last - section.start]
+            yield slot.counted_as, residual, gradient.reshape(-1)[first - slot.start : last - slot.start]

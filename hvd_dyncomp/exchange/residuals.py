@@ -1,153 +1,170 @@
-"""Saving and restoring what error feedback carries, by parameter name."""
+"""What error feedback carries of one bucket from step to step: a ledger of what has been quantized away, or has waited.
+
+Whatever is in it arrives once, with a later gradient, unless somebody drops it.
+"""
 
 from __future__ import annotations
 
-import copy
-import logging
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.checks import boolean, finite, integer, shown
-from hvd_dyncomp.exchange.buckets import Bucket
-
-logger = logging.getLogger(__name__)
-
-KEYS = ("residuals", "shard_residuals")
+from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.streams import streams_of
+from hvd_dyncomp.kernels import bounded
 
 
-def export(buckets: list[Bucket]) -> dict[str, Any]:
-    """Copies of both residuals, in main memory.
+class Extent(NamedTuple):
+    """Which values of a bucket a rank quantizes.
 
-    Returns:
-        "residuals": {parameter name: float32 tensor of its shape};
-        "shard_residuals": {bucket name: {"layout": checksum, "first": where in the bucket the shard begins,
-        "carries": bool, "values": (own shard,) float32}}.
+    Attributes:
+        values: of the bucket, padding included.
+        section: those that it quantizes first: of its gradients, or of its host's sum.
+        shard: those whose sum over ranks it quantizes; none where two ranks exchange all of a section.
     """
-    own, shards = {}, {}
-    for bucket in buckets:
-        if bucket.residuals is None:
-            continue
-        owed = bucket.owed()
-        for slot in bucket.slots:
-            own[slot.name] = owed[slot.range].view(slot.shape).to("cpu", copy=True)
-        shards[bucket.name] = {
-            "layout": bucket.layout,
-            "first": bucket.shard_range.start,
-            "carries": bucket.carries,
-            "values": bucket.residuals.shard.to("cpu", copy=True),
-        }
-    return {"residuals": own, "shard_residuals": shards}
+
+    values: int
+    section: slice
+    shard: slice
 
 
-def checked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy of a state whose parts that belong here have the types and ranges that `restore` relies on.
-
-    Raises:
-        KeyError, TypeError, ValueError: they have not.
-    """
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state must be a mapping, got {shown(state)}")
-    # A copy, because it is put back at the first gradient only, and its owner may go on with it before.
-    own = copy.deepcopy(dict(state))
-    size = integer("world_size", own["world_size"], 1)
-    if own["rank"] is not None:
-        integer("rank", own["rank"], 0, size - 1)
-    if finite("factor", own["factor"]) <= 0:
-        raise ValueError(f"factor must be more than 0, got {shown(own['factor'])}")
-    if own.get("hosts") is not None:
-        ranks = [integer("hosts", rank, 0) for host in own["hosts"] for rank in host]
-        if sorted(ranks) != list(range(size)) or not all(own["hosts"]):
-            raise ValueError(f"hosts must have every rank once, got {shown(own['hosts'])}")
-    for name, values in dict(own["residuals"]).items():
-        _check_values(f"residuals[{name!r}]", values)
-    for name, shard in dict(own["shard_residuals"]).items():
-        _check_values(f"the shard residuals of {name!r}", shard["values"])
-        if shard["values"].dim() != 1:
-            raise ValueError(f"the shard residuals of {name!r} must have one dimension, got {shown(shard['values'])}")
-        integer("layout", shard["layout"], 0)
-        integer("first", shard["first"], 0)
-        boolean("carries", shard["carries"])
-    return own
-
-
-def _check_values(name: str, values: Any) -> None:
-    if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or not bool(values.isfinite().all()):
-        raise ValueError(f"{name} must be a tensor of finite float32, got {shown(values)}")
-
-
-def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:
-    """Whether `restore` can put back this state.
-
-    Raises:
-        ValueError: it is another rank's, or of other parameters.
-    """
-    if state["world_size"] == world_size and state["rank"] not in (rank, None):
-        raise ValueError(
-            f"state is that of rank {state['rank']}, loaded on rank {rank}: residuals are each rank's own, "
-            "so save and load one state_dict per rank"
-        )
-    saved: Mapping[str, torch.Tensor] = state["residuals"]
-    carrying = [bucket for bucket in buckets if bucket.residuals is not None]
-    if not saved or not carrying:
-        return
-    for bucket in carrying:
-        shard = state["shard_residuals"].get(bucket.name)
-        if shard is not None and shard["layout"] == bucket.layout:
-            end, size = shard["first"] + shard["values"].numel(), bucket.blocks * bucket.block_size
-            if end > size:
-                raise ValueError(f"state has shard residuals up to {end} of bucket {bucket.name}, which has {size}")
-    shapes = {slot.name: slot.shape for bucket in carrying for slot in bucket.slots}
-    theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
-    for name in sorted({*shapes, *theirs}):
-        if shapes.get(name) != theirs.get(name):
-            raise ValueError(
-                f"state has residuals of other parameters: {name} has shape {theirs.get(name)} there and "
-                f"{shapes.get(name)} in this optimizer (skip says which are compressed)"
-            )
-
-
-def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int, factor: float) -> None:
-    """Puts back what `export` saved. Checks everything before it changes anything.
-
-    A residual r is owed to the result as factor * r. Where the number of workers has changed, and with it the factor,
-    r is scaled so that what is owed stays what it was; a shard's residual, whose shard is no more, joins the residuals
-    of its own rank, from where it arrives once as well; and so does what a rank owes outside the section that it has
-    now. `launch/study.py --simulate resize` compares this with other rules.
+class Residuals:
+    """One bucket's, on one rank.
 
     Args:
-        factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
+        extent: which values this rank quantizes.
+        device: where the gradients are.
+        enabled: False for none: nothing is ever carried.
 
-    Raises:
-        ValueError: as `check` does.
+    Attributes:
+        extent, enabled: see above.
+        own: (values of the section,) float32, what the first quantization has left.
+        shard: (values of the shard,) float32, what the quantization of the sum over ranks has left.
+        carries: whether any may be other than zero.
     """
-    check(buckets, state, rank, world_size)
-    scale = state["factor"] / factor
-    for bucket in buckets:
-        if bucket.residuals is None:
-            continue
-        owed = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float32, device=bucket.device)
-        bucket.drop_residuals()
-        if not state["residuals"]:  # saved before the first step, or without error feedback
-            continue
-        for slot in bucket.slots:
-            owed[slot.range].view(slot.shape).copy_(state["residuals"][slot.name])
-        _restore_shard(bucket, bucket.residuals.shard, owed, state["shard_residuals"].get(bucket.name))
-        if scale != 1:
-            owed *= scale
-            bucket.residuals.shard.mul_(scale)
-        bucket.owe(owed)
 
+    def __init__(self, extent: Extent, device: torch.device, *, enabled: bool) -> None:
+        self.extent, self.enabled, self._device = extent, enabled, device
+        own, shard = ((part.stop - part.start) * enabled for part in (extent.section, extent.shard))
+        self.own = torch.zeros(own, dtype=torch.float32, device=device)
+        self.shard = torch.zeros(shard, dtype=torch.float32, device=device)
+        streams_of(device).keep(self.own, self.shard)
+        # (values of the bucket,) float32: what joins gradients before anybody quantizes them. It is of values that
+        # another rank quantizes now (since the bucket was arranged anew), or of all, when nobody does (32 bits).
+        self._pending: torch.Tensor | None = None
+        self.carries = False
+        self._waits = False  # whether a gradient that has come since `release` has left what was pending of it
 
-def _restore_shard(bucket: Bucket, shard: torch.Tensor, owed: torch.Tensor, saved: Mapping[str, Any] | None) -> None:
-    if saved is None or saved["layout"] != bucket.layout:
-        bucket.carries = True
-        logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
-        return
-    bucket.carries = saved["carries"]
-    first, values = saved["first"], saved["values"]
-    if first == bucket.shard_range.start and values.shape == shard.shape:
-        shard.copy_(values)
-    else:
-        owed[first : first + values.numel()] += values.to(owed.device)
+    @property
+    def _whole(self) -> bool:
+        """Whether this rank quantizes all of the bucket first."""
+        return self.own.numel() == self.extent.values
+
+    def section(self, part: slice = slice(None)) -> torch.Tensor | None:
+        """A part of `own`, for a kernel; None without error feedback."""
+        return self.own[part] if self.enabled else None
+
+    def of_shard(self) -> torch.Tensor | None:
+        """`shard`, for a kernel; None without error feedback."""
+        return self.shard if self.enabled else None
+
+    def quantized(self) -> None:
+        """To be called when a kernel has written `own`."""
+        self.carries = self.enabled
+
+    def undelivered(self) -> torch.Tensor:
+        """(values,) float32: all but the shard's. May be `own` itself. With error feedback only."""
+        if self._whole:
+            return self.own
+        if self._pending is None:
+            total = torch.zeros(self.extent.values, dtype=torch.float32, device=self._device)
+        else:
+            total = self._pending.clone()
+        total[self.extent.section] += self.own
+        return total
+
+    def _collected(self) -> torch.Tensor:
+        """As `undelivered`, with the shard's, which is then zero.
+
+        That is a part of the sum over ranks: delivered once, by its owner, it arrives once.
+        """
+        total = self.undelivered()
+        if self.shard.numel():
+            total[self.extent.shard] += self.shard
+            self.shard.zero_()
+        return total
+
+    def put(self, undelivered: torch.Tensor) -> None:
+        """Takes what `undelivered` has returned, here or elsewhere, in place of all but the shard's."""
+        self.own.copy_(undelivered[self.extent.section])
+        self._pending = None
+        if not self._whole:
+            rest = undelivered.clone()
+            rest[self.extent.section] = 0
+            self._pending = rest if rest.any() else None
+
+    def arranged(self, extent: Extent) -> Residuals:
+        """The same where this rank quantizes other values. This one is of no use any more."""
+        new = Residuals(extent, self._device, enabled=self.enabled)
+        if self.carries:
+            new.put(self._collected())
+            new.carries = True
+        return new
+
+    def drop(self) -> None:
+        """Nothing is carried any more."""
+        self.own.zero_()
+        self.shard.zero_()
+        self._pending, self.carries = None, False
+
+    def release(self) -> None:
+        """From here on `join` hands out all that there is."""
+        self._waits = False
+        if self.carries:
+            self._pending = self._collected()
+            if not self._whole:
+                self.own.zero_()
+
+    @property
+    def releases(self) -> bool:
+        """Whether `join` may change anything."""
+        return self._pending is not None
+
+    def join(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+        """A parameter's gradient plus what is pending of it, in the gradient's dtype; that is then zero here.
+
+        As where it is quantized, a gradient of zeros, or one that is not finite, takes nothing along.
+        """
+        if self._pending is None:
+            return gradient
+        pending = self._pending[slot.range].view(slot.shape)
+        if not pending.any():
+            return gradient
+        largest = float(gradient.abs().max())
+        if not 0 < largest < float("inf"):
+            self._waits = True
+            return gradient
+        total = gradient + bounded(pending, gradient)
+        pending.zero_()
+        if gradient.dtype is torch.float16:
+            limits = torch.finfo(torch.float16)
+            total = total.clamp_(limits.min, limits.max)
+        return total.to(gradient.dtype)
+
+    def join_all(self, slots: list[Slot], values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The same for all slots of the bucket."""
+        if self._pending is None:
+            return values
+        self._waits = False
+        total = [self.join(slot, value) for slot, value in zip(slots, values, strict=True)]
+        if not self._waits:
+            self._pending = None
+        return total
+
+    def released(self, joined: bool) -> None:
+        """At the end of a step that has sent what `join` returned; `joined`: it was called."""
+        self.carries = self._waits or (self.carries and not joined)
+        if self.carries and not self._whole:
+            self.put(self.undelivered())  # as it would be if it was saved and loaded
+        else:
+            self._pending = None

@@ -10,21 +10,16 @@ Whatever the number of workers N, a value costs a worker 2(N-1)/N * bits on the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from hvd_dyncomp.exchange.codec import Phase, Span
+from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.reduction import Course, Outgoing, Reduction
+from hvd_dyncomp.exchange.reduction import Collectives, Outgoing, Reduction
+from hvd_dyncomp.exchange.wire import Phase
 
 
 class ShardedReduction(Reduction):
     """See the module."""
-
-    @property
-    def _first_messages(self) -> int:
-        return len(self.section.ranks)
 
     @property
     def _in_one(self) -> bool:
@@ -44,25 +39,30 @@ class ShardedReduction(Reduction):
             parts = list(zip(section.shards, payloads, strict=True))
         for shard, payload in parts:
             first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
-            owed = bucket.residuals and bucket.residuals.own[first : first + size]
-            coding.encode(payload, shard, values, owed, origin=origin, noise=noise)
+            residual = bucket.residuals.section(slice(first, first + size))
+            coding.encode(payload, shard, values, residual, origin=origin, noise=noise)
         if self._in_one:
             messages, lengths = self._messages.around(Phase.SCATTER, section.shards, codes)
-        bucket.keep_residuals()
+        bucket.residuals.quantized()
         return messages, lengths
 
-    def _start(self, messages: torch.Tensor, lengths: list[int]) -> Any:
-        return self._group.alltoall(messages, lengths, self._messages.name(Phase.SCATTER))
-
-    def _rest(self, handle: Any, failure: Exception | None) -> Course[torch.Tensor]:
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+    ) -> Collectives[torch.Tensor]:
+        outgoing, failure = self._first_messages(values, failure, origin, len(self.section.ranks))
+        del values
+        yield None
+        handle = self._group.alltoall(*outgoing, self._messages.name(Phase.SCATTER))
+        del outgoing  # the transport has it
         if failure is None:
             try:
-                received = yield handle
-                message = self._reduced(received)
-                del received
+                message = self._reduced((yield handle))
             except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
                 failure = error
-        handle = self._group.allgather(self._abort() if failure else message, self._messages.name(Phase.GATHER))
+        if failure is not None:
+            message, _ = self._messages.aborts(1)
+        handle = self._group.allgather(message, self._messages.name(Phase.GATHER))
+        del message
         if failure is not None:
             raise failure
         return (yield handle)
@@ -74,8 +74,14 @@ class ShardedReduction(Reduction):
         own = section.shards[section.ranks.index(bucket.rank)]
         versions = self._messages.split(received, Phase.SCATTER, [own] * len(section.ranks), section.ranks)
         message, [payload], _ = self._messages.codes(Phase.GATHER, [own])
-        residual, noise = bucket.residuals and bucket.residuals.shard, self._messages.noise(Phase.GATHER)
-        self._messages.coding.reduce(payload, own, versions, residual, values=bucket.values, noise=noise)
+        self._messages.coding.reduce(
+            payload,
+            own,
+            versions,
+            bucket.residuals.of_shard(),
+            values=bucket.values,
+            noise=self._messages.noise(Phase.GATHER),
+        )
         return message
 
     @property

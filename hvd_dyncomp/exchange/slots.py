@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_dyncomp.exchange.codec import Span
-from hvd_dyncomp.exchange.coding import Run
+from hvd_dyncomp.exchange.coding import Run, Span
 from hvd_dyncomp.exchange.settings import Skip
 
 # What is small has no fewer bits: biases, norms. They cost next to nothing, and float32 would cost more than all else.

@@ -5,38 +5,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from typing import NamedTuple
 
 import torch
 
 from hvd_dyncomp.exchange.background import in_background
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.intake import Intake, Taken
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.tally import Tally
-from hvd_dyncomp.exchange.uncompressed import UncompressedExchange, wire_form
+from hvd_dyncomp.exchange.tickets import Tickets
+from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
 
 logger = logging.getLogger(__name__)
-
-
-class Taken(NamedTuple):
-    """What has become of a gradient.
-
-    Attributes:
-        wire: what Horovod reduces.
-        gradient: as it came, and where the mean is to be.
-        compressed: whether it travels by this package's collectives, and `wire` is a ticket.
-    """
-
-    wire: torch.Tensor
-    gradient: torch.Tensor
-    compressed: bool
 
 
 class Step:
@@ -60,8 +46,7 @@ class Step:
 
     Attributes:
         number: see above.
-        taken: the gradients that have come, by parameter's name. One that comes again, as its hook was interrupted and
-            Horovod does not know that it came, is what it was.
+        intake: the gradients that have come.
         proposal: rank 0's, once `collect` has been called.
         over: whether `collect` has been called.
     """
@@ -81,9 +66,9 @@ class Step:
     ) -> None:
         self._plan, self.bits, self.number, self._fresh, self._previous = plan, bits, number, fresh, previous
         self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
-        self.taken: dict[str, Taken] = {}
+        self.intake = Intake(plan, self._tally, fresh=fresh)
         self.proposal: float = 0
-        self.over = self._abandoned = self._given_up = self._any = False
+        self.over = self._abandoned = self._given_up = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         rank, buckets = plan.binding.rank, plan.buckets
@@ -104,7 +89,7 @@ class Step:
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in buckets}
         if bits == UNCOMPRESSED:
             for bucket in buckets:
-                bucket.release_residuals()
+                bucket.residuals.release()
         else:
             self._arrange()
             factor, transport = plan.binding.factor, plan.transport
@@ -134,38 +119,23 @@ class Step:
     @property
     def assigned(self) -> bool:
         """Whether this rank has had gradients that would travel compressed, if any backward had made them."""
-        return self._any and not self.fresh
+        return self.intake.in_use and not self.fresh
 
     def take(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
         """Takes a parameter's gradient. It may be interrupted, and is to be called again then."""
         slot = self._plan.slots.get(name)
-        if slot is not None and self.bits != UNCOMPRESSED:
-            return self._add(gradient, name, slot, parameter)
-        if name not in self.taken:
-            if slot is not None and self._plan.buckets[slot.bucket].releases:
-                uninterrupted(lambda: self._pass_uncompressed(gradient, name, slot))
-            else:
-                self._pass_uncompressed(gradient, name, slot)
-        return self.taken[name]
-
-    def _add(self, gradient: torch.Tensor, name: str, slot: Slot, parameter: torch.Tensor) -> Taken:
-        if name not in self.taken:
-            # A ticket that is zero on all ranks says that there is no gradient at all.
-            in_use = self._plan.binding.fresh(parameter) or bool(gradient.any())
-            where = gradient.device if self._plan.tickets_on_device else None
-            ticket = self._plan.buckets[slot.bucket].ticket(slot, in_use, where)
-            self._tally.leaves_ticket(name, 4)
-            self._any |= in_use
-            self.taken[name] = Taken(ticket, gradient, True)
+        if slot is None or self.bits == UNCOMPRESSED:
+            return self.intake.uncompressed(gradient, name, slot)
+        taken = self.intake.compressed(gradient, name, parameter)
         exchange = self._exchanges[slot.bucket]
         with self._lock:
-            exchange.add(slot, self.taken[name].gradient)
+            exchange.add(slot, taken.gradient)
             ready = exchange.complete or self._ready
         if ready:
             uninterrupted(lambda: self._go_on(exchange))
         if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
             self._plan.transport.give_way()
-        return self.taken[name]
+        return taken
 
     def _go_on(self, exchange: Exchange) -> None:
         with self._lock:
@@ -181,17 +151,6 @@ class Step:
         if not self._agreed:
             return not self._handshake.started or self._handshake.ready
         return self._handshake.fresh and any(exchange.ready for exchange in self._under_way)
-
-    def _pass_uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> None:
-        """What is skipped, or at 32 bits, travels with what its residual has left to deliver."""
-        wire = wire_form(gradient)
-        # What is not fresh has been reduced before, and its residual with it.
-        if slot is not None and self._fresh:
-            wire = self._plan.buckets[slot.bucket].with_residual(slot, wire)
-        if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
-            wire = wire.half()
-        self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
-        self.taken[name] = Taken(wire, gradient, False)
 
     def check(self) -> None:
         """Blocks until it is known that all ranks do the same in this step.
@@ -216,7 +175,8 @@ class Step:
             # First of all: ranks that disagree wait for exchanges that never come.
             self._agree()
             self.proposal = self._handshake.greetings[0].proposal
-            self._tally.reduced()
+            tickets = sum(taken.compressed for taken in self.intake.taken.values())
+            self._tally.reduced(tickets * Tickets.nbytes)
             try:
                 if self._handshake.fresh:
                     self._finish()
@@ -312,7 +272,7 @@ class Step:
         self._tally.shook_hands(self._handshake.nbytes, compressed=self.bits != UNCOMPRESSED)
         if self.bits == UNCOMPRESSED:
             for bucket in self._plan.buckets:
-                bucket.released(self._fresh)
+                bucket.residuals.released(self._fresh)
             return
         for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=True):
             self._tally.exchanged(bucket, exchange.groups)

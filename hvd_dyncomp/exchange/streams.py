@@ -104,3 +104,8 @@ def _cuda_streams(device: torch.device) -> CudaStreams:
 def streams_of(device: torch.device) -> Streams:
     """Those that all buckets on a device share."""
     return _cuda_streams(device) if device.type == "cuda" else _CPU
+
+
+def uploaded(here: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of main memory on a device, for which nothing waits."""
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

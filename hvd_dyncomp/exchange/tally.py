@@ -41,7 +41,6 @@ class Tally:
         self.traffic = meter.at(epoch, bits)
         self.traffic.steps += 1
         # What Horovod is to reduce for this step, by tensor, which may be handed over again.
-        self._tickets: dict[str, int] = {}
         self._uncompressed: dict[str, int] = {}
         self._float32_bytes = 0  # all of it, if it was float32
 
@@ -49,20 +48,15 @@ class Tally:
         """It is to travel compressed."""
         self._float32_bytes += 4 * bucket.values
 
-    def leaves_ticket(self, name: str, nbytes: int) -> None:
-        """Horovod is to reduce this in the place of a parameter's gradient."""
-        self._tickets[name] = nbytes
-
     def hands_over(self, name: str, nbytes: int, float32_bytes: int) -> None:
         """Horovod is to reduce a parameter's gradient in `nbytes` bytes; as float32 they would be so many."""
         if name not in self._uncompressed:
             self._float32_bytes += float32_bytes
         self._uncompressed[name] = nbytes
 
-    def reduced(self) -> None:
-        """Horovod reduces what it has been handed."""
-        nbytes = sum(self._tickets.values()) + sum(self._uncompressed.values())
-        self._count_reduced(nbytes, self._float32_bytes)
+    def reduced(self, tickets: int) -> None:
+        """Horovod reduces what it has been handed, and that many bytes of tickets."""
+        self._count_reduced(tickets + sum(self._uncompressed.values()), self._float32_bytes)
         self._divide_reduced(self._uncompressed)
 
     def reduced_again(self, bytes_by_name: Mapping[str, int], handshake_bytes: int) -> None:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.exchange.codec import Span, checksum, shard_bounds
+from hvd_dyncomp.exchange.coding import Span
+from hvd_dyncomp.exchange.wire import checksum
 from hvd_dyncomp.meter import allreduce_bytes
 
 MOST_BITS_OF_BFLOAT16 = 7
@@ -82,6 +83,11 @@ class Topology(NamedTuple):
         ring of more than one worker a host exceeds.
         """
         return allreduce_bytes(nbytes, len(self.hosts)) / len(self.host_of(rank))
+
+
+def shard_bounds(blocks: int, world_size: int) -> list[int]:
+    """First block of every rank's shard, and the end: `world_size + 1` numbers; shards differ by at most one block."""
+    return [blocks * rank // world_size for rank in range(world_size + 1)]
 
 
 class Section(NamedTuple):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from costs.collectives import Hosts, Transfer, allgather, allreduce, alltoall
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.exchange.codec import HEADER_BYTES
 from hvd_dyncomp.exchange.topology import dtype_within_host
+from hvd_dyncomp.exchange.wire import HEADER_BYTES
 from hvd_dyncomp.kernels import block_bytes
 
 BLOCK_SIZE = 512

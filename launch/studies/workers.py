@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.topology import Topology
@@ -51,8 +51,8 @@ class Workers:
         """Mean of (values,) float32 gradients, one a worker, as every worker gets it; a single one sends nothing."""
         if self.size == 1:
             [bucket] = self._buckets
-            bucket.release_residuals()
-            return bucket.with_residual(bucket.slots[0], gradients[0])
+            bucket.residuals.release()
+            return bucket.residuals.join(bucket.slots[0], gradients[0])
         reduced = [gradient.clone() for gradient in gradients]
         exchanges = []
         for bucket, gradient, transport in zip(self._buckets, reduced, self._world.transports, strict=True):
@@ -72,19 +72,19 @@ class Workers:
             "rank": None,
             "world_size": self.size,
             "factor": 1 / self.size,
-            **residuals.export([self._buckets[rank]]),
+            **residual_state.export([self._buckets[rank]]),
         }
 
     def resized(self, hosts: Sequence[int], debts: list[dict]) -> Workers:
         """Workers on so many hosts; the first of them owe what is in `debts`, the others nothing."""
         after = Workers(hosts, self._values, self._bits)
         for rank, owed in enumerate(debts[: after.size]):
-            residuals.restore([after._buckets[rank]], owed, rank, after.size, 1 / after.size)
+            residual_state.restore([after._buckets[rank]], owed, rank, after.size, 1 / after.size)
         return after
 
     def forget_what_is_far(self) -> None:
         """Owes only what each worker's own section of the gradient is about."""
         for bucket in self._buckets:
-            near, owed = bucket.section_range, torch.zeros(bucket.blocks * bucket.block_size)
-            owed[near] = bucket.owed()[near]
-            bucket.owe(owed)
+            near, kept = bucket.residuals.extent.section, torch.zeros(bucket.residuals.extent.values)
+            kept[near] = bucket.residuals.undelivered()[near]
+            bucket.residuals.put(kept)

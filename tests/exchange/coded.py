@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hvd_dyncomp.exchange.codec import HEADER_BYTES, Header, split
+from hvd_dyncomp.exchange.messages import split
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, Header
 from hvd_dyncomp.kernels import block_bytes
 
 

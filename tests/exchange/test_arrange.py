@@ -29,20 +29,20 @@ def arrange(bucket: Bucket, names) -> None:
 
 def owe(bucket: Bucket, generator: torch.Generator) -> None:
     """As after a quantization: another residual wherever this rank quantizes, and none in the padding."""
-    own, shard = bucket.residuals
+    own, shard = bucket.residuals.own, bucket.residuals.shard
     own.copy_(torch.randn(own.shape, generator=generator))
-    own[max(0, bucket.values - bucket.section_range.start) :] = 0
+    own[max(0, bucket.values - bucket.residuals.extent.section.start) :] = 0
     if bucket.section.sharded:
         shard.copy_(torch.randn(shard.shape, generator=generator))
-        shard[max(0, bucket.values - bucket.shard_range.start) :] = 0
-    bucket.keep_residuals()
+        shard[max(0, bucket.values - bucket.residuals.extent.shard.start) :] = 0
+    bucket.residuals.quantized()
 
 
 def all_owed(bucket: Bucket) -> torch.Tensor:
     """By value, both residuals and what waits outside the section."""
-    total = bucket.owed().clone()
+    total = bucket.residuals.undelivered().clone()
     if bucket.section.sharded:
-        total[bucket.shard_range] += bucket.residuals.shard
+        total[bucket.residuals.extent.shard] += bucket.residuals.shard
     return total
 
 
@@ -59,11 +59,11 @@ def test_whatever_arrangements_follow_nothing_of_what_is_owed_is_lost(rank, turn
     for names in turns:
         before = all_owed(bucket)
         arrange(bucket, names)
-        assert torch.allclose(all_owed(bucket), before, atol=1e-6) and bucket.carries
+        assert torch.allclose(all_owed(bucket), before, atol=1e-6) and bucket.residuals.carries
         assert not all_owed(bucket)[VALUES:].any(), "the padding owes something"
         assert bucket.residuals.own.numel() == bucket.section.blocks * 64
         if seed % 2:  # a step in between, whose zero gradients take nothing along
-            bucket.with_debts([torch.zeros(slot.numel) for slot in bucket.slots])
+            bucket.residuals.join_all(bucket.slots, [torch.zeros(slot.numel) for slot in bucket.slots])
             assert torch.allclose(all_owed(bucket), before, atol=1e-6)
 
 
@@ -74,15 +74,15 @@ def test_what_is_owed_outside_the_section_joins_the_next_gradients_once(names):
     arrange(bucket, names)
     everything, own = all_owed(bucket), bucket.residuals.own.clone()
     section = torch.zeros(len(everything))
-    section[bucket.section_range] = own
+    section[bucket.residuals.extent.section] = own
     outside = everything - section
-    assert own.any() and outside.any() and not outside[bucket.section_range].any()
-    given, gradients = bucket.with_debts(ones(bucket)), ones(bucket)
+    assert own.any() and outside.any() and not outside[bucket.residuals.extent.section].any()
+    given, gradients = bucket.residuals.join_all(bucket.slots, ones(bucket)), ones(bucket)
     for slot, total, gradient in zip(bucket.slots, given, gradients, strict=True):
         torch.testing.assert_close(total - gradient, outside[slot.range], rtol=0, atol=2e-3)
     assert torch.equal(bucket.residuals.own, own), "the kernel adds it, and must find it"
     assert torch.allclose(all_owed(bucket), section)
-    again = bucket.with_debts(gradients)
+    again = bucket.residuals.join_all(bucket.slots, gradients)
     assert all(total is gradient for total, gradient in zip(again, gradients, strict=True)), "delivered twice"
 
 
@@ -92,12 +92,12 @@ def test_zero_gradients_wait_and_the_others_do_not():
     arrange(bucket, ARRANGEMENTS[1])
     before = all_owed(bucket)
     first, second = bucket.slots
-    given = bucket.with_debts([torch.zeros(first.numel), torch.full((second.numel,), 1e4)])
-    assert not given[0].any() and bucket.withheld
+    given = bucket.residuals.join_all(bucket.slots, [torch.zeros(first.numel), torch.full((second.numel,), 1e4)])
+    assert not given[0].any()
     after = all_owed(bucket)
     assert torch.equal(after[first.range], before[first.range])
     outside = torch.ones(len(after), dtype=torch.bool)
-    outside[bucket.section_range] = False
+    outside[bucket.residuals.extent.section] = False
     outside[first.range] = False
     assert before[outside].any() and not after[outside].any()
 
@@ -109,30 +109,30 @@ def test_a_release_hands_out_everything(names):
     owe(bucket, generator)
     arrange(bucket, names)
     before = all_owed(bucket)
-    bucket.release_residuals()
+    bucket.residuals.release()
     for slot, one in zip(bucket.slots, ones(bucket), strict=True):
-        taken = bucket.with_residual(slot, one.view(slot.shape)) - one
+        taken = bucket.residuals.join(slot, one.view(slot.shape)) - one
         torch.testing.assert_close(taken, before[slot.range], rtol=0, atol=2e-3)
-    bucket.released(fresh=True)
-    assert not bucket.carries and not all_owed(bucket).any()
+    bucket.residuals.released(joined=True)
+    assert not bucket.residuals.carries and not all_owed(bucket).any()
     gradients = ones(bucket)
-    assert bucket.with_debts(gradients) is gradients
+    assert bucket.residuals.join_all(bucket.slots, gradients) is gradients
 
 
 @pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_release_that_nothing_takes_along_keeps_everything(names, fresh):
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_release_that_nothing_takes_along_keeps_everything(names, joined):
     """Zero gradients, or none (a second `synchronize`): it waits, in whatever arrangement comes."""
     bucket, generator = new_bucket(), torch.Generator().manual_seed(1)
     owe(bucket, generator)
     arrange(bucket, names)
     before = all_owed(bucket)
-    bucket.release_residuals()
-    if fresh:
+    bucket.residuals.release()
+    if joined:
         for slot in bucket.slots:
-            bucket.with_residual(slot, torch.zeros(slot.shape))
-    bucket.released(fresh)
-    assert bucket.carries
+            bucket.residuals.join(slot, torch.zeros(slot.shape))
+    bucket.residuals.released(joined)
+    assert bucket.residuals.carries
     torch.testing.assert_close(all_owed(bucket), before)
     arrange(bucket, ARRANGEMENTS[3])
     torch.testing.assert_close(all_owed(bucket), before)
@@ -155,15 +155,15 @@ def test_without_error_feedback_there_is_nothing_to_move():
     bucket = new_bucket(error_feedback=False)
     arrange(bucket, ARRANGEMENTS[1])
     gradients = ones(bucket)
-    assert bucket.residuals is None and bucket.with_debts(gradients) is gradients
+    assert not bucket.residuals.enabled and bucket.residuals.join_all(bucket.slots, gradients) is gradients
 
 
 def test_what_is_dropped_is_dropped_outside_the_section_too():
     bucket = new_bucket()
     owe(bucket, torch.Generator().manual_seed(1))
     arrange(bucket, ARRANGEMENTS[1])
-    bucket.drop_residuals()
-    assert not all_owed(bucket).any() and not bucket.carries
+    bucket.residuals.drop()
+    assert not all_owed(bucket).any() and not bucket.residuals.carries
 
 
 @pytest.mark.parametrize("before", [[0, 1, 1, 0], [0, 0, 1, 1], "flat"])

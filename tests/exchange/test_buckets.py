@@ -55,7 +55,9 @@ def test_the_composition_knows_what_the_ranks_must_agree_about():
 def test_shards_and_residuals():
     sizes = [700]
     own = [plan(sizes, rank=rank, world_size=3)[0][0] for rank in range(3)]
-    covered = [i for bucket in own for i in range(bucket.shard_range.start, bucket.shard_range.stop)]
+    covered = [
+        i for bucket in own for i in range(bucket.residuals.extent.shard.start, bucket.residuals.extent.shard.stop)
+    ]
     assert covered == list(range(704))
     assert [bucket.residuals.shard.numel() for bucket in own] == [192, 256, 256]
     assert plan(sizes, world_size=2)[0][0].residuals.shard.numel() == 0, "two workers exchange whole buckets"
@@ -66,14 +68,14 @@ def test_released_residuals_are_handed_out_once():
     bucket = buckets[0]
     bucket.residuals.own[:300] = torch.arange(300.0)
     bucket.residuals.shard[:] = 1000
-    bucket.keep_residuals()
-    bucket.release_residuals()
+    bucket.residuals.quantized()
+    bucket.residuals.release()
     ones = torch.full((100,), 1e6), torch.full((200,), 1e6)  # against which no residual is too large
-    taken = bucket.with_residual(slots["p0"], ones[0]) - ones[0]  # values 200 to 299; rank 0's shard is value 0 to 63
+    taken = bucket.residuals.join(slots["p0"], ones[0]) - ones[0]  # values 200 to 299; rank 0's shard is value 0 to 63
     assert torch.equal(taken, torch.arange(200.0, 300))
-    taken = bucket.with_residual(slots["p1"], ones[1]) - ones[1]
+    taken = bucket.residuals.join(slots["p1"], ones[1]) - ones[1]
     assert torch.equal(taken[:64], torch.arange(64.0) + 1000)
-    assert torch.equal(bucket.with_residual(slots["p0"], ones[0]), ones[0]) and not bucket.residuals.shard.any()
+    assert torch.equal(bucket.residuals.join(slots["p0"], ones[0]), ones[0]) and not bucket.residuals.shard.any()
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 150_000.0), (torch.float16, 65_504.0)])
@@ -81,11 +83,12 @@ def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype(d
     buckets, slots = plan([100])
     bucket = buckets[0]
     bucket.residuals.own[:100] = 1e8
-    bucket.keep_residuals()
-    bucket.release_residuals()
-    total = bucket.with_residual(slots["p0"], torch.full((100,), 50_000.0, dtype=dtype))
+    bucket.residuals.quantized()
+    bucket.residuals.release()
+    total = bucket.residuals.join(slots["p0"], torch.full((100,), 50_000.0, dtype=dtype))
     torch.testing.assert_close(total, torch.full((100,), most, dtype=dtype))
-    assert not bucket.residuals.own.any() and not bucket.withheld
+    bucket.residuals.released(joined=True)
+    assert not bucket.residuals.own.any() and not bucket.residuals.carries
 
 
 @pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
@@ -95,13 +98,16 @@ def test_what_is_no_gradient_takes_no_residual_along(value, dtype):
     buckets, slots = plan([100])
     bucket = buckets[0]
     bucket.residuals.own[:100] = 5
-    bucket.keep_residuals()
-    bucket.release_residuals()
+    bucket.residuals.quantized()
+    bucket.residuals.release()
     gradient = torch.ones(100, dtype=dtype) * (value == value and value != 0.0)
     gradient[3] = value
     if value == 0.0:
         gradient.zero_()
-    assert torch.equal(bucket.with_residual(slots["p0"], gradient).nan_to_num(7, 8), gradient.nan_to_num(7, 8))
-    assert bucket.withheld and (bucket.residuals.own[:100] == 5).all(), "it waits"
-    bucket.release_residuals()
-    assert (bucket.with_residual(slots["p0"], torch.ones(100)) > 1).all() and not bucket.withheld
+    assert torch.equal(bucket.residuals.join(slots["p0"], gradient).nan_to_num(7, 8), gradient.nan_to_num(7, 8))
+    bucket.residuals.released(joined=True)
+    assert bucket.residuals.carries and (bucket.residuals.own[:100] == 5).all(), "it waits"
+    bucket.residuals.release()
+    assert (bucket.residuals.join(slots["p0"], torch.ones(100)) > 1).all()
+    bucket.residuals.released(joined=True)
+    assert not bucket.residuals.carries

@@ -4,7 +4,7 @@ import pytest
 import torch
 from simulated import BY_HOST, WORLDS, Worker, mean_of, on_ranks, places, set_level
 
-from hvd_dyncomp.exchange.codec import GREETING_BYTES
+from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.kernels import block_bytes
 from hvd_dyncomp.meter import allreduce_bytes
 

@@ -9,15 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, LockstepError
-from hvd_dyncomp.exchange.codec import (
-    HEADER_BYTES,
-    WIRE_VERSION,
-    Header,
-    Phase,
-    header_tensor,
-    noise_for,
-    shard_bounds,
-)
+from hvd_dyncomp.exchange.messages import header_tensor, noise_for
+from hvd_dyncomp.exchange.topology import shard_bounds
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, WIRE_VERSION, Header, Phase
 from hvd_dyncomp.kernels.reference import encode
 
 GOLDEN = Path(__file__).parent / "fixtures" / "wire_v6.txt"

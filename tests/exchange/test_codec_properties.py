@@ -11,14 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.exchange.codec import (
-    WIRE_VERSION,
-    Greeting,
-    Header,
-    count_nonfinite,
-    header_tensor,
-    shard_bounds,
-)
+from hvd_dyncomp.exchange.coding import count_nonfinite
+from hvd_dyncomp.exchange.messages import header_tensor
+from hvd_dyncomp.exchange.topology import shard_bounds
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, Header
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, scales
 from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_SCALE
 from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size

@@ -5,8 +5,7 @@ import torch
 from simulated import noise
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.codec import Span
-from hvd_dyncomp.exchange.coding import Coding, Run
+from hvd_dyncomp.exchange.coding import Coding, Run, Span
 from hvd_dyncomp.exchange.slots import Slot, divided, runs, spans
 
 

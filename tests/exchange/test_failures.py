@@ -9,17 +9,18 @@ from simulated import PLACES, RecordingWorld, Worker, mean_of, on_ranks, phases,
 
 from hvd_dyncomp import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.codec import HEADER_BYTES
-from hvd_dyncomp.exchange.hierarchical import Hierarchical
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.pair import PairReduction
+from hvd_dyncomp.exchange.residuals import Residuals
+from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.exchange.sharded import ShardedReduction
+from hvd_dyncomp.exchange.wire import HEADER_BYTES
 
 SIZES = {"a": 650, "b": 200}
 HERE = ["2", "3", "2x2", "2x2 dealt", "3x2"]
 # What a rank does in a step, one after the other.
 POINTS = {
-    "prepare": [(Hierarchical, "prepare")],
+    "prepare": [(Hierarchical, "_scatter")],
     "sum": [(Hierarchical, "_add")],
     "encode": [(PairReduction, "encode"), (ShardedReduction, "encode")],
     "reduce": [(ShardedReduction, "_reduced")],
@@ -55,7 +56,7 @@ def outcomes(
                 before_last()
             try:
                 got = worker.step(worker.noise(step))
-            except (MemoryError, LockstepError) as error:
+            except (MemoryError, ZeroDivisionError, LockstepError) as error:
                 return error
         return got
 
@@ -177,17 +178,18 @@ def test_a_message_of_another_length_is_refused():
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_bucket_that_cannot_be_divided_on_one_rank(victim, monkeypatch):
     """When it becomes known where the ranks are, there is no room for the residuals."""
-    real = Bucket._allocate
+    real = Bucket.arrange
 
-    def allocate(bucket: Bucket) -> None:
-        if bucket.rank == victim and bucket.arrangement.hierarchical:
-            raise MemoryError("no room")
-        real(bucket)
+    def arrange(bucket: Bucket, *arguments, **keywords) -> None:
+        with monkeypatch.context() as patch:
+            if bucket.rank == victim and keywords["by_host"]:
+                patch.setattr(Residuals, "arranged", lambda *arguments: 1 / 0)
+            real(bucket, *arguments, **keywords)
 
-    monkeypatch.setattr(Bucket, "_allocate", allocate)
+    monkeypatch.setattr(Bucket, "arrange", arrange)
     ranks, hosts = PLACES["2x2"]
     errors = outcomes(ranks, hosts, 1, lambda: None)
-    assert isinstance(errors[victim], MemoryError)
+    assert isinstance(errors[victim], ZeroDivisionError)
     assert all(blamed(errors, rank) == victim for rank in range(ranks))
 
 
@@ -216,22 +218,23 @@ def test_after_an_error_in_one_bucket_the_others_are_exchanged(ranks, hosts, mon
 
 def test_what_could_not_be_prepared_is_not_prepared_with_half_of_what_was_owed(monkeypatch):
     """Messages are made within backward: there is no room for them the first time, and there would be the second."""
-    real, failed = Bucket.with_debts, []
+    real, failed = Hierarchical._scatter, []
 
-    def with_debts(bucket: Bucket, values):
-        total = real(bucket, values)
-        if bucket.rank == 1 and bucket._step_of_test == 1 and not failed:
+    def scatter(route: Hierarchical, values):
+        made = real(route, values)
+        if route._bucket.rank == 1 and step_of_test[0] == 1 and not failed:
             failed.append(True)
             raise MemoryError("no room")
-        return total
+        return made
 
-    monkeypatch.setattr(Bucket, "with_debts", with_debts)
+    step_of_test = [0]
+    monkeypatch.setattr(Hierarchical, "_scatter", scatter)
 
     def program(transport):
         worker = Worker(transport, SIZES, 16)
         for step in range(2):
-            monkeypatch.setattr(Bucket, "_step_of_test", step, raising=False)
             worker.barrier(f"step {step}")
+            step_of_test[0] = step
             try:
                 worker.step(worker.noise(step))
             except (MemoryError, LockstepError) as error:

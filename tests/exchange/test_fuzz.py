@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, LockstepError
-from hvd_dyncomp.exchange.codec import WIRE_VERSION, Header, Phase, header_tensor
+from hvd_dyncomp.exchange.messages import header_tensor
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Header, Phase
 from hvd_dyncomp.kernels import block_bytes, decode_into, reduce_into, reference
 
 SETTINGS = settings(max_examples=300, deadline=None)

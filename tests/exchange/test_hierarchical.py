@@ -16,7 +16,9 @@ from simulated import (
     places,
 )
 
-from hvd_dyncomp.exchange import one_bucket
+from hvd_dyncomp.exchange import one_bucket, routes
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.transport.in_process import InProcessTransport
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 
@@ -64,15 +66,15 @@ def test_buckets_of_fewer_blocks_than_workers(ranks, hosts, size):
 def test_nothing_is_held_after_a_step(ranks, hosts, monkeypatch):
     """Neither messages nor sums, without waiting for the garbage collector."""
     held: list[weakref.ref] = []
-    for way in ("Flat", "Hierarchical"):
-        real = getattr(one_bucket, way)
+    for route in ("Flat", "Hierarchical"):
+        real = getattr(routes, route)
 
         def made(*arguments, real=real):
             new = real(*arguments)
             held.append(weakref.ref(new))
             return new
 
-        monkeypatch.setattr(one_bucket, way, made)
+        monkeypatch.setattr(routes, route, made)
 
     def program(worker: Worker) -> int:
         worker.step(worker.noise(0))
@@ -101,24 +103,31 @@ def test_what_is_owed_by_hosts_takes_a_part_of_the_memory(ranks, hosts):
 @WORLDS
 def test_messages_and_sums_are_let_go_before_the_step_ends(ranks, hosts, monkeypatch):
     """Of many buckets, those that are over hold nothing: a model's worth of memory otherwise."""
+    kept, made = [], []  # routes, and all that they have received or encoded
+    real_route, real_room, real_wait = routes.route_of, Messages.room, InProcessTransport.wait
 
-    def program(worker: Worker) -> int:
-        held = []
-        real = one_bucket.Exchange._all_of_it
+    def route_of(messages, transport):
+        kept.append(real_route(messages, transport))
+        return kept[-1]
 
-        def all_of_it(exchange):
-            result = yield from real(exchange)
-            held.append(exchange)
-            return result
+    def room(*arguments):
+        result = real_room(*arguments)
+        made.append(weakref.ref(result[0]))
+        return result
 
-        monkeypatch.setattr(one_bucket.Exchange, "_all_of_it", all_of_it)
-        for step in range(2):
-            held.clear()
-            worker.step(worker.noise(step))
-        ways = [exchange._way for exchange in held]
-        kept = [tensor for way in ways for tensor in vars(way).values() if isinstance(tensor, torch.Tensor)]
-        outgoing = [way._outgoing for way in ways if way._outgoing is not None]
-        return len(held), sum(tensor.numel() for tensor in kept) + len(outgoing)
+    def wait(*arguments):
+        received = real_wait(*arguments)
+        made.append(weakref.ref(received))
+        return received
 
-    results, _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts)
-    assert all(count > 0 and kept == 0 for count, kept in results)
+    monkeypatch.setattr(one_bucket, "route_of", route_of)
+    monkeypatch.setattr(Messages, "room", room)
+    monkeypatch.setattr(InProcessTransport, "wait", wait)
+    gc.collect()
+    gc.disable()
+    try:
+        on_ranks(ranks, lambda worker: worker.step(worker.noise(0)) and None, SIZES, 4, hosts=hosts)
+        assert len(kept) == ranks and len(made) > ranks
+        assert not any(ref() is not None for ref in made)
+    finally:
+        gc.enable()

@@ -11,7 +11,7 @@ from simulated import (
     phases,
 )
 
-from hvd_dyncomp.exchange.codec import GREETING_BYTES, HEADER_BYTES
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER_BYTES
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 

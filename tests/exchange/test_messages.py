@@ -3,7 +3,7 @@
 import torch
 from simulated import WORLDS, Worker, on_ranks, phases
 
-from hvd_dyncomp.exchange.codec import GREETING_BYTES, HEADER_BYTES, Greeting, Header
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER_BYTES, Greeting, Header
 
 SIZES = {"a": 130, "b": 200}
 
@@ -75,8 +75,8 @@ def test_stochastic_rounding_differs_by_block():
 def test_the_two_roundings_of_a_rank_differ():
     """One value that every rank sends exactly: its owner rounds the sum with other randomness than its own version."""
     from hvd_dyncomp.exchange.buckets import make_buckets
-    from hvd_dyncomp.exchange.codec import Phase
     from hvd_dyncomp.exchange.messages import Messages
+    from hvd_dyncomp.exchange.wire import Phase
 
     [bucket], _ = make_buckets(
         [("a", torch.zeros(640))],

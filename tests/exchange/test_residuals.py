@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_dyncomp.exchange import residuals
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.buckets import make_buckets
 
 SIZES = (700, 130, 2000)
@@ -24,7 +24,7 @@ def owed(buckets, factor):
     for bucket in buckets:
         both = bucket.residuals.own.double().clone()
         if bucket.section.sharded:
-            both[bucket.shard_range] += bucket.residuals.shard
+            both[bucket.residuals.extent.shard] += bucket.residuals.shard
         total[bucket.name] = factor * both[: bucket.values]
     return total
 
@@ -38,13 +38,13 @@ def indebted(rank, size, seed):
         bucket.residuals.shard.copy_(torch.randn(bucket.residuals.shard.shape, generator=generator))
         bucket.residuals.own[bucket.values :] = 0  # the padding owes nothing, in either residual
         if bucket.section.sharded:
-            bucket.residuals.shard[max(0, bucket.values - bucket.shard_range.start) :] = 0
-        bucket.keep_residuals()
+            bucket.residuals.shard[max(0, bucket.values - bucket.residuals.extent.shard.start) :] = 0
+        bucket.residuals.quantized()
     return buckets
 
 
 def state_of(buckets, factor, rank, size):
-    return {"rank": rank, "world_size": size, "factor": factor, **residuals.export(buckets)}
+    return {"rank": rank, "world_size": size, "factor": factor, **residual_state.export(buckets)}
 
 
 @pytest.mark.parametrize("averaged", [(True, True), (False, False), (True, False), (False, True)])
@@ -59,18 +59,18 @@ def test_a_change_of_size_changes_nothing_of_what_is_owed(before, after, average
     old = indebted(rank, before, seed)
     state = state_of(old, old_factor, rank if before == after else None, before)
     new = buckets_of(new_rank, after)
-    residuals.restore(new, state, new_rank, after, new_factor)
+    residual_state.restore(new, state, new_rank, after, new_factor)
     expected = owed(old, old_factor)
     for name, value in owed(new, new_factor).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
-    assert all(bucket.carries for bucket in new)
+    assert all(bucket.residuals.carries for bucket in new)
     assert not any(bucket.residuals.own[bucket.values :].any() for bucket in new), "the padding owes nothing"
 
 
 def test_the_same_size_restores_every_bit():
     old = indebted(2, 3, seed=1)
     new = buckets_of(2, 3)
-    residuals.restore(new, state_of(old, 1 / 3, 2, 3), 2, 3, 1 / 3)
+    residual_state.restore(new, state_of(old, 1 / 3, 2, 3), 2, 3, 1 / 3)
     for theirs, mine in zip(old, new, strict=True):
         assert torch.equal(theirs.residuals.own, mine.residuals.own)
         assert torch.equal(theirs.residuals.shard, mine.residuals.shard)
@@ -82,5 +82,5 @@ def test_nothing_is_changed_by_a_state_that_does_not_fit():
     new = indebted(0, 2, seed=2)
     before = [bucket.residuals.own.clone() for bucket in new]
     with pytest.raises(ValueError, match="p1 has shape None there and \\(130,\\)"):
-        residuals.restore(new, state, 0, 2, 0.5)
+        residual_state.restore(new, state, 0, 2, 0.5)
     assert all(torch.equal(a, bucket.residuals.own) for a, bucket in zip(before, new, strict=True))

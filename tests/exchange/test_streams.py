@@ -64,7 +64,8 @@ def on_machines(monkeypatch, ranks, hosts, bits, choices=(), streams=CudaStreams
                 made[machine.rank] = streams(device)
             return made[machine.rank]
 
-        patch.setattr("hvd_dyncomp.exchange.buckets.streams_of", own_streams)
+        for user in ("buckets", "residuals"):
+            patch.setattr(f"hvd_dyncomp.exchange.{user}.streams_of", own_streams)
         patch.setattr(kernels, "backends", {})  # operators of torch's, which can be watched
 
         def program(transport):

@@ -24,8 +24,8 @@ import torch
 from hvd_dyncomp import Controller, DynamicQuantizer
 from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.handshake import Handshake
-from hvd_dyncomp.exchange.hierarchical import Hierarchical
 from hvd_dyncomp.exchange.pair import PairReduction
+from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.exchange.sharded import ShardedReduction
 from placed import place
 from training import checkpoint, program

@@ -8,7 +8,7 @@ import torch
 from problem import Problem, assert_close, level_of, same_on_all_ranks
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static
-from hvd_dyncomp.exchange.codec import GREETING_BYTES
+from hvd_dyncomp.exchange.wire import GREETING_BYTES
 
 PRECISE = 16  # at this level an error in the plumbing cannot hide behind quantization
 LEVELS = [1, 4, PRECISE, 32]

@@ -14,7 +14,7 @@ from placement import place
 from problem import Problem, assert_close, float64_sum, same_on_all_ranks, undelivered
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Schedule, Static, kernels
-from hvd_dyncomp.exchange.hierarchical import Hierarchical
+from hvd_dyncomp.exchange.routes import Hierarchical
 
 BLOCKS, ROUND_ROBIN, CROSSED = [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]
 TWO_BY_TWO = {"blocks": BLOCKS, "round robin": ROUND_ROBIN, "crossed": CROSSED}
@@ -257,7 +257,7 @@ def test_what_is_owed_arrives_wherever_the_ranks_go(then, bits, at, request):
 
 
 FAILURES = {
-    "before it sends anything": (Hierarchical, "prepare"),
+    "before it sends anything": (Hierarchical, "_scatter"),
     "before it has its host's sum": (Hierarchical, "_add"),
     "before its host's sum leaves": (kernels, "encode_into"),
 }

@@ -22,9 +22,9 @@ from hvd_dyncomp import (
     kernels,
 )
 from hvd_dyncomp.exchange import plan
-from hvd_dyncomp.exchange.codec import WIRE_VERSION
-from hvd_dyncomp.exchange.hierarchical import Hierarchical
 from hvd_dyncomp.exchange.one_bucket import Exchange
+from hvd_dyncomp.exchange.routes import Hierarchical
+from hvd_dyncomp.exchange.wire import WIRE_VERSION
 
 
 class Failing(Policy):

@@ -1,0 +1,75 @@
+"""The gradients of one step as they come: what Horovod reduces for each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.tally import Tally
+from hvd_dyncomp.exchange.uncompressed import wire_form
+from hvd_dyncomp.exchange.uninterrupted import uninterrupted
+
+
+class Taken(NamedTuple):
+    """What has become of a gradient.
+
+    Attributes:
+        wire: what Horovod reduces.
+        gradient: as it came, and where the mean is to be.
+        compressed: whether it travels by this package's collectives, and `wire` is a ticket.
+    """
+
+    wire: torch.Tensor
+    gradient: torch.Tensor
+    compressed: bool
+
+
+class Intake:
+    """Of one step.
+
+    Args:
+        plan: what travels where.
+        tally: where its bytes are counted.
+        fresh: whether backward has run since the last exchange.
+
+    Attributes:
+        taken: by parameter's name. A gradient that comes again, as its hook was interrupted and Horovod does not know
+            that it came, is what it was.
+        in_use: whether any of the compressed parameters has a gradient on this rank.
+    """
+
+    def __init__(self, plan: Plan, tally: Tally, *, fresh: bool) -> None:
+        self._plan, self._tally, self._fresh = plan, tally, fresh
+        self.taken: dict[str, Taken] = {}
+        self.in_use = False
+
+    def compressed(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
+        """Leaves Horovod a ticket; one that is zero on all ranks says that there is no gradient at all."""
+        if name not in self.taken:
+            in_use = self._plan.binding.fresh(parameter) or bool(gradient.any())
+            ticket = self._plan.tickets.fill(name, in_use, gradient.device)
+            self.in_use |= in_use
+            self.taken[name] = Taken(ticket, gradient, True)
+        return self.taken[name]
+
+    def uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> Taken:
+        """What is skipped, or at 32 bits, travels with what waits in its residual."""
+        if name not in self.taken:
+            if slot is not None and self._plan.buckets[slot.bucket].residuals.releases:
+                uninterrupted(lambda: self._hand_over(gradient, name, slot))
+            else:
+                self._hand_over(gradient, name, slot)
+        return self.taken[name]
+
+    def _hand_over(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> None:
+        wire = wire_form(gradient)
+        # What is not fresh has been reduced before, and its residual with it.
+        if slot is not None and self._fresh:
+            wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
+        if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
+            wire = wire.half()
+        self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
+        self.taken[name] = Taken(wire, gradient, False)

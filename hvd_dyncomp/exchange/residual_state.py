@@ -1,0 +1,155 @@
+"""Saving and restoring what error feedback carries, by parameter name."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.checks import boolean, finite, integer, shown
+from hvd_dyncomp.exchange.buckets import Bucket
+
+logger = logging.getLogger(__name__)
+
+KEYS = ("residuals", "shard_residuals")
+
+
+def export(buckets: list[Bucket]) -> dict[str, Any]:
+    """Copies of both residuals, in main memory.
+
+    Returns:
+        "residuals": {parameter name: float32 tensor of its shape};
+        "shard_residuals": {bucket name: {"layout": checksum, "first": where in the bucket the shard begins,
+        "carries": bool, "values": (own shard,) float32}}.
+    """
+    own, shards = {}, {}
+    for bucket in buckets:
+        if not bucket.residuals.enabled:
+            continue
+        undelivered = bucket.residuals.undelivered()
+        for slot in bucket.slots:
+            own[slot.name] = undelivered[slot.range].view(slot.shape).to("cpu", copy=True)
+        shards[bucket.name] = {
+            "layout": bucket.layout,
+            "first": bucket.residuals.extent.shard.start,
+            "carries": bucket.residuals.carries,
+            "values": bucket.residuals.shard.to("cpu", copy=True),
+        }
+    return {"residuals": own, "shard_residuals": shards}
+
+
+def checked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy of a state whose parts that belong here have the types and ranges that `restore` relies on.
+
+    Raises:
+        KeyError, TypeError, ValueError: they have not.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a mapping, got {shown(state)}")
+    # A copy, because it is put back at the first gradient only, and its owner may go on with it before.
+    own = copy.deepcopy(dict(state))
+    size = integer("world_size", own["world_size"], 1)
+    if own["rank"] is not None:
+        integer("rank", own["rank"], 0, size - 1)
+    if finite("factor", own["factor"]) <= 0:
+        raise ValueError(f"factor must be more than 0, got {shown(own['factor'])}")
+    if own.get("hosts") is not None:
+        ranks = [integer("hosts", rank, 0) for host in own["hosts"] for rank in host]
+        if sorted(ranks) != list(range(size)) or not all(own["hosts"]):
+            raise ValueError(f"hosts must have every rank once, got {shown(own['hosts'])}")
+    for name, values in dict(own["residuals"]).items():
+        _check_values(f"residuals[{name!r}]", values)
+    for name, shard in dict(own["shard_residuals"]).items():
+        _check_values(f"the shard residuals of {name!r}", shard["values"])
+        if shard["values"].dim() != 1:
+            raise ValueError(f"the shard residuals of {name!r} must have one dimension, got {shown(shard['values'])}")
+        integer("layout", shard["layout"], 0)
+        integer("first", shard["first"], 0)
+        boolean("carries", shard["carries"])
+    return own
+
+
+def _check_values(name: str, values: Any) -> None:
+    if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or not bool(values.isfinite().all()):
+        raise ValueError(f"{name} must be a tensor of finite float32, got {shown(values)}")
+
+
+def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:
+    """Whether `restore` can put back this state.
+
+    Raises:
+        ValueError: it is another rank's, or of other parameters.
+    """
+    if state["world_size"] == world_size and state["rank"] not in (rank, None):
+        raise ValueError(
+            f"state is that of rank {state['rank']}, loaded on rank {rank}: residuals are each rank's own, "
+            "so save and load one state_dict per rank"
+        )
+    saved: Mapping[str, torch.Tensor] = state["residuals"]
+    carrying = [bucket for bucket in buckets if bucket.residuals.enabled]
+    if not saved or not carrying:
+        return
+    for bucket in carrying:
+        shard = state["shard_residuals"].get(bucket.name)
+        if shard is not None and shard["layout"] == bucket.layout:
+            end, size = shard["first"] + shard["values"].numel(), bucket.blocks * bucket.block_size
+            if end > size:
+                raise ValueError(f"state has shard residuals up to {end} of bucket {bucket.name}, which has {size}")
+    shapes = {slot.name: slot.shape for bucket in carrying for slot in bucket.slots}
+    theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    for name in sorted({*shapes, *theirs}):
+        if shapes.get(name) != theirs.get(name):
+            raise ValueError(
+                f"state has residuals of other parameters: {name} has shape {theirs.get(name)} there and "
+                f"{shapes.get(name)} in this optimizer (skip says which are compressed)"
+            )
+
+
+def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int, factor: float) -> None:
+    """Puts back what `export` saved. Checks everything before it changes anything.
+
+    A residual r comes to factor * r in the result. Where the number of workers has changed, and with it the factor, r
+    is scaled so that it comes to what it was; a shard's residual, whose shard is no more, joins the residuals of its
+    own rank, from where it arrives once as well; and so does what is of values that another rank quantizes now.
+    `launch/study.py --simulate resize` compares this with other rules.
+
+    Args:
+        factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
+
+    Raises:
+        ValueError: as `check` does.
+    """
+    check(buckets, state, rank, world_size)
+    scale = state["factor"] / factor
+    for bucket in buckets:
+        if not bucket.residuals.enabled:
+            continue
+        bucket.residuals.drop()
+        if not state["residuals"]:  # saved before the first step, or without error feedback
+            continue
+        extent = bucket.residuals.extent
+        undelivered = torch.zeros(extent.values, dtype=torch.float32, device=bucket.device)
+        for slot in bucket.slots:
+            undelivered[slot.range].view(slot.shape).copy_(state["residuals"][slot.name])
+        _restore_shard(bucket, undelivered, state["shard_residuals"].get(bucket.name))
+        if scale != 1:
+            undelivered *= scale
+            bucket.residuals.shard.mul_(scale)
+        bucket.residuals.put(undelivered)
+
+
+def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str, Any] | None) -> None:
+    residuals = bucket.residuals
+    if saved is None or saved["layout"] != bucket.layout:
+        residuals.carries = True
+        logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
+        return
+    residuals.carries = saved["carries"]
+    first, values = saved["first"], saved["values"]
+    if first == residuals.extent.shard.start and values.shape == residuals.shard.shape:
+        residuals.shard.copy_(values)
+    else:
+        undelivered[first : first + values.numel()] += values.to(undelivered.device)

@@ -1,0 +1,174 @@
+"""How the values of a bucket become their sum over all ranks: among all at once, or within hosts and between them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.exchange.group import Group
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.pair import PairReduction
+from hvd_dyncomp.exchange.ranges import marked
+from hvd_dyncomp.exchange.reduction import Collectives, Outgoing, Reduction
+from hvd_dyncomp.exchange.sharded import ShardedReduction
+from hvd_dyncomp.exchange.topology import Section, dtype_within_host
+from hvd_dyncomp.exchange.wire import Phase
+from hvd_dyncomp.transport.base import Transport
+
+
+class Route(ABC):
+    """One bucket in one step.
+
+    Attributes:
+        groups: who talks among themselves, with what they have sent.
+    """
+
+    groups: list[Group]
+
+    @abstractmethod
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, factor: float
+    ) -> Collectives[torch.Tensor]:
+        """All collectives; writes the sum, times `factor`, into the values; returns how many blocks are not finite.
+
+        That is an int64 on the values' device.
+
+        Args:
+            values: contiguous float32 tensors, by slot.
+            failure: why there are none: the other ranks are told so, and it is raised.
+        """
+
+
+def route_of(messages: Messages, transport: Transport) -> Route:
+    """As the bucket is arranged."""
+    return (Hierarchical if messages.bucket.arrangement.hierarchical else Flat)(messages, transport)
+
+
+def _reduction(messages: Messages, section: Section, group: Group | None) -> Reduction:
+    """The right one for so many ranks."""
+    return (ShardedReduction if section.sharded else PairReduction)(messages, section, group)
+
+
+class Flat(Route):
+    """All ranks reduce all blocks."""
+
+    def __init__(self, messages: Messages, transport: Transport) -> None:
+        arrangement = messages.bucket.arrangement
+        [section] = arrangement.sections
+        self.groups = [Group(transport, section.ranks, arrangement.neighbours)]
+        self._reduction = _reduction(messages, section, self.groups[0])
+
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, factor: float
+    ) -> Collectives[torch.Tensor]:
+        result = yield from self._reduction.collectives(values, failure)
+        return self._reduction.decode(result, values, factor, self._reduction.section.ranks)
+
+
+class Hierarchical(Route):
+    """On hosts of several workers: within hosts, between them, within hosts (docs/math.md, equation 9).
+
+    1. Every rank sends each neighbour on its host the values of that neighbour's section; the owner sums them up.
+    2. The owner reduces its section of the host's sum with those who own the same section on other hosts, as all ranks
+       would do in the flat way: at the controller's level, with error feedback.
+    3. The owner hands what has come of it to its neighbours as it is, in codes. Everyone decodes the same bytes.
+
+    So what leaves a host does not grow with the number of its workers, and a worker quantizes its section only. Within
+    a host values travel as bfloat16 at levels up to 7 bits, beside which its rounding is small, and as float32 above;
+    docs/design.md has what the alternatives cost.
+    """
+
+    def __init__(self, messages: Messages, transport: Transport) -> None:
+        arrangement = messages.bucket.arrangement
+        self._messages, self._bucket, self._arrangement = messages, messages.bucket, arrangement
+        near, own = arrangement.neighbours, arrangement.sections[arrangement.own]
+        self._neighbours, self._peers = Group(transport, near, near), Group(transport, own.ranks, near)
+        self.groups = [self._neighbours, self._peers]
+        self._reductions = [
+            _reduction(messages, section, self._peers if section is own else None) for section in arrangement.sections
+        ]
+        self._own = self._reductions[arrangement.own]
+        self._dtype = dtype_within_host(messages.bits)
+
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, factor: float
+    ) -> Collectives[torch.Tensor]:
+        sums: list[torch.Tensor] = []  # of this rank's section, over its host
+        if failure is None:
+            try:
+                outgoing, sums = self._scatter(values)
+            except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
+                failure = error
+        if failure is not None:
+            outgoing = self._messages.aborts(len(self._neighbours.ranks))
+        yield None
+        handle = self._neighbours.alltoall(*outgoing, self._messages.name(Phase.LOCAL_SCATTER))
+        del outgoing  # the transport has it
+        try:
+            received = yield handle
+            if failure is None:
+                self._add(sums, received)
+            del received
+        except Exception as error:  # noqa: BLE001
+            failure = failure or error
+        between = self._own.collectives(sums, failure, self._own.section.first * self._bucket.block_size)
+        del sums  # when they are quantized, nobody needs them any more
+        try:
+            result = yield from between
+            self._own.messages_in(result, self._own.section.ranks)  # who is to blame is known here, not to neighbours
+        except Exception as error:  # noqa: BLE001
+            failure, (result, _) = error, self._messages.aborts(1)
+        handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))
+        if failure is not None:
+            raise failure
+        return self._decode((yield handle), values, factor)
+
+    @marked("scatter_on_host")
+    def _scatter(self, values: list[torch.Tensor]) -> tuple[Outgoing, list[torch.Tensor]]:
+        """The neighbours' sections, and this rank's own."""
+        others = [section for section in self._arrangement.sections if section is not self._own.section]
+        sizes = [self._size(section) * self._dtype.itemsize for section in others]
+        messages, payloads, lengths = self._messages.room(Phase.LOCAL_SCATTER, [s.blocks for s in others], sizes)
+        own = torch.empty(self._size(self._own.section), dtype=torch.float32, device=self._bucket.device)
+        self._bucket.streams.keep(own)
+        values = self._bucket.residuals.join_all(self._bucket.slots, values)
+        for section, payload in zip(others, payloads, strict=True):
+            self._copy(values, section, payload.view(self._dtype))
+        self._copy(values, self._own.section, own)
+        lengths.insert(self._arrangement.own, 0)
+        return (messages, lengths), [own]
+
+    def _size(self, section: Section) -> int:
+        """The values of a section, without padding."""
+        first = section.first * self._bucket.block_size
+        return max(0, min(section.blocks * self._bucket.block_size, self._bucket.values - first))
+
+    def _copy(self, values: list[torch.Tensor], section: Section, into: torch.Tensor) -> None:
+        first = section.first * self._bucket.block_size
+        last = first + into.numel()
+        for slot, value in zip(self._bucket.slots, values, strict=True):
+            begin, end = max(first, slot.start), min(last, slot.start + slot.numel)
+            if begin < end:
+                into[begin - first : end - first] = value.view(-1)[begin - slot.start : end - slot.start]
+
+    @marked("sum_on_host")
+    def _add(self, sums: list[torch.Tensor], received: torch.Tensor) -> None:
+        """The neighbours' versions of this rank's section, in the order of their ranks."""
+        section, [total] = self._own.section, sums
+        others = [rank for rank in self._neighbours.ranks if rank != self._bucket.rank]
+        header = self._messages.header(Phase.LOCAL_SCATTER, section.blocks)
+        sizes = [self._size(section) * self._dtype.itemsize] * len(others)
+        for version in self._messages.cut(received, [header] * len(others), sizes, others):
+            total += version.view(self._dtype)
+
+    def _decode(self, gathered: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
+        counts, start = [], 0
+        for owner, section in zip(self._arrangement.neighbours, self._reductions, strict=True):
+            result = gathered[start : start + section.result_bytes]
+            counts.append(section.decode(result, values, factor, (owner,) * len(section.section.ranks)))
+            start += section.result_bytes
+        if start != gathered.numel():
+            raise LockstepError(f"{self._messages.where}: {gathered.numel()} bytes arrived, expected {start}")
+        return torch.stack(counts).sum()

@@ -1,0 +1,125 @@
+"""The wire format: what a message is made of, and how a bucket is cut into shards. docs/wire_format.md mirrors this.
+
+A message is a header of 16 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
+rank s sends to every rank r one message with its version of shard r; in the gather phase rank r sends to everyone one
+message with the reduced shard r. Two workers need one phase only, in which each sends all blocks to the other. On hosts
+of several workers these phases are between hosts, and there is one within hosts before and after. Before any of them,
+all ranks send greetings.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+from hvd_dyncomp.levels import level_code, level_of
+
+WIRE_VERSION = 6
+
+# version, phase, level, 0, composition, step, blocks; little-endian; levels as `level_code` has them
+_HEADER = struct.Struct("<BBbBIII")
+HEADER_BYTES = _HEADER.size
+# version, phase, level, proposal, composition, step, flags, host, topology; little-endian
+_GREETING = struct.Struct("<BBbbIIIII")
+GREETING_BYTES = _GREETING.size
+
+
+class Phase(IntEnum):
+    """What a message is for.
+
+    SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A LOCAL_SCATTER has
+    values for a neighbour on the same host; LOCAL_GATHER hands on, among neighbours, messages as they came. A HANDSHAKE
+    begins a step; an ABORT stands in for what a rank cannot send, and has no blocks.
+    """
+
+    SCATTER = 0
+    GATHER = 1
+    HANDSHAKE = 2
+    ABORT = 3
+    PAIR = 4
+    LOCAL_SCATTER = 5
+    LOCAL_GATHER = 6  # the name of a collective only
+
+
+class Header(NamedTuple):
+    """What sender and receiver of a message must agree about.
+
+    Attributes:
+        version: of the wire format.
+        phase: see `Phase`.
+        bits: level of the step.
+        reserved: always 0.
+        composition: checksum of the bucket's parameters (names, shapes), block size, world size, and who reduces which
+            blocks.
+        step: the exchange's number, modulo 2^32.
+        blocks: blocks that follow.
+    """
+
+    version: int
+    phase: int
+    bits: float
+    reserved: int
+    composition: int
+    step: int
+    blocks: int
+
+    def to_bytes(self) -> bytes:
+        return _HEADER.pack(*self._replace(bits=level_code(self.bits)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Header:
+        header = cls(*_HEADER.unpack(data))
+        return header._replace(bits=level_of(int(header.bits)))
+
+
+class Greeting(NamedTuple):
+    """What a rank tells all others when a step begins.
+
+    Attributes:
+        version: of the wire format.
+        phase: HANDSHAKE.
+        bits: level of the step; 32 means uncompressed.
+        proposal: on rank 0, the level that it wants from the next step on (`auto_level`); otherwise 0.
+        composition: checksum of all parameters, settings and world size.
+        step: its number, modulo 2^32.
+        flags: see `Flag`.
+        host: checksum of the name of its host.
+        topology: checksum of the `Topology` that it has worked with before; 0 if it has not.
+    """
+
+    version: int
+    phase: int
+    bits: float
+    proposal: float
+    composition: int
+    step: int
+    flags: int
+    host: int
+    topology: int
+
+    def to_bytes(self) -> bytes:
+        return _GREETING.pack(*self._replace(bits=level_code(self.bits), proposal=level_code(self.proposal)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Greeting:
+        greeting = cls(*_GREETING.unpack(data))
+        return greeting._replace(bits=level_of(int(greeting.bits)), proposal=level_of(int(greeting.proposal)))
+
+
+class Flag(IntFlag):
+    """In a greeting.
+
+    FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
+    will say why. CONTROLLER: this rank is in `Controller.step`.
+    """
+
+    FRESH = 1
+    FAILED = 2
+    CONTROLLER = 4
+
+
+def checksum(text: str) -> int:
+    """32 bits that tell two texts apart (CRC-32)."""
+    return zlib.crc32(text.encode())
