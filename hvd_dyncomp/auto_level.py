@@ -24,22 +24,19 @@ logger = logging.getLogger(__name__)
 TRIED = (2, 4, 8, 16, UNCOMPRESSED)
 VISITS = 5  # of each level in turn, so that a slow spell of the machine meets all alike
 STEPS_PER_VISIT = 2  # the first pays for the switch (a residual is flushed, memory is got) and does not count
+REPROBE_EPOCHS = 5  # after which a choice is tried again
 MARGIN = 0.03  # a level with more bits must be faster by this fraction; less is noise
 
 
 class AutoLevel:
     """The level of every step. Same calls with the same arguments on every rank, but for `now`.
 
-    Args:
-        reprobe_epochs: epochs after which a choice is tried again.
-
     Attributes:
         bits: level of the step begun last; None before the first.
         verdict: what this rank has measured to be fastest, for the handshake of the step just begun; 0 for nothing.
     """
 
-    def __init__(self, reprobe_epochs: int) -> None:
-        self._reprobe_epochs = reprobe_epochs
+    def __init__(self) -> None:
         self._floor: float = UNCOMPRESSED
         self._chosen: float | None = UNCOMPRESSED
         self._since = 0
@@ -67,7 +64,7 @@ class AutoLevel:
     def _level(self, floor: float, epoch: int, now: float) -> float:
         if floor == UNCOMPRESSED:
             return UNCOMPRESSED
-        if floor != self._floor or (self._chosen and epoch - self._since >= self._reprobe_epochs):
+        if floor != self._floor or (self._chosen and epoch - self._since >= REPROBE_EPOCHS):
             self._restart()
             self._floor, self._chosen, self._since = floor, None, epoch
             levels = [floor, *(level for level in TRIED if level > floor)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import threading
@@ -13,17 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hvd_dyncomp.auto_level import AutoLevel
-from hvd_dyncomp.checks import integer, one_of, shown
+from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.failed_step import FailedStep
-from hvd_dyncomp.exchange.lifecycle import Failed, Lifecycle, Stepping
-from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.lifecycle import Lifecycle
 from hvd_dyncomp.exchange.relative_error import relative_errors
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.exchange.tally import count_outside
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.horovod_optimizer import compressor_of
@@ -67,7 +67,7 @@ class DynamicQuantizer(Compressor):
         named_parameters: (name, parameter) pairs, if the names in `state_dict` are to be others than the optimizer's.
         error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,
             what shares a block with values a hundred times as large may never arrive.
-        rounding: "nearest", or "stochastic": unbiased, reproducible from (seed, rank, step, element). 1 bit with error
+        rounding: "nearest", or "stochastic": unbiased, reproducible from rank, step and element. 1 bit with error
             feedback always rounds to nearest.
         block_size: values that share a scale, a power of two from 64 to 65536; the scale costs 32 / block_size bits a
             value.
@@ -77,12 +77,10 @@ class DynamicQuantizer(Compressor):
         fp16_uncompressed: tensors that are skipped travel as float16, as with `hvd.Compression.fp16`. (At 32 bits all
             others travel in their own dtype, whatever this says.)
         bucket_bytes: float32 bytes of gradients that are exchanged together.
-        seed: for stochastic rounding.
         auto_level: take the controller's level as the least that quality allows, try the levels above it, 32 included,
-            for some 50 steps at the start, and use whichever makes the steps shortest. What was measured is logged.
-            Levels then depend on time, and a run cannot be repeated bit for bit.
-        reprobe_epochs: with `auto_level`, epochs after which levels are tried again; so they are when the controller
-            moves.
+            for some 50 steps at the start, again whenever the controller moves, and every five epochs; and use
+            whichever makes the steps shortest. What was measured is logged. Levels then depend on time, and a run
+            cannot be repeated bit for bit.
         hierarchical: on hosts of several workers, exchange gradients within each host first, and then between hosts, so
             that what leaves a host is what the level says, however many workers it has. None: where all hosts have
             equally many workers; True: demand it; False: all workers at once.
@@ -125,9 +123,7 @@ class DynamicQuantizer(Compressor):
         skip: Skip | None = None,
         fp16_uncompressed: bool = False,
         bucket_bytes: int = 8 * 2**20,
-        seed: int = 0,
         auto_level: bool = False,
-        reprobe_epochs: int = 5,
         hierarchical: bool | None = None,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
@@ -135,48 +131,37 @@ class DynamicQuantizer(Compressor):
     ) -> None:
         self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
         self.controller = _controller(controller)
-        self._settings = Settings(
-            error_feedback,
-            block_size,
-            min_numel,
-            bucket_bytes,
-            fp16_uncompressed,
-            auto_level,
-            hierarchical,
-        ).checked()
+        settings = Settings(**{field.name: self._arguments[field.name] for field in dataclasses.fields(Settings)})
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
-        stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
-        seed = integer("seed", seed, 0)
-        self._seed = seed if stochastic else None
-        self._warmup_steps = integer("warmup_steps", warmup_steps, 0)
-        self._warmup_bits = check_level("warmup_bits", warmup_bits)
         names = None if named_parameters is None else names_by_parameter(named_parameters)
-        self.meter = Meter()
-        reprobe_epochs = integer("reprobe_epochs", reprobe_epochs, 1)
-        self._auto = AutoLevel(reprobe_epochs) if auto_level else None
         self._transport = HorovodTransport() if transport is None else transport
         if not isinstance(self._transport, Transport):
             raise TypeError(f"transport must be a Transport, got {shown(transport)}")
-        self._lifecycle = Lifecycle(self._settings, names, skip, self._transport)
+        self.meter = Meter()
+        self._levels = StepLevels(
+            self.controller, warmup_steps=warmup_steps, warmup_bits=warmup_bits, auto_level=settings.auto_level
+        )
+        self._lifecycle = Lifecycle(
+            settings,
+            names,
+            skip,
+            self._transport,
+            levels=self._levels,
+            meter=self.meter,
+            stochastic=one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic",
+        )
         lookout.register(self.controller, self._lifecycle)
         self._lock = threading.Lock()
         # Where a compiled function calls backward, hooks are compiled as well, and what was found for one gradient
         # would be taken to be so of the next. Made here: it imports the compiler, as making any optimizer does.
         self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
-        self._steps = 0
         self._warned = False
 
     @property
     def bits(self) -> float:
         """See the class."""
-        return self._demanded if self._auto is None or self._auto.bits is None else self._auto.bits
-
-    @property
-    def _demanded(self) -> float:
-        """The least level of the next step, the same on all ranks."""
-        bits = self.controller.bits
-        return max(bits, self._warmup_bits) if self._steps < self._warmup_steps else bits
+        return self._levels.bits
 
     def errors(self) -> dict[str, float]:
         """How far the latest step's means are off, by name as in `Meter.tensors`: error's norm over mean's.
@@ -233,18 +218,11 @@ class DynamicQuantizer(Compressor):
         return wire, context
 
     def _compress(self, tensor: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, _Context]:
-        found = self._lifecycle.whose(self, tensor, caller, self._give_up)
-        if isinstance(self._lifecycle.state, Failed):
-            failed = self._lifecycle.state.step
-            return failed.pass_on(tensor), _Context(tensor, failed)
+        found = self._lifecycle.take(self, tensor, caller)
         if found is None:
             self._note_uncompressed(tensor)
             return tensor, _Context(tensor)
-        name, parameter = found
-        state = self._lifecycle.state
-        in_flight = isinstance(state, Stepping) and not state.forgotten
-        step = state.step if in_flight else uninterrupted(self._begin)  # type: ignore[union-attr]  # it is Stepping
-        wire, gradient, compressed = step.take(tensor, name, parameter)
+        (wire, gradient, compressed), step = found
         return wire, _Context(gradient, step, compressed)
 
     def decompress(self, tensor: torch.Tensor, ctx: _Context | None) -> torch.Tensor:
@@ -262,11 +240,9 @@ class DynamicQuantizer(Compressor):
         began = time.perf_counter()
         if not step.over:
             with torch.inference_mode(False), torch.no_grad():
-                uninterrupted(lambda: self._collect(step))
+                uninterrupted(lambda: self._lifecycle.collect(step))
         if isinstance(step, FailedStep):  # it has raised
             return tensor
-        if self._auto is not None:
-            self._auto.learn(step.proposal)
         if not compressed:
             if tensor is not gradient:
                 gradient.copy_(tensor)
@@ -275,20 +251,15 @@ class DynamicQuantizer(Compressor):
         step.traffic.seconds += time.perf_counter() - began
         return gradient
 
-    def _collect(self, step: Step | FailedStep) -> None:
-        self._lifecycle.end(step)
-        step.collect()
-        self._lifecycle.collected(step)
-
     def drop_residuals(self) -> None:
-        """Forgets what has not been delivered yet: for who throws away the gradients of a step.
+        """Forgets what has not been delivered yet: for callers that discard a step.
 
         To be called on every rank, between steps: after `optimizer.synchronize()` or `optimizer.step()`.
 
         Raises:
             RuntimeError: gradients are in flight; nothing has changed then.
         """
-        if isinstance(self._lifecycle.state, Stepping):
+        if self._lifecycle.in_flight:
             raise RuntimeError("drop_residuals must be called between steps, but gradients are in flight")
         self._lifecycle.forget()
 
@@ -297,13 +268,8 @@ class DynamicQuantizer(Compressor):
 
         Contains tensors, numbers, strings, lists and dicts only.
         """
-        # Last: what is owed may be a state that was loaded, whole, and these have moved on since.
-        return {
-            **self._lifecycle.debts(),
-            "steps": self._steps,
-            "meter": self.meter.state_dict(),
-            "auto_level": self._auto and self._auto.state_dict(),
-        }
+        # Last: residuals may be a state that was loaded, whole, and these have moved on since.
+        return {**self._lifecycle.residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over the state of the same rank of a run with the same parameters.
@@ -318,19 +284,15 @@ class DynamicQuantizer(Compressor):
             state = residual_state.checked(state)
             if state.get("spending") is not None:
                 raise ValueError('it was saved with allocation="error", which there is no more')
-            steps = integer("steps", state["steps"], 0)
+            StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
-            if state.get("auto_level"):
-                AutoLevel(1).load_state_dict(state["auto_level"])
         except Exception as error:  # a file may have brought anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
             ) from error
         self._lifecycle.load(state)
-        if self._auto is not None and state.get("auto_level"):
-            self._auto.load_state_dict(state["auto_level"])
-        self._steps = steps
+        self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
 
     def sync(self) -> None:
@@ -339,15 +301,12 @@ class DynamicQuantizer(Compressor):
         Residuals are each rank's own: a worker that joins owes nothing.
         """
         self._lifecycle.suspend()
-        mine = {"steps": self._steps, "auto_level": self._auto and self._auto.state_dict()}
-        first = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")[0]
-        self._steps = first["steps"]
-        if self._auto is not None and first["auto_level"]:
-            self._auto.load_state_dict(first["auto_level"])
+        [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
+        self._levels.load_state_dict(first)
 
     def __reduce__(self) -> tuple:
         """A copy (pickle, copy.deepcopy) is unbound and owes what this one owes. Between steps only."""
-        if isinstance(self._lifecycle.state, Stepping):
+        if self._lifecycle.in_flight:
             raise RuntimeError("a DynamicQuantizer can be pickled between steps only, but gradients are in flight")
         if self._arguments["named_parameters"] is not None:
             raise TypeError(
@@ -355,40 +314,6 @@ class DynamicQuantizer(Compressor):
                 "hvd.DistributedOptimizer instead"
             )
         return _copy, (self.controller, self._arguments, {**self.state_dict(), "rank": None})
-
-    def _give_up(self, error: Exception, transport: Transport, label: str) -> FailedStep:
-        return FailedStep(
-            error,
-            transport=transport,
-            label=label,
-            number=self._steps,
-            bits=self.bits,
-        )
-
-    def _begin(self) -> Step:
-        """A new step."""
-        plan: Plan = self._lifecycle.plan  # type: ignore[assignment]  # whose gradient it is was known
-        previous = self._lifecycle.leave()
-        if previous is not None and isinstance(self._lifecycle.state, Stepping):
-            self._steps = previous.number  # which it was not: whoever has collected it will differ in this one
-        # A process set of one worker has nobody to send to.
-        bits = self._demanded if plan.binding.world_size > 1 else UNCOMPRESSED
-        if self._auto is not None:
-            bits = self._auto.begin_step(bits, self.controller.epoch, time.monotonic())
-        step = Step(
-            plan,
-            bits=bits,
-            proposal=self._auto.verdict if self._auto is not None else 0,
-            number=self._steps,
-            seed=self._seed,
-            fresh=plan.binding.begin_step(),
-            epoch=self.controller.epoch,
-            meter=self.meter,
-            previous=previous,
-        )
-        self._steps += 1
-        self._lifecycle.begin(step)
-        return step
 
     def _note_uncompressed(self, tensor: torch.Tensor) -> None:
         count_outside(tensor, self.meter.at(self.controller.epoch, UNCOMPRESSED), self._transport)

@@ -2,14 +2,15 @@
 
 import pytest
 
+from hvd_dyncomp import auto_level
 from hvd_dyncomp.auto_level import AutoLevel
 
 
 class Steps:
     """Steps of two ranks whose duration depends on the level alone; rank 0's verdicts reach both."""
 
-    def __init__(self, seconds, reprobe_epochs=5):
-        self.seconds, self.now, self.ranks = seconds, 0.0, [AutoLevel(reprobe_epochs) for _ in range(2)]
+    def __init__(self, seconds):
+        self.seconds, self.now, self.ranks = seconds, 0.0, [AutoLevel() for _ in range(2)]
 
     def run(self, count, floor=4, epoch=0):
         levels = []
@@ -55,22 +56,23 @@ def test_never_below_the_controllers_level():
 
 
 def test_a_new_level_and_some_epochs_bring_a_new_trial():
-    steps = Steps(compute_bound, reprobe_epochs=3)
+    steps = Steps(compute_bound)
     steps.run(100, epoch=0)
-    assert set(steps.run(10, epoch=2)) == {32}
-    assert set(steps.run(10, epoch=3)) == {4, 8, 16, 32}
-    steps.run(100, epoch=3)
     assert set(steps.run(10, epoch=4)) == {32}
-    assert set(steps.run(10, floor=8, epoch=4)) == {8, 16, 32}
+    assert set(steps.run(10, epoch=5)) == {4, 8, 16, 32}
+    steps.run(100, epoch=5)
+    assert set(steps.run(10, epoch=6)) == {32}
+    assert set(steps.run(10, floor=8, epoch=6)) == {8, 16, 32}
 
 
-def test_what_happens_between_epochs_does_not_count():
+def test_what_happens_between_epochs_does_not_count(monkeypatch):
     steps = Steps(wire_bound)
     for epoch in range(6):  # every epoch ends with a long evaluation, always after the same level
         steps.run(8, epoch=epoch)
         steps.now += 1000.0
     assert set(steps.run(10, epoch=6, floor=4)) == {4, 8, 16, 32}, "tried again after five epochs"
-    steps = Steps(wire_bound, reprobe_epochs=100)
+    monkeypatch.setattr(auto_level, "REPROBE_EPOCHS", 100)
+    steps = Steps(wire_bound)
     for epoch in range(8):
         steps.run(8, epoch=epoch)
         steps.now += 1000.0
@@ -115,7 +117,7 @@ def test_a_verdict_of_a_trial_that_a_loaded_state_has_ended_changes_nothing():
 def test_a_choice_survives_a_restart_and_an_unfinished_trial_does_not():
     steps = Steps(compute_bound)
     steps.run(100)
-    again = AutoLevel(5)
+    again = AutoLevel()
     again.load_state_dict(steps.ranks[0].state_dict())
     assert again.begin_step(4, 1, 0.0) == 32
     steps = Steps(compute_bound)
@@ -126,6 +128,6 @@ def test_a_choice_survives_a_restart_and_an_unfinished_trial_does_not():
 
 def test_a_choice_that_was_not_tried_is_refused():
     with pytest.raises(ValueError, match="chose the level 3"):
-        rank = AutoLevel(5)
+        rank = AutoLevel()
         rank.begin_step(4, 0, 0.0)
         rank.learn(3)

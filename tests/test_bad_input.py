@@ -104,7 +104,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(value):
     assert Schedule({np.int64(0): value}).config() == {"policy": "Schedule", "levels": [[0, 4]]}
     controller = Controller(Static(value), nan_patience=value)
     assert controller.step({"a": 1}, epoch=value, num_samples=value) == 4 and controller.epoch == 5
-    DynamicQuantizer(controller, block_size=np.int64(512), min_numel=value, seed=value)
+    DynamicQuantizer(controller, block_size=np.int64(512), min_numel=value)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_copy_owes_what_the_original_owes(copied):
     quantizer.load_state_dict(owing(1.0, 3))
     twin = copied(quantizer)
     assert text(twin.state_dict()) == text(quantizer.state_dict()) and twin.controller.bits == 8
-    assert twin._settings == quantizer._settings and twin.state_dict()["rank"] is None
+    assert twin._arguments == quantizer._arguments and twin.state_dict()["rank"] is None
     twin.load_state_dict(owing(2.0, 5))
     assert quantizer.state_dict()["steps"] == 3
 

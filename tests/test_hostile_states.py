@@ -76,7 +76,7 @@ def quantizer_state() -> dict:
         "shard_residuals": {"bucket": shard},
         "steps": 3,
         "meter": traffic.state_dict(),
-        "auto_level": AutoLevel(5).state_dict(),
+        "auto_level": AutoLevel().state_dict(),
     }
 
 

@@ -101,7 +101,7 @@ class Coding:
             some, begin = near.within(run.first * self._block_size, run.blocks * self._block_size)
             kernels.decode_into(some, pieces, first=begin, factor=factor, **self._form(run))
         where = self._scales(span, versions[0].device)
-        return _count_nonfinite([version[where] for version in versions])
+        return count_nonfinite([version[where] for version in versions])
 
     def _scales(self, span: Span, device: torch.device) -> torch.Tensor:
         """Where the upper halves of the blocks' scales are in a span's payload: (2 * blocks,) int64."""
@@ -162,7 +162,7 @@ def _from(noise: Noise | None, first: int) -> Noise | None:
     return noise and noise._replace(first=first)
 
 
-def _count_nonfinite(upper_halves: list[torch.Tensor]) -> torch.Tensor:
+def count_nonfinite(upper_halves: list[torch.Tensor]) -> torch.Tensor:
     """Blocks that are not finite in at least one of some versions of the same blocks: an int64 where the versions are.
 
     Args:

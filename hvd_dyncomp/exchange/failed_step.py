@@ -9,6 +9,7 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.background import in_background
 from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -33,11 +34,12 @@ class FailedStep:
         self._handshake.start()
         in_background(transport, self._in_background)
 
-    def pass_on(self, gradient: torch.Tensor) -> torch.Tensor:
-        """What Horovod reduces: of the shape that it has on the other ranks, so that they come as far as to hear."""
+    def take(self, gradient: torch.Tensor) -> Taken:
+        """Horovod reduces what has the shape that it has on the other ranks, so that they come as far as to hear."""
         # But for what is skipped there: `skip` may be what has failed.
-        compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point() and gradient.numel()
-        return torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient)
+        compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point() and bool(gradient.numel())
+        wire = torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient)
+        return Taken(wire, gradient, compressed)
 
     def check(self) -> None:
         """Raises the error, when all ranks have heard of it."""

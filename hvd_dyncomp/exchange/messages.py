@@ -22,7 +22,7 @@ class Messages:
         bucket: what travels.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
-        seed: for stochastic rounding; None rounds to nearest.
+        stochastic: whether values are rounded stochastically, or to nearest.
 
     Attributes:
         bucket, bits: see above.
@@ -30,8 +30,8 @@ class Messages:
         where: for error messages.
     """
 
-    def __init__(self, bucket: Bucket, bits: float, step: int, seed: int | None) -> None:
-        self.bucket, self.bits, self._step, self._seed = bucket, bits, step, seed
+    def __init__(self, bucket: Bucket, bits: float, step: int, stochastic: bool) -> None:
+        self.bucket, self.bits, self._step, self._stochastic = bucket, bits, step, stochastic
         self.coding = bucket.coding(bits)
         self.where = f"bucket {bucket.name}"
         # Headers on their way to the host, what is expected, and the senders.
@@ -132,9 +132,9 @@ class Messages:
 
     def noise(self, phase: Phase) -> Noise | None:
         """Randomness for the bucket's values, counted from its first."""
-        if self._seed is None:
+        if not self._stochastic:
             return None
-        return noise_for(self._seed, self.bucket.rank, self._step, f"{self.bucket.name}/{phase.name}")
+        return noise_for(self.bucket.rank, self._step, f"{self.bucket.name}/{phase.name}")
 
     def name(self, phase: Phase) -> str:
         """What the collective of a phase is called."""
@@ -210,7 +210,7 @@ def headers_tensor(headers: Sequence[Header], device: torch.device) -> torch.Ten
     return uploaded(torch.frombuffer(bytearray(data), dtype=torch.uint8), device)
 
 
-def noise_for(seed: int, rank: int, step: int, message: str) -> Noise:
+def noise_for(rank: int, step: int, message: str) -> Noise:
     """Randomness of one message: depends on the arguments alone and touches no global generator."""
-    words = random.Random(f"{seed}/{rank}/{step}/{message}")  # strings are hashed with SHA-512: stable everywhere
+    words = random.Random(f"0/{rank}/{step}/{message}")  # strings are hashed with SHA-512: stable everywhere
     return Noise((words.getrandbits(32), words.getrandbits(32)))

@@ -29,7 +29,7 @@ class Exchange:
         bits: level, below 32.
         step: number of the step, the same on all ranks.
         factor: what the sum over ranks is multiplied by (1/N for a mean).
-        seed: for stochastic rounding; None rounds to nearest.
+        stochastic: whether values are rounded stochastically, or to nearest.
         transport: who carries the messages.
 
     Attributes:
@@ -42,10 +42,10 @@ class Exchange:
     """
 
     def __init__(
-        self, bucket: Bucket, *, bits: float, step: int, factor: float, seed: int | None, transport: Transport
+        self, bucket: Bucket, *, bits: float, step: int, factor: float, stochastic: bool, transport: Transport
     ) -> None:
         self._bucket, self._factor, self._transport, self._streams = bucket, factor, transport, bucket.streams
-        self._messages = Messages(bucket, bits, step, seed)
+        self._messages = Messages(bucket, bits, step, stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self._missing = set(range(len(bucket.slots)))
         self._route: Route | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -184,7 +185,8 @@ class Plan:
         return {**about, "settings": {"bits": bits, "step": step, **about["settings"]}}
 
     def _about(self) -> dict[str, Any]:
-        fixed = {"wire version": WIRE_VERSION, "world size": self.binding.world_size, **self.settings._asdict()}
+        fixed = {"wire version": WIRE_VERSION, "world size": self.binding.world_size}
+        fixed |= dataclasses.asdict(self.settings)
         fixed["without_momentum"] = self._without_momentum
         parameters = [[name, list(p.shape), name in self.slots] for name, p in self.binding.named]
         return {"settings": fixed, "parameters": parameters}

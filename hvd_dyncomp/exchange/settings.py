@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -12,32 +12,30 @@ from hvd_dyncomp.checks import boolean, integer, shown
 Skip = Callable[[str, torch.Tensor], bool]  # of a name and a parameter: is it to travel uncompressed?
 
 
-class Settings(NamedTuple):
-    """`DynamicQuantizer` has the meaning of each."""
+@dataclass(frozen=True)
+class Settings:
+    """`DynamicQuantizer` has the meaning of each. Plain Python values, whatever was given.
 
-    error_feedback: bool
-    block_size: int
-    min_numel: int
-    bucket_bytes: int
-    fp16_uncompressed: bool
-    auto_level: bool
-    hierarchical: bool | None
+    Raises:
+        ValueError: one of them is out of range, or of another type; the text names it.
+    """
 
-    def checked(self) -> Settings:
-        """The same, as plain Python values.
+    error_feedback: bool = True
+    block_size: int = 512
+    min_numel: int = 1024
+    bucket_bytes: int = 8 * 2**20
+    fp16_uncompressed: bool = False
+    auto_level: bool = False
+    hierarchical: bool | None = None
 
-        Raises:
-            ValueError: one of them is out of range, or of another type; the text names it.
-        """
-        plain = Settings(
-            error_feedback=boolean("error_feedback", self.error_feedback),
-            block_size=integer("block_size", self.block_size, 64, 65536),
-            min_numel=integer("min_numel", self.min_numel, 1),
-            bucket_bytes=integer("bucket_bytes", self.bucket_bytes, 1),
-            fp16_uncompressed=boolean("fp16_uncompressed", self.fp16_uncompressed),
-            auto_level=boolean("auto_level", self.auto_level),
-            hierarchical=None if self.hierarchical is None else boolean("hierarchical", self.hierarchical),
-        )
-        if plain.block_size & (plain.block_size - 1):
-            raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(plain.block_size)}")
-        return plain
+    def __post_init__(self) -> None:
+        for name in ("error_feedback", "fp16_uncompressed", "auto_level"):
+            boolean(name, getattr(self, name))
+        if self.hierarchical is not None:
+            boolean("hierarchical", self.hierarchical)
+        for name, least, most in (("block_size", 64, 65536), ("min_numel", 1, None), ("bucket_bytes", 1, None)):
+            value = getattr(self, name)
+            plain = integer(name, value, least) if most is None else integer(name, value, least, most)
+            object.__setattr__(self, name, plain)  # of numpy's numbers, say, the same one
+        if self.block_size & (self.block_size - 1):
+            raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(self.block_size)}")

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 
 import torch
 
+from hvd_dyncomp.exchange.agreement import Agreement
 from hvd_dyncomp.exchange.background import in_background
-from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.intake import Intake, Taken
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.ranges import marked
+from hvd_dyncomp.exchange.step_levels import Turn
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.tickets import Tickets
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
-from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
 
@@ -35,17 +33,14 @@ class Step:
 
     Args:
         plan: what travels where.
-        bits: the level of the step; what the controller does meanwhile concerns the next one.
-        proposal: for the handshake.
-        number: of the step, the same on all ranks.
-        seed: for stochastic rounding, or None.
+        turn: its number, level and epoch; what the controller does meanwhile concerns the next one.
+        stochastic: whether values are rounded stochastically, or to nearest.
         fresh: whether backward has run since the last exchange.
-        epoch: that it belongs to.
         meter: where its bytes are counted.
         previous: a step that was given up: nothing is sent while anything of it is under way.
 
     Attributes:
-        number: see above.
+        number, bits: of the turn.
         intake: the gradients that have come.
         proposal: rank 0's, once `collect` has been called.
         over: whether `collect` has been called.
@@ -55,46 +50,31 @@ class Step:
         self,
         plan: Plan,
         *,
-        bits: float,
-        proposal: float,
-        number: int,
-        seed: int | None,
+        turn: Turn,
+        stochastic: bool,
         fresh: bool,
-        epoch: int,
         meter: Meter,
         previous: Step | None = None,
     ) -> None:
-        self._plan, self.bits, self.number, self._fresh, self._previous = plan, bits, number, fresh, previous
+        number, bits, _, epoch = turn
+        self._plan, self.bits, self.number, self._fresh = plan, bits, number, fresh
         self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
         self.intake = Intake(plan, self._tally, fresh=fresh)
         self.proposal: float = 0
         self.over = self._abandoned = self._given_up = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
-        rank, buckets = plan.binding.rank, plan.buckets
-        greeting = Greeting(
-            WIRE_VERSION,
-            Phase.HANDSHAKE,
-            bits,
-            proposal if rank == 0 else 0,
-            plan.composition,
-            number & 0xFFFFFFFF,
-            Flag.FRESH if fresh else Flag(0),
-            checksum(plan.transport.host),
-            plan.checksum,
-        )
-        self._handshake = Handshake(plan.transport, plan.binding.label, greeting, lambda: plan.about(bits, number))
-        self._agreed = False  # whether it is known that all ranks do the same
-        self._error: Exception | None = None
-        self._origins = {bucket.streams: bucket.streams.origin() for bucket in buckets}
+        self._agreement = Agreement(plan, turn, fresh=fresh, previous=previous)
+        self._streams = {bucket.streams for bucket in plan.buckets}
         if bits == UNCOMPRESSED:
-            for bucket in buckets:
+            for bucket in plan.buckets:
                 bucket.residuals.release()
         else:
-            self._arrange()
             factor, transport = plan.binding.factor, plan.transport
-            for bucket in buckets:
-                exchange = Exchange(bucket, bits=bits, step=number, factor=factor, seed=seed, transport=transport)
+            for bucket in plan.buckets:
+                exchange = Exchange(
+                    bucket, bits=bits, step=number, factor=factor, stochastic=stochastic, transport=transport
+                )
                 self._exchanges.append(exchange)
                 self._tally.compresses(bucket)
         self._under_way = list(self._exchanges)
@@ -103,7 +83,7 @@ class Step:
     def start(self) -> None:
         """Greets the other ranks; from here on, whatever can be done without waiting is done in the background."""
         with self._lock:
-            self._greet(wait=False)
+            self._agreement.greet(wait=False)
         in_background(self._plan.transport, self._in_background)
 
     @property
@@ -114,7 +94,7 @@ class Step:
     @property
     def fresh(self) -> bool:
         """Whether backward has made any of the gradients, on any rank. Known when `collect` is over."""
-        return self._handshake.fresh
+        return self._agreement.fresh
 
     @property
     def assigned(self) -> bool:
@@ -148,9 +128,9 @@ class Step:
     @property
     def _ready(self) -> bool:
         """Whether `_advance` would do something."""
-        if not self._agreed:
-            return not self._handshake.started or self._handshake.ready
-        return self._handshake.fresh and any(exchange.ready for exchange in self._under_way)
+        if not self._agreement.reached:
+            return self._agreement.ready
+        return self.fresh and any(exchange.ready for exchange in self._under_way)
 
     def check(self) -> None:
         """Blocks until it is known that all ranks do the same in this step.
@@ -160,7 +140,7 @@ class Step:
             ValueError: `hierarchical` cannot be True here.
         """
         with self._lock:
-            self._agree()
+            self._agreement.reach()
             self._advance()  # Horovod waits for its own next
 
     def collect(self) -> None:
@@ -173,12 +153,12 @@ class Step:
         with self._lock:
             self.over = True
             # First of all: ranks that disagree wait for exchanges that never come.
-            self._agree()
-            self.proposal = self._handshake.greetings[0].proposal
+            self._agreement.reach()
+            self.proposal = self._agreement.proposal
             tickets = sum(taken.compressed for taken in self.intake.taken.values())
             self._tally.reduced(tickets * Tickets.nbytes)
             try:
-                if self._handshake.fresh:
+                if self.fresh:
                     self._finish()
                 else:
                     self._finish_uncompressed()
@@ -215,15 +195,15 @@ class Step:
             return True
 
     def _drain(self, wait: bool) -> bool:
-        if not self._greet(wait=wait):
+        if not self._agreement.greet(wait=wait):
             return False
         if wait:
-            self._agree()
+            self._agreement.reach()
         else:
             self._advance()
-        if not self._agreed:
-            return self._error is not None or self._handshake.drained
-        if not self._handshake.fresh:
+        if not self._agreement.reached:
+            return self._agreement.failed
+        if not self.fresh:
             return all([exchange.drained(wait=wait) for exchange in self._reduce_again()])
         if wait:
             self._exchange()
@@ -233,22 +213,8 @@ class Step:
             self._advance()
         return all([exchange.drained(wait=wait) for exchange in self._exchanges])
 
-    def _greet(self, *, wait: bool) -> bool:
-        """Whether the others have been greeted; does it when nothing that was given up is under way any more."""
-        if self._previous is not None and self._previous.drained(wait=wait):
-            self._previous = None
-        if self._previous is None and not self._handshake.started:
-            self._handshake.start()
-        return self._handshake.started
-
-    def _arrange(self) -> None:
-        with contextlib.ExitStack() as stack:
-            for streams, origin in self._origins.items():  # as the messages that come after it
-                stack.enter_context(streams.outgoing([origin]))
-            self._plan.arrange()
-
     def _join(self) -> None:
-        for streams in self._origins:
+        for streams in self._streams:
             streams.join()
 
     def _exchange(self) -> None:
@@ -263,13 +229,13 @@ class Step:
 
     def _finish(self) -> None:
         self._exchange()
-        for streams in self._origins:
+        for streams in self._streams:
             streams.catch_up()
         for exchange in self._exchanges:
             exchange.conclude()
             if exchange.error is not None:
                 raise exchange.error
-        self._tally.shook_hands(self._handshake.nbytes, compressed=self.bits != UNCOMPRESSED)
+        self._tally.shook_hands(self._agreement.nbytes, compressed=self.bits != UNCOMPRESSED)
         if self.bits == UNCOMPRESSED:
             for bucket in self._plan.buckets:
                 bucket.residuals.released(self._fresh)
@@ -284,7 +250,7 @@ class Step:
         for exchange in again:
             exchange.deliver()
         bytes_by_name = {name: nbytes for exchange in again for name, nbytes in exchange.nbytes.items()}
-        self._tally.reduced_again(bytes_by_name, self._handshake.nbytes)
+        self._tally.reduced_again(bytes_by_name, self._agreement.nbytes)
 
     def _reduce_again(self) -> list[UncompressedExchange]:
         if not self._again:
@@ -311,34 +277,8 @@ class Step:
         return False
 
     def _advance(self) -> None:
-        if not self._greet(wait=False):
-            return
-        # Before it is known that all ranks do the same, nothing is sent that only fits if they do.
-        if not self._agreed and self._error is None and self._handshake.agreed():
-            self._settle()
-        if self._agreed and self._handshake.fresh:
+        if self._agreement.advance() and self.fresh:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
-
-    @marked("agree")
-    def _agree(self) -> None:
-        """Blocks until it is known that all ranks do the same; raises what `check` does."""
-        self._greet(wait=True)
-        self._handshake.check()
-        if not self._agreed and self._error is None:
-            self._settle()
-        if self._error is not None:
-            raise self._error
-
-    def _settle(self) -> None:
-        """To be called when all have said the same; an error is kept, as hooks must raise none."""
-        try:
-            self._plan.settle(self._handshake.greetings)
-            if self.bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
-                self._arrange()
-                self._plan.check_lengths(self.bits)
-            self._agreed = True
-        except Exception as error:  # noqa: BLE001  # raised by `check` and `collect`
-            self._error = error
 
     def _note_nonfinite(self, blocks: int) -> None:
         """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""

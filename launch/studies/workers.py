@@ -57,7 +57,7 @@ class Workers:
         exchanges = []
         for bucket, gradient, transport in zip(self._buckets, reduced, self._world.transports, strict=True):
             exchange = Exchange(
-                bucket, bits=self._bits, step=self._step, factor=1 / self.size, seed=None, transport=transport
+                bucket, bits=self._bits, step=self._step, factor=1 / self.size, stochastic=False, transport=transport
             )
             exchange.add(bucket.slots[0], gradient)
             exchanges.append(exchange)

@@ -94,7 +94,6 @@ class Quantized:
             error_feedback=args.error_feedback,
             rounding=args.rounding,
             block_size=args.block_size,
-            seed=args.seed,
             auto_level=args.auto_level,
             hierarchical=_HIERARCHICAL[args.hierarchical],
             warmup_steps=args.level_warmup_steps,

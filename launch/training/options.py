@@ -124,7 +124,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--lr-schedule", choices=("cosine", "step"), default="cosine", help="step: a tenth at 50 and at 75 %%")
     add("--momentum", type=fraction, default=0.9, help="of SGD; at 2 bits and less, residuals take its place")
     add("--weight-decay", type=at_least_zero, default=1e-4, metavar="W", help="of SGD")
-    add("--seed", type=natural, default=0, help="of weights, held-out images, order, augmentation and rounding")
+    add("--seed", type=natural, default=0, help="of weights, held-out images, order and augmentation")
 
 
 def _add_compression(parser: argparse.ArgumentParser) -> None:

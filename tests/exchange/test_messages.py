@@ -36,7 +36,7 @@ def payloads(world, phase: str, rank: int) -> list[bytes]:
     return [message[HEADER_BYTES:].numpy().tobytes() for message in world.messages(f".{phase}", rank)]
 
 
-def stochastic(ranks: int, seed: int = 0, steps: int = 3, values: int = 640, **arguments):
+def stochastic(ranks: int, steps: int = 3, values: int = 640, **arguments):
     """A world whose ranks have sent the same gradient, which all rounding but a random one treats alike."""
 
     def program(worker: Worker) -> None:
@@ -45,13 +45,13 @@ def stochastic(ranks: int, seed: int = 0, steps: int = 3, values: int = 640, **a
             worker.step({name: gradient for name in worker.parameters})
 
     sizes = {"a": values, "b": values}
-    arguments = {"rounding": "stochastic", "error_feedback": False, "seed": seed, "bucket_bytes": 1, **arguments}
+    arguments = {"rounding": "stochastic", "error_feedback": False, "bucket_bytes": 1, **arguments}
     return on_ranks(ranks, program, sizes, 4, **arguments)[1]
 
 
 @WORLDS
 def test_stochastic_rounding_differs_by_rank_by_step_and_by_bucket(ranks, hosts):
-    world, again, other = (*(stochastic(ranks, seed, hosts=hosts) for seed in (0, 0, 1)),)
+    world, again = (*(stochastic(ranks, hosts=hosts) for _ in range(2)),)
     rounded = [phase for phase in phases(ranks, hosts) if "local" not in phase]
     first = rounded[0]
     drawn = [payload for rank in range(ranks) for payload in payloads(world, first, rank)]
@@ -59,7 +59,6 @@ def test_stochastic_rounding_differs_by_rank_by_step_and_by_bucket(ranks, hosts)
     for rank in range(ranks):
         for phase in rounded:
             assert payloads(world, phase, rank) == payloads(again, phase, rank), "it cannot be repeated"
-        assert not set(payloads(world, first, rank)) & set(payloads(other, first, rank)), "the seed does not matter"
 
 
 def test_stochastic_rounding_differs_by_block():
@@ -82,7 +81,7 @@ def test_the_two_roundings_of_a_rank_differ():
         [("a", torch.zeros(640))],
         **{"min_numel": 1, "bucket_bytes": 4000, "block_size": 64, "rank": 1, "world_size": 3, "error_feedback": True},
     )
-    messages = Messages(bucket, 4, 5, 1)
+    messages = Messages(bucket, 4, 5, True)
     assert messages.noise(Phase.SCATTER).key != messages.noise(Phase.GATHER).key
 
 

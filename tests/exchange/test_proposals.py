@@ -22,6 +22,7 @@ def test_all_ranks_follow_rank_0(ranks, hosts, fast, monkeypatch):
 
     clock = Clock()
     monkeypatch.setattr("hvd_dyncomp.quantizer.time", clock)
+    monkeypatch.setattr("hvd_dyncomp.exchange.step_levels.time", clock)
 
     def program(worker: Worker) -> list[int]:
         levels = []

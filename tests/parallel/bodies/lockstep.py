@@ -241,7 +241,7 @@ def test_another_level_later(rank, request):
 def test_another_step_later(bits, rank, request):
     q = DynamicQuantizer(Controller(Static(bits)))
     problem = after_a_step(request, compression=q)
-    q._steps += rank == 1
+    q._levels.steps += rank == 1
     with pytest.raises(LockstepError, match="has step"):
         problem.reduce(problem.draw(seed=2))
 

@@ -1,0 +1,48 @@
+"""What a quantizer says of how it is used: errors, and warnings, which are logged once and on rank 0 only."""
+
+from __future__ import annotations
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+ANOTHER_OPTIMIZER = (
+    "a DynamicQuantizer works for one optimizer, and this one has another already; make one DynamicQuantizer per "
+    "optimizer (they may share a controller). If the other is to be no more, delete it and call gc.collect(): as long "
+    "as it lives, Horovod goes on reducing for it"
+)
+
+IN_FLIGHT = (
+    "attach must be called between steps, but gradients are in flight: call optimizer.step() first, or attach before "
+    "the first backward pass"
+)
+
+CAPTURED = (
+    "gradients cannot be exchanged while a CUDA graph is captured: its replay calls no hooks, and every rank would go "
+    "on with gradients of its own. Leave loss.backward() and optimizer.step() out of it; "
+    "torch.cuda.make_graphed_callables does so (docs/clusters.md)"
+)
+
+ASSIGNED = (
+    "gradients that no backward pass has made (assigned to .grad, as after torch.autograd.grad or torch.func.grad) "
+    "travel uncompressed, and the optimizer steps with its momentum; call backward() on a loss to have them compressed"
+)
+
+REDUCED_AGAIN = (
+    "gradients were reduced twice in a step, the second time uncompressed (as float32: more bytes than compression has "
+    "saved). optimizer.step() synchronizes by itself: after optimizer.synchronize(), write "
+    "'with optimizer.skip_synchronize(): optimizer.step()'"
+)
+
+
+class Advice:
+    """Warnings of one quantizer."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def warn(self, about: str, text: str) -> None:
+        """Logs `text`, if there is any and nothing has been said `about` it yet."""
+        if text and about not in self._said:
+            self._said.add(about)
+            logger.warning(text)

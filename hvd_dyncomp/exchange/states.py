@@ -1,0 +1,55 @@
+"""The states of a quantizer; `lifecycle` has what leads from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hvd_dyncomp import horovod_optimizer
+from hvd_dyncomp.exchange.failed_step import FailedStep
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.step import Step
+
+
+class Unbound(NamedTuple):
+    """No optimizer is known: before the first gradient, after a state was loaded, or when ranks have come or gone.
+
+    Attributes:
+        residuals: what the next plan takes over; None for nothing.
+    """
+
+    residuals: Mapping[str, Any] | None
+
+
+class Bound(NamedTuple):
+    """Between steps."""
+
+    plan: Plan
+
+
+class Stepping(NamedTuple):
+    """From the first gradient of a step until it is collected.
+
+    Attributes:
+        pending: what Horovod has of the step.
+    """
+
+    plan: Plan
+    step: Step
+    pending: dict
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether Horovod will never ask for this step's gradients."""
+        optimizer = self.plan.binding.optimizer
+        return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self.pending
+
+
+class Failed(NamedTuple):
+    """This rank cannot make a plan; it raises as soon as the others have heard of it."""
+
+    step: FailedStep
+    residuals: Mapping[str, Any] | None
+
+
+State = Unbound | Bound | Stepping | Failed
