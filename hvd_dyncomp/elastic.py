@@ -7,7 +7,7 @@ brings workers that join to the level and the step of rank 0. Importing `hvd_dyn
 called.
 
 After a change of size the quantizer rebuilds its buckets by itself at the next gradient;
-`hvd_dyncomp.exchange.residuals` has the rule for what the residuals owe.
+`hvd_dyncomp.exchange.residual_state` has the rule for residuals.
 """
 
 from __future__ import annotations

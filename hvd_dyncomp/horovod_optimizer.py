@@ -120,7 +120,7 @@ def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[
     object, not Horovod, gets a method of its own.
 
     Returns:
-        What to call to have it so no more.
+        What to call to undo it.
     """
     this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have put one there as well
 

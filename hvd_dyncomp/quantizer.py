@@ -18,10 +18,10 @@ from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.binding import names_by_parameter
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.lifecycle import Lifecycle
-from hvd_dyncomp.exchange.relative_error import relative_errors
+from hvd_dyncomp.exchange.residual_state import relative_errors
 from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.states import FailedStep
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.exchange.tally import count_outside
@@ -166,14 +166,14 @@ class DynamicQuantizer(Compressor):
     def errors(self) -> dict[str, float]:
         """How far the latest step's means are off, by name as in `Meter.tensors`: error's norm over mean's.
 
-        Estimated from what this rank owes, as if all owed as much, independently. (With more than two ranks to reduce
-        among, the second quantization adds about as much again.) Below one bit what is owed waits for many steps, and
-        may be more than the mean. To be called while there are gradients, before `zero_grad()`; waits for the device,
-        and for no rank. Left out is what has no gradient, or is another worker's of this host to quantize; without
-        error feedback, everything.
+        Estimated from this rank's residuals, as if all ranks had as much, independently. (With more than two ranks to
+        reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many steps,
+        and may be more than the mean. To be called while there are gradients, before `zero_grad()`; waits for the
+        device, and for no rank. Left out is what has no gradient, or is another worker's of this host to quantize;
+        without error feedback, everything.
         """
         plan = self._lifecycle.plan
-        return {} if plan is None else relative_errors(plan)
+        return {} if plan is None else relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Says which optimizer to work for, instead of having it found at the first gradient.
@@ -283,7 +283,7 @@ class DynamicQuantizer(Compressor):
         try:
             state = residual_state.checked(state)
             if state.get("spending") is not None:
-                raise ValueError('it was saved with allocation="error", which there is no more')
+                raise ValueError('it was saved with allocation="error", which no longer exists')
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
         except Exception as error:  # a file may have brought anything
@@ -298,14 +298,14 @@ class DynamicQuantizer(Compressor):
     def sync(self) -> None:
         """Takes over what rank 0 knows: for workers that join a run (`hvd_dyncomp.elastic`). Collective.
 
-        Residuals are each rank's own: a worker that joins owes nothing.
+        Residuals are each rank's own: a worker that joins has none.
         """
         self._lifecycle.suspend()
         [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
         self._levels.load_state_dict(first)
 
     def __reduce__(self) -> tuple:
-        """A copy (pickle, copy.deepcopy) is unbound and owes what this one owes. Between steps only."""
+        """A copy (pickle, copy.deepcopy) is unbound and has the same residuals. Between steps only."""
         if self._lifecycle.in_flight:
             raise RuntimeError("a DynamicQuantizer can be pickled between steps only, but gradients are in flight")
         if self._arguments["named_parameters"] is not None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hvd_dyncomp import auto_level
-from hvd_dyncomp.auto_level import AutoLevel
+from hvd_dyncomp.exchange import step_levels
+from hvd_dyncomp.exchange.step_levels import AutoLevel
 
 
 class Steps:
@@ -16,8 +16,8 @@ class Steps:
         levels = []
         for _ in range(count):
             # Rank 1 has another clock, and sees nothing but noise.
-            levels.append(self.ranks[0].begin_step(floor, epoch, self.now))
-            assert self.ranks[1].begin_step(floor, epoch, 0.0) == levels[-1], "ranks differ"
+            levels.append(self.ranks[0].next_level(floor, epoch, self.now))
+            assert self.ranks[1].next_level(floor, epoch, 0.0) == levels[-1], "ranks differ"
             self.now += self.seconds(levels[-1])
             verdict = self.ranks[0].verdict
             for rank in self.ranks:
@@ -71,7 +71,7 @@ def test_what_happens_between_epochs_does_not_count(monkeypatch):
         steps.run(8, epoch=epoch)
         steps.now += 1000.0
     assert set(steps.run(10, epoch=6, floor=4)) == {4, 8, 16, 32}, "tried again after five epochs"
-    monkeypatch.setattr(auto_level, "REPROBE_EPOCHS", 100)
+    monkeypatch.setattr(step_levels, "REPROBE_EPOCHS", 100)
     steps = Steps(wire_bound)
     for epoch in range(8):
         steps.run(8, epoch=epoch)
@@ -119,15 +119,15 @@ def test_a_choice_survives_a_restart_and_an_unfinished_trial_does_not():
     steps.run(100)
     again = AutoLevel()
     again.load_state_dict(steps.ranks[0].state_dict())
-    assert again.begin_step(4, 1, 0.0) == 32
+    assert again.next_level(4, 1, 0.0) == 32
     steps = Steps(compute_bound)
     steps.run(10)
     again.load_state_dict(steps.ranks[0].state_dict())
-    assert [again.begin_step(4, 0, 0.0) for _ in range(4)] == [4, 4, 8, 8]
+    assert [again.next_level(4, 0, 0.0) for _ in range(4)] == [4, 4, 8, 8]
 
 
 def test_a_choice_that_was_not_tried_is_refused():
     with pytest.raises(ValueError, match="chose the level 3"):
         rank = AutoLevel()
-        rank.begin_step(4, 0, 0.0)
+        rank.next_level(4, 0, 0.0)
         rank.learn(3)

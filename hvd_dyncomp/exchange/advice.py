@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 
 ANOTHER_OPTIMIZER = (
     "a DynamicQuantizer works for one optimizer, and this one has another already; make one DynamicQuantizer per "
-    "optimizer (they may share a controller). If the other is to be no more, delete it and call gc.collect(): as long "
+    "optimizer (they may share a controller). To replace the other one, delete it and call gc.collect(): as long "
     "as it lives, Horovod goes on reducing for it"
 )
 

@@ -47,7 +47,7 @@ class Agreement:
             turn.number & 0xFFFFFFFF,
             Flag.FRESH if fresh else Flag(0),
             checksum(plan.transport.host),
-            plan.checksum,
+            plan.topology_checksum,
         )
         label = plan.binding.label
         self._handshake = Handshake(plan.transport, label, greeting, lambda: plan.about(turn.bits, turn.number))
@@ -112,7 +112,7 @@ class Agreement:
     def _settle(self) -> None:
         """All have said the same. An error is kept, as hooks must raise none."""
         try:
-            self._plan.settle(self._handshake.greetings)
+            self._plan.locate(self._handshake.greetings)
             if self._bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
                 self._arrange()
                 self._plan.check_lengths(self._bits)

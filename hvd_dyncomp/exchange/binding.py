@@ -54,7 +54,7 @@ class Binding:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """None if there it is no more."""
+        """None once it has been deleted."""
         return self._optimizer()
 
     @property
@@ -62,7 +62,7 @@ class Binding:
         """Whether rank or world size are others by now, as they may be after Horovod was initialized again."""
         return (self.rank, self.world_size) != (self.transport.rank, self.transport.size)
 
-    def begin_step(self) -> bool:
+    def any_fresh(self) -> bool:
         """Whether backward has made any gradient since the last exchange. For every step, before `fresh`."""
         self._passes = horovod_optimizer.passes_of(self.optimizer)
         return any(self.fresh(parameter) for _, parameter in reversed(self.named))  # of which the first come last
@@ -76,7 +76,7 @@ class Binding:
         index = self._index.get(parameter)
         return None if index is None else self.named[index]
 
-    def whose(self, gradient: torch.Tensor, caller: FrameType | None = None) -> tuple[str, torch.Tensor] | None:
+    def parameter_of(self, gradient: torch.Tensor, caller: FrameType | None = None) -> tuple[str, torch.Tensor] | None:
         """Name and parameter whose `.grad` this is; None for a tensor that is no parameter's gradient.
 
         Gradients come in nearly the same order every step: the first guess is what followed the last time.

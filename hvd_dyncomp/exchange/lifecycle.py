@@ -21,11 +21,10 @@ import torch
 from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.advice import ANOTHER_OPTIMIZER, ASSIGNED, CAPTURED, IN_FLIGHT, REDUCED_AGAIN, Advice
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.states import Bound, Failed, State, Stepping, Unbound
+from hvd_dyncomp.exchange.states import Bound, Failed, FailedStep, State, Stepping, Unbound
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
@@ -133,7 +132,7 @@ class Lifecycle:
                 ranks.
             Exception: there can be no plan, and the others have heard of it.
         """
-        found = self._whose(compressor, gradient, caller)
+        found = self._parameter_of(compressor, gradient, caller)
         state = self.state
         if isinstance(state, Failed):
             return state.step.take(gradient), state.step
@@ -176,10 +175,12 @@ class Lifecycle:
             self.state = Failed(step, residuals)
             return None
 
-    def _whose(self, compressor: object, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
+    def _parameter_of(
+        self, compressor: object, gradient: torch.Tensor, caller: FrameType
+    ) -> tuple[str, torch.Tensor] | None:
         """Name and parameter whose gradient this is, or None; raises what `take` does."""
         if isinstance(self.state, Stepping) and caller.f_code in self._callers:
-            found = self.state.plan.binding.whose(gradient, caller)
+            found = self.state.plan.binding.parameter_of(gradient, caller)
             if found is not None and found[0] not in self.state.step.intake.taken:
                 return found
         # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made dense,
@@ -192,7 +193,7 @@ class Lifecycle:
             return None
         self._callers.add(caller.f_code)
         # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
-        found = plan.binding.whose(gradient, caller)
+        found = plan.binding.parameter_of(gradient, caller)
         return found if found is not None or parameter is None else plan.binding.named_like(parameter)
 
     def _begin(self) -> Step:
@@ -205,7 +206,7 @@ class Lifecycle:
             plan,
             turn=self._levels.next(alone=plan.binding.world_size == 1),
             stochastic=self._stochastic,
-            fresh=plan.binding.begin_step(),
+            fresh=plan.binding.any_fresh(),
             meter=self._meter,
             previous=previous,
         )

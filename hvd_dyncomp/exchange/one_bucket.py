@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Collectives
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.group import Group
 
 
 class Exchange:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.tickets import Tickets
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.momentum import MOST_BITS, WithoutMomentum
@@ -48,8 +47,8 @@ class Plan:
         slots: a compressed parameter's place, by name.
         waiting: parameters of which at few bits something always waits in residuals: large ones, with error feedback.
         composition: checksum over everything that the ranks must agree about, but for level and step.
-        topology: which ranks share a host; before `settle`, what was assumed.
-        checksum: of the topology; 0 before `settle`.
+        topology: which ranks share a host; before `locate`, what was assumed.
+        topology_checksum: its checksum; 0 before `locate`.
         arranged: the topology by which the buckets are divided.
         tickets: what Horovod reduces in the place of compressed gradients.
 
@@ -88,7 +87,7 @@ class Plan:
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
         self.topology = Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.apart(world_size)
         self._names: list[int] = []
-        self.checksum = 0
+        self.topology_checksum = 0
         self.arranged: Topology | None = None
         self.arrange()
         for bucket in self.buckets:
@@ -115,7 +114,7 @@ class Plan:
         """Whether gradients travel within hosts first, and then between them."""
         return self.settings.hierarchical is not False and not self.topology.obstacle
 
-    def settle(self, greetings: Sequence[Greeting]) -> None:
+    def locate(self, greetings: Sequence[Greeting]) -> None:
         """Learns from the first handshake where the ranks are, and sees that it stays so.
 
         Raises:
@@ -123,7 +122,7 @@ class Plan:
             ValueError: `hierarchical` is True, and there is an obstacle. On all ranks.
         """
         names = [greeting.host for greeting in greetings]
-        topology, number = self.topology, self.checksum
+        topology, number = self.topology, self.topology_checksum
         if names != self._names:  # every step comes here, and there may be a thousand ranks
             topology = Topology.of(names)
             number = topology.checksum
@@ -134,11 +133,11 @@ class Plan:
                     f"{list(map(list, topology.hosts))} (elastic training: give the quantizer to "
                     "hvd.elastic.TorchState)"
                 )
-        if self.checksum:
+        if self.topology_checksum:
             return
         if self.settings.hierarchical and topology.obstacle:
             raise ValueError(f"hierarchical must be False or None here, got True: {topology.obstacle}")
-        self.topology, self.checksum, self._names = topology, number, names
+        self.topology, self.topology_checksum, self._names = topology, number, names
         if self.binding.rank == 0:
             self._say()
 
@@ -190,3 +189,34 @@ class Plan:
         fixed["without_momentum"] = self._without_momentum
         parameters = [[name, list(p.shape), name in self.slots] for name, p in self.binding.named]
         return {"settings": fixed, "parameters": parameters}
+
+
+class Tickets:
+    """One float32 for each compressed parameter: more than 0 after the reduction if any rank has a gradient for it.
+
+    Args:
+        names: of the parameters.
+        on_device: whether a ticket must be where the gradient is: Horovod may reduce it in one call with gradients that
+            travel uncompressed. Otherwise all are in main memory: Horovod is to wait for no GPU for them.
+    """
+
+    nbytes = 4
+
+    def __init__(self, names: Iterable[str], *, on_device: bool) -> None:
+        self._index = {name: index for index, name in enumerate(names)}
+        self._on_device = on_device
+        # Written once a gradient by numpy: an operator of torch's for one value costs more than all else.
+        values = torch.zeros(len(self._index), dtype=torch.float32, device="cpu")
+        self._each, self._values = list(values.split(1)), values.numpy()
+
+    def fill(self, name: str, in_use: bool, device: torch.device) -> torch.Tensor:
+        """A parameter's, for one reduction: 1 if this rank has a gradient and 0 if it has none; (1,) float32.
+
+        Args:
+            device: where the gradient is.
+        """
+        if self._on_device and device.type != "cpu":
+            return torch.full((1,), float(in_use), dtype=torch.float32, device=device)
+        index = self._index[name]
+        self._values[index] = in_use
+        return self._each[index]

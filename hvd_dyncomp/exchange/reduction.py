@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_dyncomp.exchange.coding import Span
-from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.topology import Section
 from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
+from hvd_dyncomp.transport.group import Group
 
 Result = TypeVar("Result")
 # One collective after the other. Yields None where messages are made and may not have been asked for yet, and goes on
@@ -102,3 +103,137 @@ class Reduction(ABC):
     def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
         """The payloads in the result, by rank of the section; arguments and errors as those of `decode`."""
         return self._messages.split(result, *self._result, senders)
+
+
+class PairReduction(Reduction):
+    """The reduction of two workers: each sends the other its whole section, and both sum.
+
+    With two workers this costs the bytes of scatter, reduce, gather, 2(N-1)/N * bits = bits a value, and needs one
+    quantization and one collective less. With more it would cost (N-1) * bits.
+
+    By an alltoall: Horovod fuses allgathers that it finds together, and nothing could be decoded before all has come.
+    """
+
+    @marked("encode")
+    def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
+        bucket, span = self._bucket, self.section.span
+        message, [payload], lengths = self._messages.codes(Phase.PAIR, [span])
+        noise = self._messages.noise(Phase.PAIR)
+        self._messages.coding.encode(payload, span, values, bucket.residuals.section(), origin=origin, noise=noise)
+        bucket.residuals.quantized()
+        bucket.streams.keep(message)
+        return message, lengths
+
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+    ) -> Collectives[torch.Tensor]:
+        (own, [length]), failure = self._first_messages(values, failure, origin, 1)
+        del values
+        yield None
+        to_the_other = [0 if rank == self._bucket.rank else length for rank in self.section.ranks]
+        handle = self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
+        if failure is not None:
+            raise failure
+        received = yield handle
+        return torch.cat([own if rank == self._bucket.rank else received for rank in self.section.ranks])
+
+    @property
+    def _result(self) -> tuple[Phase, list[Span]]:
+        return Phase.PAIR, [self.section.span] * len(self.section.ranks)
+
+    @marked("decode")
+    def decode(
+        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
+    ) -> torch.Tensor:
+        # In the order of the ranks, so that all replicas hold the same bits.
+        return self._messages.coding.decode(values, self.section.span, self.messages_in(result, senders), factor)
+
+
+class ShardedReduction(Reduction):
+    """The reduction in two halves: scatter, reduce, gather (docs/math.md, equations 1 to 5).
+
+    1. Every rank quantizes gradient + residual, cuts the blocks into one shard per rank and sends each shard to its
+       owner (an alltoall of bytes).
+    2. The owner decodes the versions of its shard, sums them, adds the shard's residual and quantizes the sum.
+    3. An allgather of bytes returns it to everyone. All ranks decode the same bytes, and so hold the same bits.
+
+    Whatever the number of workers N, a value costs a worker 2(N-1)/N * bits on the wire, and is quantized twice.
+    """
+
+    @property
+    def _in_one(self) -> bool:
+        # On a GPU a call is a launch: one for each rank would keep the program busy. So codes are copied.
+        return self._bucket.streams.late
+
+    @marked("encode")
+    def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
+        bucket, section = self._bucket, self.section
+        coding, begin = self._messages.coding, section.first * bucket.block_size
+        noise = self._messages.noise(Phase.SCATTER)
+        if self._in_one:
+            codes = torch.empty(coding.nbytes(section.span), dtype=torch.uint8, device=bucket.device)
+            parts = [(section.span, codes)]
+        else:
+            messages, payloads, lengths = self._messages.codes(Phase.SCATTER, section.shards)
+            parts = list(zip(section.shards, payloads, strict=True))
+        for shard, payload in parts:
+            first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
+            residual = bucket.residuals.section(slice(first, first + size))
+            coding.encode(payload, shard, values, residual, origin=origin, noise=noise)
+        if self._in_one:
+            messages, lengths = self._messages.around(Phase.SCATTER, section.shards, codes)
+        bucket.residuals.quantized()
+        return messages, lengths
+
+    def collectives(
+        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+    ) -> Collectives[torch.Tensor]:
+        outgoing, failure = self._first_messages(values, failure, origin, len(self.section.ranks))
+        del values
+        yield None
+        handle = self._group.alltoall(*outgoing, self._messages.name(Phase.SCATTER))
+        del outgoing  # the transport has it
+        if failure is None:
+            try:
+                message = self._reduced((yield handle))
+            except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
+                failure = error
+        if failure is not None:
+            message, _ = self._messages.aborts(1)
+        handle = self._group.allgather(message, self._messages.name(Phase.GATHER))
+        del message
+        if failure is not None:
+            raise failure
+        return (yield handle)
+
+    @marked("reduce")
+    def _reduced(self, received: torch.Tensor) -> torch.Tensor:
+        """From all versions of this rank's shard to the message with their sum."""
+        bucket, section = self._bucket, self.section
+        own = section.shards[section.ranks.index(bucket.rank)]
+        versions = self._messages.split(received, Phase.SCATTER, [own] * len(section.ranks), section.ranks)
+        message, [payload], _ = self._messages.codes(Phase.GATHER, [own])
+        self._messages.coding.reduce(
+            payload,
+            own,
+            versions,
+            bucket.residuals.of_shard(),
+            values=bucket.values,
+            noise=self._messages.noise(Phase.GATHER),
+        )
+        return message
+
+    @property
+    def _result(self) -> tuple[Phase, list[Span]]:
+        return Phase.GATHER, self.section.shards
+
+    @marked("decode")
+    def decode(
+        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
+    ) -> torch.Tensor:
+        payloads, coding = self.messages_in(result, senders), self._messages.coding
+        shards = self.section.shards
+        if self._in_one:
+            payloads, shards = [torch.cat(payloads)], [self.section.span]
+        pairs = zip(shards, payloads, strict=True)
+        return torch.stack([coding.decode(values, shard, [payload], factor) for shard, payload in pairs]).sum()

@@ -1,10 +1,11 @@
-"""Saving and restoring what error feedback carries, by parameter name."""
+"""The residuals of all buckets: saved and restored, by parameter name, and held against the gradients."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
     """Puts back what `export` saved. Checks everything before it changes anything.
 
     A residual r comes to factor * r in the result. Where the number of workers has changed, and with it the factor, r
-    is scaled so that it comes to what it was; a shard's residual, whose shard is no more, joins the residuals of its
+    is scaled so that it comes to what it was; the residual of a shard that has moved joins the residuals of its
     own rank, from where it arrives once as well; and so does what is of values that another rank quantizes now.
     `launch/study.py --simulate resize` compares this with other rules.
 
@@ -153,3 +154,43 @@ def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str
         residuals.shard.copy_(values)
     else:
         undelivered[first : first + values.numel()] += values.to(undelivered.device)
+
+
+@torch.no_grad()
+def relative_errors(
+    buckets: list[Bucket], named: Sequence[tuple[str, torch.Tensor]], factor: float
+) -> dict[str, float]:
+    """By `Slot.counted_as`; `DynamicQuantizer.errors` says of what.
+
+    A residual r is missing from the mean as factor * r. Several ranks' are taken for independent: squares add up.
+    """
+    gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+    squares: dict[str, tuple[float, float]] = {}
+    for bucket in buckets:
+        parts = list(_parts(bucket, gradients))
+        norms = [_norm(values) for _, residual, gradient in parts for values in (residual, gradient)]
+        if not parts:
+            continue
+        several = factor**2 * len(bucket.section.ranks)
+        for (name, _, _), (error, gradient) in zip(parts, torch.stack(norms).view(-1, 2).tolist(), strict=True):
+            before = squares.get(name, (0.0, 0.0))
+            squares[name] = before[0] + several * error**2, before[1] + gradient**2
+    ratios = {name: total / whole for name, (total, whole) in squares.items() if whole}
+    return {name: math.sqrt(ratio) for name, ratio in ratios.items() if math.isfinite(ratio)}
+
+
+def _norm(values: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Of each parameter, as far as this rank quantizes it first: whose it counts as, its residual, its gradient."""
+    if not bucket.residuals.enabled:
+        return
+    section = bucket.residuals.extent.section
+    for slot in bucket.slots:
+        gradient = gradients.get(slot.name)
+        first, last = max(slot.start, section.start), min(slot.start + slot.numel, section.stop)
+        if first < last and gradient is not None and gradient.layout is torch.strided:
+            residual = bucket.residuals.own[first - section.start : last - section.start]
+            yield slot.counted_as, residual, gradient.reshape(-1)[first - slot.start : last - slot.start]

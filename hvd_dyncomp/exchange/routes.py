@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.pair import PairReduction
 from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.reduction import Collectives, Outgoing, Reduction
-from hvd_dyncomp.exchange.sharded import ShardedReduction
+from hvd_dyncomp.exchange.reduction import Collectives, Outgoing, PairReduction, Reduction, ShardedReduction
 from hvd_dyncomp.exchange.topology import Section, dtype_within_host
 from hvd_dyncomp.exchange.wire import Phase
 from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.group import Group
 
 
 class Route(ABC):

@@ -8,17 +8,16 @@ import threading
 import torch
 
 from hvd_dyncomp.exchange.agreement import Agreement
-from hvd_dyncomp.exchange.background import in_background
 from hvd_dyncomp.exchange.intake import Intake, Taken
 from hvd_dyncomp.exchange.one_bucket import Exchange
-from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.plan import Plan, Tickets
 from hvd_dyncomp.exchange.step_levels import Turn
 from hvd_dyncomp.exchange.tally import Tally
-from hvd_dyncomp.exchange.tickets import Tickets
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
+from hvd_dyncomp.transport.base import in_background
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ class Step:
         with self._lock:
             # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
             # the first handshake it is not known who quantizes what.
-            if exchange.complete and self._fresh and self._plan.checksum > 0:
+            if exchange.complete and self._fresh and self._plan.topology_checksum:
                 exchange.prepare()
             self._advance()
 

@@ -3,7 +3,7 @@
 A GPU does what is queued later, while the program goes on. Two streams, because messages are made while backward runs,
 each as soon as its gradients are there, and what has been received must not wait behind those that are not: one stream
 for what goes out, one for what comes in. The program waits for the GPU once a step, in `catch_up`, when all has been
-received, and in hooks only where what is owed is divided anew, as ranks have come or gone, or is handed out at 32 bits.
+received, and in hooks only where residuals are divided anew, as ranks have come or gone, or is handed out at 32 bits.
 
 Never run on a GPU: tests/exchange/test_streams.py looks for races with simulated streams.
 """

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.meter import Meter, Sent, Traffic, allreduce_bytes
 from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.group import Group
 
 
 def count_outside(tensor: torch.Tensor, traffic: Traffic, transport: Transport) -> None:

@@ -51,7 +51,7 @@ def encode_into(
 ) -> None:
     """Quantizes n values + residual into `out`; what is lost becomes the new residual (equations 1 and 1a).
 
-    What is behind the last of the values is padding: it owes nothing, and counts in no block's mean. Blocks whose
+    What is behind the last of the values is padding: it has no residual, and counts in no block's mean. Blocks whose
     values are all zero are sent as zeros, and keep their residual as it was.
 
     Args:

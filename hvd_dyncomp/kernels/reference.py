@@ -7,7 +7,7 @@ are those of docs/math.md. Tensors may be on any device; all are contiguous.
 A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
 scale as little-endian float32, then the codes, packed as `packing.pack` says. Below one bit it is
 `2 + block_size * bits / 8` bytes: the scale as little-endian bfloat16, then what `sparse` makes of the values. The last
-block of a bucket may be filled up with *padding*: zeros that belong to nobody, owe nothing and count in no mean.
+block of a bucket may be filled up with *padding*: zeros that belong to nobody, have no residual and count in no mean.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Noise(NamedTuple):
 
 
 def residual_bound(bits: float) -> float:
-    """Equation 1a's c. Below one bit a value waits for about 8 / bits steps until it travels: what is owed is more."""
+    """Equation 1a's c. Below one bit a value waits for about 8 / bits steps until it travels: residuals are larger."""
     return RESIDUAL_BOUND / min(bits, 1)
 
 

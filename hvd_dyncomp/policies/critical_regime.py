@@ -25,7 +25,8 @@ class CriticalRegime(Policy):
 
     The norm comes with the other metrics, so that it costs no collective. As in the source, it should be that of the
     gradients summed up (or averaged) over the whole epoch: the norm of a single step is mostly that of its noise. Take
-    them after their exchange: then all ranks have the same ones, and what a step owes arrives later in the same sum.
+    them after their exchange: then all ranks have the same ones, and what a step leaves in residuals arrives later in
+    the same sum.
     `launch/training/gradients.py` has it in a few lines. Where the number of steps differs between epochs, average.
 
     Args:

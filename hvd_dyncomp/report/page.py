@@ -131,7 +131,7 @@ def _layers(runs: Sequence[Run]) -> Iterator[Markup]:
             note = "Biases and norms that travel together have the name of one of them. Handshakes are no layer's."
             yield _figure(bars.by_layer(f"layers-{number}", run, whose), note)
         if any(epoch.tensor_errors for epoch in run.epochs):
-            note = "What a step leaves out is owed, and arrives later: the sum of many steps is off by less."
+            note = "What a step leaves out stays in residuals and arrives later: the sum of many steps is off by less."
             yield _figure(heatmap.errors(f"errors-{number}", run), note)
 
 

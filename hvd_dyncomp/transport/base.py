@@ -10,6 +10,7 @@ of what is sent.
 from __future__ import annotations
 
 import json
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -86,6 +87,17 @@ class Transport(ABC):
         Args:
             devices: on which gradients are; the current stream of each is that in which they are made.
         """
+
+
+def in_background(transport: Transport, work: Callable[[], bool]) -> None:
+    """As `Transport.in_background`, for a method: until it returns True, or its object has been deleted."""
+    this = weakref.WeakMethod(work)
+
+    def alive() -> bool:
+        method = this()
+        return method is None or method()
+
+    transport.in_background(alive)
 
 
 def start_gather_json(transport: Transport, value: Any, name: str) -> Any:

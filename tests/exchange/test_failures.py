@@ -10,10 +10,9 @@ from simulated import PLACES, RecordingWorld, Worker, mean_of, on_ranks, phases,
 from hvd_dyncomp import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.pair import PairReduction
+from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.routes import Hierarchical
-from hvd_dyncomp.exchange.sharded import ShardedReduction
 from hvd_dyncomp.exchange.wire import HEADER_BYTES
 
 SIZES = {"a": 650, "b": 200}

@@ -5,7 +5,7 @@ from simulated import (
     RecordingWorld,
 )
 
-from hvd_dyncomp.exchange.group import Group
+from hvd_dyncomp.transport.group import Group
 from hvd_dyncomp.transport.in_process import World
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places, set_level
 
-from hvd_dyncomp.exchange.pair import PairReduction
+from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.routes import Hierarchical
-from hvd_dyncomp.exchange.sharded import ShardedReduction
 
 ORDER = "hgfedcba"  # in which gradients come
 SIZES = {name: 130 for name in reversed(ORDER)}

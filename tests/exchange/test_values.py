@@ -5,7 +5,7 @@ import pytest
 import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_of, noise, on_ranks
 
-from hvd_dyncomp.exchange.tickets import Tickets
+from hvd_dyncomp.exchange.plan import Tickets
 
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
 

@@ -22,11 +22,10 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer
-from hvd_dyncomp.exchange.group import Group
 from hvd_dyncomp.exchange.handshake import Handshake
-from hvd_dyncomp.exchange.pair import PairReduction
+from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.routes import Hierarchical
-from hvd_dyncomp.exchange.sharded import ShardedReduction
+from hvd_dyncomp.transport.group import Group
 from placed import place
 from training import checkpoint, program
 

@@ -45,9 +45,9 @@ def weighted(x, X: tl.constexpr, y, Y: tl.constexpr):
 def bound(gradient, residual, BOUND: tl.constexpr, ROWS: tl.constexpr, HALVINGS: tl.constexpr):
     """What each row's residual is multiplied by (equation 1a); and whether the row waits, as its gradient is zero."""
     own = tree_sum(squares(gradient), ROWS, HALVINGS)
-    owed = tree_sum(squares(residual), ROWS, HALVINGS)
-    exceeds = owed > own * tl.full((1, 1), BOUND * BOUND, tl.float64)  # False for NaN
-    share = tl.sqrt(own / tl.where(exceeds, owed, 1.0)) * tl.full((1, 1), BOUND, tl.float64)
+    carried = tree_sum(squares(residual), ROWS, HALVINGS)
+    exceeds = carried > own * tl.full((1, 1), BOUND * BOUND, tl.float64)  # False for NaN
+    share = tl.sqrt(own / tl.where(exceeds, carried, 1.0)) * tl.full((1, 1), BOUND, tl.float64)
     return tl.where(exceeds, share, 1.0).to(tl.float32), own == 0.0
 
 

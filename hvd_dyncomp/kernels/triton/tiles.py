@@ -31,7 +31,7 @@ def _own(table, entries, first, place, at, size, count, FROM_VERSIONS: tl.conste
 
 
 @triton.jit
-def _owed(residual, at, size, FORM: tl.constexpr):
+def _carried(residual, at, size, FORM: tl.constexpr):
     in_tile = tl.arange(0, FORM.rows)[:, None] * FORM.size + at
     return tl.load(residual + in_tile, mask=in_tile < size, other=0.0)
 
@@ -71,18 +71,18 @@ def encode(
     at = tl.arange(0, FORM.size)[None, :]
     residual += place * FORM.size
     if RESIDUAL:
-        owed = _owed(residual, at, size, FORM)
+        carried = _carried(residual, at, size, FORM)
         x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
-        share, waits = bound(x, owed, FORM.bound, FORM.rows, FORM.halvings)
+        share, waits = bound(x, carried, FORM.bound, FORM.rows, FORM.halvings)
     if FORM.bits < 1:  # the same once more, from the caches, in another order
         at = in_groups(FORM)
         if RESIDUAL:
-            owed = _owed(residual, at, size, FORM)
+            carried = _carried(residual, at, size, FORM)
         x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
     elif not RESIDUAL:
         x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
     if RESIDUAL:
-        x = tl.where(waits, 0.0, x + owed * share)
+        x = tl.where(waits, 0.0, x + carried * share)
 
     reals = tl.minimum(tl.maximum(size - row * FORM.size, 0), FORM.size)
     payload = out + place * FORM.bytes
@@ -97,7 +97,7 @@ def encode(
     if RESIDUAL:
         in_tile = row * FORM.size + at
         # One after the other: for a tile-sized "and" of both, the compiler chose a layout in which each lane has a row.
-        lost = tl.where((scale == scale) & (waits == 0), x - values, owed)
+        lost = tl.where((scale == scale) & (waits == 0), x - values, carried)
         tl.store(residual + in_tile, tl.where(in_tile < size, lost, 0.0), mask=in_tile < count * FORM.size)
 
 
