@@ -107,8 +107,8 @@ def test_gradients_are_recognised_in_any_order():
     for order in ([6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6], [3, 1, 6, 0], [5, 2, 4, 3], [6, 5, 4, 3, 2, 1, 0]):
         for p in parameters:
             p.grad = torch.zeros(3)
-        assert [binding.whose(parameters[i].grad)[0] for i in order] == [f"p{i}" for i in order]
-    assert binding.whose(torch.zeros(3)) is None
+        assert [binding.parameter_of(parameters[i].grad)[0] for i in order] == [f"p{i}" for i in order]
+    assert binding.parameter_of(torch.zeros(3)) is None
 
 
 class Watched(torch.nn.Parameter):
@@ -136,7 +136,7 @@ def test_a_gradient_is_found_as_soon_among_many(order):
         Watched.looks = 0
         for i in numbers[order]:
             p = parameters[i]
-            assert binding.whose(p.own, sys._getframe()) == (f"p{i}", p)
+            assert binding.parameter_of(p.own, sys._getframe()) == (f"p{i}", p)
         assert Watched.looks <= (count + 5 if step or order == "backward" else 2 * count + 5)
 
 
