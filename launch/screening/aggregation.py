@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from screening import codec
 from screening.contenders import Contender
-from screening.feedback import Sender
+from screening.workers import Workers
 
 SMALL = 1024  # tensors of fewer values are small: the library's min_numel
 
@@ -84,12 +85,10 @@ class Quantized(Aggregator):
     """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
 
     def begin(self) -> None:
-        feedback = self.contender.feedback
-        self.senders = [Sender(self.sizes, feedback != "none") for _ in range(self.workers)]
-        self.owner = Sender(self.sizes, feedback == "both") if self.workers > 2 else None
+        self.simulated = Workers([1] * self.workers, self.values, feedback=self.contender.feedback)
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        return relay(self.senders, self.owner, gradients, self.bits)
+        return exchanged(self.simulated, gradients, self.bits)
 
     def notes(self) -> dict:
         return {"at_bits": self.bits}
@@ -106,36 +105,26 @@ class Small:
 
     def __init__(self, contender: Contender, sizes: Sequence[int], workers: int) -> None:
         self.values = sum(sizes)
-        self.senders = [Sender(sizes, contender.feedback != "none") for _ in range(workers)]
-        self.owner = Sender(sizes, contender.feedback == "both") if workers > 2 else None
+        self._exchange = Workers([1] * workers, self.values, feedback=contender.feedback) if self.values else None
         self._half = contender.method == "fp16"
         self.traffic = Traffic()
 
     def mean(self, gradients: Gradients, bits: int) -> list[Tensor]:
         """Of each tensor, flat."""
-        if not self.values:
+        if self._exchange is None:
             return []
         if bits == 32 or self._half:
             means, sent = (half if self._half else average)(gradients), self.values * bits / 8
         else:
-            means, sent = relay(self.senders, self.owner, gradients, bits)
+            means, sent = exchanged(self._exchange, gradients, bits)
         self.traffic.count(self.values, sent)
         return means
 
 
-def relay(
-    senders: Sequence[Sender], owner: Sender | None, gradients: Gradients, bits: float
-) -> tuple[list[Tensor], float]:
-    """From each sender, by way of the owner of the sum if there is one; the means, and the bytes of one sender."""
-    sent = 0
-    arrived = []
-    for sender, own in zip(senders, gradients, strict=True):
-        got, sent = sender.send(own, bits)
-        arrived.append(got)
-    sums = [torch.stack(versions).sum(0) for versions in zip(*arrived, strict=True)]
-    if owner:
-        sums, _ = owner.send(sums, bits)
-    return [total / len(senders) for total in sums], sent
+def exchanged(workers: Workers, gradients: Gradients, bits: float) -> tuple[list[Tensor], float]:
+    """The means of tensors that travel as one run of blocks, and the bytes of a message, its header included."""
+    mean = workers.mean([torch.cat(list(own)) for own in gradients], bits)
+    return list(mean.split([tensor.numel() for tensor in gradients[0]])), codec.message_bytes(mean.numel(), bits)
 
 
 def average(gradients: Gradients) -> list[Tensor]:

@@ -1,10 +1,9 @@
-"""What a block of a gradient becomes on its way: the kernels of the library, with a residual and without."""
+"""What a block of a gradient becomes when it is sent: the kernels of the library, without a residual."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hvd_dyncomp import kernels
 from hvd_dyncomp.levels import LEVELS as ALL_LEVELS
@@ -37,20 +36,9 @@ def decoded(values: Tensor, bits: float) -> Tensor:
     Returns:
         (n,) float32.
     """
-    return _through(values, None, bits)
-
-
-def fed_back(gradient: Tensor, residual: Tensor, bits: float) -> tuple[Tensor, Tensor]:
-    """What arrives of gradient + residual, and the residual afterwards, bounded as in (1a); all (n,) float32."""
-    owed = F.pad(residual, (0, -residual.numel() % BLOCK_SIZE))
-    return _through(gradient, owed, bits), owed[: residual.numel()]
-
-
-def _through(values: Tensor, owed: Tensor | None, bits: float) -> Tensor:
     level = check_level("bits", bits)
-    blocks = -(-values.numel() // BLOCK_SIZE)
-    message = torch.empty(blocks * block_bytes(bits), dtype=torch.uint8)
-    kernels.encode_into(message, [values], owed, bits=level, block_size=BLOCK_SIZE)
+    message = torch.empty(-(-values.numel() // BLOCK_SIZE) * block_bytes(bits), dtype=torch.uint8)
+    kernels.encode_into(message, [values], None, bits=level, block_size=BLOCK_SIZE)
     arrived = torch.empty_like(values)
     kernels.decode_into([arrived], [message], bits=level, block_size=BLOCK_SIZE)
     return arrived

@@ -20,7 +20,7 @@ from common.values import count, natural
 from hvd_dyncomp import kernels
 from hvd_dyncomp.kernels import reference
 from hvd_dyncomp.kernels.reference import Placement
-from studies.workers import Workers
+from screening.workers import Workers
 from training.batches import TrainBatches, eval_batches
 from training.data import Data, load
 from training.datasets import DATASETS
@@ -44,7 +44,7 @@ def train(data: Data, bits: float, *, epochs: int, seed: int, size: int) -> floa
     parameters = list(model.parameters())
     large = [parameter.numel() >= 1024 for parameter in parameters]
     sizes = [parameter.numel() for parameter, is_large in zip(parameters, large, strict=True) if is_large]
-    workers = Workers([1] * size, sum(sizes), bits) if bits < 32 else None
+    workers = Workers([1] * size, sum(sizes)) if bits < 32 else None
     shards = [TrainBatches(data, 64, rank=rank, size=size, seed=seed) for rank in range(size)]
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=epochs * len(shards[0]))
@@ -56,7 +56,7 @@ def train(data: Data, bits: float, *, epochs: int, seed: int, size: int) -> floa
                 torch.cat([g.flatten() for g, is_large in zip(own, large, strict=True) if is_large])
                 for own in gradients
             ]
-            mean = workers.mean(flat) if workers else torch.stack(flat).mean(0)
+            mean = workers.mean(flat, bits) if workers else torch.stack(flat).mean(0)
             means = iter(mean.split(sizes))
             for parameter, is_large, *own in zip(parameters, large, *gradients, strict=True):
                 parameter.grad = next(means).view_as(parameter) if is_large else torch.stack(own).mean(0)

@@ -23,7 +23,8 @@ import torch
 
 from common.markdown import markdown
 from common.values import count, natural
-from studies.workers import BLOCK_SIZE, Workers
+from screening.codec import BLOCK_SIZE
+from screening.workers import Workers
 
 # By turns, the workers on each host.
 COURSES = {
@@ -36,14 +37,14 @@ RULES = ("drop", "keep", "rescale own", "rescale near", "rescale")
 def resized(workers: Workers, hosts: Sequence[int], rule: str) -> Workers:
     """Those who stay after a change, and new ones, who owe nothing. The library's own rule is "rescale"."""
     size = sum(hosts)
-    debts = [workers.debts(rank) for rank in range(workers.size)] if rule != "drop" else []
-    for owed in debts:
+    residuals = [workers.residuals(rank) for rank in range(workers.size)] if rule != "drop" else []
+    for own in residuals:
         if rule == "keep":
-            owed["factor"] = 1 / size  # as if it had been owed to so many workers already
+            own["factor"] = 1 / size  # as if they had come from so many workers
         if rule == "rescale own":
-            for shard in owed["shard_residuals"].values():
+            for shard in own["shard_residuals"].values():
                 shard["values"].zero_()
-    after = workers.resized(hosts, debts)
+    after = workers.resized(hosts, residuals)
     if rule == "rescale near":
         after.forget_what_is_far()
     return after
@@ -53,14 +54,14 @@ def error(course: Sequence[Sequence[int]], rule: str, bits: float, *, steps: int
     """Relative error after `steps` steps at each of the sizes."""
     generator = torch.Generator().manual_seed(seed)
     values = blocks * BLOCK_SIZE
-    workers = Workers(course[0], values, bits)
+    workers = Workers(course[0], values)
     delivered, exact = torch.zeros(values), torch.zeros(values)
     for turn, hosts in enumerate(course):
         workers = resized(workers, hosts, rule) if turn else workers
         for _ in range(steps):
             gradients = [torch.randn(values, generator=generator) for _ in range(sum(hosts))]
             exact += torch.stack(gradients).mean(0)
-            delivered += workers.mean(gradients)
+            delivered += workers.mean(gradients, bits)
     return float((delivered - exact).norm() / exact.norm())
 
 

@@ -1,13 +1,13 @@
 """Every rank takes the level that rank 0 found fastest, in the same step."""
 
-import time
 from types import SimpleNamespace
 
 import horovod.torch as hvd
 import pytest
 from problem import Problem, same_on_all_ranks
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, quantizer
+from hvd_dyncomp import Controller, DynamicQuantizer, Schedule
+from hvd_dyncomp.exchange import step_levels
 from hvd_dyncomp.levels import UNCOMPRESSED
 
 
@@ -16,8 +16,7 @@ def test_all_ranks_settle_on_what_is_fast_on_rank_0(fast, rank, request, monkeyp
     # Clocks of the test's own: how long a step takes here is the machine's business. The others' contradict rank 0's,
     # since they are not to be asked.
     now = 0.0
-    clocks = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
-    monkeypatch.setattr(quantizer, "time", clocks)
+    monkeypatch.setattr(step_levels, "time", SimpleNamespace(monotonic=lambda: now))
     q = DynamicQuantizer(Controller(Schedule({0: 4, 1: 2})), auto_level=True, bucket_bytes=30_000)
     problem = Problem(names=["long", "odd", "bias"], prefix=request.node.name, compression=q)
     levels, reduced = [], {}

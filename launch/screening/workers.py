@@ -11,8 +11,7 @@ from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.in_process import World
-
-BLOCK_SIZE = 512
+from screening.codec import BLOCK_SIZE
 
 
 class Workers:
@@ -21,14 +20,15 @@ class Workers:
     Args:
         hosts: the number of workers on each host.
         values: in a gradient.
-        bits: the level.
+        feedback: whose quantization carries on what it loses: "both", that of the "workers" and not that of the sum
+            (there is one from three workers on), or "none".
 
     Attributes:
         size: the number of all workers.
     """
 
-    def __init__(self, hosts: Sequence[int], values: int, bits: float) -> None:
-        self.size, self._values, self._bits, self._step = sum(hosts), values, bits, 0
+    def __init__(self, hosts: Sequence[int], values: int, *, feedback: str = "both") -> None:
+        self.size, self._values, self._feedback, self._step = sum(hosts), values, feedback, 0
         names = [host for host, workers in enumerate(hosts) for _ in range(workers)]
         self._world = World(self.size, hosts=names)
         self._topology = Topology.of(names)
@@ -40,15 +40,19 @@ class Workers:
             min_numel=1,
             bucket_bytes=1,
             block_size=BLOCK_SIZE,
-            error_feedback=True,
+            error_feedback=self._feedback != "none",
             rank=rank,
             world_size=self.size,
         )
         bucket.arrange(self._topology, by_host=not self._topology.obstacle)
         return bucket
 
-    def mean(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """Mean of (values,) float32 gradients, one a worker, as every worker gets it; a single one sends nothing."""
+    def mean(self, gradients: Sequence[torch.Tensor], bits: float) -> torch.Tensor:
+        """Mean of (values,) float32 gradients, one a worker, as every worker gets it; a single one sends nothing.
+
+        Args:
+            bits: the level, less than 32.
+        """
         if self.size == 1:
             [bucket] = self._buckets
             bucket.residuals.release()
@@ -57,17 +61,20 @@ class Workers:
         exchanges = []
         for bucket, gradient, transport in zip(self._buckets, reduced, self._world.transports, strict=True):
             exchange = Exchange(
-                bucket, bits=self._bits, step=self._step, factor=1 / self.size, stochastic=False, transport=transport
+                bucket, bits=bits, step=self._step, factor=1 / self.size, stochastic=False, transport=transport
             )
             exchange.add(bucket.slots[0], gradient)
             exchanges.append(exchange)
         while exchanges:  # nobody waits: what is not over goes on in the next round
             exchanges = [exchange for exchange in exchanges if not exchange.advance()]
         self._step += 1
+        if self._feedback == "workers":
+            for bucket in self._buckets:
+                bucket.residuals.shard.zero_()
         return reduced[0]
 
-    def debts(self, rank: int) -> dict:
-        """What a worker owes, as `resized` takes it."""
+    def residuals(self, rank: int) -> dict:
+        """A worker's residuals, as `resized` takes them."""
         return {
             "rank": None,
             "world_size": self.size,
@@ -75,15 +82,15 @@ class Workers:
             **residual_state.export([self._buckets[rank]]),
         }
 
-    def resized(self, hosts: Sequence[int], debts: list[dict]) -> Workers:
-        """Workers on so many hosts; the first of them owe what is in `debts`, the others nothing."""
-        after = Workers(hosts, self._values, self._bits)
-        for rank, owed in enumerate(debts[: after.size]):
-            residual_state.restore([after._buckets[rank]], owed, rank, after.size, 1 / after.size)
+    def resized(self, hosts: Sequence[int], residuals: list[dict]) -> Workers:
+        """Workers on so many hosts; the first of them have these residuals, the others none."""
+        after = Workers(hosts, self._values, feedback=self._feedback)
+        for rank, own in enumerate(residuals[: after.size]):
+            residual_state.restore([after._buckets[rank]], own, rank, after.size, 1 / after.size)
         return after
 
     def forget_what_is_far(self) -> None:
-        """Owes only what each worker's own section of the gradient is about."""
+        """Keeps residuals only in each worker's own section of the gradient."""
         for bucket in self._buckets:
             near, kept = bucket.residuals.extent.section, torch.zeros(bucket.residuals.extent.values)
             kept[near] = bucket.residuals.undelivered()[near]

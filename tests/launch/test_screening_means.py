@@ -1,0 +1,282 @@
+"""The screening of ways to send few bits: what arrives of gradients, what is carried, and what is counted."""
+
+import pytest
+import torch
+
+from hvd_dyncomp import kernels
+from screening import aggregation, codec, comparators
+from screening.aggregation import Small
+from screening.contenders import CONTENDERS
+from screening.workers import Workers
+
+SHAPES = [torch.Size((40, 30)), torch.Size((64, 32))]
+
+
+def gradients(workers: int, seed: int = 0) -> list[list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [[torch.randn(shape.numel(), generator=generator) for shape in SHAPES] for _ in range(workers)]
+
+
+@pytest.mark.parametrize("bits", codec.LEVELS)
+def test_a_level_takes_the_bytes_that_it_says(bits: float) -> None:
+    scale = 2 if bits < 1 else 4
+    assert codec.block_bytes(bits) == scale + 512 * bits / 8
+
+
+@pytest.mark.parametrize("bits", [1 / 8, 1, 4])
+def test_what_is_sent_once_is_what_the_kernels_make_of_it(bits: float) -> None:
+    values = torch.randn(1300, generator=torch.Generator().manual_seed(0))
+    message = torch.empty(codec.message_bytes(1300, bits) - codec.HEADER_BYTES, dtype=torch.uint8)
+    kernels.encode_into(message, [values], None, bits=bits, block_size=512)
+    expected = torch.empty(1300)
+    kernels.decode_into([expected], [message], bits=bits, block_size=512)
+    assert torch.equal(codec.decoded(values, bits), expected)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("feedback", ["both", "workers", "none"])
+def test_what_does_not_arrive_is_carried_and_without_feedback_lost(bits: float, workers: int, feedback: str) -> None:
+    """The mean of what was given is what has arrived and what residuals hold: the sum's too, if it has any."""
+    exchange = Workers([1] * workers, 1300, feedback=feedback)
+    given, got = torch.zeros(1300), torch.zeros(1300)
+    for step in range(9):
+        generator = torch.Generator().manual_seed(step)
+        own = [torch.randn(1300, generator=generator) for _ in range(workers)]
+        given += torch.stack(own).mean(0)
+        got += exchange.mean(own, bits)
+    states = [exchange.residuals(rank) for rank in range(workers)]
+    waiting = sum((state["residuals"].get("gradient", torch.zeros(1300)) for state in states), torch.zeros(1300))
+    for shard in (shard for state in states for shard in state["shard_residuals"].values()):
+        end = min(1300, shard["first"] + len(shard["values"]))
+        waiting[shard["first"] : end] += shard["values"][: end - shard["first"]]
+    error = (got + waiting / workers - given).norm() / given.norm()
+    exact = feedback == "both" or (feedback == "workers" and workers == 2)
+    assert error < 1e-4 if exact else error > 1e-3
+
+
+@pytest.mark.parametrize(("workers", "values"), [(2, 4), (3, 2)])
+def test_the_sum_of_more_than_two_is_quantized_once_more(workers: int, values: int) -> None:
+    exchange = comparators.aggregator(CONTENDERS["1"], [torch.Size((512,))], workers, 0)
+    exchange.new_step(0.0)
+    generator = torch.Generator().manual_seed(0)
+    [mean] = exchange.mean([[torch.randn(512, generator=generator)] for _ in range(workers)])
+    assert len(mean.unique()) == values
+
+
+@pytest.mark.parametrize("name", ["uncompressed", "fp16", "2", "PowerSGD rank 4", "8, scale per tensor"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_what_arrives_in_many_steps_is_the_mean(name: str, workers: int) -> None:
+    exchange = comparators.aggregator(CONTENDERS[name], SHAPES, workers, 0)
+    own, arrived = gradients(workers), torch.zeros(SHAPES[0].numel())
+    for step in range(300):
+        exchange.new_step(step / 300)
+        arrived += exchange.mean(own)[0]
+    mean = torch.stack([one[0] for one in own]).mean(0)
+    assert (arrived / 300 - mean).norm() < 0.15 * mean.norm()
+
+
+def test_fp16_is_as_exact_as_float16() -> None:
+    exchange, own = comparators.aggregator(CONTENDERS["fp16"], SHAPES, 2, 0), gradients(2)
+    exchange.new_step(0.0)
+    error = (exchange.mean(own)[0] - (own[0][0] + own[1][0]) / 2).abs().max()
+    assert 1e-5 < error < 2e-3
+
+
+def test_one_scale_a_tensor_loses_for_good_what_is_small_beside_its_largest_value() -> None:
+    exchange = comparators.aggregator(CONTENDERS["8, scale per tensor"], [torch.Size((1024,))], 1, 0)
+    exchange.new_step(0.0)
+    gradient = torch.full((1024,), 0.3)
+    gradient[0] = 127
+    for _ in range(5):
+        [mean] = exchange.mean([[gradient]])
+        assert mean[0] == 127
+        assert not mean[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("uncompressed", 32),
+        ("fp16", 16),
+        ("1/4", 0.25 + 16 / 512),
+        ("2", 2 + 32 / 512),
+        ("8, scale per tensor", 8 + 2 * 32 / 6144),
+        ("top-k 1/4", 0.25),
+        ("PowerSGD rank 1", 32 * (64 + 64 + 64 + 32) / (64 * 64 + 64 * 32)),
+        ("DGC 1/4", 0.25),
+        ("random-k 1/4, no momentum", 0.25),
+        ("natural, 9 bits", 9),
+        ("LoCo 4", 4 + 32 / 512 + 8 * codec.HEADER_BYTES / 6144),
+    ],
+)
+def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
+    shapes = [torch.Size((64, 64)), torch.Size((64, 32))]  # whole blocks
+    exchange = comparators.aggregator(CONTENDERS[name], shapes, 2, 0)
+    own = [[torch.randn(shape.numel()) for shape in shapes] for _ in range(2)]
+    for step in range(4):
+        exchange.new_step(step / 4)
+        exchange.mean(own)
+    header = 8 * codec.HEADER_BYTES / 6144 if CONTENDERS[name].method == "quantized" else 0
+    assert exchange.traffic.bits == pytest.approx(bits + header, abs=2e-3)
+
+
+def rival(name: str, workers: int = 2) -> aggregation.Aggregator:
+    exchange = comparators.aggregator(CONTENDERS[name], SHAPES, workers, 0)
+    return exchange
+
+
+@pytest.mark.parametrize(
+    "name", ["PowerSGD rank 2, small at 8", "top-k 1/4, no momentum", "random-k 1/4, no momentum", "DGC 1/4"]
+)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_what_is_sent_and_what_is_owed_is_what_was_put_in(name: str, workers: int) -> None:
+    exchange = rival(name, workers)
+    given, arrived = torch.zeros(exchange.values), torch.zeros(exchange.values)
+    for step in range(9):
+        exchange.new_step(step / 9)
+        own = gradients(workers, step)
+        given += torch.stack([torch.cat(one) for one in own]).mean(0)
+        if name == "DGC 1/4":  # a gradient that has not been sent has been put in once for each step since
+            exchange.MOMENTUM = 0.0
+        arrived += torch.cat(exchange.mean(own))
+    owed = [torch.cat(list(one)) if isinstance(one, list) else one for one in exchange.owed]
+    torch.testing.assert_close(arrived + torch.stack(owed).mean(0), given, rtol=1e-3, atol=1e-3)
+    assert torch.stack(owed).norm() > 0.1 * given.norm()
+
+
+@pytest.mark.parametrize("name", ["top-k 1/4, no momentum", "random-k 1/4, no momentum", "DGC 1/4"])
+def test_as_many_values_arrive_as_are_counted(name: str) -> None:
+    exchange = rival(name, 1)
+    exchange.new_step(0.0)
+    mean = torch.cat(exchange.mean(gradients(1)))
+    assert mean.count_nonzero() * exchange.each / 8 == exchange.traffic.bytes > 0
+
+
+def test_all_workers_send_the_same_places_of_random_k_and_other_ones_in_the_next_step() -> None:
+    exchange = rival("random-k 1/4, no momentum", 3)
+    places = []
+    for step in range(2):
+        exchange.new_step(step / 2)
+        places.append(torch.cat(exchange.mean(gradients(3))).nonzero().flatten())
+    assert len(places[0]) == round(exchange.values / 4 / 16)
+    assert not set(places[0].tolist()) >= set(places[1].tolist())
+
+
+def test_masks_forget_momentum_where_it_has_been_sent() -> None:
+    exchange = rival("DGC 1/4", 1)
+    exchange.new_step(0.0)
+    sent = torch.cat(exchange.mean(gradients(1))) != 0
+    assert not exchange.velocity[0][sent].any() and not exchange.owed[0][sent].any()
+    waits = int((~sent).nonzero()[0])
+    before = float(exchange.velocity[0][waits])
+    exchange.mean([[torch.zeros_like(g) for g in gradients(1)[0]]])
+    assert float(exchange.velocity[0][waits]) == pytest.approx(0.9 * before)
+    assert float(exchange.owed[0][waits]) in (0.0, pytest.approx(1.9 * before))
+
+
+def test_natural_compression_is_of_powers_of_two_and_right_in_the_mean() -> None:
+    exchange = rival("natural, 9 bits", 1)
+    exchange.new_step(0.0)
+    own, total = gradients(1), torch.zeros(SHAPES[0].numel())
+    for _ in range(400):
+        mean = exchange.mean(own)[0]
+        assert torch.frexp(mean).mantissa.abs().eq(0.5).all()
+        total += mean
+    assert (total / 400 - own[0][0]).norm() < 0.03 * own[0][0].norm()
+    assert exchange.rounded(torch.tensor([0.0, -2.0, 0.25])).tolist() == [0.0, -2.0, 0.25]
+
+
+def test_loco_owes_what_8_bits_hold_of_a_moving_average_and_forgets_it() -> None:
+    exchange = rival("LoCo 4", 1)
+    exchange.new_step(0.0)
+    own = torch.cat(gradients(1)[0])
+    arrived = torch.cat(exchange.mean(gradients(1)))
+    torch.testing.assert_close(exchange.owed[0], codec.decoded(exchange.KEPT * (own - arrived), 8))
+    exchange.step = exchange.STEPS - 1
+    exchange.mean(gradients(1))
+    assert not exchange.owed[0].any()
+
+
+@pytest.mark.parametrize("name", ["PowerSGD rank 1, small at 8, from 10%", "1-bit Adam, from 15%"])
+def test_at_first_everything_travels_uncompressed(name: str) -> None:
+    exchange, contender = rival(name), CONTENDERS[name]
+    start = contender.budget[1][0]
+    for step in range(100):
+        exchange.new_step(step / 100)
+        before = exchange.traffic.bytes
+        exchange.mean(gradients(2, step))
+        assert (exchange.traffic.bytes - before == 4 * exchange.values) == (step / 100 < start)
+        assert contender.small_bits_at(step / 100) == (32 if step / 100 < start else 8)
+        assert contender.keeps_momentum_at(step / 100)
+    assert exchange.traffic.bits > 32 * start
+
+
+def waiting_in(exchange: aggregation.Quantized) -> torch.Tensor:
+    """The mean of the workers' residuals."""
+    states = [exchange.simulated.residuals(rank) for rank in range(exchange.workers)]
+    return torch.stack([state["residuals"]["gradient"] for state in states]).mean(0)
+
+
+def test_of_1_bit_adam_momentum_and_what_is_owed_are_all_that_was_put_in() -> None:
+    exchange = rival("1-bit Adam, from 15%")
+    beta, moment = exchange.BETA, torch.zeros(exchange.values)
+    for step in range(30):
+        exchange.new_step(step / 30)
+        own = gradients(2, step)
+        before = waiting_in(exchange)
+        moment = beta * torch.cat(exchange.momentum) + (1 - beta) * torch.stack([torch.cat(o) for o in own]).mean(0)
+        exchange.mean(own)
+        if step / 30 >= 0.15:
+            after = waiting_in(exchange)
+            torch.testing.assert_close(torch.cat(exchange.momentum) + after, moment + before, rtol=1e-3, atol=1e-3)
+        else:
+            torch.testing.assert_close(torch.cat(exchange.momentum), moment)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "sent"),
+    [
+        *[("uncompressed", 32, 4 * 300), ("fp16", 16, 2 * 300), ("1/4", 8, 512 + 4 + codec.HEADER_BYTES)],
+        *[("ladder 4-8-16", 16, 1024 + 4 + codec.HEADER_BYTES), ("8, no feedback", 8, 512 + 4 + codec.HEADER_BYTES)],
+    ],
+)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_small_tensors_arrive_and_are_counted(name: str, bits: int, sent: int, workers: int) -> None:
+    small = Small(CONTENDERS[name], [100, 200], workers)
+    arrived, expected = torch.zeros(200), torch.zeros(200)
+    for step in range(9):
+        generator = torch.Generator().manual_seed(step)
+        own = [[torch.randn(size, generator=generator) for size in (100, 200)] for _ in range(workers)]
+        means = small.mean(own, bits)
+        assert [mean.numel() for mean in means] == [100, 200]
+        arrived += means[1]
+        expected += torch.stack([one[1] for one in own]).mean(0)
+    assert (small.traffic.values, small.traffic.bytes) == (9 * 300, 9 * sent)
+    error = (arrived - expected).abs().max()
+    assert error < {32: 1e-5, 16: 1e-2, 8: 5e-2}[bits] * (3 if "no feedback" in name else 1)
+    assert (error > 1e-4) == (name not in ("uncompressed", "ladder 4-8-16"))
+
+
+def test_small_tensors_have_8_bits_where_others_have_less() -> None:
+    names = ("1/4", "4", "8", "uncompressed", "fp16", "PowerSGD rank 1", "top-k 1/4")
+    assert [CONTENDERS[name].small_bits_at(0.0) for name in names] == [8, 8, 8, 32, 16, 32, 32]
+    up = CONTENDERS["ladder 4-8-16"]
+    assert [up.small_bits_at(progress) for progress in (0.0, 0.1, 0.15, 1.0)] == [8, 8, 8, 16]
+
+
+def test_a_ladder_changes_the_level() -> None:
+    exchange = aggregation.Quantized(CONTENDERS["ladder 1-2-4"], SHAPES, 2)
+    for progress, bits in ((0.14, 1), (0.15, 2), (0.39, 2), (0.4, 4), (1.0, 4)):
+        exchange.new_step(progress)
+        assert exchange.bits == bits
+
+
+def test_without_feedback_small_tensors_have_none_either() -> None:
+    def arrived(name: str) -> torch.Tensor:
+        small = Small(CONTENDERS[name], [512], 2)
+        own = torch.cat([torch.full((256,), 1.0), torch.full((256,), 1e-3)])  # under half a step of the others
+        return sum(small.mean([[own], [own]], 8)[0] for _ in range(20))[256:]
+
+    assert not arrived("1/4, no feedback").any()
+    assert (arrived("1/4") - 0.02).abs().max() < 8e-3

@@ -1,0 +1,201 @@
+"""The screening of ways to send few bits: how its trainings step."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from screening import codec, comparators, text
+from screening.contenders import CONTENDERS, RIVALS
+from screening.tasks import TASKS, Task, prepare, varied
+from screening.trainer import leave_momentum_out, optimizer, put_momentum_back, step_frozen, train
+
+
+def tiny(**more) -> Task:
+    return Task("tiny", **{"model": "mlp", "data": "digits", "limit": 256, "half_size": False, "epochs": 2, **more})
+
+
+def test_a_frozen_step_is_adamw_with_this_momentum_and_the_variances_as_they_were() -> None:
+    weights = [torch.nn.Parameter(torch.linspace(1, 2, n)) for n in (2000, 3)]
+    stepper = optimizer(tiny(optimizer="adamw", rate=0.1, weight_decay=0.01), weights)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 2.0)
+    weights[0].grad[-1] = 0
+    stepper.step()
+    variance = stepper.state[weights[0]]["exp_avg_sq"].clone()
+    before = weights[0].detach().clone()
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 3.0)
+    step_frozen(stepper)
+    # The unbiased variance is the square of the only gradient so far.
+    expected = before * (1 - 0.1 * 0.01) - 0.1 * 3 / 2
+    torch.testing.assert_close(weights[0].detach()[:-1], expected[:-1])
+    assert weights[0][-1] == before[-1] * (1 - 0.1 * 0.01), "it never had a gradient"
+    assert stepper.state[weights[0]]["exp_avg_sq"].equal(variance)
+    assert float(stepper.state[weights[1]]["step"]) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("uncompressed", "1/2", "fp16", "8, scale per tensor", "top-k 1/4"),
+        *("PowerSGD rank 4, small at 8, no momentum", "PowerSGD rank 4, small at 8, from 10%", "DGC 1/4"),
+        *("LoCo 4", "natural, 9 bits"),
+    ],
+)
+def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
+    task = tiny(epochs=6)
+    work = prepare(task, tmp_path)
+    runs = [train(task, work, CONTENDERS[name], seed=1) for _ in range(2)]
+    assert [run.pop("seconds") >= 0 for run in runs] == [True, True]
+    assert runs[0] == runs[1]
+    assert len(runs[0]["curve"]) == 6
+    assert runs[0]["score"] > 50, runs[0]["score"]
+    assert runs[0]["bits"] < runs[0]["all_bits"] <= 32 or name in ("uncompressed", "fp16")
+
+
+def test_all_bits_are_of_all_values(tmp_path) -> None:
+    task = tiny(epochs=1)
+    found, other = (
+        train(task, prepare(task, tmp_path), replace(CONTENDERS["1/4"], small_bits=bits), 0) for bits in (0, 32)
+    )
+    small = 256 + 128 + 10  # the biases
+    whole = found["values"]
+    with_float32 = (found["bits"] * (whole - small) + 32 * small) / whole
+    with_8_bits = (found["bits"] * (whole - small) + 8 * (512 + 4 + codec.HEADER_BYTES)) / whole
+    assert other["all_bits"] == pytest.approx(with_float32, abs=2e-4)
+    assert found["all_bits"] == pytest.approx(with_8_bits, abs=2e-4)
+
+
+@pytest.mark.parametrize("task", [tiny(model="resnet8"), tiny(model="transformer", data="docstrings", limit=20000)])
+def test_other_models_are_trained(task: Task, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("screening.tasks.STEPS", 4)
+    found = train(task, prepare(task, tmp_path), CONTENDERS["1"], seed=0)
+    assert 0 <= found["score"] <= 100
+    assert 1 < found["bits"] < 1.2
+
+
+def test_momentum_is_left_out_where_the_library_leaves_it_out() -> None:
+    def kept(name: str) -> list[bool]:
+        return [CONTENDERS[name].keeps_momentum_at(progress) for progress in (0.0, 0.9)]
+
+    assert [kept(name) for name in ("1/4", "2", "4", "uncompressed", "ladder 1-2-4")] == [
+        *([False, False], [False, False], [True, True], [True, True], [False, True])
+    ]
+    assert kept("1/4, momentum kept") == kept("1/4, no feedback") == kept("top-k 1/4") == [True, True]
+    assert kept("uncompressed, no momentum") == kept("1/4, momentum 0.7") == [False, False]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_left_out_an_optimizer_with_momentum_trains_as_one_without(kind: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("screening.trainer.SMALL", 0)  # small tensors keep theirs
+    task = tiny(weight_decay=0.01, optimizer=kind, rate=0.01)
+    without = replace(task, momentum=0.0, rate=0.1 if kind == "sgd" else 0.01)
+    names = {"uncompressed, no momentum": task, "uncompressed": without}
+    left_out, plain = (train(own, prepare(own, tmp_path), CONTENDERS[name], 0) for name, own in names.items())
+    kept = train(task, prepare(task, tmp_path), CONTENDERS["uncompressed"], 0)
+    assert left_out["loss"] == pytest.approx(plain["loss"], rel=1e-3)
+    assert kept["loss"] != pytest.approx(plain["loss"], rel=1e-3)
+
+
+def test_momentum_that_comes_back_starts_anew() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    task = tiny(weight_decay=0.0, rate=1.0)
+    stepper = optimizer(task, [weight])
+    steps = []
+    for left_out in (False, False, True, False, False):
+        before = weight.detach().clone()
+        weight.grad = torch.ones(3)
+        stepper.param_groups[0]["lr"] = 1.0
+        if left_out:
+            leave_momentum_out(stepper, task)
+        stepper.step()
+        put_momentum_back(stepper, task)
+        steps.append(float((before - weight.detach())[0]))
+    assert steps == pytest.approx([1, 1.9, 10, 1, 1.9])
+
+
+def test_1_bit_adam_trains_as_adamw_does_and_at_first_is_it(tmp_path) -> None:
+    task = Task("tiny", "regression", data="", epochs=4, optimizer="adamw", rate=0.003, weight_decay=0.01)
+    names = ("uncompressed", "1-bit Adam, from 30%")
+    plain, frozen = (train(task, prepare(task, tmp_path), CONTENDERS[name], 0) for name in names)
+    assert plain["curve"][0]["train"] == frozen["curve"][0]["train"]
+    assert plain["curve"][1]["train"] != frozen["curve"][1]["train"]
+    assert frozen["score"] > plain["score"] - 5
+    assert frozen["bits"] == pytest.approx(32 * 0.3 + 1.07 * 0.7, abs=1)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_factor_is_a_rate(kind: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("screening.trainer.SMALL", 0)  # small tensors keep their momentum and rate
+    task = tiny(weight_decay=0.0, optimizer=kind, rate=0.02)
+    half = replace(task, rate=0.01)
+    names = {"1/4, c = 0.5": task, "1/4": half}
+    one, other = (train(own, prepare(own, tmp_path), CONTENDERS[name], 0) for name, own in names.items())
+    assert one["loss"] == other["loss"]
+
+
+def test_every_rival_says_whether_it_keeps_momentum_and_what_small_tensors_have() -> None:
+    for name, choices in RIVALS.items():
+        for one in choices:
+            assert ("no momentum" in one.name or name == "DGC 1/4") != one.keeps_momentum_at(1.0), one.name
+            assert one.small_bits_at(1.0) == (32 if one.name == "top-k 1/4" else 8), one.name
+    assert {task.momentum for task in TASKS.values()} == {comparators.MaskedTopK.MOMENTUM}
+
+
+def test_of_a_varied_task_rate_and_warm_up_are_others_and_nothing_else() -> None:
+    base, own = TASKS["mlp"], TASKS[varied("mlp", 2, 0.02)]
+    assert own == replace(base, name="mlp, x2, warm-up 2%", rate=2 * base.rate, warm_up=0.02)
+    assert varied("mlp", 1, 0.3) == "mlp"
+
+
+def test_a_warm_up_says_when_the_rate_is_at_its_peak(tmp_path, monkeypatch) -> None:
+    seen: list[float] = []
+    scheduler = torch.optim.lr_scheduler.OneCycleLR
+
+    def noted(*args, **more) -> torch.optim.lr_scheduler.OneCycleLR:
+        seen.append(more["pct_start"])
+        return scheduler(*args, **more)
+
+    monkeypatch.setattr(torch.optim.lr_scheduler, "OneCycleLR", noted)
+    for warm_up in (0.1, 0.3):
+        task = tiny(epochs=1, warm_up=warm_up)
+        train(task, prepare(task, tmp_path), CONTENDERS["uncompressed"], 0)
+    assert seen == [0.1, 0.3]
+
+
+def test_skewed_workers_share_no_class(tmp_path) -> None:
+    work = prepare(tiny(skewed=True), tmp_path)
+    seen = [set(), set()]
+    steps = 0
+    for batches in work.epoch(0, 0):
+        steps += 1
+        for own, (_, labels) in zip(seen, batches, strict=True):
+            own |= set(labels.tolist())
+    assert steps == work.steps
+    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 10
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0.5, [5, 7.5, 8.75]), (0.9, [1, 1.9, 2.71]), (0.0, [10, 10, 10])])
+def test_what_is_left_of_momentum_adds_up_to_the_same(left: float, expected: list[float]) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    task = tiny(weight_decay=0.0, rate=1.0)
+    stepper = optimizer(task, [weight])
+    steps = []
+    for _ in expected:
+        before = weight.detach().clone()
+        weight.grad = torch.ones(3)
+        stepper.param_groups[0]["lr"] = 1.0
+        leave_momentum_out(stepper, task, left)
+        stepper.step()
+        put_momentum_back(stepper, task)
+        steps.append(float((before - weight.detach())[0]))
+    assert steps == pytest.approx(expected)
+
+
+def test_docstrings_are_the_same_every_time(tmp_path) -> None:
+    (tmp_path / "b.py").write_text('"""Second."""')
+    (tmp_path / "a.py").write_text('"""First: é."""\n\n\ndef f():\n    """Third."""\n')
+    said = "".join(chr(number + 31) if number else "\n" for number in text.docstrings(99, tmp_path).tolist())
+    assert said == "First: .\nThird.\nSecond.\n"
+    assert text.docstrings(1000).equal(text.docstrings(1000)) and len(text.docstrings(1000)) == 1000
