@@ -64,28 +64,35 @@ class DynamicQuantizer(Compressor):
 
     Args:
         controller: says at how many bits; default `Controller()`. A policy or a level, such as 4, makes one of its own.
-        named_parameters: (name, parameter) pairs, if the names in `state_dict` are to be others than the optimizer's.
+        named_parameters: (name, parameter) pairs: the names in `state_dict`. For programs whose framework makes
+            Horovod's optimizer without names.
         error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,
-            what shares a block with values a hundred times as large may never arrive.
-        rounding: "nearest", or "stochastic": unbiased, reproducible from rank, step and element. 1 bit with error
-            feedback always rounds to nearest.
+            small values that share a block with values a hundred times as large may never arrive. False is for those
+            who cannot spare 4 bytes a value, at 8 bits and more.
+        rounding: "nearest", or "stochastic": unbiased, reproducible from rank, step and element; for training without
+            error feedback. 1 bit with error feedback always rounds to nearest.
         block_size: values that share a scale, a power of two from 64 to 65536; the scale costs 32 / block_size bits a
-            value.
-        min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is less.
-        skip: a function of a parameter's name and the parameter that says whether it travels uncompressed, too:
-            `skip=lambda name, parameter: "embedding" in name`. The same answers on all ranks.
-        fp16_uncompressed: tensors that are skipped travel as float16, as with `hvd.Compression.fp16`. (At 32 bits all
-            others travel in their own dtype, whatever this says.)
-        bucket_bytes: float32 bytes of gradients that are exchanged together.
+            value. For gradients whose magnitudes differ much within 512 values.
+        min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is less. For models
+            whose small tensors are many.
+        skip: a function of a parameter's name and the parameter that says whether it travels uncompressed:
+            `skip=lambda name, parameter: "embedding" in name`. The same answers on all ranks. For parameters that
+            compression harms.
+        fp16_uncompressed: skipped tensors travel as float16, as with `hvd.Compression.fp16`. For large skipped tensors
+            on a slow link. (At 32 bits all others travel in their own dtype, whatever this says.)
+        bucket_bytes: float32 bytes of gradients that are exchanged together. Smaller buckets leave earlier in
+            backward; larger ones cost fewer messages, for links of long latency.
         auto_level: take the controller's level as the least that quality allows, try the levels above it, 32 included,
             for some 50 steps at the start, again whenever the controller moves, and every five epochs; and use
-            whichever makes the steps shortest. What was measured is logged. Levels then depend on time, and a run
-            cannot be repeated bit for bit.
+            whichever makes the steps shortest. For links of unknown speed. What was measured is logged. Levels then
+            depend on time, and a run cannot be repeated bit for bit.
         hierarchical: on hosts of several workers, exchange gradients within each host first, and then between hosts, so
             that what leaves a host is what the level says, however many workers it has. None: where all hosts have
-            equally many workers; True: demand it; False: all workers at once.
-        warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says. Steps are counted
-            as `state_dict` does, so that a run that resumes in its warm-up ends it where it would have ended.
+            equally many workers; True: demand it; False: all workers at once, for hosts whose network is as fast as
+            their memory.
+        warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says: for few bits with a
+            rate that is large from the start. Steps are counted as `state_dict` does, so that a run that resumes in its
+            warm-up ends it where it would have ended.
         warmup_bits: see there; 32 for none compressed.
         transport: who carries the bytes; default Horovod. For tests and simulations.
 
