@@ -2,13 +2,16 @@
 
     make mutants ARGS="--only residuals.py"
 
-For every fault the tests that it names come first and, if they pass, all others of one process that can see the file.
-A fault that survives without a reason in the list, or is noticed in spite of one, makes the status 1.
+For every fault the tests that it names come first. Where they pass and the list gives no reason, all others of one
+process follow that can see the file. At the end the tests that have noticed something run without any fault.
+A fault that survives without a reason, or is noticed in spite of one, makes the status 1; so does a test that fails
+anyway.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -18,9 +21,11 @@ import sys
 import tempfile
 import time
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
@@ -38,9 +43,10 @@ settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], de
 settings.load_profile("mutants")
 """
 
-# Torch and Horovod take longer to import than most tests take: all runs are forks of one process that has them.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["horovod.torch", "hypothesis", "pytest"])
+# What tests import takes longer than most of them: every run is a fork of a process that has it. Torch imports the last
+# of these when the first optimizer is made.
+IMPORTED = ("pytest", "hypothesis.extra.numpy", "hypothesis.stateful", "horovod.torch", "torch._dynamo")
+FORKS = multiprocessing.get_context("fork")
 
 
 @dataclass
@@ -81,9 +87,9 @@ def installed_package() -> Path:
     return Path(spec.origin).parent
 
 
-def files_that_see(faults: list[Fault]) -> list[str]:
-    """The test files of one process that can see the faults' files, by what imports what."""
-    below = any(fault.file.startswith(("kernels/", "checks", "levels")) for fault in faults)
+def files_that_see(fault: Fault) -> list[str]:
+    """The test files of one process that can see the fault's file, by what imports what."""
+    below = fault.file.startswith(("kernels/", "checks", "levels"))
     folders = [*([TESTS / "kernels"] if below else []), TESTS, TESTS / "exchange"]
     # Set-up and sources are not in the package, and the sanitizers compile sources of their own.
     apart = {"test_setup.py", "test_security.py", "test_sanitizers.py"}
@@ -91,40 +97,59 @@ def files_that_see(faults: list[Fault]) -> list[str]:
     return [str(file.relative_to(TESTS)) for file in files]
 
 
-def in_child(folder: str, tests: list[str], log: str) -> None:
-    """Runs tests on the package in `folder`. In a process that has torch and Horovod, but not this package, already."""
-    out = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
+def import_once() -> None:
+    """Imports what tests import, but for this package and themselves."""
+    import torch
+
+    # Torch imports Triton, which decides then whether to interpret its own functions, for the tests that want it to.
+    interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    with patch.dict(os.environ, interpret):
+        for name in IMPORTED:
+            importlib.import_module(name)
+
+
+class Failed:
+    """A plugin of pytest that writes down which test fails, by the name that runs it alone."""
+
+    def __init__(self, file: Path):
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.file.write_text(report.nodeid)
+
+
+def in_child(folder: Path, tests: list[str]) -> None:
+    """Runs tests on the package in `folder`. In a process that has all but this package already."""
+    out = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.chdir(folder)
-    sys.dont_write_bytecode = True
-    sys.path.insert(0, folder)
-    os.environ |= {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+    sys.dont_write_bytecode = False  # the next fault's tests need not be compiled again
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = str(folder)
     import pytest
 
     options = ["-q", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider", "-p", "no_shrinking", "--timeout=120"]
-    status = pytest.main([*options, *[str(TESTS / test) for test in tests]])
+    status = pytest.main([*options, *[str(TESTS / test) for test in tests]], plugins=[Failed(folder / "failed")])
     sys.stdout.flush()
     os._exit(status)  # what waits in a thread, or for other ranks, is not waited for
 
 
 def one_process(package: Path, tests: list[str]) -> str:
     """Runs tests on a copy of the package, until one fails; returns what has failed, "" for nothing."""
-    log = package.with_name("log")
-    child = FORKS.Process(target=in_child, args=(str(package.parent), tests, str(log)))
+    folder = package.parent
+    child = FORKS.Process(target=in_child, args=(folder, tests))
     child.start()
     child.join(SECONDS)
     if child.is_alive():
         end(child.pid or 0)
         return f"no end after {SECONDS} s"
-    said = log.read_text()
-    log.unlink()
     if child.exitcode == 0:
         return ""
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    if failed is None:
-        return f"pytest ended with {child.exitcode}: {said[-300:]!r}"
-    return failed[1].split("tests/")[-1]
+    if (folder / "failed").exists():
+        return (folder / "failed").read_text().removeprefix("tests/")
+    return f"pytest ended with {child.exitcode}: {(folder / 'log').read_text()[-300:]!r}"
 
 
 def body(package: Path, name: str) -> str:
@@ -133,7 +158,7 @@ def body(package: Path, name: str) -> str:
         run_body(name, "mpirun", 2, PYTHONPATH=str(package.parent), HOROVOD_DYNAMIC_PROCESS_SETS="1", PY_COLORS="0")
     except AssertionError as failed:
         found = re.search(r"FAILED (\S+)", str(failed))
-        return f"{name} on two ranks" + (f": {found[1].split('::')[-1]}" if found else "")
+        return f"{name}: {found[1].split('::')[-1] if found else 'on two ranks'}"
     return ""
 
 
@@ -142,11 +167,12 @@ def tried(fault: Fault | None, tests: list[str]) -> tuple[str, float]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         package = Path(folder) / "hvd_dyncomp"
-        shutil.copytree(installed_package(), package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(installed_package(), package)
         (Path(folder) / "no_shrinking.py").write_text(PLUGIN)
         if fault is not None:
             file = package / fault.file
             file.write_text(fault.applied(file.read_text()))
+            Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
         return noticed(package, fault, tests), time.monotonic() - began
 
 
@@ -157,9 +183,9 @@ def noticed(package: Path, fault: Fault | None, tests: list[str]) -> str:
     by = one_process(package, files) if files else ""
     for name in bodies:
         by = by or body(package, name)
-    if by or fault is None:
+    if by or fault is None or fault.survives:
         return by
-    return one_process(package, [file for file in files_that_see([fault]) if file not in files])
+    return one_process(package, [file for file in files_that_see(fault) if file not in files])
 
 
 def verdict(fault: Fault, by: str) -> tuple[str, bool]:
@@ -167,6 +193,13 @@ def verdict(fault: Fault, by: str) -> tuple[str, bool]:
     if by:
         return f"killed | {by}", not fault.survives
     return f"survived | {fault.survives or 'nobody noticed'}", bool(fault.survives)
+
+
+def without_a_fault(by_tests: list[str], jobs: int) -> tuple[list[None], list[list[str]]]:
+    """Arguments of `tried` that run once, in so many parts, what has noticed faults."""
+    names = sorted({test if "::" in test else test.split(":")[0] for test in by_tests})
+    tests = [name for name in names if "::" in name or (BODIES / f"{name}.py").exists()]
+    return [None] * jobs, [tests[part::jobs] for part in range(jobs)]
 
 
 def main() -> int:
@@ -177,25 +210,21 @@ def main() -> int:
     faults = [fault for fault in read_faults() if re.search(options.only, str(fault))]
     if not faults:
         raise SystemExit(f"mutants: no fault has {options.only!r} in its file or words")
-    named = {test for fault in faults for test in fault.tests}
-    print("without a fault: ", end="", flush=True)
-    failed, seconds = tried(None, sorted(named | {*files_that_see(faults)}))
-    print(failed or "all tests pass", f"({seconds:.0f} s)", flush=True)
-    if failed:
-        return 1
-    print("| fault | verdict | by | s |\n| --- | --- | --- | ---: |", flush=True)
-    wrong = killed = 0
-
-    def attempt(fault: Fault) -> tuple[Fault, str, float]:
-        return fault, *tried(fault, fault.tests)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for fault, by, seconds in pool.map(attempt, faults):
+    import_once()
+    with ProcessPoolExecutor(options.jobs, mp_context=FORKS) as pool:
+        print("| fault | verdict | by | s |\n| --- | --- | --- | ---: |", flush=True)
+        wrong, by_tests = 0, []
+        for fault, (by, seconds) in zip(
+            faults, pool.map(tried, faults, [fault.tests for fault in faults]), strict=True
+        ):
             text, right = verdict(fault, by)
             print(f"| {fault} | {text} | {seconds:.0f} |{'' if right else ' <-- not as the list says'}", flush=True)
-            wrong, killed = wrong + (not right), killed + bool(by)
-    print(f"{killed} of {len(faults)} killed; {wrong} not as the list says")
-    return int(wrong > 0)
+            wrong += not right
+            by_tests += [by] if by else []
+        anyway = [failed for failed, _ in pool.map(tried, *without_a_fault(by_tests, options.jobs)) if failed]
+    print(f"{len(by_tests)} of {len(faults)} killed; {wrong} not as the list says")
+    print("without a fault:", " and ".join(anyway) + " fails, too" if anyway else "all of these tests pass")
+    return int(wrong > 0 or bool(anyway))
 
 
 if __name__ == "__main__":
