@@ -8,6 +8,7 @@ See `DynamicQuantizer` (the compressor), `Controller` (which level, on all worke
 
 import warnings
 
+from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
 from hvd_dyncomp.levels import LEVELS
 from hvd_dyncomp.meter import Meter, Sent, Traffic
@@ -45,11 +46,10 @@ __all__ = [
     "without_momentum",
 ]
 
-# Policies, codec and kernels are of use without Horovod (analysis, tests); the two classes that exchange are not.
+# Policies, codec and kernels are of use without Horovod (analysis, tests); a quantizer, which is Horovod's, is not.
 _horovod_missing = ""
 try:
     import hvd_dyncomp.elastic  # noqa: F401  # registers with Horovod
-    from hvd_dyncomp.controller import Controller
     from hvd_dyncomp.quantizer import DynamicQuantizer
 except HorovodMissing as _error:
     _horovod_missing = str(_error)
@@ -57,6 +57,6 @@ except HorovodMissing as _error:
 
 
 def __getattr__(name: str):
-    if _horovod_missing and name in ("Controller", "DynamicQuantizer"):
+    if _horovod_missing and name == "DynamicQuantizer":
         raise ImportError(_horovod_missing)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,8 +17,8 @@ from hvd_dyncomp.exchange.lookout import Lookout
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
-from hvd_dyncomp.transport.base import finish_gather_json, start_gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
+from hvd_dyncomp.transport import given_or_horovod
+from hvd_dyncomp.transport.base import Transport, finish_gather_json, gather_json, start_gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +37,7 @@ class Controller:
             level with a warning.
         nan_patience: non-finite metrics hold the level; after this many epochs of them in a row compression is
             released to 32 bits, until they are finite again.
+        transport: among the ranks that call `step`; default Horovod, all workers. For tests and simulations.
 
     Attributes:
         history: one `Record` per finished epoch, oldest first; `record.bits` is what was decided after that epoch.
@@ -45,7 +45,8 @@ class Controller:
     Raises:
         ValueError: an argument is out of range.
         TypeError: `policy` is neither a `Policy` nor a number, or its `config()` is not plain data, or its first
-            decision none.
+            decision none; or `transport` is no `Transport`.
+        ImportError: there is no Horovod, and no `transport`.
 
     Examples:
         >>> from hvd_dyncomp import Schedule
@@ -56,7 +57,14 @@ class Controller:
         {'on_error': 'raise', 'nan_patience': 3, 'policy': 'Schedule', 'levels': [[0, 32], [2, 4]]}
     """
 
-    def __init__(self, policy: Policy | float | None = None, *, on_error: str = "raise", nan_patience: int = 2) -> None:
+    def __init__(
+        self,
+        policy: Policy | float | None = None,
+        *,
+        on_error: str = "raise",
+        nan_patience: int = 2,
+        transport: Transport | None = None,
+    ) -> None:
         if policy is None:
             policy = StepFunction()
         elif isinstance(policy, Real) and not isinstance(policy, bool):
@@ -67,6 +75,7 @@ class Controller:
         _check_config(self.policy)
         self.on_error = one_of("on_error", on_error, ("raise", "hold"))
         self.nan_patience = integer("nan_patience", nan_patience, 1)
+        self._transport = given_or_horovod(transport)
         self.history: list[Record] = []
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
 
@@ -109,8 +118,8 @@ class Controller:
         if finished < self.epoch:
             logger.warning("Controller.step: epoch %d was stepped before; nothing changes", finished)
             return self._bits
-        answer = self._decide(finished, _weighted_means(reports)) if HorovodTransport().rank == 0 else None
-        answer = gather_json(answer, "hvd_dyncomp.controller.decision")[0]
+        answer = self._decide(finished, _weighted_means(reports)) if self._transport.rank == 0 else None
+        answer = gather_json(self._transport, answer, "hvd_dyncomp.controller.decision")[0]
         if "error" in answer:
             raise ControllerError(answer["error"])
         record = Record(**answer)
@@ -121,16 +130,14 @@ class Controller:
 
     def _gathered(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's report. If this one waits for ranks that train instead, all raise a `LockstepError`."""
-        transport = HorovodTransport()
+        transport = self._transport
         if transport.size == 1:
             return [report]
         lookout = Lookout(self, transport)
         handle = start_gather_json(transport, report, "hvd_dyncomp.controller.metrics")
-        while not transport.poll(handle):
-            lookout.look()
-            time.sleep(1e-3)
+        lookout.wait(handle)
         reports = finish_gather_json(transport, handle)
-        everybody = gather_json(lookout.labels, "hvd_dyncomp.controller.waited")
+        everybody = gather_json(transport, lookout.labels, "hvd_dyncomp.controller.waited")
         lookout.end(label for labels in everybody for label in labels)
         return reports
 
@@ -187,7 +194,7 @@ class Controller:
         return Decision(self._bits, f"held: {', '.join(bad)} not finite"), False
 
     def _check_lockstep(self) -> None:
-        everyone = gather_json(self._fingerprint(), "hvd_dyncomp.controller.lockstep")
+        everyone = gather_json(self._transport, self._fingerprint(), "hvd_dyncomp.controller.lockstep")
         for rank, theirs in enumerate(everyone):
             if "error" in theirs:
                 raise ControllerError(f"the policy's config() failed on rank {rank}: {theirs['error']}")
@@ -207,6 +214,10 @@ class Controller:
         # The history as a checksum: it grows with every epoch.
         checksum = zlib.crc32(history.encode())
         return {"config": json.loads(config), "epoch": self.epoch - 1, "bits": self._bits, "history": checksum}
+
+    def sync(self) -> None:
+        """Takes over rank 0's history and level: for workers that join a run (`hvd_dyncomp.elastic`). Collective."""
+        self.load_state_dict(gather_json(self._transport, self.state_dict(), "hvd_dyncomp.controller.sync")[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the history and, to compare when it is loaded, the configuration."""
@@ -232,12 +243,8 @@ class Controller:
         mine = json.loads(json.dumps(self.state_dict()["config"]))
         for key in sorted({*mine, *config}):
             if mine.get(key) != config.get(key):
-                logger.warning(
-                    "Controller: the loaded state was made with %s=%r; %r stays in force",
-                    key,
-                    config.get(key),
-                    mine.get(key),
-                )
+                text = "Controller: the loaded state was made with %s=%r; %r stays in force"
+                logger.warning(text, key, config.get(key), mine.get(key))
         self.history, self._bits = history, bits
 
 

@@ -19,29 +19,11 @@ from hvd_dyncomp.quantizer import DynamicQuantizer
 from hvd_dyncomp.transport import horovod
 
 
-class QuantizerHandler(horovod.StateHandler):
-    """Keeps a `DynamicQuantizer` in a `TorchState`."""
-
-    def __init__(self, quantizer: DynamicQuantizer) -> None:
-        super().__init__(quantizer)
-        self.save()
-
-    def save(self) -> None:
-        # The rank's number may be another one by the time this is restored.
-        self._saved: dict[str, Any] = {**self.value.state_dict(), "rank": None}
-
-    def restore(self) -> None:
-        self.value.load_state_dict(self._saved)
-
-    def sync(self) -> None:
-        self.value.sync()
-
-
 class ControllerHandler(horovod.StateHandler):
     """Keeps a `Controller` in a `TorchState`."""
 
-    def __init__(self, controller: Controller) -> None:
-        super().__init__(controller)
+    def __init__(self, value: Controller | DynamicQuantizer) -> None:
+        super().__init__(value)
         self.save()
 
     def save(self) -> None:
@@ -51,7 +33,15 @@ class ControllerHandler(horovod.StateHandler):
         self.value.load_state_dict(self._saved)
 
     def sync(self) -> None:
-        self.value.load_state_dict(horovod.gather_json(self.value.state_dict(), "hvd_dyncomp.controller.sync")[0])
+        self.value.sync()
+
+
+class QuantizerHandler(ControllerHandler):
+    """Keeps a `DynamicQuantizer` in a `TorchState`."""
+
+    def save(self) -> None:
+        # The rank's number may be another one by the time this is restored.
+        self._saved = {**self.value.state_dict(), "rank": None}
 
 
 horovod.register_state_handler(DynamicQuantizer, QuantizerHandler)

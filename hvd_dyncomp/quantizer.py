@@ -30,8 +30,9 @@ from hvd_dyncomp.horovod_optimizer import compressor_of
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport, gather_json
-from hvd_dyncomp.transport.horovod import Compressor, HorovodTransport
+from hvd_dyncomp.transport.horovod import Compressor
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +143,7 @@ class DynamicQuantizer(Compressor):
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         names = None if named_parameters is None else names_by_parameter(named_parameters)
-        self._transport = HorovodTransport() if transport is None else transport
-        if not isinstance(self._transport, Transport):
-            raise TypeError(f"transport must be a Transport, got {shown(transport)}")
+        self._transport = given_or_horovod(transport)
         self.meter = Meter()
         self._levels = StepLevels(
             self.controller, warmup_steps=warmup_steps, warmup_bits=warmup_bits, auto_level=settings.auto_level

@@ -1,8 +1,12 @@
 """The controller on one worker. What concerns several is in parallel/bodies/lockstep.py."""
 
+import copy
 import json
 import logging
 import math
+import pickle
+import subprocess
+import sys
 
 import horovod.torch as hvd
 import pytest
@@ -101,6 +105,31 @@ def test_state_survives_json_and_a_resumed_controller_goes_on_alike():
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert second.bits == first.bits and second.epoch == 5
     assert [second.step(metrics(v)) for v in values[5:]] == expected[5:]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])  # noqa: S301
+def test_a_copy_goes_on_alike_and_by_itself(copied):
+    controller = ladder(nan_patience=3)
+    controller.step(metrics(0.1))
+    twin = copied(controller)
+    assert twin.state_dict() == controller.state_dict()
+    assert twin.step(metrics(0.6)) == 4 and (twin.epoch, controller.epoch, controller.bits) == (2, 1, 2)
+
+
+def test_it_may_be_made_before_horovod_is_initialized():
+    code = (
+        "import horovod.torch as hvd\n"
+        "from hvd_dyncomp import Controller\n"
+        "controller = Controller(4)\n"
+        "try:\n    controller.step({})\n"
+        "except ValueError as error:\n    assert 'initialized' in str(error)\n"
+        "else:\n    raise SystemExit('step needs Horovod')\n"
+        "assert controller.history == []\n"
+        "hvd.init()\n"
+        "assert controller.step({}) == 4\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_loading_warns_about_another_configuration_and_keeps_its_own(caplog):

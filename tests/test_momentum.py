@@ -13,7 +13,7 @@ import types
 
 import pytest
 import torch
-from exchange.simulated import SimulatedOptimizer, Worker, on_ranks, set_level
+from exchange.simulated import SimulatedOptimizer, Worker, on_ranks
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -556,7 +556,7 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
         wrapped(worker)
         found = []
         for number, bits in enumerate(LEVELS * 2):
-            set_level(worker.controller, bits)
+            worker.set_level(bits)
             worker.optimizer.zero_grad()
             if number == 0 or worker.transport.rank != without_batch:
                 worker.backward(worker.noise(number))

@@ -57,6 +57,18 @@ def test_without_horovod_policies_codec_and_kernels_work():
     assert done.returncode == 0, done.stderr
 
 
+def test_without_horovod_a_controller_works_among_ranks_that_do_not_need_it():
+    done = without_horovod(
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "from hvd_dyncomp import Controller\n"
+        "from hvd_dyncomp.transport.in_process import World\n"
+        "assert World(2).run(lambda transport: Controller(4, transport=transport).step({'a': 1.0})) == [4, 4]\n"
+        "Controller()\n"
+    )
+    assert done.returncode != 0
+    assert "HorovodMissing: hvd_dyncomp needs Horovod built for torch" in done.stderr.strip().splitlines()[-1]
+
+
 LEAVES = {"levels", "checks", "errors"}  # free to all
 ROOMS = {
     "policies": set(),
@@ -99,14 +111,7 @@ EXCHANGE = {
     "step": {"agreement", "intake", "one_bucket", "plan", "step_levels", "tally", "uncompressed", "uninterrupted"},
     "states": {"handshake", "intake", "plan", "step", "uncompressed", "wire"},
     "lifecycle": {
-        "advice",
-        "intake",
-        "plan",
-        "residual_state",
-        "settings",
-        "states",
-        "step",
-        "step_levels",
+        *("advice", "intake", "plan", "residual_state", "settings", "states", "step", "step_levels"),
         "uninterrupted",
     },
     "lookout": {"handshake", "lifecycle", "wire"},

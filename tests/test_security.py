@@ -31,7 +31,7 @@ def test_files_are_loaded_without_code() -> None:
 
 
 def test_ranks_do_not_send_each_other_pickles() -> None:
-    """Horovod's and torch.distributed's collectives of objects pickle; comm.gather_json takes their place."""
+    """Horovod's and torch.distributed's collectives of objects pickle; gather_json takes their place."""
     assert [where for where, name, _ in calls() if re.search(r"(allgather|all_gather|broadcast)_object", name)] == []
 
 

@@ -7,17 +7,20 @@ optimizer that the controller's quantizers work for. Who trains sees the flag; w
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from hvd_dyncomp.exchange.handshake import Handshake
-from hvd_dyncomp.exchange.lifecycle import Lifecycle
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.transport.base import Transport
 
+if TYPE_CHECKING:  # which needs Horovod: a controller does not
+    from hvd_dyncomp.exchange.lifecycle import Lifecycle
+
 _PATIENCE_SECONDS = 1.0
+_LOOK_SECONDS = 1e-3  # between two looks at the others' hands
 
 _lifecycles: weakref.WeakKeyDictionary[object, weakref.WeakSet[Lifecycle]] = weakref.WeakKeyDictionary()
 
@@ -32,7 +35,7 @@ class Lookout:
 
     Args:
         controller: the controller.
-        transport: among all workers.
+        transport: the controller's.
 
     Attributes:
         labels: of the optimizers for which this rank shakes hands, sorted.
@@ -42,26 +45,26 @@ class Lookout:
         self._transport = transport
         self._known = {one.label for one in _lifecycles.get(controller, ()) if one.label is not None}
         self._handshakes: dict[str, Handshake] = {}
-        self._until = time.monotonic() + _PATIENCE_SECONDS
 
     @property
     def labels(self) -> list[str]:
         """See the class."""
         return sorted(self._handshakes)
 
-    def look(self) -> None:
-        """To be called again and again while this rank waits.
+    def wait(self, handle: Any) -> None:
+        """Until a collective is over for which this rank waits first in `Controller.step`.
 
         Raises:
             LockstepError: another rank trains. It is told so as well.
         """
-        if time.monotonic() < self._until:
+        if self._transport.wait_for(handle, _PATIENCE_SECONDS):
             return
         self._shake(self._known)
-        for handshake in self._handshakes.values():
-            handshake.agreed()
-            if handshake.known:
-                handshake.check()
+        while not self._transport.wait_for(handle, _LOOK_SECONDS):
+            for handshake in self._handshakes.values():
+                handshake.agreed()
+                if handshake.known:
+                    handshake.check()
 
     def end(self, labels: Iterable[str]) -> None:
         """When all ranks are in `Controller.step`: shakes the hands that any of them has held out. Collective.

@@ -10,6 +10,7 @@ of what is sent.
 from __future__ import annotations
 
 import json
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -17,9 +18,17 @@ from typing import Any
 
 import torch
 
+_POLL_SECONDS = 1e-3
+
 
 class Transport(ABC):
-    """One rank's end of a group of ranks. Starting a collective never blocks; `wait` does."""
+    """One rank's end of a group of ranks. Starting a collective never blocks; `wait` does.
+
+    It belongs to its process: a deep copy of an object that holds one holds the same one.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Transport:
+        return self
 
     @property
     @abstractmethod
@@ -68,6 +77,15 @@ class Transport(ABC):
     @abstractmethod
     def wait(self, handle: Any) -> torch.Tensor:
         """Blocks until the collective is over and returns what was received."""
+
+    def wait_for(self, handle: Any, seconds: float) -> bool:
+        """Blocks until `wait(handle)` would return at once, about `seconds` at most; returns whether it would."""
+        until = time.monotonic() + seconds
+        while not self.poll(handle):
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
     @abstractmethod
     def in_background(self, work: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.errors import HorovodMissing
-from hvd_dyncomp.transport import base
+from hvd_dyncomp.transport.base import Transport
 
 try:
     import horovod.torch as hvd
@@ -31,7 +31,6 @@ __all__ = [
     "HorovodTransport",
     "StateHandler",
     "averaging_factor",
-    "gather_json",
     "register_state_handler",
 ]
 
@@ -45,7 +44,7 @@ _WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
 _EARLY = ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS")
 
 
-class HorovodTransport(base.Transport):
+class HorovodTransport(Transport):
     """The ranks of a Horovod process set, or all workers."""
 
     def __init__(self, process_set: Any = None) -> None:
@@ -173,11 +172,6 @@ class _Background:
 
 
 _background = _Background()
-
-
-def gather_json(value: Any, name: str) -> list[Any]:
-    """`transport.base.gather_json` among all workers."""
-    return base.gather_json(HorovodTransport(), value, name)
 
 
 def averaging_factor(op: object, world_size: int) -> float:

@@ -6,8 +6,9 @@
     results = world.run(lambda transport: ...)   # or a program per rank, with everything that Horovod allows
 
 `run` gives every rank a thread, of which one at a time runs. At every call of its transport a rank may lose its turn;
-`choose` decides who goes on, whether a collective that is complete has arrived yet at a rank that polls, and when
-background work is done. Runs with the same choices are the same.
+`choose` decides who goes on, whether a collective that is complete has arrived yet at a rank that polls, when
+background work is done, and who has waited for so many seconds (`wait_for`). No clock is read: so many seconds have
+passed at the latest when no rank can go on. Runs with the same choices are the same.
 """
 
 from __future__ import annotations
@@ -19,62 +20,13 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.collective import Collective, Mismatch
 
 Result = TypeVar("Result")
-Choose = Callable[[int], int]
 
 
 class Deadlock(RuntimeError):
     """Every rank that has not ended waits for something that will never come. The text says who waits for what."""
-
-
-class Mismatch(RuntimeError):
-    """Ranks have started different collectives under one name, or one rank has started one twice."""
-
-
-class _Collective:
-    """One collective under way.
-
-    Attributes:
-        kind: alltoall, allgather or sum.
-        sent: what each rank has sent.
-        received: what each rank gets, once all have sent.
-    """
-
-    def __init__(self, kind: str, name: str, size: int) -> None:
-        self.kind, self.name, self.size = kind, name, size
-        self.sent: dict[int, tuple[torch.Tensor, list[int]]] = {}
-        self.received: list[torch.Tensor] | None = None
-        self.error: Exception | None = None
-
-    def add(self, rank: int, tensor: torch.Tensor, splits: list[int]) -> None:
-        self.sent[rank] = tensor, splits
-        if len(self.sent) == self.size:
-            self._complete()
-
-    @property
-    def over(self) -> bool:
-        return self.received is not None or self.error is not None
-
-    def _complete(self) -> None:
-        tensors = [self.sent[rank][0] for rank in range(self.size)]
-        if self.kind == "sum":
-            if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
-                shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-                self.error = Mismatch(f"{self.name}: ranks sum {shapes}")
-                return
-            total = tensors[0].clone()
-            for tensor in tensors[1:]:
-                total += tensor
-            for tensor in tensors:
-                tensor.copy_(total)
-            self.received = tensors
-        elif self.kind == "allgather":
-            gathered = torch.cat(tensors)
-            self.received = [gathered.clone() for _ in tensors]
-        else:
-            parts = [tensor.split(splits) for tensor, splits in (self.sent[rank] for rank in range(self.size))]
-            self.received = [torch.cat([theirs[rank] for theirs in parts]) for rank in range(self.size)]
 
 
 class InProcessTransport(Transport):
@@ -107,31 +59,34 @@ class InProcessTransport(Transport):
             raise ValueError(f"a World has no process sets, got {process_set!r}")
         return self
 
-    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
+    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
         return self._start("alltoall", tensor.clone(), splits, name)
 
-    def allgather(self, tensor: torch.Tensor, name: str) -> _Collective:
+    def allgather(self, tensor: torch.Tensor, name: str) -> Collective:
         return self._start("allgather", tensor.clone(), [], name)
 
-    def sum(self, tensor: torch.Tensor, name: str) -> _Collective:
+    def sum(self, tensor: torch.Tensor, name: str) -> Collective:
         return self._start("sum", tensor, [], name)
 
-    def _start(self, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
+    def _start(self, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
         self._world.take_turns(self._rank)
         collective = self._world.start(self._rank, kind, tensor, splits, name)
         if tensor.is_cuda:  # who reads what was sent, or has come of it, does so in any stream
             torch.cuda.current_stream(tensor.device).synchronize()
         return collective
 
-    def poll(self, handle: _Collective) -> bool:
+    def poll(self, handle: Collective) -> bool:
         self._world.take_turns(self._rank)
         return handle.over and self._world.has_arrived()
 
-    def wait(self, handle: _Collective) -> torch.Tensor:
+    def wait(self, handle: Collective) -> torch.Tensor:
         self._world.block(self._rank, handle)
         if handle.error is not None:
             raise handle.error
         return handle.received[self._rank]  # type: ignore[index]  # it is over, and without an error
+
+    def wait_for(self, handle: Collective, seconds: float) -> bool:
+        return self._world.block_awhile(self._rank, handle)
 
     def in_background(self, work: Callable[[], bool]) -> None:
         self._world.add_background(self._rank, work)
@@ -164,12 +119,18 @@ class World:
         self.hosts = list(hosts) or list(range(size))
         self.bytes_sent, self.bytes_leaving = [0] * size, [0] * size
         self._choices, self._next = list(choices), 0
-        self._open: dict[str, _Collective] = {}
+        self._open: dict[str, Collective] = {}
         self._background: list[list[Callable[[], bool]]] = [[] for _ in range(size)]
         self._in_background = False
         self._broken: Exception | None = None
         self._turn = [threading.Semaphore(0) for _ in range(size)]
-        self._waits: dict[int, _Collective] = {}
+        self._started = 0
+        self._waits: dict[int, Collective] = {}
+        self._awhile: set[int] = set()  # of those that wait: who does not wait for ever
+        # By rank, how much had been started when its time was last up, by choice or because nobody could go on. It is
+        # up again only when more has been started: who finds nothing new each time waits for what never comes.
+        self._up_by_choice: dict[int, int] = {}
+        self._up_at_standstill: dict[int, int] = {}
         self._running: set[int] = set()
         self._patient = False
         self._dead = ""
@@ -226,10 +187,10 @@ class World:
         """Whether a rank that polls for a collective that is over sees that. In the end it does."""
         return self._patient or self.chance()
 
-    def start(self, rank: int, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> _Collective:
+    def start(self, rank: int, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
         collective = self._open.get(name)
         if collective is None:
-            collective = self._open[name] = _Collective(kind, name, len(self.transports))
+            collective = self._open[name] = Collective(kind, name, len(self.transports))
         if rank in collective.sent or collective.kind != kind:
             raise Mismatch(f"rank {rank} starts {kind} {name}, which is under way as {collective.kind}")
         size, nbytes = len(self.transports), tensor.numel() * tensor.element_size()
@@ -240,6 +201,7 @@ class World:
             self.bytes_sent[rank] += sum(to) - to[rank]
             away = [other != self.hosts[rank] for other in self.hosts]
             self.bytes_leaving[rank] += sum(count for count, leaves in zip(to, away, strict=True) if leaves)
+        self._started += 1
         collective.add(rank, tensor, splits)
         if collective.over:
             del self._open[name]
@@ -253,16 +215,30 @@ class World:
         if rank in self._running and not self._in_background and not self.chance():
             self._pass_on(rank)
 
-    def block(self, rank: int, collective: _Collective) -> None:
+    def block(self, rank: int, collective: Collective) -> None:
         """Returns when `collective` is over."""
         while not collective.over:
-            if rank not in self._running or self._in_background:
-                raise Deadlock(f"rank {rank} waits for {collective.name}, which {sorted(collective.sent)} have started")
-            self._waits[rank] = collective
-            self._pass_on(rank)
-            self._waits.pop(rank, None)
-            if self._dead:
-                raise Deadlock(self._dead)
+            self._wait_for_a_turn(rank, collective)
+
+    def block_awhile(self, rank: int, collective: Collective) -> bool:
+        """Returns when `collective` is over, or the rank's time is up; whether it is over."""
+        self._patient = False
+        if not collective.over:
+            self._awhile.add(rank)
+            try:
+                self._wait_for_a_turn(rank, collective)
+            finally:
+                self._awhile.discard(rank)
+        return collective.over
+
+    def _wait_for_a_turn(self, rank: int, collective: Collective) -> None:
+        if rank not in self._running or self._in_background:
+            raise Deadlock(f"rank {rank} waits for {collective.name}, which {sorted(collective.sent)} have started")
+        self._waits[rank] = collective
+        self._pass_on(rank)
+        self._waits.pop(rank, None)
+        if self._dead:
+            raise Deadlock(self._dead)
 
     def _pass_on(self, rank: int | None) -> None:
         """Gives the turn to a rank that can go on; returns when `rank` (None: which has ended) has it again."""
@@ -282,13 +258,27 @@ class World:
             self._work_in_background()
             self._patient = False
             if self._progress() == before:
+                if late := self._may_be_up(self._up_at_standstill):
+                    rank = late[self.choose(len(late))]
+                    self._up_at_standstill[rank] = self._started
+                    self._patient = True  # it is to see all that has come
+                    return rank
                 waits = [f"rank {rank} for {wait.name}" for rank, wait in sorted(self._waits.items())]
                 self._dead = "nobody can go on: " + ", ".join(waits)
                 return min(self._running)
-        return able[self.choose(len(able))]
+        up = self._may_be_up(self._up_by_choice) if self._choices else []
+        chosen = [*able, *up][self.choose(len(able) + len(up))]
+        if chosen in up:
+            self._up_by_choice[chosen] = self._started
+        return chosen
+
+    def _may_be_up(self, before: dict[int, int]) -> list[int]:
+        """Ranks that wait, and whose time may be up; `before` says when it last was."""
+        waiting = [rank for rank in sorted(self._awhile) if not self._waits[rank].over]
+        return [rank for rank in waiting if before.get(rank) != self._started]
 
     def _progress(self) -> tuple[int, int]:
-        return sum(self.bytes_sent), sum(wait.over for wait in self._waits.values())
+        return self._started, sum(wait.over for wait in self._waits.values())
 
     def _work_in_background(self) -> None:
         """Done by whoever has the turn, in the name of a rank or, without choices, of all."""

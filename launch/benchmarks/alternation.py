@@ -15,7 +15,8 @@ from typing import Any
 import horovod.torch as hvd
 
 from benchmarks.contenders import Contender
-from hvd_dyncomp.transport.horovod import gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 from lab.shaping import INTERFACE
 
 _COUNTER = Path("/sys/class/net", INTERFACE, "statistics/tx_bytes")
@@ -41,7 +42,7 @@ def timed(contender: Contender) -> float:
 
 def slowest(seconds: float, name: str) -> float:
     """The largest of all ranks' numbers, on every rank. Collective."""
-    return max(gather_json(seconds, f"alternation.slowest.{name}"))
+    return max(gather_json(HorovodTransport(), seconds, f"alternation.slowest.{name}"))
 
 
 def turns_of(costs: Mapping[str, float], *, seconds: float, rounds: int) -> dict[str, int]:
@@ -83,9 +84,9 @@ def measure(
             took = timed(contenders[name])
             hvd.barrier()  # what the others wait for has then left this host, too
             mine[name].append((took, sent_bytes() - before if counted else 0))
-    everyone = gather_json(mine, "alternation.samples")
+    everyone = gather_json(HorovodTransport(), mine, "alternation.samples")
     # All workers of a host read the same counter, which counts what any of them sends.
-    speaks = gather_json(counted and hvd.local_rank() == 0, "alternation.counters")
+    speaks = gather_json(HorovodTransport(), counted and hvd.local_rank() == 0, "alternation.counters")
     return {name: _merge([rank[name] for rank in everyone], speaks) for name in contenders}
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from common.errors import RunError
-from hvd_dyncomp.transport.horovod import HorovodTransport, gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 
 Batch = tuple[Tensor, Tensor]
 _NO_GPU = "torch sees no GPU"
@@ -28,7 +29,7 @@ def choose(wish: str) -> torch.device:
     """
     if wish == "cpu":
         return torch.device("cpu")
-    found = gather_json([_obstacle(), _gpus()], "device.found")
+    found = gather_json(HorovodTransport(), [_obstacle(), _gpus()], "device.found")
     obstacles = [text for text, _ in found if text]
     if not obstacles:
         chosen = share([gpus for _, gpus in found])

@@ -16,7 +16,8 @@ import torch
 
 from common.errors import RunError
 from common.lines import say
-from hvd_dyncomp.transport.horovod import gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 
 T = TypeVar("T")
 PROGRAM = "train_resnet.py"
@@ -49,7 +50,7 @@ def together(what: str, action: Callable[[], T]) -> T:
         value = action()
     except (RunError, OSError, ImportError, ValueError) as caught:
         error = _one_line(caught)
-    errors = gather_json(error, f"together.{what}")
+    errors = gather_json(HorovodTransport(), error, f"together.{what}")
     failed = [(rank, text) for rank, text in enumerate(errors) if text is not None]
     if failed:
         _leave(failed)

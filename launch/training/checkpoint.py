@@ -20,7 +20,8 @@ import torch
 
 from common.errors import RunError
 from common.files import replace
-from hvd_dyncomp.transport.horovod import gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 from training.agree import alone, together
 from training.compression import Baseline, Quantized
 from training.course import differences
@@ -101,7 +102,7 @@ def load(
     damage = ""
     for finished in candidates:
         shared, own, damage = together("checkpoint.read", partial(_read_both, folder, finished, config))
-        damages = gather_json(damage, "checkpoint.damage")
+        damages = gather_json(HorovodTransport(), damage, "checkpoint.damage")
         damage = next(filter(None, damages), "")
         if not damage:
             path = _shared_file(folder, finished)

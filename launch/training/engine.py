@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.profiler import record_function
 
 from common.device import moved
-from hvd_dyncomp.transport.horovod import gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 from training.batches import TrainBatches
 from training.compression import Baseline, Quantized
 from training.gradients import GradientNorm
@@ -184,6 +185,6 @@ def check_replicas(model: nn.Module) -> None:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    digests = gather_json(digest.hexdigest(), "replica.digest")
+    digests = gather_json(HorovodTransport(), digest.hexdigest(), "replica.digest")
     if len(set(digests)) > 1:
         raise RuntimeError(f"the ranks' models have drifted apart: {len(set(digests))} versions on {hvd.size()} ranks")

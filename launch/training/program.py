@@ -21,7 +21,8 @@ from common.device import choose
 from common.errors import RunError
 from hvd_dyncomp import without_momentum
 from hvd_dyncomp.exchange.topology import Topology
-from hvd_dyncomp.transport.horovod import gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 from training import checkpoint, data, datasets, start
 from training.agree import alone, together
 from training.batches import TrainBatches, eval_batches
@@ -145,7 +146,7 @@ def load_data(args: argparse.Namespace) -> data.Data:
     name = args.dataset
     if name == "auto":
         chosen = alone("dataset", lambda: datasets.best_present(folder), here=hvd.rank() == 0)
-        name = gather_json(chosen, "dataset.name")[0]
+        name = gather_json(HorovodTransport(), chosen, "dataset.name")[0]
 
     def load() -> data.Data:
         return data.load(name, folder, val_size=args.val_size, limit_train=args.limit_train, seed=args.seed)
@@ -157,7 +158,7 @@ def load_data(args: argparse.Namespace) -> data.Data:
 def prepare_output(args: argparse.Namespace) -> Path:
     """The output folder, made and found writable by rank 0. Collective."""
     new = time.strftime(f"runs/%Y%m%d-%H%M%S-{args.model}-{args.compression}")
-    folder = Path(gather_json(args.output_dir or new, "output.dir")[0])
+    folder = Path(gather_json(HorovodTransport(), args.output_dir or new, "output.dir")[0])
 
     def prepare() -> None:
         used = [name for name in (METRICS, SUMMARY) if (folder / name).exists()]
@@ -178,7 +179,7 @@ def resume(run: Run) -> int:
     """Load the newest checkpoint that is whole; returns the number of finished epochs. Collective."""
     first = hvd.rank() == 0
     found = alone("resume.find", lambda: checkpoint.present(run.checkpoints), here=first)
-    candidates = gather_json(found, "resume.candidates")[0]
+    candidates = gather_json(HorovodTransport(), found, "resume.candidates")[0]
     if not candidates:
         alone("resume.metrics", run.metrics.forget, here=first)
         run.progress.say("the run was interrupted before its first checkpoint: from the beginning")

@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Static
+from hvd_dyncomp import Controller, DynamicQuantizer, Policy
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
 
 # Where ranks are, by host; () for each on its own. Hosts of equally many workers exchange hierarchically: in pairs of
@@ -156,13 +156,13 @@ class RecordingWorld(World):
 
 
 class Worker:
-    """One rank that trains one model."""
+    """One rank that trains one model, at a constant level or as a policy says."""
 
     def __init__(
-        self, transport: InProcessTransport, sizes: dict[str, int], bits: float, *, op=hvd.Average, **arguments
+        self, transport: InProcessTransport, sizes: dict[str, int], bits: Policy | float, *, op=hvd.Average, **arguments
     ) -> None:
         self.transport, self.parameters = transport, parameters(sizes, arguments.pop("device", "cpu"))
-        self.controller = arguments.pop("controller", None) or Controller(Static(bits))
+        self.controller = Controller(bits, transport=transport)
         self.quantizer = DynamicQuantizer(
             self.controller, transport=transport, **{"block_size": 64, "min_numel": 10, **arguments}
         )
@@ -183,20 +183,20 @@ class Worker:
     def noise(self, step: int) -> dict[str, torch.Tensor]:
         return {name: noise(name, p.numel(), self.transport.rank, step) for name, p in self.parameters.items()}
 
+    def set_level(self, bits: float) -> None:
+        """Ends an epoch of a constant level; the next has another, the same on all ranks. Collective."""
+        self.controller.policy.bits = bits
+        assert self.controller.step({}) == bits
+
     def barrier(self, name: str) -> None:
         self.transport.wait(self.transport.sum(torch.ones(1), f"barrier.{name}"))
-
-
-def set_level(controller: Controller, bits: int) -> None:
-    """Has a controller at another level from here on, as `Controller.step` would."""
-    controller._bits = bits
 
 
 def on_ranks(
     size: int,
     program: Callable[[Worker], object],
     sizes: dict[str, int],
-    bits: int,
+    bits: Policy | float,
     *,
     choices: Sequence[int] = (),
     hosts: Sequence[int] = (),

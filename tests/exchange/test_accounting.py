@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from simulated import WORLDS, Worker, noise, on_ranks, places, set_level
+from simulated import WORLDS, Worker, noise, on_ranks, places
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 
@@ -41,7 +41,7 @@ def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
 def test_levels_are_counted_apart(ranks, hosts):
     def program(worker: Worker):
         worker.step(worker.noise(0))
-        set_level(worker.controller, 8)
+        worker.set_level(8)
         worker.step(worker.noise(1))
         return worker.quantizer.meter
 

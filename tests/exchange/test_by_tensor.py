@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from simulated import BY_HOST, WORLDS, Worker, mean_of, on_ranks, places, set_level
+from simulated import BY_HOST, WORLDS, Worker, mean_of, on_ranks, places
 
 from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.kernels import block_bytes
@@ -51,7 +51,7 @@ def test_a_message_is_divided_as_its_codes_are_long(ranks, hosts, bits):
 def test_tensors_are_counted_by_level():
     def program(worker: Worker):
         worker.step(worker.noise(0))
-        set_level(worker.controller, 8)
+        worker.set_level(8)
         worker.step(worker.noise(1))
         return worker.quantizer.meter.tensors
 

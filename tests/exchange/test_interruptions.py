@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from interruption import Interrupted, Interruption
-from simulated import Worker, on_ranks, places, set_level
+from simulated import Worker, on_ranks, places
 
 from hvd_dyncomp.exchange import uninterrupted
 
@@ -66,7 +66,8 @@ def trained(worker: Worker, levels: list[int], at_step: int, interruption: Inter
     """Goes on after an interruption as a loop does that ignores it; returns all means, of all steps."""
     means, optimizer = [], worker.optimizer
     for step in range(STEPS):
-        set_level(worker.controller, levels[step])
+        if worker.controller.bits != levels[step]:
+            worker.set_level(levels[step])
         optimizer.zero_grad()
         here = interruption if step == at_step and worker.transport.rank == 0 else interrupted(-1)
         for name, gradient in worker.noise(step).items():

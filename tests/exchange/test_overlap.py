@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places, set_level
+from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places
 
 from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.routes import Hierarchical
@@ -58,7 +58,7 @@ def test_backward_gives_way_once_a_bucket(monkeypatch):
     def program(worker: Worker) -> list[int]:
         seen = []
         for bits in (4, 32):
-            set_level(worker.controller, bits)
+            worker.set_level(bits)
             before = given.count(worker.transport.rank)
             worker.backward(worker.noise(0))
             seen.append(given.count(worker.transport.rank) - before)

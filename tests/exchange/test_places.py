@@ -9,7 +9,6 @@ from simulated import (
     Worker,
     mean_of,
     on_ranks,
-    set_level,
 )
 
 from hvd_dyncomp import LockstepError
@@ -115,7 +114,7 @@ def test_a_state_that_all_load_is_at_home_in_other_places(ranks, hosts, levels):
         worker.quantizer.load_state_dict(before[worker.transport.rank][0])
         delivered = torch.zeros(630)
         for step, level in enumerate(levels, 3):
-            set_level(worker.controller, level)
+            worker.set_level(level)
             gradients = worker.noise(step)
             worker.backward({"b": gradients["b"]})
             worker.barrier(f"{step}: it is known where the ranks are")

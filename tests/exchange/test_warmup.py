@@ -1,7 +1,7 @@
 """The first steps have at least the bits of the warm-up, on all ranks; a run that resumes in it ends it in time."""
 
 import pytest
-from simulated import WORLDS, Worker, on_ranks, set_level
+from simulated import WORLDS, Worker, on_ranks
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
@@ -35,7 +35,7 @@ def test_a_controller_that_demands_more_gets_it():
     def program(worker: Worker) -> list[float]:
         levels = []
         for step in range(6):
-            set_level(worker.controller, {1: 32, 2: 8, 3: 1}.get(step, 2))
+            worker.set_level({1: 32, 2: 8, 3: 1}.get(step, 2))
             levels.append(level_of_a_step(worker, step))
         return levels
 

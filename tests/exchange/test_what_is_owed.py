@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from simulated import WORLDS, Worker, mean_of, noise, on_ranks, set_level
+from simulated import WORLDS, Worker, mean_of, noise, on_ranks
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 
@@ -51,7 +51,7 @@ def test_a_step_at_32_bits_delivers_all_that_is_owed_and_leaves_nothing(ranks, h
         carries = []
         for step in range(6):
             if step == 3:
-                set_level(worker.controller, 32)
+                worker.set_level(32)
             for name, got in worker.step(exact(worker, step)).items():
                 total[name] += got
             shards = worker.quantizer.state_dict()["shard_residuals"].values()
@@ -78,7 +78,7 @@ def test_a_rank_without_gradients_at_32_bits_delivers_what_it_owes_later(ranks, 
         total = torch.zeros(500)
         for step in range(6):
             if step == 3:
-                set_level(worker.controller, 32)
+                worker.set_level(32)
             empty = step == 3 and worker.transport.rank == 1
             total += worker.step({} if empty else exact(worker, step))["b"]
         return total
@@ -206,14 +206,14 @@ def test_a_second_synchronize_delivers_nothing_more(ranks, hosts, bits, later):
 
     def program(worker: Worker):
         worker.step(worker.noise(0))
-        set_level(worker.controller, bits)
+        worker.set_level(bits)
         worker.backward(worker.noise(1))
         worker.optimizer.synchronize()
         for p in worker.parameters.values():
             p.grad.mul_(0.125)
         clipped = {name: p.grad.clone() for name, p in worker.parameters.items()}
         before = worker.quantizer.state_dict()
-        set_level(worker.controller, later)
+        worker.set_level(later)
         worker.optimizer._synchronized = False  # not within skip_synchronize
         worker.optimizer.step()
         after = worker.quantizer.state_dict()

@@ -14,7 +14,8 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
-from hvd_dyncomp.transport.horovod import gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
@@ -35,7 +36,7 @@ def sent_to(receivers: list[bool], nbytes: int) -> int:
 def main() -> None:
     path, nbytes = Path(sys.argv[1]), int(sys.argv[2])
     hvd.init()
-    hosts = gather_json(hvd.cross_rank(), "hosts")
+    hosts = gather_json(HorovodTransport(), hvd.cross_rank(), "hosts")
     here = [host == hvd.cross_rank() for host in hosts]
     others = [rank != hvd.rank() for rank in range(hvd.size())]
     report = {
@@ -46,7 +47,7 @@ def main() -> None:
         "inside": sent_to([a and b for a, b in zip(here, others, strict=True)], nbytes),
         "across": sent_to([not a for a in here], nbytes),
     }
-    everyone = gather_json(report, "reports")
+    everyone = gather_json(HorovodTransport(), report, "reports")
     if hvd.rank() == 0:
         path.write_text(json.dumps(everyone))
 

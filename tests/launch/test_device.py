@@ -27,7 +27,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(device.hvd, "nccl_built", lambda: int(nccl))
         monkeypatch.setattr(device.HorovodTransport, "obstacle", lambda self, where: "" if built else NO_CUDA)
         everyone = [["", list(seen)] if seen in ("A", "AB", "CD") else [seen, []] for seen in others]
-        monkeypatch.setattr(device, "gather_json", lambda mine, name: [*everyone[:rank], mine, *everyone[rank:]])
+        monkeypatch.setattr(device, "gather_json", lambda _, mine, name: [*everyone[:rank], mine, *everyone[rank:]])
         chosen = device.choose(wish)
         assert current == ([chosen] if chosen.type == "cuda" else [])
         assert streams == [f"a stream of {where}" for where in current]

@@ -232,7 +232,7 @@ def test_another_level_later(rank, request):
     q = DynamicQuantizer(Controller(Schedule({0: 4, 1: 8})))
     problem = after_a_step(request, compression=q)
     if rank == 1:
-        q.controller._bits = 8
+        q.controller.load_state_dict({**q.controller.state_dict(), "bits": 8})
     with pytest.raises(LockstepError, match="has bits"):
         problem.reduce(problem.draw(seed=2))
 
@@ -321,7 +321,7 @@ def test_one_rank_is_uncompressed(rank):
     problem = Problem(names=["bias", "long", "scalar"], prefix="mixture.", compression=q)
     problem.reduce(problem.draw(seed=1))
     if rank == 1:
-        q.controller._bits = 32
+        q.controller.load_state_dict({**q.controller.state_dict(), "bits": 32})
     with pytest.raises((LockstepError, hvd.mpi_ops.HorovodInternalError)):
         problem.reduce(problem.draw(seed=2))
     assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))

@@ -14,7 +14,8 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
-from hvd_dyncomp.transport.horovod import gather_json
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
 
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
@@ -60,7 +61,7 @@ def measure(values: int, steps: int, levels: Sequence[float]) -> None:
         report = {"values": values, "bits": bits, "rank": hvd.rank(), "host": hvd.cross_rank()}
         report |= {"local_rank": hvd.local_rank(), "sent": least_step(sent)}
         report |= {name: least_step([count[name] for count in counted]) for name in counted[0]}
-        everyone = gather_json(report, "reports")
+        everyone = gather_json(HorovodTransport(), report, "reports")
         if hvd.rank() == 0:
             print("REPORTS " + json.dumps(everyone), flush=True)
         controller.step({})

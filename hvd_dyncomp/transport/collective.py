@@ -1,0 +1,55 @@
+"""One collective among ranks that live in one process (`in_process`)."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Mismatch(RuntimeError):
+    """Ranks have started different collectives under one name, or one rank has started one twice."""
+
+
+class Collective:
+    """One collective under way.
+
+    Attributes:
+        kind: alltoall, allgather or sum.
+        sent: what each rank has sent.
+        received: what each rank gets, once all have sent.
+        error: why nobody gets anything.
+    """
+
+    def __init__(self, kind: str, name: str, size: int) -> None:
+        self.kind, self.name, self.size = kind, name, size
+        self.sent: dict[int, tuple[torch.Tensor, list[int]]] = {}
+        self.received: list[torch.Tensor] | None = None
+        self.error: Exception | None = None
+
+    def add(self, rank: int, tensor: torch.Tensor, splits: list[int]) -> None:
+        self.sent[rank] = tensor, splits
+        if len(self.sent) == self.size:
+            self._complete()
+
+    @property
+    def over(self) -> bool:
+        return self.received is not None or self.error is not None
+
+    def _complete(self) -> None:
+        tensors = [self.sent[rank][0] for rank in range(self.size)]
+        if self.kind == "sum":
+            if len({(tensor.shape, tensor.dtype) for tensor in tensors}) > 1:
+                shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+                self.error = Mismatch(f"{self.name}: ranks sum {shapes}")
+                return
+            total = tensors[0].clone()
+            for tensor in tensors[1:]:
+                total += tensor
+            for tensor in tensors:
+                tensor.copy_(total)
+            self.received = tensors
+        elif self.kind == "allgather":
+            gathered = torch.cat(tensors)
+            self.received = [gathered.clone() for _ in tensors]
+        else:
+            parts = [tensor.split(splits) for tensor, splits in (self.sent[rank] for rank in range(self.size))]
+            self.received = [torch.cat([theirs[rank] for theirs in parts]) for rank in range(self.size)]
