@@ -138,7 +138,7 @@ class DynamicQuantizer(Compressor):
         transport: Transport | None = None,
     ) -> None:
         self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
-        self.controller = _controller(controller)
+        self.controller = _controller(controller, transport)
         settings = Settings(**{field.name: self._arguments[field.name] for field in dataclasses.fields(Settings)})
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
@@ -332,14 +332,14 @@ class DynamicQuantizer(Compressor):
             )
 
 
-def _controller(given: Any) -> Controller:
+def _controller(given: Any, transport: Transport | None) -> Controller:
     if isinstance(given, Controller):
         return given
     if isinstance(given, Real) and not isinstance(given, bool):
         given = check_level("controller", given)
     elif given is not None and not isinstance(given, Policy):
         raise TypeError(f"controller must be a Controller, a Policy or a level, got {shown(given)}")
-    return Controller(given)
+    return Controller(given, transport=transport)
 
 
 def _copy(controller: Controller, arguments: dict[str, Any], state: dict[str, Any]) -> DynamicQuantizer:

@@ -8,7 +8,16 @@ import pytest
 import torch
 from simulated import RecordingWorld, Worker, on_ranks
 
-from hvd_dyncomp import Controller, ControllerError, Decision, LockstepError, Policy, Schedule, StepFunction
+from hvd_dyncomp import (
+    Controller,
+    ControllerError,
+    Decision,
+    DynamicQuantizer,
+    LockstepError,
+    Policy,
+    Schedule,
+    StepFunction,
+)
 from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, World
 
 pytestmark = pytest.mark.timeout(60)
@@ -159,6 +168,15 @@ def test_a_rank_that_joins_takes_over_what_rank_0_knows():
 
     first, *others = World(3).run(program)
     assert first[0] == 16 and others == [first] * 2
+
+
+def test_one_that_a_quantizer_makes_works_among_the_quantizers_ranks():
+    def program(transport: InProcessTransport):
+        controller = DynamicQuantizer(4, transport=transport).controller
+        controller.step({"a": float(transport.rank)})
+        return controller.history[0].metrics
+
+    assert World(2).run(program) == [{"a": 0.5}] * 2
 
 
 def test_a_copy_works_among_the_same_ranks():
