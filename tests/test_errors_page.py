@@ -97,8 +97,9 @@ def said() -> set[str]:
 
 
 def listed() -> list[str]:
-    """The sentences in the first cells of the page's tables; a row may have the beginning of a long one."""
-    return re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """The sentences in the first cells of the page's tables, or what they begin with."""
+    cells = re.findall(r"^\| (`.+?`) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [row for cell in cells for row in re.findall(r"`([^`]+)`", cell)]
 
 
 def begins(row: str, sentence: str) -> bool:
