@@ -49,6 +49,7 @@ lint: setup
 	ruff format --check .
 	mypy
 	shellcheck tools/*.sh .ci/run
+	git ls-files -z | xargs -0 codespell
 
 # The tools of the next four, apart from what is tested.
 MAINTAIN := .venv-maintain

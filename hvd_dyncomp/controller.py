@@ -243,8 +243,12 @@ class Controller:
         mine = json.loads(json.dumps(self.state_dict()["config"]))
         for key in sorted({*mine, *config}):
             if mine.get(key) != config.get(key):
-                text = "Controller: the loaded state was made with %s=%r; %r stays in force"
-                logger.warning(text, key, config.get(key), mine.get(key))
+                logger.warning(
+                    "Controller: the loaded state was made with %s=%r; %r stays in force",
+                    key,
+                    config.get(key),
+                    mine.get(key),
+                )
         self.history, self._bits = history, bits
 
 
