@@ -23,7 +23,7 @@ import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer
 from hvd_dyncomp.exchange.handshake import Handshake
-from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
+from hvd_dyncomp.exchange.reduction import ShardedReduction
 from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.transport.group import Group
 from placed import place
@@ -80,13 +80,12 @@ class Killer:
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
     "before it has read the handshake": lambda killer: killer.before(Handshake, "check"),
-    "with its message on the way": lambda killer: killer.after(PairReduction, "_start"),
+    "with its message on the way": lambda killer: killer.after(Group, "alltoall"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
     "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
     "while it writes a checkpoint": lambda killer: killer.half_written(),
     "between the files of a checkpoint": lambda killer: killer.before(checkpoint, "alone"),
     # Three ranks and more.
-    "with its scatter on the way": lambda killer: killer.after(Group, "alltoall"),
     "before it has reduced its shard": lambda killer: killer.before(ShardedReduction, "_reduced"),
     "before it has the gathered shards": lambda killer: killer.before(ShardedReduction, "decode"),
     # Two hosts of two ranks.

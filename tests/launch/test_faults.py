@@ -28,7 +28,7 @@ CALLS = {
     "between the files of a checkpoint": 3,
 }
 CALLS_OF_THREE = {
-    "with its scatter on the way": 8,
+    "with its message on the way": 8,
     "before it has reduced its shard": 8,
     "before it has the gathered shards": 8,
 }
