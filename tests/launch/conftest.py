@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from runs import HOSTS, RELEASE, train
+from runs import HOSTS, RELEASE, train, train_as_documented
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run through a release that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    train(*RELEASE, "--output-dir", str(folder))
+    train_as_documented(*RELEASE, "--output-dir", str(folder))
     return folder
 
 
@@ -23,7 +23,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("interrupted") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONUNBUFFERED", "1")  # when lines are torn, if they ever are
-        said = train(*RELEASE, "--output-dir", str(folder), "--stop-after", "4", "--profile")
+        said = train_as_documented(*RELEASE, "--output-dir", str(folder), "--stop-after", "4", "--profile")
     (folder / "said").write_text(said)
     return folder
 

@@ -16,8 +16,7 @@ import full_disk
 from common import files
 from common.launcher import horovodrun, run
 from full_disk import FULL, temporary_file
-from runs import PROGRAM, RELEASE, TIMEOUT, assert_refused, main
-from test_train_runs import mpirun
+from runs import PROGRAM, RELEASE, TIMEOUT, assert_refused, main, mpirun
 
 FLAGS = ("--dataset", "digits", "--limit-train", "64", "--epochs", "3")
 
@@ -182,8 +181,7 @@ def test_the_file_of_one_rank_is_of_another_model(whole: Path, tmp_path: Path) -
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 def test_a_disk_that_is_full_on_one_rank(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    program = [full_disk.__file__, "epoch-0002.rank1", *FLAGS, "--output-dir", str(tmp_path)]
-    ended = run(horovodrun(2, program), timeout=TIMEOUT)
+    ended = mpirun("epoch-0002.rank1", *FLAGS, "--output-dir", str(tmp_path), program=(full_disk.__file__,))
     assert_one_line(ended, "epoch-0002.rank1.pt cannot be written: No space left on device (rank 1)")
     first = {f"epoch-0001{rank}.pt" for rank in ("", ".rank0", ".rank1")}
     assert {path.name for path in folder.iterdir()} == first | {"epoch-0002.rank0.pt"}

@@ -5,7 +5,6 @@ import hashlib
 import io
 import socket
 import struct
-import sys
 import tarfile
 import time
 import urllib.error
@@ -18,8 +17,7 @@ import pytest
 import torch
 
 from common.errors import RunError
-from common.launcher import horovodrun, run
-from runs import PROGRAM, TIMEOUT, main
+from runs import assert_refused, main, mpirun
 from training import data, datasets
 from training.published import Published
 
@@ -133,14 +131,12 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monk
 def test_a_damaged_data_set_ends_every_rank_with_one_line(tmp_path: Path) -> None:
     lay(tmp_path, [gzip.compress(idx(array)) for array in fashion_mnist_arrays()])
     flags = ["--dataset", "fashion-mnist", "--data-dir", str(tmp_path), "--output-dir", str(tmp_path / "run")]
-    ended = run([sys.executable, PROGRAM, *flags], timeout=TIMEOUT)
-    assert ended.returncode == 2
-    said = run(horovodrun(2, [PROGRAM, *flags]), timeout=TIMEOUT).stdout
-    for text in (ended.stdout, said):
-        lines = [line for line in text.splitlines() if "train_resnet.py: error:" in line]
-        assert len(lines) == 1
-        first = datasets.FASHION_MNIST[0]
-        assert f"{tmp_path / first.name} is damaged" in lines[0] and f"expected {first.sha256}" in lines[0]
+    first = datasets.FASHION_MNIST[0]
+    words = f"{tmp_path / first.name} is damaged", f"expected {first.sha256}"
+    assert_refused(tuple(flags), *words)
+    ended = mpirun(*flags)
+    lines = [line for line in ended.stdout.splitlines() if "train_resnet.py: error:" in line]
+    assert ended.returncode == 2 and len(lines) == 1 and all(part in lines[0] for part in words), ended.stdout
 
 
 class Server:

@@ -59,7 +59,6 @@ def assert_goes_on(folder: Path, whole: Path, how: str = "resumed after", worker
 @pytest.mark.parametrize(
     ("point", "rank", "options"),
     [
-        ("with its message on the way", 0, ()),
         ("with its message on the way", 1, ("--gloo",)),
         ("in Controller.step", 1, ("--gloo",)),
         ("while it writes a checkpoint", 0, ()),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.launcher import horovodrun, run
-from runs import DIGITS, PROGRAM, TIMEOUT, assert_refused, main, train
+from runs import DIGITS, assert_refused, main, mpirun, train
 from training.tensorboard import scalars
 
 FLAGS = (*DIGITS, "--epochs", "3", "--levels", "2,4", "--thresholds", "0.3")
@@ -93,8 +92,7 @@ def test_without_tensorboard_one_line_says_how_to_get_it(tmp_path: Path, monkeyp
 def test_without_tensorboard_no_rank_is_left_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorboard.py").write_text("raise ImportError('hidden')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = [PROGRAM, *DIGITS, "--output-dir", str(tmp_path / "run"), "--tensorboard"]
-    ended = run(horovodrun(2, command), timeout=TIMEOUT)
+    ended = mpirun(*DIGITS, "--output-dir", str(tmp_path / "run"), "--tensorboard")
     assert ended.returncode != 0
     said = [line for line in ended.stdout.splitlines() if "train_resnet.py: error:" in line]
     assert len(said) == 1 and "--tensorboard" in said[0] and "pip install tensorboard" in said[0]

@@ -12,22 +12,17 @@ import torch
 from common.launcher import run
 from runs import (
     DIGITS,
-    PROGRAM,
     RELEASE,
     RELEASE_LEVELS,
-    TIMEOUT,
     assert_reads_well,
+    assert_refused,
     assert_same_checkpoints,
     metrics,
+    mpirun,
     same,
     train,
+    train_as_documented,
 )
-
-
-def mpirun(*flags: str) -> subprocess.CompletedProcess[str]:
-    # Workers on one machine need shared memory only; binding would put both on one core of a small machine.
-    command = ["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    return run([*command, sys.executable, PROGRAM, *flags], timeout=TIMEOUT)
 
 
 def test_a_run_leaves_metrics_and_a_summary(whole: Path) -> None:
@@ -96,7 +91,7 @@ def test_residuals_are_each_ranks_own(whole: Path) -> None:
 def test_horovods_own_compression_over_gloo(tmp_path: Path) -> None:
     """Of float16; without any, test_hosts.py has it."""
     flags = ("--epochs", "2", "--compression", "fp16", "--output-dir", str(tmp_path / "run"))
-    assert_reads_well(train(*DIGITS, *flags, options=("--gloo",)), epochs=2)
+    assert_reads_well(train_as_documented(*DIGITS, *flags, options=("--gloo",)), epochs=2)
     assert [line["saved_fraction"] for line in metrics(tmp_path / "run")] == [0.5] * 2
 
 
@@ -130,23 +125,12 @@ def test_no_checkpoint_that_can_be_read_is_one_line(whole: Path, tmp_path: Path)
 
 def test_a_checkpoint_of_another_run_is_refused(whole: Path) -> None:
     # One worker, where the checkpoint has two.
-    flags = [*RELEASE, "--batch-size", "32", "--output-dir", str(whole), "--resume"]
-    ended = run([sys.executable, PROGRAM, *flags], timeout=TIMEOUT)
-    assert ended.returncode == 2
-    assert "batch_size 64 (now 32), world_size 2 (now 1)" in ended.stdout.splitlines()[-1]
+    flags = (*RELEASE, "--batch-size", "32", "--output-dir", str(whole), "--resume")
+    assert_refused(flags, "batch_size 64 (now 32), world_size 2 (now 1)")
 
 
 def test_a_run_is_not_written_over(whole: Path) -> None:
-    ended = run([sys.executable, PROGRAM, *RELEASE, "--output-dir", str(whole)], timeout=TIMEOUT)
-    assert ended.returncode == 2
-    assert f"--output-dir {whole}: holds a run already" in ended.stdout.splitlines()[-1]
-
-
-def test_an_output_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    ended = run([sys.executable, PROGRAM, *DIGITS, "--output-dir", str(tmp_path / "file" / "run")], timeout=TIMEOUT)
-    assert ended.returncode == 2
-    assert str(tmp_path / "file") in ended.stdout.splitlines()[-1]
+    assert_refused((*RELEASE, "--output-dir", str(whole)), f"--output-dir {whole}: holds a run already")
 
 
 def test_a_program_that_hangs_is_ended_with_its_children() -> None:
