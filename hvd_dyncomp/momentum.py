@@ -83,7 +83,7 @@ def advice(optimizer: torch.optim.Optimizer) -> str:
     return (
         f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits what waits in residuals acts as "
         "another, which may harm training: make it hvd_dyncomp.without_momentum(optimizer), before "
-        "hvd.DistributedOptimizer, if it is SGD, Adam or AdamW; others without momentum (docs/quickstart.md)"
+        "hvd.DistributedOptimizer, if it is SGD, Adam or AdamW; others without momentum (docs/howto-levels.md)"
     )
 
 

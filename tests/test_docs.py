@@ -1,4 +1,4 @@
-"""The documentation: links lead somewhere, the site has every page and every public name, and the examples run."""
+"""The documentation: links lead somewhere, the site has every page and name, examples run, figures are copied right."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_links_are_found() -> None:
-    assert (DOCS / "quickstart.md", "looking-at-runs") in set(links(ROOT / "README.md"))
+    assert (DOCS / "howto-levels.md", "slow-links") in set(links(ROOT / "README.md"))
 
 
 def named(navigation: object) -> Iterator[str]:
@@ -89,6 +89,34 @@ def test_readme_and_quickstart_begin_alike() -> None:
     assert fences(ROOT / "README.md", "diff") == fences(DOCS / "quickstart.md", "diff")
 
 
+# A row of README.md's table, and what its contender is called in benchmarks.md and in study.md.
+SHOWN = {
+    "Horovod": ("Horovod", "uncompressed"),
+    "Horovod fp16": ("Horovod fp16", "fp16"),
+    "DDP, PowerSGD rank 1": ("DDP PowerSGD r1", "PowerSGD rank 1"),
+    "`hvd_dyncomp`, 4 bits": ("ours, 4 bits", "4"),
+    "`hvd_dyncomp`, 1/4 bit": ("ours, 0.25 bit", "1/4"),
+}
+
+
+def rows(page: Path, name: str) -> list[str]:
+    return [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |")]
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) -> None:
+    in_benchmarks, in_study = SHOWN[name]
+    (row,) = rows(ROOT / "README.md", name)
+    bits, *points, slow, medium, fast = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    times = f"| {slow} (", f"| {medium} (", f"| {fast} ("
+    measured = rows(DOCS / "benchmarks.md", in_benchmarks)
+    assert any(f"| {bits} |" in one for one in measured)
+    assert any(all(time in one for time in times) for one in measured)
+    for figure in points:
+        wanted = figure.removesuffix(" %")
+        assert wanted == "not run" or any(f"| {wanted} |" in one for one in rows(DOCS / "study.md", in_study)), figure
+
+
 def run(program: str, folder: Path) -> str:
     """What a program, alone and without a launcher, prints."""
     (folder / "program.py").write_text(program, encoding="utf-8")
@@ -98,11 +126,11 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
-# What the quickstart takes for granted: the training script that a reader has already.
+# What the pages take for granted: the training script that a reader has already.
 BEFORE = """
 import json
 import torch
-from hvd_dyncomp import CriticalRegime, Plateau, Static, without_momentum
+from hvd_dyncomp import CriticalRegime, Plateau, Schedule, without_momentum
 from torch.utils.tensorboard import SummaryWriter
 
 model = torch.nn.Linear(40, 30)
@@ -118,22 +146,23 @@ def validate(model):
     return 0.85, 0.5
 """
 AFTER = """
+controller.step({"val_accuracy": 0.85, "train_loss": 0.5})
 write_line(".", 4, controller, quantizer, train_loss=0.5)
 write_scalars(1, quantizer, train_loss=0.5)
 writer.close()
 """
 
 
-def test_the_quickstart_runs(tmp_path: Path) -> None:
-    """All of it, from top to bottom, in one script; a worker that is alone compresses nothing."""
-    page = DOCS / "quickstart.md"
-    # The whole script has a test of its own.
-    parts = [part for part in fences(page, "python") if "hvd.init()" not in part]
-    examples = [applied(*fences(page, "diff")), "quantizer = DynamicQuantizer(controller)\n", *parts]
-    assert len(examples) > 5
+def test_the_examples_run(tmp_path: Path) -> None:
+    """Of quickstart and how-to pages, from top to bottom, in one script; a worker that is alone compresses nothing."""
+    names = ("quickstart", "howto-levels", "howto-training", "howto-runs")
+    # Those that call it are whole programs, and have tests of their own.
+    parts = [part for name in names for part in fences(DOCS / f"{name}.md", "python") if "hvd.init()" not in part]
+    examples = [applied(*fences(DOCS / "quickstart.md", "diff")), *parts]
+    assert len(examples) > 8
     said = run("\n".join([BEFORE, *examples, AFTER]), tmp_path)
     assert said.splitlines()[0] == "0.0 0.0"  # bytes that left
-    assert [epoch.number for epoch in read_run(tmp_path).epochs] == [1]
+    assert [epoch.number for epoch in read_run(tmp_path).epochs] == [0]
     assert list((tmp_path / "runs" / "mine").glob("events.*")) and (tmp_path / "quantizer.rank0.pt").is_file()
 
 

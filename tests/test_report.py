@@ -417,13 +417,13 @@ def test_the_standard_library_is_enough() -> None:
 
 
 def snippet(name: str) -> str:
-    """The code block of docs/quickstart.md that defines a function."""
-    blocks = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").split("```")
+    """The code block of docs/howto-runs.md that defines a function."""
+    blocks = (ROOT / "docs" / "howto-runs.md").read_text(encoding="utf-8").split("```")
     (found,) = [block for block in blocks if f"def {name}(" in block]
     return found.removeprefix("python\n")
 
 
-def test_the_callback_of_the_quickstart_is_enough(tmp_path: Path) -> None:
+def test_the_callback_of_the_page_is_enough(tmp_path: Path) -> None:
     meter = hvd_dyncomp.Meter()
     decided = [hvd_dyncomp.Record(0, bits=4, reason="up"), hvd_dyncomp.Record(1, bits=4, reason="hold")]
     names: dict = {"json": json}
@@ -438,7 +438,7 @@ def test_the_callback_of_the_quickstart_is_enough(tmp_path: Path) -> None:
     assert Page(text).tables["switches"][1][2:] == ["1", "2 bits", "4 bits", "up"]
 
 
-def test_the_scalars_of_the_quickstart() -> None:
+def test_the_scalars_of_the_page() -> None:
     written: dict = {}
     writer = SimpleNamespace(add_scalar=lambda name, value, step: written.update({name: (value, step)}), flush=int)
     names = {"SummaryWriter": lambda folder, purge_step: writer, "first_epoch": 0}

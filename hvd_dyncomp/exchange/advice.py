@@ -20,7 +20,7 @@ IN_FLIGHT = (
 CAPTURED = (
     "gradients cannot be exchanged while a CUDA graph is captured: its replay calls no hooks, and every rank would go "
     "on with gradients of its own. Leave loss.backward() and optimizer.step() out of it; "
-    "torch.cuda.make_graphed_callables does so (docs/clusters.md)"
+    "torch.cuda.make_graphed_callables does so (docs/howto-gpus.md)"
 )
 
 ASSIGNED = (

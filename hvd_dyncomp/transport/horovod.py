@@ -143,7 +143,7 @@ def _about_streams(devices: Iterable[torch.device]) -> str:
         return ""
     return (
         "gradients are made in the default stream, for which Horovod waits before it sends them; "
-        "torch.cuda.set_stream(torch.cuda.Stream()) before model and optimizer are made (docs/clusters.md)"
+        "torch.cuda.set_stream(torch.cuda.Stream()) before model and optimizer are made (docs/howto-gpus.md)"
     )
 
 

@@ -14,8 +14,8 @@ SHORT = ("mlp", "resnet8, short", "text, sgd, short", "text, adamw, short")
 
 TASKS_OF_RATES = tuple(f"regression, rate {rate}" for rate in REGRESSION_RATES)
 
-# What README.md shows of it; with the largest rate that a training stands.
-README = Part(
+# What docs/study.md begins with; the last task is the stress test.
+TRAINING = Part(
     "training",
     (*SHORT, TASKS_OF_RATES[-1]),
     (
@@ -65,7 +65,7 @@ MOMENTUM = Part(
 RATES = Part(
     "rates",
     TASKS_OF_RATES,
-    (*README.contenders, *_LESS, "uncompressed, no momentum", "4, no momentum", "1/4, c = 0.5"),
+    (*TRAINING.contenders, *_LESS, "uncompressed, no momentum", "4, no momentum", "1/4, c = 0.5"),
 )
 
 WORKERS = Part(
@@ -156,7 +156,7 @@ MORE_WORKERS = Part(
 LARGE = Part("10 million", ("text, adamw, 10 million",), ("uncompressed", "4", "1/4"), seeds=1)
 
 PARTS = (
-    *(README, LONGER, MAIN, MOMENTUM, RATES, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT),
+    *(TRAINING, LONGER, MAIN, MOMENTUM, RATES, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT),
     *(TUNED_REGRESSION, LARGEST_REGRESSION, TUNED_TEXT, TUNED_MLP, TUNED_RESNET, LARGEST, TUNED_ADAMW),
     *(BREADTH, MORE_WORKERS, LONGER_TEXT, LARGE),
 )

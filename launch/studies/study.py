@@ -42,12 +42,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
     add("--output-dir", type=Path, metavar="DIR", help=f"of {RESULTS}, {DETAILS} and figures (default docs/study)")
-    add("--pages", type=Path, nargs="*", metavar="FILE", help="with tables to fill (default docs/study.md README.md)")
+    add("--pages", type=Path, nargs="*", metavar="FILE", help="with tables to fill (default docs/study.md)")
     args = parser.parse_args(argv)
     if args.output_dir is None:
         args.output_dir = QUICK_DIR if args.quick else Path("docs/study")
     if args.pages is None:
-        args.pages = [] if args.quick else [Path("docs/study.md"), Path("README.md")]
+        args.pages = [] if args.quick else [Path("docs/study.md")]
     return args
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/frameworks.md run as they stand there, and leave all ranks with the same model."""
+"""The examples of frameworks.md and howto-training.md run as they stand there, and leave all ranks with the same model."""
 
 import json
 import re
@@ -13,9 +13,10 @@ from recipes import EXAMPLES, check_reports, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
-PAGE = (EXAMPLES.parent / "frameworks.md").read_text(encoding="utf-8")
+PAGES = [EXAMPLES.parent / name for name in ("frameworks.md", "howto-training.md")]
+TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
-# What the page takes for granted. `clips` are the norms that are left by each clipping.
+# What the pages take for granted. `clips` are the norms that are left by each clipping.
 GIVEN = """
 import json
 import train
@@ -52,8 +53,8 @@ def report(model, quantizer):
 
 
 def section(heading: str) -> str:
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert found is not None, f"docs/frameworks.md has no section {heading!r}"
+    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE)
+    assert found is not None, f"no page has a section {heading!r}"
     return found[1]
 
 
@@ -62,13 +63,13 @@ def fences(text: str) -> list[str]:
 
 
 def program(heading: str, folder: Path, *changes: tuple[str, str]) -> list[str]:
-    """Path of the section's example, after what the page begins with; `changes`, which it names, are made in it."""
+    """Path of the section's example, after the imports of the first page; `changes`, which it names, are made in it."""
     (example,) = fences(section(heading))
     for old, new in changes:
         assert example.count(old) == 1 and new in section(heading)
         example = example.replace(old, new)
     path = folder / "program.py"
-    path.write_text("\n".join([fences(PAGE)[0], GIVEN, example]), encoding="utf-8")
+    path.write_text("\n".join([fences(TEXT)[0], GIVEN, example]), encoding="utf-8")
     return [str(path)]
 
 
@@ -118,5 +119,5 @@ def test_clipping_and_accumulation(tmp_path):
 def test_torch_compile(tmp_path):
     if shutil.which("c++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    said = said_by(horovodrun(2, program("torch.compile", tmp_path)), 300, PYTHONPATH=str(EXAMPLES))
+    said = said_by(horovodrun(2, program("A whole compiled model", tmp_path)), 300, PYTHONPATH=str(EXAMPLES))
     assert all(bytes_sent(report) < 30 and report["steps"] == 4 * 32 for report in reports(said))

@@ -15,7 +15,7 @@ from studies.parts import BASELINE, TUNING, Largest, Part, Tuned
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs" / "study" / study.RESULTS
-PAGES = (ROOT / "docs" / "study.md", ROOT / "README.md")
+PAGE = ROOT / "docs" / "study.md"
 
 
 def made_up(part: Part, seeds: int = 2) -> dict[results.Key, dict]:
@@ -51,7 +51,7 @@ def test_all_that_exists_is_declared() -> None:
 
 
 def test_what_is_shown_of_the_study_needs_no_runs_of_its_own() -> None:
-    assert set(declared.README.keys) <= set(declared.keys(part for part in PARTS if part != declared.README))
+    assert set(declared.TRAINING.keys) <= set(declared.keys(part for part in PARTS if part != declared.TRAINING))
     assert {key for part in QUICK for key in part.keys} <= set(declared.MAIN.keys)
 
 
@@ -83,15 +83,14 @@ def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
 
 def test_committed_tables_are_what_the_committed_runs_give() -> None:
     runs = results.read(COMMITTED)
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert matrix.filled(text, study.tables(PARTS, runs)) == text
+    text = PAGE.read_text(encoding="utf-8")
+    assert matrix.filled(text, study.tables(PARTS, runs)) == text
     shown = [runs[key] for key in declared.keys(PARTS) if key in runs]
     assert COMMITTED.with_name(study.DETAILS).read_text() == study.details(shown)
 
 
 def test_every_table_stands_in_the_page_once() -> None:
-    text = PAGES[0].read_text()
+    text = PAGE.read_text()
     assert {part.name: text.count(f"<!-- table {part.name}: ") for part in PARTS} == dict.fromkeys(
         (part.name for part in PARTS), 1
     )
