@@ -14,7 +14,7 @@ from hvd_dyncomp.report.runs import read_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "study" / "screen.md"]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "study" / "screen.md", *sorted(DOCS.glob("bench/*.md"))]
 SITE = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
