@@ -1,4 +1,4 @@
-"""Runs the benchmarks and redraws docs/benchmarks.md; see --help."""
+"""Runs the benchmarks and redraws docs/benchmarks.md and its tables; see --help."""
 
 from benchmarks.program import main
 

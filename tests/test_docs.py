@@ -14,7 +14,7 @@ from hvd_dyncomp.report.runs import read_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "study" / "screen.md"]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "study" / "screen.md", *sorted(DOCS.glob("bench/*.md"))]
 SITE = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
@@ -89,7 +89,7 @@ def test_readme_and_quickstart_begin_alike() -> None:
     assert fences(ROOT / "README.md", "diff") == fences(DOCS / "quickstart.md", "diff")
 
 
-# A row of README.md's table, and what its contender is called in benchmarks.md and in study.md.
+# A row of README.md's table, and what its contender is called in bench/tables.md and in study.md.
 SHOWN = {
     "Horovod": ("Horovod", "uncompressed"),
     "Horovod fp16": ("Horovod fp16", "fp16"),
@@ -109,7 +109,7 @@ def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) 
     (row,) = rows(ROOT / "README.md", name)
     bits, *points, slow, medium, fast = [cell.strip() for cell in row.strip("|").split("|")][1:]
     times = f"| {slow} (", f"| {medium} (", f"| {fast} ("
-    measured = rows(DOCS / "benchmarks.md", in_benchmarks)
+    measured = rows(DOCS / "bench" / "tables.md", in_benchmarks)
     assert any(f"| {bits} |" in one for one in measured)
     assert any(all(time in one for time in times) for one in measured)
     for figure in points:

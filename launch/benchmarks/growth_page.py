@@ -15,9 +15,9 @@ from costs.model import UNITS
 _HOSTS, _WORKERS = (2, 8, 32, 128), (1, 4, 8)
 _DASH = "—"
 _ALLTOALLV = (
-    "With 64 to 127 workers and with 256 to 1,023, Open MPI's alltoallv takes turns with all others, those included "
-    "who get nothing (read from its source, not seen here), hence the long steps of 8x8, 32x8 and 128x4; "
-    "`OMPI_MCA_coll_tuned_use_dynamic_rules=1 OMPI_MCA_coll_tuned_alltoallv_algorithm=1` should avoid it."
+    "With 64 to 127 workers and with 256 to 1,023, Open MPI's alltoallv exchanges a message with every other rank in "
+    "turn, also with those that get nothing (read from its source, not observed). Hence the long steps of 8x8, 32x8 "
+    "and 128x4; `OMPI_MCA_coll_tuned_use_dynamic_rules=1 OMPI_MCA_coll_tuned_alltoallv_algorithm=1` should avoid it."
 )
 
 
@@ -69,10 +69,10 @@ def unseen(rows: Sequence[Mapping[str, Any]]) -> str:
 def measured(results: Mapping[str, Any]) -> list[str]:
     """Markdown: the constants and what they make of what was measured."""
     return [
-        f"`{results['command']}`: launch/costs/model.py, fitted to the medians of the steps in this page's tables of "
-        f"the exchange over MPI (hosts x workers of each; least squares of relative errors), with the times of the "
-        f"kernels as measured by themselves. It adds arithmetic and transfers up; where they overlap, as those of two "
-        f"workers do, steps are shorter. Commit {results['commit']}.",
+        f"`{results['command']}`: launch/costs/model.py, fitted to the median steps in the [tables](tables.md) of the "
+        f"exchange over MPI (hosts x workers of each; least squares of relative errors). The times of the kernels are "
+        f"measured separately. The model adds the times of arithmetic and of transfers. Where the two overlap, as they "
+        f"do with two workers, real steps are shorter. Commit {results['commit']}.",
         constants(results),
         residuals(results["seen"]),
         f"Fitted, {spread(results['seen'])} Not seen, {spread(results['unseen'])}",
@@ -147,16 +147,16 @@ def predicted(results: Mapping[str, Any]) -> list[str]:
     workers = largest["hosts"] * largest["workers"]
     ours = title(contenders(results)[-1])
     return [
-        f"Nothing below was measured. {values:.1f} million values, buckets of 8 MiB, a core for each worker, links "
-        f"that carry what TCP can; a step is the hand-over of ready gradients, the exchange and the update, one after "
-        f"the other. In brackets: with messages that take {1e3 * assumed:g} µs, an assumption, instead of what was "
-        f"fitted on shared cores, where a message waits for who is to receive it. {_ALLTOALLV} "
+        f"Nothing below was measured. {values:.1f} million values, buckets of 8 MiB, one core per worker, links at the "
+        f"payload rate of TCP. A step is the hand-over of ready gradients, the exchange and the update, one after the "
+        f"other. In brackets: an assumed latency of {1e3 * assumed:g} µs per message instead of the fitted one. (The "
+        f"fitted latency is that of shared cores, where a message waits until its receiver runs.) {_ALLTOALLV} "
         f"growth.json has all layouts.",
         sent(results),
         *(times(results, rate) for rate in rates),
-        f"{workers} workers ({largest['hosts']}x{largest['workers']}), {ours}, in two levels: bytes of one message, "
-        f"a worker's messages one after the other, and what messages and collectives take whatever is in them (as "
-        f"fitted / with {1e3 * assumed:g} µs a message):",
+        f"{workers} workers ({largest['hosts']}x{largest['workers']}), {ours}, in two levels: bytes per message, "
+        f"messages that a worker sends one after the other, and the latency of messages and collectives (as fitted / "
+        f"with {1e3 * assumed:g} µs a message):",
         messages(results),
         bucket_advice(results),
     ]

@@ -1,4 +1,4 @@
-"""Runs the benchmarks and redraws docs/benchmarks.md.
+"""Runs the benchmarks and redraws docs/benchmarks.md and the tables in docs/bench/.
 
     python launch/bench.py                              # everything: about 40 minutes on two cores
     python launch/bench.py --part kernels --part links  # some parts, and the drawing
@@ -37,7 +37,7 @@ _MANY = ("--rates", "1gbit", "--contenders", "none,fp16,1bit,4bit,8bit", "--seco
 
 @dataclass(frozen=True)
 class Part:
-    """A benchmark with some of its flags, the files in docs/bench/ that the page is drawn from, and flags for
+    """A benchmark with some of its flags, the files in docs/bench/ that the pages are drawn from, and flags for
     ``--quick``, if it takes part in that.
 
     ``benchmark`` has ``add_arguments(parser)`` and ``run(args)``; ``args.command`` is how a reader would type it.

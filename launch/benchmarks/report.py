@@ -1,4 +1,7 @@
-"""Draws the benchmarks' figures and writes their part of docs/benchmarks.md, from whatever JSON files are there."""
+"""Draws the benchmarks' figures and writes their tables, from whatever JSON files are there.
+
+docs/bench/tables.md and growth.md are written whole; docs/benchmarks.md has some tables between marks.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_kernels, growth, growth_page, kernels, memory, plots, tables, time_to_accuracy
+from benchmarks import gpu_kernels, growth, growth_page, kernels, memory, plots, ratios, tables, time_to_accuracy
 from benchmarks.gpus import on_gpus
 from benchmarks.results import Summary, load
 from benchmarks.tables import rate_title, summaries, title
 from common.errors import RunError
-from common.markdown import markdown
+from common.markdown import filled, markdown
 from lab.shaping import bits_per_second
 
-BEGIN = "<!-- make bench writes from here -->"
-END = "<!-- to here -->"
+TABLES, GROWTH = "tables.md", "growth.md"
+_HEADS = {
+    TABLES: "# Benchmarks: all tables\n\n`make bench` writes this page. [Benchmarks](../benchmarks.md) has the "
+    "summary, the machines and the settings.",
+    GROWTH: "# Benchmarks: a model of more workers\n\n`python launch/bench.py --part growth` writes this page. "
+    "[Benchmarks](../benchmarks.md#growth) has the summary.",
+}
 _Files = list[dict[str, Any]]
 _KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
 
@@ -74,10 +82,10 @@ def _gloo(described: Iterable[Mapping[str, Any]]) -> str:
     return ", Gloo" if "gloo" in launchers else ""
 
 
-def exchange_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
+def exchange_section(results: Mapping[str, Any], folder: Path) -> list[str]:
     name = f"exchange-{results['model']}-{results['workers']}"
     parts = [
-        f"### The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
+        f"## The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
     ]
     bits = tables.bits(results)
     hosts, per_host = tables.hosts_of(results)
@@ -86,29 +94,28 @@ def exchange_section(results: Mapping[str, Any], folder: Path, docs: Path) -> li
     elif hosts == 2:
         plots.step_times([results], folder / f"{name}-time.png")
         plots.speed_ups(results, folder / f"{name}-speedup.png")
-        shown = folder.relative_to(docs)
         parts += [tables.times(results), break_even_table(results)]
-        parts.append(f"![Time per step against link rate]({shown}/{name}-time.png)")
-        parts.append(f"![Speed-up against bits per value]({shown}/{name}-speedup.png)")
+        parts.append(f"![Time per step against link rate]({name}-time.png)")
+        parts.append(f"![Speed-up against bits per value]({name}-speedup.png)")
     return [*parts, bits, tables.caption(results), links(results)]
 
 
-def training_section(files: list[dict[str, Any]], folder: Path, docs: Path) -> list[str]:
+def training_section(files: list[dict[str, Any]], folder: Path) -> list[str]:
     plots.step_times(files, folder / "training-time.png")
-    parts = ["### Training steps", f"![Time per training step]({folder.relative_to(docs)}/training-time.png)"]
+    parts = ["## Training steps", "![Time per training step](training-time.png)"]
     for results in files:
         parts += [tables.times(results), tables.caption(results)]
     return parts
 
 
-def accuracy_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
+def accuracy_section(results: Mapping[str, Any], folder: Path) -> list[str]:
     figure = folder / time_to_accuracy.figure_name(results)
     plots.accuracies(results, figure)
     return [
-        f"### Time to accuracy: {time_to_accuracy.title(results)}",
+        f"## Time to accuracy: {time_to_accuracy.title(results)}",
         time_to_accuracy.table(results),
         time_to_accuracy.caption(results),
-        f"![Test accuracy against time]({figure.relative_to(docs)})",
+        f"![Test accuracy against time]({figure.name})",
     ]
 
 
@@ -118,21 +125,21 @@ def gpu_sections(
     """What was measured on GPUs, in tables."""
     parts = []
     if arithmetic:
-        parts += ["### On GPUs, arithmetic", gpu_kernels.report(arithmetic)]
+        parts += ["## On GPUs, arithmetic", gpu_kernels.report(arithmetic)]
     for results in sorted(exchanges, key=_by_hosts):
         where = tables.layout_title(results)
-        parts += [f"### On GPUs, the exchange alone: {results['model']}, {where}{_gloo(results['rates'].values())}"]
+        parts += [f"## On GPUs, the exchange alone: {results['model']}, {where}{_gloo(results['rates'].values())}"]
         parts += [tables.times(results), tables.gains(results), tables.bits(results)]
         parts += [tables.caption(results), links(results)]
     if training:
-        parts += ["### On GPUs, training steps"]
+        parts += ["## On GPUs, training steps"]
     for results in training:
         parts += [tables.times(results), tables.caption(results)]
     for results in accuracies:
-        parts += [f"### On GPUs, time to accuracy: {time_to_accuracy.title(results)}"]
+        parts += [f"## On GPUs, time to accuracy: {time_to_accuracy.title(results)}"]
         parts += [time_to_accuracy.table(results), time_to_accuracy.caption(results)]
     for results in memories:
-        parts += [f"### On GPUs, memory{_gloo([results])}", memory.report(results)]
+        parts += [f"## On GPUs, memory{_gloo([results])}", memory.report(results)]
     return parts
 
 
@@ -140,62 +147,75 @@ def _by_hosts(results: Mapping[str, Any]) -> tuple[int, int]:
     return tables.hosts_of(results)[1], results["workers"]
 
 
-def growth_section(results: Mapping[str, Any], folder: Path, docs: Path) -> list[str]:
+def growth_section(results: Mapping[str, Any], folder: Path) -> list[str]:
     plots.deviations(results, folder / "growth-fit.png")
     plots.predictions(results, folder / "growth.png")
-    shown = folder.relative_to(docs)
     return [
-        "### Growth: a model of what was measured",
+        "## Growth: a model of what was measured",
         *growth_page.measured(results),
-        f"![Predicted against measured times]({shown}/growth-fit.png)",
-        "### Growth: predicted, not measured",
-        f"![Predicted time per step against hosts]({shown}/growth.png)",
+        "![Predicted against measured times](growth-fit.png)",
+        "## Growth: predicted, not measured",
+        "![Predicted time per step against hosts](growth.png)",
         *growth_page.predicted(results),
     ]
 
 
-def report(folder: Path, docs: Path) -> str:
-    """The generated part, and the figures beside the JSON files in `folder`, which lies in `docs`."""
+def report(folder: Path) -> str:
+    """All tables but those of growth, and their figures, beside the JSON files in `folder`."""
     parts: list[str] = []
     if (folder / kernels.FILE).exists():
         parts += [
-            "### Arithmetic",
+            "## Arithmetic",
             "`python launch/bench.py --part kernels`: " + kernels.report(load(folder / kernels.FILE)),
         ]
     found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
     exchanges, training, accuracies, memories = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
     for results in sorted(exchanges, key=_by_hosts):
-        parts += exchange_section(results, folder, docs)
+        parts += exchange_section(results, folder)
     if training:
-        parts += training_section(training, folder, docs)
+        parts += training_section(training, folder)
     for results in accuracies:
-        parts += accuracy_section(results, folder, docs)
+        parts += accuracy_section(results, folder)
     for results in memories:
-        parts += [f"### Memory{_gloo([results])}", memory.report(results)]
+        parts += [f"## Memory{_gloo([results])}", memory.report(results)]
     arithmetic = load(folder / kernels.GPU_FILE)
     parts += gpu_sections(arithmetic, *([one for one in found[kind] if on_gpus(one)] for kind in _KINDS))
-    if (folder / growth.FILE).exists():
-        parts += growth_section(load(folder / growth.FILE), folder, docs)
     return "\n\n".join(part for part in parts if part)
 
 
-def insert(page: str, generated: str) -> str:
-    """The page with the part between the markers replaced; it gets them at its end if it has none."""
-    if BEGIN not in page:
-        page = f"{page.rstrip()}\n\n## Speed\n\n{BEGIN}\n{END}\n"
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{generated}\n\n{END}{rest.partition(END)[2]}"
+def shown(folder: Path) -> dict[str, str]:
+    """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
+    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
+    exchanges, training, accuracies, memories = (
+        [one for one in found[kind] if not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())]
+        for kind in _KINDS
+    )
+    training.sort(key=lambda one: -one["values"])
+    exchanges.sort(key=_by_hosts)
+    two = [one for one in exchanges if tables.hosts_of(one) == (2, 1)]
+    several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
+    named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
+    named |= {f"{one['model']}, exchange": ratios.by_level(one) for one in two}
+    for one in accuracies:
+        table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"
+        named[f"{time_to_accuracy.title(one)}, accuracy"] = table
+    named |= {"models": ratios.by_model(training), "hosts": ratios.by_layout(several)}
+    return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 
 
 def draw(folder: Path, page: Path) -> None:
-    """Draw the figures into the folder of the JSON files, and put the generated part into the page.
+    """Draw the figures into the folder of the JSON files, write all tables there, and those of the page into the page.
 
     Raises:
         RunError: there are no results.
     """
-    generated = report(folder, page.parent)
-    if not generated:
+    written = {TABLES: report(folder)}
+    if (folder / growth.FILE).exists():
+        written[GROWTH] = "\n\n".join(growth_section(load(folder / growth.FILE), folder))
+    if not any(written.values()):
         raise RunError(f"no results in {folder}")
-    text = page.read_text(encoding="utf-8") if page.exists() else "# Benchmarks\n"
-    page.write_text(insert(text, generated), encoding="utf-8")
-    print(f"wrote {page} and the figures in {folder}")
+    for name, text in written.items():
+        (folder / name).write_text(f"{_HEADS[name]}\n\n{text}\n", encoding="utf-8")
+    if page.exists():
+        page.write_text(filled(page.read_text(encoding="utf-8"), shown(folder), "make bench"), encoding="utf-8")
+    print(f"wrote {page}, and tables and figures in {folder}")

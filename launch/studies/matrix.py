@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from common.markdown import markdown
+from common import markdown
 from studies.parts import BASELINE, Part, Runs
 
 _DASH = "—"
@@ -57,7 +56,7 @@ def table(part: Part, runs: Runs) -> str:
             rows.append((contender, _bits(part, runs, contender), *cells))
     there = sum(key in runs for key in part.keys)
     note = f"{there} of {len(part.keys)} runs: {part.seeds} of each, (n) where there are n only."
-    return f"{markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
+    return f"{markdown.markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
 
 
 def _cell(part: Part, runs: Runs, task: str, contender: str) -> str:
@@ -84,10 +83,4 @@ def _bits(part: Part, runs: Runs, contender: str) -> str:
 
 def filled(page: str, tables: Mapping[str, str]) -> str:
     """A page with tables between their marks, by name. Those that it has no marks for are not shown."""
-    for name, shown in tables.items():
-        mark = f"<!-- table {name}: written by make study -->"
-        end = "<!-- end of table -->"
-        pattern = re.compile(f"{re.escape(mark)}\n.*?{re.escape(end)}", re.DOTALL)
-        text = f"{mark}\n\n{shown}\n\n{end}"
-        page = pattern.sub(lambda _, text=text: text, page)  # type: ignore[misc]
-    return page
+    return markdown.filled(page, tables, "make study")

@@ -1,13 +1,14 @@
 """The benchmark programs from end to end, on tiny models; and what the report makes of figures."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import alternation, kernels, links, program, report, tables, workloads
+from benchmarks import alternation, kernels, links, plots, program, ratios, report, tables, workloads
 from benchmarks.results import Summary, commit, save, summarize
 from common.errors import RunError
 from common.launcher import run
@@ -145,11 +146,11 @@ def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
     assert "2 workers on 1 host" in said and all(run["sent"] == [] for run in results["runs"].values())
     assert "| Horovod |" in said and "| — | 32 |" in said  # nothing was counted
     save(folder / "accuracy-resnet8.json", {**results, "rate": "100mbit", "about": {"command": "x", "commit": "y"}})
-    drawn = report.report(folder, folder.parent)
-    assert "### Time to accuracy: resnet8\n" in drawn
-    assert "### Time to accuracy: resnet8, shared memory, Gloo\n" in drawn
+    drawn = report.report(folder)
+    assert "## Time to accuracy: resnet8\n" in drawn
+    assert "## Time to accuracy: resnet8, shared memory, Gloo\n" in drawn
     for figure in ("accuracy-resnet8.png", "accuracy-resnet8-shm-gloo.png"):
-        assert f"(bench/{figure})" in drawn and (folder / figure).exists()
+        assert f"({figure})" in drawn and (folder / figure).exists()
 
 
 @pytest.mark.parametrize(
@@ -165,17 +166,45 @@ def test_a_bad_flag_of_the_time_to_accuracy_is_one_line(flag, value, named, caps
 
 
 def test_the_report_keeps_the_rest_of_the_page(folder):
-    page = folder.parent / "benchmarks.md"
-    page.write_text(f"# Benchmarks\n\nbefore\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n")
+    page, written = folder.parent / "benchmarks.md", folder / report.TABLES
+    marks = "<!-- table resnet20, training: written by make bench -->\n{}<!-- end of table -->\n"
+    page.write_text(f"# Benchmarks\n\nbefore\n\n{marks.format('old')}\nafter\n")
     report.draw(folder, page)
-    text = page.read_text()
+    text, tables_text = page.read_text(), written.read_text()
     assert "before" in text and "after" in text and "old" not in text
-    assert "### The exchange alone: tiny, 2 workers" in text and "### Training steps" in text
+    assert "| against | link | 4 bits |" in text and "| Horovod | shared memory |" in text
+    assert "## The exchange alone: tiny, 2 workers" in tables_text and "## Training steps" in tables_text
     for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
-        assert f"(bench/{figure})" in text and (folder / figure).stat().st_size > 1000
-    again = page.read_text()
+        assert f"({figure})" in tables_text and (folder / figure).stat().st_size > 1000
     report.draw(folder, page)
-    assert page.read_text() == again
+    assert (page.read_text(), written.read_text()) == (text, tables_text)
+
+
+def test_ratios_are_those_of_medians_and_bold_where_ours_is_slower():
+    steps = {"none": 80.0, "fp16": 400.0, "powersgd1": 5.0, "4bit": 10.0, "4bit-flat": 9.98, "0.25bit": 20.0}
+    found = {name: {"ms": [ms], "sent": []} for name, ms in steps.items()}
+    results = {"model": "tiny", "values": 2_000_000, "workers": 4, "workers_per_host": 2}
+    results["rates"] = {"1gbit": {"contenders": found}, "shm": {"contenders": {"4bit": found["4bit"]}}}
+    by_level = ratios.by_level(results)
+    assert "| against | link | 4 bits | 0.25 bit |" in by_level
+    assert (
+        "| Horovod | 1 Gbit/s | 8.00 | 4.00 |" in by_level and "| Horovod fp16 | 1 Gbit/s | 40.0 | 20.0 |" in by_level
+    )
+    assert "| DDP PowerSGD r1 | 1 Gbit/s | **0.50** | **0.25** |" in by_level
+    assert "| Horovod | shared memory | — | — |" in by_level
+    assert "| tiny, 2.0 million values | 1 Gbit/s | 8.00 | 40.0 | **0.50** | 4.00 |" in ratios.by_model([results])
+    assert "| 2 x 2 | 1 Gbit/s | 8.00 | 40.0 | **0.50** | 1.00 |" in ratios.by_layout([results])
+
+
+def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tmp_path):
+    docs = Path(BENCH).parents[1] / "docs"
+    folder = tmp_path / "bench"
+    shutil.copytree(docs / "bench", folder)
+    shutil.copy(docs / "benchmarks.md", tmp_path)
+    monkeypatch.setattr(plots, "_finish", lambda figure, axes, path: plots.plt.close(figure))
+    report.draw(folder, tmp_path / "benchmarks.md")
+    for name in ("benchmarks.md", "bench/tables.md", "bench/growth.md"):
+        assert (tmp_path / name).read_text() == (docs / name).read_text(), f"python launch/bench.py --draw: {name}"
 
 
 def figures(**milliseconds: float) -> dict[str, Summary]:

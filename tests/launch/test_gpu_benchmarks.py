@@ -182,11 +182,11 @@ def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_
         found = {"workers": 2, "model": "tiny", "values": 800, "tensors": 1, "device": where, "rates": {"1gbit": rate}}
         for kind in ("exchange", "training"):
             save(folder / f"{kind}-tiny-2{gpus.suffix(where)}.json", {"benchmark": kind, **found})
-    said = report.report(folder, folder.parent)
-    cpus, _, there = said.partition("### On GPUs, the exchange alone: tiny, 2 workers")
+    said = report.report(folder)
+    cpus, _, there = said.partition("## On GPUs, the exchange alone: tiny, 2 workers")
     assert "80.0 (80.0–80.0)" in cpus and "5.0 (5.0–5.0)" not in cpus and "a GPU" not in cpus
     assert "80.0 (80.0–80.0)" not in there and there.count("| Horovod | 5.0 (5.0–5.0) |") == 2
-    assert there.count("On 1 GPU (a GPU), shared by 2 workers;") == 2 and "### On GPUs, training steps" in there
+    assert there.count("On 1 GPU (a GPU), shared by 2 workers;") == 2 and "## On GPUs, training steps" in there
 
     fitted = []
     monkeypatch.setattr(growth, "kernel_times", lambda results: {})

@@ -95,8 +95,8 @@ def test_figures_of_a_gpu_have_a_file_and_a_section_of_their_own(tmp_path, capsy
     assert found["about"]["commit"] and "nanoseconds" not in found
     assert found["rates"]["4 encode"] == (12 * 65536 + 128 * 260) / 2 == found["rates"]["4 encode*"]
     assert found["bucket"]["microseconds"]["4 decode"] == [2e6, 1e6]
-    said = report.report(folder, folder.parent)
-    cpu, _, there = said.partition("### On GPUs, arithmetic")
+    said = report.report(folder)
+    cpu, _, there = said.partition("## On GPUs, arithmetic")
     assert "a GPU" not in cpu and "nanoseconds" not in there and "compiled in 3 s" in there
     assert "--part kernels --values 65536" in there and "--device cuda`: on one a GPU" in there
     assert "| 4 | 1.56 (1) | 0.56 | 0.56 (1) | 1.19 |" in there

@@ -96,8 +96,8 @@ def test_figures_of_launchers_and_devices_have_files_and_sections_of_their_own(t
     assert [command[0].endswith("horovodrun") for command, _, _ in started] == [False, True, True]
     assert all(env["MALLOC_MMAP_THRESHOLD_"] == "65536" for _, _, env in started)  # or glibc's heap is measured as well
     assert [env.get("NCCL_SOCKET_IFNAME") for _, _, env in started] == [None, None, "eth0"]
-    drawn = report.report(folder, folder.parent)
-    assert re.findall("^### .*", drawn, re.MULTILINE) == ["### Memory, Gloo", "### Memory", "### On GPUs, memory, Gloo"]
+    drawn = report.report(folder)
+    assert re.findall("^## .*", drawn, re.MULTILINE) == ["## Memory, Gloo", "## Memory", "## On GPUs, memory, Gloo"]
     assert drawn.count("| bytes a value | 2 workers |\n| --- | ---: |\n| Horovod fp16 | 2.0–3.0 |") == 2
     assert (
         "| bytes a value | 2 workers, GPU | 2 workers, host |" in drawn
