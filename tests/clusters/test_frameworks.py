@@ -1,4 +1,4 @@
-"""The examples of frameworks.md and howto-training.md run as they stand there, and leave all ranks with the same model."""
+"""The examples of two pages run as they stand there, and leave all ranks with the same model."""
 
 import json
 import re
