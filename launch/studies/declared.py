@@ -1,4 +1,4 @@
-"""The study that the package's default comes from: which runs make up each table and figure of docs/study.md."""
+"""The study that the package's default comes from: which runs make up each table and figure of the study."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from studies.parts import BASELINE, TUNING, Largest, Part, Tuned
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs" / "study" / study.RESULTS
-PAGE = ROOT / "docs" / "study.md"
+PAGES = (ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "tables.md")
 
 
 def made_up(part: Part, seeds: int = 2) -> dict[results.Key, dict]:
@@ -83,14 +83,15 @@ def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
 
 def test_committed_tables_are_what_the_committed_runs_give() -> None:
     runs = results.read(COMMITTED)
-    text = PAGE.read_text(encoding="utf-8")
-    assert matrix.filled(text, study.tables(PARTS, runs)) == text
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert matrix.filled(text, study.tables(PARTS, runs)) == text
     shown = [runs[key] for key in declared.keys(PARTS) if key in runs]
     assert COMMITTED.with_name(study.DETAILS).read_text() == study.details(shown)
 
 
-def test_every_table_stands_in_the_page_once() -> None:
-    text = PAGE.read_text()
+def test_every_table_stands_in_the_pages_once() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert {part.name: text.count(f"<!-- table {part.name}: ") for part in PARTS} == dict.fromkeys(
         (part.name for part in PARTS), 1
     )
