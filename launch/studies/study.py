@@ -1,4 +1,4 @@
-"""Trains what the declared study lacks, and writes its tables and figures: docs/study.md, docs/study/tables.md and what they show.
+"""Trains what the declared study lacks, and writes its tables and figures: docs/study.md and docs/study/.
 
 One process plays all workers of a task. Which runs make up which table stands in launch/studies/declared.py; each run
 is a line of screen.jsonl, and what is there is not trained again.
@@ -42,7 +42,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
     add("--output-dir", type=Path, metavar="DIR", help=f"of {RESULTS}, {DETAILS} and figures (default docs/study)")
-    add("--pages", type=Path, nargs="*", metavar="FILE", help="with tables to fill (default docs/study.md docs/study/tables.md)")
+    add("--pages", type=Path, nargs="*", metavar="FILE", help="with tables to fill (default the study's two)")
     args = parser.parse_args(argv)
     if args.output_dir is None:
         args.output_dir = QUICK_DIR if args.quick else Path("docs/study")
