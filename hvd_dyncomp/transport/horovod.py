@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.errors import HorovodMissing
+from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import Transport
 
 try:
@@ -147,31 +146,11 @@ def _about_streams(devices: Iterable[torch.device]) -> str:
     )
 
 
-class _Background:
-    """One thread a process, which calls what it was given until there is nothing left to do, and then sleeps."""
-
-    def __init__(self) -> None:
-        self._new: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, work: Callable[[], bool]) -> None:
-        self._new.put(work)
-        if self._thread is None or not self._thread.is_alive():  # a process that was forked has no thread
-            self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
-            self._thread.start()
-
-    def _loop(self) -> None:
-        works = [self._new.get()]
-        while True:
-            time.sleep(_BACKGROUND_SECONDS)
-            while not self._new.empty():
-                works.append(self._new.get())
-            works = [work for work in works if not work()]
-            if not works:  # a list of its own: what is over must not live on here
-                works.append(self._new.get())
+def _pause() -> None:
+    time.sleep(_BACKGROUND_SECONDS)
 
 
-_background = _Background()
+_background = Background(_pause)
 
 
 def averaging_factor(op: object, world_size: int) -> float:
