@@ -46,6 +46,9 @@ class ProcessGroupTransport(base.Transport):
         group: of any backend; None for that of all ranks.
         timeout: for whatever is waited for; a rank that waits longer raises an error instead of going on for ever.
 
+    Attributes:
+        models: how many have been compressed over it, the same on all ranks.
+
     Raises:
         ValueError: torch.distributed is not initialized, or this process is no member of the group.
         TimeoutError: a rank has not come.
@@ -67,7 +70,7 @@ class ProcessGroupTransport(base.Transport):
             _news.set()
 
         mesh = Mesh(connections, arrived, collectives.lost)
-        self._collectives = collectives
+        self._collectives, self.models = collectives, 0
         self._end = weakref.finalize(self, mesh.close)  # also when Python ends: what others wait for must leave
 
     @property
@@ -128,6 +131,34 @@ class ProcessGroupTransport(base.Transport):
     def advise(self, devices: Iterable[torch.device]) -> None:
         pass
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return not self._end.alive
+
     def close(self) -> None:
         """Sends what others wait for and closes the connections. Whoever waits for this rank then gets an error."""
         self._end()
+
+
+# For as long as there is the group: whether one has to be made must not depend on what a rank has collected as garbage.
+_transports: weakref.WeakKeyDictionary[Any, ProcessGroupTransport] = weakref.WeakKeyDictionary()
+
+
+def transport(group: Any = None, *, timeout: timedelta = timedelta(minutes=30)) -> ProcessGroupTransport:
+    """The transport over a process group, as `Controller` takes it. There is one a group; collective the first time.
+
+    Args:
+        group: None for that of all ranks.
+        timeout: for whatever is waited for, when it is made.
+
+    Raises:
+        ValueError, TimeoutError: see `ProcessGroupTransport`.
+    """
+    if group is None and dist.is_initialized():
+        group = dist.group.WORLD
+    found = None if group is None else _transports.get(group)
+    if found is None or found.closed:
+        found = ProcessGroupTransport(group, timeout=timeout)
+        _transports[group] = found
+    return found
