@@ -6,6 +6,8 @@ See `DynamicQuantizer` (the compressor), `Controller` (which level, on all worke
 `StepFunction`, `Plateau`, `CriticalRegime`, `Static` and `Schedule`, and `without_momentum` (for few bits).
 """
 
+import importlib
+
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
 from hvd_dyncomp.levels import LEVELS
@@ -57,4 +59,6 @@ except HorovodMissing as _error:
 def __getattr__(name: str):
     if _horovod_missing and name == "DynamicQuantizer":
         raise ImportError(_horovod_missing)
+    if name == "ddp":  # who uses Horovod does not pay for torch's own distribution
+        return importlib.import_module("hvd_dyncomp.ddp")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
