@@ -16,7 +16,7 @@ VALUE = "…"  # in place of what is known at run time only
 LEAST_LETTERS = 8  # of a fixed part that can be recognised: "…: …" only wraps another sentence
 
 # What the page sums up in its last paragraph: modules, and of which exceptions.
-SIMULATED = ("transport/in_process.py", "transport/collective.py")
+SIMULATED = ("transport/in_process.py", "transport/rendezvous.py")
 SUMMED_UP = {"kernels/__init__.py": ("ValueError", "TypeError"), **dict.fromkeys(SIMULATED)}
 
 # Functions that return sentences for somebody else to say, and constants that are such sentences or parts of them.
