@@ -83,6 +83,12 @@ class Backward:
         self.complete = True
         threading.Thread(target=self._collect, name="hvd_dyncomp.collect", daemon=True).start()
 
+    def wait(self) -> None:
+        """Blocks until it is over; the time counts as the exchange's."""
+        began = time.perf_counter()
+        self.over.wait()
+        self._step.traffic.seconds += time.perf_counter() - began
+
     def _collect(self) -> None:
         error: Exception | None = None
         try:

@@ -190,7 +190,7 @@ class Quantizer:
                 leave_out(self._optimizer, self._plan.waiting, step.bits)
 
     def _conclude(self, backward: Backward) -> None:
-        backward.over.wait()
+        backward.wait()
         error, self._error = self._error, None
         if error is not None:
             raise error

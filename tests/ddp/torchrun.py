@@ -32,9 +32,11 @@ def torchrun(
         raise AssertionError(f"no end after {seconds} s: {' '.join(command)}\n{expired.output}") from None
 
 
-def run_program(ranks: int, path: Path, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def run_program(
+    ranks: int, path: Path, *arguments: str, seconds: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a program."""
-    return torchrun(ranks, _PROGRAM, [str(path), *arguments], seconds)
+    return torchrun(ranks, _PROGRAM, [str(path), *arguments], seconds, **environment)
 
 
 def run_bodies(bodies: Sequence[str], ranks: int, seconds: float, **environment: str) -> None:
