@@ -88,29 +88,24 @@ def _address() -> str:
     return master if mine == there[0] else mine  # on rank 0's own host, as others call it
 
 
-def _left(until: float, what: str) -> float:
-    seconds = until - time.monotonic()
-    if seconds <= 0:
-        raise TimeoutError(what)
-    return seconds
-
-
 def _reach(address: str, port: int, rank: int, until: float) -> socket.socket:
-    what = f"rank {rank} cannot be reached at {address}, port {port}"
     try:
-        return socket.create_connection((address, port), timeout=_left(until, what))
+        return socket.create_connection((address, port), timeout=max(until - time.monotonic(), 1e-3))
     except OSError as error:
-        raise TimeoutError(f"{what}: {error}; GLOO_SOCKET_IFNAME says which network interface to use") from error
+        raise TimeoutError(
+            f"rank {rank} cannot be reached at {address}, port {port}: {error}; GLOO_SOCKET_IFNAME says which network "
+            "interface to use"
+        ) from error
 
 
 def _accepted(listener: socket.socket, secret: bytes, expected: set[int], until: float) -> tuple[int, socket.socket]:
     """The next connection of a rank that is expected. Others are closed."""
-    while True:
-        listener.settimeout(_left(until, f"ranks {sorted(expected)} have not connected"))
+    while (left := until - time.monotonic()) > 0:
+        listener.settimeout(left)
         try:
             connection, _ = listener.accept()
         except TimeoutError:
-            continue
+            break
         connection.settimeout(_HELLO_SECONDS)
         try:
             said, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
@@ -119,6 +114,7 @@ def _accepted(listener: socket.socket, secret: bytes, expected: set[int], until:
         if secrets.compare_digest(said, secret) and rank in expected:
             return rank, connection
         connection.close()
+    raise TimeoutError(f"ranks {sorted(expected)} have not connected")
 
 
 def _tune(connection: socket.socket) -> None:
