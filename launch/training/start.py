@@ -9,8 +9,9 @@ import os
 
 import torch
 
-from common import mpi_settings, ranks
+from common import ranks
 from common.errors import RunError
+from hvd_dyncomp.transport import mpi_settings
 from training import options, tensorboard
 from training.agree import together
 
