@@ -1,6 +1,7 @@
 """What many steps make of a run, and what is refused."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_dyncomp
 from hvd_dyncomp import Controller, LockstepError, StepFunction, ddp
+from hvd_dyncomp.exchange import step_levels
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 
@@ -59,6 +61,20 @@ def test_it_learns_as_without_compression():
     theirs, mine = plain.train(range(1, 60)), ours.train(range(1, 60))
     assert same_on_all_ranks(ours.weights)
     assert theirs < 0.5 * first and mine < 0.6 * first
+
+
+@pytest.mark.parametrize("fast", [8, 32])
+def test_rank_0_chooses_the_fastest_level_for_all(monkeypatch, fast):
+    """For every other rank another level is the fastest."""
+    now = 0.0
+    monkeypatch.setattr(step_levels, "time", SimpleNamespace(monotonic=lambda: now))
+    task, levels = Task(controller=4, auto_level=True), []
+    for step in range(50):
+        task.train(range(step, step + 1))
+        levels.append(task.quantizer.bits)
+        now += 1.0 if (levels[-1] == fast) == (dist.get_rank() == 0) else 1.2
+    assert set(levels[:40]) == {4, 8, 16, 32} and set(levels[42:]) == {fast}
+    assert same_on_all_ranks([torch.tensor(levels), *task.weights])
 
 
 def test_a_run_that_is_resumed_is_the_same():
