@@ -37,6 +37,7 @@ DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", 
 POWERSGD_START = 2
 # One bucket for everything: over Gloo the PowerSGD hook fails with several.
 _ONE_BUCKET_MB = 1 << 20
+_VIEWS = {"gradient_as_bucket_view": True}  # saves all hooks a copy of the gradients, there and back
 _BUCKET_MB = 8  # as docs/ddp.md advises
 # Too small to change weights within a benchmark, and the arithmetic is the same.
 _LEARNING_RATE = 1e-6
@@ -104,15 +105,15 @@ def _distributed(name: str, model: nn.Module) -> nn.Module:
     from hvd_dyncomp import ddp
 
     if name in OURS_IN_DDP.values():
-        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB)
+        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB, **_VIEWS)
         ddp.compress(wrapped, float(name.partition("bit")[0]))
         return wrapped
     if not name.startswith("powersgd"):
-        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped = nn.parallel.DistributedDataParallel(model, **_VIEWS)
         if name == "ddp-fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return wrapped
-    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB)
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB, **_VIEWS)
     rank = int(name.removeprefix("powersgd"))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
     wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
