@@ -6,7 +6,7 @@ See `DynamicQuantizer` (the compressor), `Controller` (which level, on all worke
 `StepFunction`, `Plateau`, `CriticalRegime`, `Static` and `Schedule`, and `without_momentum` (for few bits).
 """
 
-import warnings
+import importlib
 
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
@@ -46,17 +46,19 @@ __all__ = [
     "without_momentum",
 ]
 
-# Policies, codec and kernels are of use without Horovod (analysis, tests); a quantizer, which is Horovod's, is not.
+# What works without Horovod: `hvd_dyncomp.ddp`, policies and kernels. The compressor, which is Horovod's, says what is
+# missing when it is asked for.
 _horovod_missing = ""
 try:
     import hvd_dyncomp.elastic  # noqa: F401  # registers with Horovod
     from hvd_dyncomp.quantizer import DynamicQuantizer
 except HorovodMissing as _error:
     _horovod_missing = str(_error)
-    warnings.warn(_horovod_missing, stacklevel=2)
 
 
 def __getattr__(name: str):
     if _horovod_missing and name == "DynamicQuantizer":
         raise ImportError(_horovod_missing)
+    if name == "ddp":  # who uses Horovod does not pay for torch's own distribution
+        return importlib.import_module("hvd_dyncomp.ddp")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

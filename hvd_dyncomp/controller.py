@@ -37,9 +37,11 @@ class Controller:
             level with a warning.
         nan_patience: non-finite metrics hold the level; after this many epochs of them in a row compression is
             released to 32 bits, until they are finite again.
-        transport: among the ranks that call `step`; default Horovod, all workers. For tests and simulations.
+        transport: among the ranks that call `step`; default Horovod, all workers. Without Horovod,
+            `hvd_dyncomp.ddp.transport()`.
 
     Attributes:
+        transport: see above.
         history: one `Record` per finished epoch, oldest first; `record.bits` is what was decided after that epoch.
 
     Raises:
@@ -75,7 +77,7 @@ class Controller:
         _check_config(self.policy)
         self.on_error = one_of("on_error", on_error, ("raise", "hold"))
         self.nan_patience = integer("nan_patience", nan_patience, 1)
-        self._transport = given_or_horovod(transport)
+        self.transport = given_or_horovod(transport)
         self.history: list[Record] = []
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
 
@@ -118,8 +120,8 @@ class Controller:
         if finished < self.epoch:
             logger.warning("Controller.step: epoch %d was stepped before; nothing changes", finished)
             return self._bits
-        answer = self._decide(finished, _weighted_means(reports)) if self._transport.rank == 0 else None
-        answer = gather_json(self._transport, answer, "hvd_dyncomp.controller.decision")[0]
+        answer = self._decide(finished, _weighted_means(reports)) if self.transport.rank == 0 else None
+        answer = gather_json(self.transport, answer, "hvd_dyncomp.controller.decision")[0]
         if "error" in answer:
             raise ControllerError(answer["error"])
         record = Record(**answer)
@@ -130,7 +132,7 @@ class Controller:
 
     def _gathered(self, report: dict[str, Any]) -> list[dict[str, Any]]:
         """Every rank's report. If this one waits for ranks that train instead, all raise a `LockstepError`."""
-        transport = self._transport
+        transport = self.transport
         if transport.size == 1:
             return [report]
         lookout = Lookout(self, transport)
@@ -194,7 +196,7 @@ class Controller:
         return Decision(self._bits, f"held: {', '.join(bad)} not finite"), False
 
     def _check_lockstep(self) -> None:
-        everyone = gather_json(self._transport, self._fingerprint(), "hvd_dyncomp.controller.lockstep")
+        everyone = gather_json(self.transport, self._fingerprint(), "hvd_dyncomp.controller.lockstep")
         for rank, theirs in enumerate(everyone):
             if "error" in theirs:
                 raise ControllerError(f"the policy's config() failed on rank {rank}: {theirs['error']}")
@@ -217,7 +219,7 @@ class Controller:
 
     def sync(self) -> None:
         """Takes over rank 0's history and level: for workers that join a run (`hvd_dyncomp.elastic`). Collective."""
-        self.load_state_dict(gather_json(self._transport, self.state_dict(), "hvd_dyncomp.controller.sync")[0])
+        self.load_state_dict(gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync")[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data: the history and, to compare when it is loaded, the configuration."""
@@ -300,3 +302,21 @@ def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
         # Ranks that all have 0.7 have reached a threshold of 0.7, whatever was rounded. (A NaN passes both.)
         means[key] = min(max(mean, min(values)), max(values))
     return means
+
+
+def controller_from(given: Controller | Policy | float | None, transport: Transport | None) -> Controller:
+    """The controller that a quantizer is given: one, a policy or level for a new one, or None for the default policy.
+
+    Args:
+        transport: of a new one.
+
+    Raises:
+        TypeError, ValueError: `given` is something else, or no level.
+    """
+    if isinstance(given, Controller):
+        return given
+    if isinstance(given, Real) and not isinstance(given, bool):
+        given = check_level("controller", given)
+    elif given is not None and not isinstance(given, Policy):
+        raise TypeError(f"controller must be a Controller, a Policy or a level, got {shown(given)}")
+    return Controller(given, transport=transport)

@@ -8,14 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from numbers import Real
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
 from hvd_dyncomp.checks import one_of, shown
-from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.binding import names_by_parameter
 from hvd_dyncomp.exchange.lifecycle import Lifecycle
@@ -27,7 +26,7 @@ from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.exchange.tally import count_outside
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.horovod_optimizer import compressor_of
-from hvd_dyncomp.levels import UNCOMPRESSED, check_level
+from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.transport import given_or_horovod
@@ -138,7 +137,7 @@ class DynamicQuantizer(Compressor):
         transport: Transport | None = None,
     ) -> None:
         self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
-        self.controller = _controller(controller, transport)
+        self.controller = controller_from(controller, transport)
         settings = Settings(**{field.name: self._arguments[field.name] for field in dataclasses.fields(Settings)})
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
@@ -330,16 +329,6 @@ class DynamicQuantizer(Compressor):
                 "was passed outside one travels uncompressed",
                 tuple(tensor.shape),
             )
-
-
-def _controller(given: Any, transport: Transport | None) -> Controller:
-    if isinstance(given, Controller):
-        return given
-    if isinstance(given, Real) and not isinstance(given, bool):
-        given = check_level("controller", given)
-    elif given is not None and not isinstance(given, Policy):
-        raise TypeError(f"controller must be a Controller, a Policy or a level, got {shown(given)}")
-    return Controller(given, transport=transport)
 
 
 def _copy(controller: Controller, arguments: dict[str, Any], state: dict[str, Any]) -> DynamicQuantizer:

@@ -16,12 +16,12 @@ VALUE = "…"  # in place of what is known at run time only
 LEAST_LETTERS = 8  # of a fixed part that can be recognised: "…: …" only wraps another sentence
 
 # What the page sums up in its last paragraph: modules, and of which exceptions.
-SIMULATED = ("transport/in_process.py", "transport/collective.py")
+SIMULATED = ("transport/in_process.py", "transport/rendezvous.py")
 SUMMED_UP = {"kernels/__init__.py": ("ValueError", "TypeError"), **dict.fromkeys(SIMULATED)}
 
 # Functions that return sentences for somebody else to say, and constants that are such sentences or parts of them.
-RETURNING = ("advice", "obstacle", "_about_cores", "_about_streams", "_difference")
-CONSTANTS = ("JOINED", "ANOTHER_OPTIMIZER", "IN_FLIGHT", "CAPTURED", "ASSIGNED", "REDUCED_AGAIN", "_HINTS")
+RETURNING = ("advice", "obstacle", "_about_mpi", "_about_streams", "_difference")
+CONSTANTS = ("JOINED", "ANOTHER_OPTIMIZER", "IN_FLIGHT", "CAPTURED", "ASSIGNED", "REDUCED_AGAIN", "HOOKED", "_HINTS")
 
 EXCEPTIONS = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 

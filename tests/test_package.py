@@ -40,7 +40,7 @@ def without_horovod(code: str) -> subprocess.CompletedProcess:
 
 
 def test_without_horovod_one_sentence_says_how_to_get_it():
-    done = without_horovod("from hvd_dyncomp import DynamicQuantizer")
+    done = without_horovod("from hvd_dyncomp import Controller; from hvd_dyncomp import DynamicQuantizer")
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: hvd_dyncomp needs Horovod built for torch: run 'make setup'")
@@ -48,7 +48,7 @@ def test_without_horovod_one_sentence_says_how_to_get_it():
 
 def test_without_horovod_policies_codec_and_kernels_work():
     done = without_horovod(
-        "import warnings; warnings.simplefilter('ignore')\n"
+        "import warnings; warnings.simplefilter('error')\n"
         "import hvd_dyncomp, hvd_dyncomp.exchange.wire, torch\n"
         "from hvd_dyncomp.kernels import encode_into\n"
         "assert hvd_dyncomp.Static(4).decide([]).bits == 4\n"
@@ -79,6 +79,7 @@ ROOMS = {
     "momentum": set(),
     "exchange": {"horovod_optimizer", "kernels", "meter", "momentum", "transport"},
     "controller": {"exchange", "policies", "transport"},
+    "ddp": {"controller", "exchange", "meter", "momentum", "policies", "transport"},
     "quantizer": {"controller", "exchange", "horovod_optimizer", "meter", "policies", "transport"},
     "elastic": {"controller", "quantizer", "transport"},
     "report": set(),
@@ -88,7 +89,8 @@ EXCHANGE = {
     "ranges": set(),
     "step_levels": set(),
     "wire": set(),
-    "binding": set(),
+    "source": set(),
+    "binding": {"source"},
     "settings": set(),
     "uninterrupted": set(),
     "streams": {"ranges"},
@@ -102,7 +104,7 @@ EXCHANGE = {
     "residual_state": {"buckets"},
     "uncompressed": {"buckets"},
     "reduction": {"coding", "messages", "ranges", "topology", "wire"},
-    "plan": {"binding", "buckets", "coding", "residual_state", "settings", "topology", "wire"},
+    "plan": {"buckets", "coding", "residual_state", "settings", "source", "topology", "wire"},
     "routes": {"messages", "ranges", "reduction", "topology", "wire"},
     "agreement": {"handshake", "plan", "ranges", "step_levels", "wire"},
     "tally": {"buckets", "plan"},
@@ -111,10 +113,10 @@ EXCHANGE = {
     "step": {"agreement", "intake", "one_bucket", "plan", "step_levels", "tally", "uncompressed", "uninterrupted"},
     "states": {"handshake", "intake", "plan", "step", "uncompressed", "wire"},
     "lifecycle": {
-        *("advice", "intake", "plan", "residual_state", "settings", "states", "step", "step_levels"),
+        *("advice", "binding", "intake", "plan", "residual_state", "settings", "states", "step", "step_levels"),
         "uninterrupted",
     },
-    "lookout": {"handshake", "lifecycle", "wire"},
+    "lookout": {"handshake", "wire"},
 }
 REPORT = {
     "markup": set(),

@@ -13,7 +13,7 @@ import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 from hvd_dyncomp.exchange.binding import Binding
-from hvd_dyncomp.transport import horovod
+from hvd_dyncomp.transport import horovod, mpi_settings
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
 
@@ -191,21 +191,37 @@ def test_attached_to_what_is_not_its_optimizer(monkeypatch):
         DynamicQuantizer().attach(optimizer)
 
 
-@pytest.mark.parametrize(("cores", "told", "ranks", "says"), [(2, 0, 2, 1), (4, 0, 2, 0), (2, 1, 2, 0), (3, 0, 2, 1)])
-def test_ranks_that_poll_on_each_others_cores_are_advised_once(monkeypatch, caplog, cores, told, ranks, says):
+YIELD, TCP = {"OMPI_MCA_mpi_yield_when_idle"}, {name for name in mpi_settings.DEFAULTS if "tcp" in name}
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "hosts", "told", "named"),
+    [
+        (2, 2, 1, set(), YIELD),
+        (3, 2, 1, set(), YIELD),
+        (4, 2, 1, set(), set()),
+        (2, 2, 1, YIELD, set()),
+        (4, 2, 2, YIELD, TCP),
+        (2, 2, 2, set(), YIELD | TCP),
+        (2, 2, 2, YIELD | TCP, set()),
+    ],
+)
+def test_one_line_names_all_that_open_mpi_should_have_been_told(monkeypatch, caplog, cores, ranks, hosts, told, named):
     monkeypatch.setattr(horovod, "_advised", set())
     monkeypatch.setattr(horovod.os, "sched_getaffinity", lambda process: set(range(cores)))
     monkeypatch.setattr(hvd, "local_size", lambda: ranks)
+    monkeypatch.setattr(hvd, "size", lambda: hosts * ranks)
     monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
-    monkeypatch.delenv("OMPI_MCA_mpi_yield_when_idle", raising=False)
-    if told:
-        monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
+    for name in mpi_settings.DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
+    for name in told:
+        monkeypatch.setenv(name, "1")
     with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
         for _ in range(2):
             HorovodTransport().advise([torch.device("cpu")])
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == says
-    assert all("OMPI_MCA_mpi_yield_when_idle=1" in line and "OMPI_MCA_btl_tcp_flags=send" in line for line in lines)
+    assert len(lines) == bool(named)
+    assert {name for line in lines for name in mpi_settings.DEFAULTS if f" {name}=" in line} == named
 
 
 @pytest.mark.parametrize(("current", "rank", "says"), [("default", 0, 1), ("its own", 0, 0), ("default", 1, 0)])

@@ -12,10 +12,12 @@ import torch
 
 from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.checks import shown
+from hvd_dyncomp.exchange.source import Source
+from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.transport.base import Transport
 
 
-class Binding:
+class Binding(Source):
     """What there is to know about the optimizer that a quantizer works for.
 
     Attributes:
@@ -24,6 +26,7 @@ class Binding:
         factor: what the sum over ranks is multiplied by.
         label: of the optimizer, in the names of collectives.
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
+        kind, leaves_tickets, tickets_on_device, without_momentum: see `source.Source`.
 
     Raises:
         ValueError: the optimizer's reduction is not a sum or a mean, or a parameter is not in `names`, or on a device
@@ -36,7 +39,7 @@ class Binding:
         self.transport = transport.within(horovod_optimizer.process_set_of(optimizer))
         self.rank, self.world_size = self.transport.rank, self.transport.size
         self.factor = horovod_optimizer.factor_of(optimizer, self.world_size)
-        self.label = horovod_optimizer.label_of(optimizer)
+        self.label, self.kind = horovod_optimizer.label_of(optimizer), type(optimizer).__name__
         names = horovod_optimizer.names_of(optimizer) if names is None else names
         parameters = horovod_optimizer.reduced_parameters(optimizer)
         unnamed = [tuple(p.shape) for p in parameters if p not in names]
@@ -46,6 +49,8 @@ class Binding:
             if obstacle := self.transport.obstacle(device):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.named = [(names[p], p) for p in parameters]
+        self.leaves_tickets, self.tickets_on_device = True, horovod_optimizer.grouped(optimizer)
+        self.without_momentum = isinstance(optimizer, WithoutMomentum)
         self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1
         self._index = {parameter: i for i, (_, parameter) in enumerate(self.named)}
         # The parameter whose gradient comes after each one's: backward goes through them from the last to the first.

@@ -21,6 +21,7 @@ import torch
 from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.advice import ANOTHER_OPTIMIZER, ASSIGNED, CAPTURED, IN_FLIGHT, REDUCED_AGAIN, Advice
+from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
@@ -102,7 +103,8 @@ class Lifecycle:
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> Plan:
         self._abandon()
-        plan = Plan(optimizer, self._names, self._settings, self._skip, self._carried(optimizer), self._transport)
+        binding = Binding(optimizer, self._names, self._transport)
+        plan = Plan(binding, self._settings, self._skip, self._carried(optimizer))
         plan.transport.advise({bucket.device for bucket in plan.buckets})
         self.state = Bound(plan)
         self._hook(optimizer)
@@ -277,14 +279,9 @@ class Lifecycle:
         """Both residuals by parameter name (`residual_state.export`), and whose they are."""
         if isinstance(self.state, (Unbound, Failed)) and self.state.residuals is not None:
             return dict(self.state.residuals)
-        binding = self.plan.binding if self.plan else None
-        return {
-            "rank": binding.rank if binding else 0,
-            "world_size": binding.world_size if binding else 1,
-            "factor": binding.factor if binding else 1.0,
-            "hosts": list(map(list, self.plan.arranged.hosts)) if self.plan and self.plan.arranged else None,
-            **residual_state.export(self.plan.buckets if self.plan else []),
-        }
+        if self.plan is not None:
+            return self.plan.residuals()
+        return {"rank": 0, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
 
     def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
         """What a new plan for `optimizer` takes over: its own parameters' residuals, and not another model's."""

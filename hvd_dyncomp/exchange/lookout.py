@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.transport.base import Transport
 
-if TYPE_CHECKING:  # which needs Horovod: a controller does not
-    from hvd_dyncomp.exchange.lifecycle import Lifecycle
-
 _PATIENCE_SECONDS = 1.0
 _LOOK_SECONDS = 1e-3  # between two looks at the others' hands
 
-_lifecycles: weakref.WeakKeyDictionary[object, weakref.WeakSet[Lifecycle]] = weakref.WeakKeyDictionary()
+
+class Labelled(Protocol):
+    """What has an optimizer, or will: a `Lifecycle`."""
+
+    @property
+    def label(self) -> str | None:
+        """In the names of its collectives; None if there are none among all workers, or not yet."""
 
 
-def register(controller: object, lifecycle: Lifecycle) -> None:
+_lifecycles: weakref.WeakKeyDictionary[object, weakref.WeakSet[Labelled]] = weakref.WeakKeyDictionary()
+
+
+def register(controller: object, lifecycle: Labelled) -> None:
     """Of a quantizer that takes its level from the controller."""
     _lifecycles.setdefault(controller, weakref.WeakSet()).add(lifecycle)
 

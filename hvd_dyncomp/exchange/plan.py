@@ -6,21 +6,19 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange import residual_state
-from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
-from hvd_dyncomp.momentum import MOST_BITS, WithoutMomentum
-from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.momentum import MOST_BITS
 
 logger = logging.getLogger(__name__)
 
@@ -28,21 +26,21 @@ logger = logging.getLogger(__name__)
 MOST_BYTES = 2**31 - 1
 
 
-class Plan:
+Whose = TypeVar("Whose", bound=Source)
+
+
+class Plan(Generic[Whose]):
     """What there is to know before a step.
 
     Args:
-        optimizer: Horovod's.
-        names: of its parameters; None for its own.
+        binding: whose gradients.
         settings: see there.
         skip: as `make_buckets` has it.
         state: of a quantizer, whose residuals are taken over; None for none.
-        transport: among all workers.
 
     Attributes:
-        binding: the optimizer.
-        transport: among the optimizer's ranks.
-        settings: see above.
+        binding, settings: see above.
+        transport: the binding's.
         buckets: what travels together, with its residuals.
         slots: a compressed parameter's place, by name.
         waiting: parameters of which at few bits something always waits in residuals: large ones, with error feedback.
@@ -51,23 +49,20 @@ class Plan:
         topology_checksum: its checksum; 0 before `locate`.
         arranged: the topology by which the buckets are divided.
         tickets: what Horovod reduces in the place of compressed gradients.
+        ticket_bytes: of each, on the wire.
 
     Raises:
-        ValueError: a parameter has no name, or the state is another rank's or of other parameters.
+        ValueError: the state is another rank's or of other parameters.
     """
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
-        names: dict[torch.Tensor, str] | None,
+        binding: Whose,
         settings: Settings,
         skip: Skip | None,
         state: Mapping[str, Any] | None,
-        transport: Transport,
     ) -> None:
-        self.settings = settings
-        self.binding = Binding(optimizer, names, transport)
-        self.transport = self.binding.transport
+        self.binding, self.transport, self.settings = binding, binding.transport, settings
         rank, world_size = self.binding.rank, self.binding.world_size
         self.buckets, self.slots = make_buckets(
             self.binding.named,
@@ -81,7 +76,8 @@ class Plan:
             label=self.binding.label,
         )
         mixed = len(self.slots) < len(self.binding.named)
-        self.tickets = Tickets(self.slots, on_device=mixed and horovod_optimizer.grouped(optimizer))
+        self.tickets = Tickets(self.slots, on_device=mixed and binding.tickets_on_device)
+        self.ticket_bytes = Tickets.nbytes if binding.leaves_tickets else 0
         # As it was when the state was saved, so that nothing has to move if it still is so.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
@@ -98,12 +94,11 @@ class Plan:
         large = {slot.name for slot in self.slots.values() if not slot.small}
         waiting = [parameter for name, parameter in self.binding.named if name in large and settings.error_feedback]
         self.waiting = frozenset(waiting)
-        self._without_momentum = isinstance(optimizer, WithoutMomentum)
         self.composition = checksum(json.dumps(self._about()))
         logger.info(
             "bound to %s%s: %d of %d parameters compressed, in %d buckets",
-            type(optimizer).__name__,
-            f", at {MOST_BITS} bits and less without its momentum" if self._without_momentum else "",
+            binding.kind,
+            f", at {MOST_BITS} bits and less without its momentum" if binding.without_momentum else "",
             len(self.slots),
             len(self.binding.named),
             len(self.buckets),
@@ -178,6 +173,16 @@ class Plan:
                 self.topology.obstacle,
             )
 
+    def residuals(self) -> dict[str, Any]:
+        """Both residuals by parameter name (`residual_state.export`), and whose they are."""
+        return {
+            "rank": self.binding.rank,
+            "world_size": self.binding.world_size,
+            "factor": self.binding.factor,
+            "hosts": list(map(list, self.arranged.hosts)) if self.arranged else None,
+            **residual_state.export(self.buckets),
+        }
+
     def about(self, bits: float, step: int) -> dict[str, Any]:
         """What the ranks tell each other when they disagree (`introduction.Introduction`)."""
         about = self._about()
@@ -186,7 +191,7 @@ class Plan:
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.binding.world_size}
         fixed |= dataclasses.asdict(self.settings)
-        fixed["without_momentum"] = self._without_momentum
+        fixed["without_momentum"] = self.binding.without_momentum
         parameters = [[name, list(p.shape), name in self.slots] for name, p in self.binding.named]
         return {"settings": fixed, "parameters": parameters}
 

@@ -10,7 +10,7 @@ import torch
 from hvd_dyncomp.exchange.agreement import Agreement
 from hvd_dyncomp.exchange.intake import Intake, Taken
 from hvd_dyncomp.exchange.one_bucket import Exchange
-from hvd_dyncomp.exchange.plan import Plan, Tickets
+from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.step_levels import Turn
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
@@ -155,7 +155,7 @@ class Step:
             self._agreement.reach()
             self.proposal = self._agreement.proposal
             tickets = sum(taken.compressed for taken in self.intake.taken.values())
-            self._tally.reduced(tickets * Tickets.nbytes)
+            self._tally.reduced(tickets * self._plan.ticket_bytes)
             try:
                 if self.fresh:
                     self._finish()

@@ -1,4 +1,4 @@
-"""Who carries the bytes: `base` has the contract, `horovod` and `in_process` keep it."""
+"""Who carries the bytes: `base` has the contract; `horovod`, `torch_distributed` and `in_process` keep it."""
 
 from __future__ import annotations
 

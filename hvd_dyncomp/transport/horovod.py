@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.errors import HorovodMissing
+from hvd_dyncomp.transport import mpi_settings
+from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import Transport
 
 try:
@@ -113,22 +113,25 @@ class HorovodTransport(Transport):
 
     def advise(self, devices: Iterable[torch.device]) -> None:
         if hvd.rank() == 0:
-            for advice in filter(None, (self._about_cores(), _about_streams(devices))):
+            for advice in filter(None, (self._about_mpi(devices), _about_streams(devices))):
                 if advice not in _advised:
                     logger.warning(advice)
                     _advised.add(advice)
 
-    def _about_cores(self) -> str:
-        """Open MPI waits by polling: with hardly more cores than ranks, who waits takes the time of who computes.
-
-        docs/benchmarks.md has what that costs. Whether it polls can be told from its settings only.
-        """
-        cores, ranks = len(os.sched_getaffinity(0)), self.local_size
-        if "OMPI_MCA_mpi_yield_when_idle" in os.environ or not hvd.mpi_enabled() or 2 * ranks <= cores:
+    def _about_mpi(self, devices: Iterable[torch.device]) -> str:
+        """What Open MPI should have been told and was not; docs/benchmarks.md has what that costs."""
+        if not hvd.mpi_enabled():
+            return ""
+        by_mpi = not hvd.nccl_built() or any(device.type == "cpu" for device in devices)
+        wanted = mpi_settings.settings(
+            few_cores=2 * self.local_size > len(os.sched_getaffinity(0)),
+            over_tcp=by_mpi and hvd.size() > self.local_size,
+        )
+        missing = [f"{name}={value}" for name, value in wanted.items() if name not in os.environ]
+        if not missing:
             return ""
         return (
-            f"{ranks} ranks on a machine with {cores} cores: Open MPI will poll on them while it waits; "
-            "export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_tcp_flags=send for shorter steps (docs/benchmarks.md)"
+            f"steps are longer than need be with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
         )
 
     @property
@@ -147,31 +150,11 @@ def _about_streams(devices: Iterable[torch.device]) -> str:
     )
 
 
-class _Background:
-    """One thread a process, which calls what it was given until there is nothing left to do, and then sleeps."""
-
-    def __init__(self) -> None:
-        self._new: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, work: Callable[[], bool]) -> None:
-        self._new.put(work)
-        if self._thread is None or not self._thread.is_alive():  # a process that was forked has no thread
-            self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
-            self._thread.start()
-
-    def _loop(self) -> None:
-        works = [self._new.get()]
-        while True:
-            time.sleep(_BACKGROUND_SECONDS)
-            while not self._new.empty():
-                works.append(self._new.get())
-            works = [work for work in works if not work()]
-            if not works:  # a list of its own: what is over must not live on here
-                works.append(self._new.get())
+def _pause() -> None:
+    time.sleep(_BACKGROUND_SECONDS)
 
 
-_background = _Background()
+_background = Background(_pause)
 
 
 def averaging_factor(op: object, world_size: int) -> float:

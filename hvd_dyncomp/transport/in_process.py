@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_dyncomp.transport.base import Transport
-from hvd_dyncomp.transport.collective import Collective, Mismatch
+from hvd_dyncomp.transport.rendezvous import Collective, Mismatch
 
 Result = TypeVar("Result")
 

@@ -3,6 +3,7 @@
 none, fp16             Horovod without compression, and with hvd.Compression.fp16
 0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, in two levels
 1bit-flat ...          the same in one level, whatever the hosts
+1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
 ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook; over NCCL where
                        every worker has a GPU of its own
 powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
@@ -25,14 +26,19 @@ ALONE = "alone"
 HOROVOD = ("none", "fp16")
 OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
-DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
+OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
+DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4", *OURS_IN_DDP.values())
 NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP)
-DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *DDP)
+_MAIN = ("0.25bit", "1bit", "4bit", "8bit")
+_IN_DDP = (*DDP[:4], *(OURS_IN_DDP[name] for name in _MAIN))
+DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
 
 # PowerSGD begins after some plain steps; two is the least with which its hook works.
 POWERSGD_START = 2
 # One bucket for everything: over Gloo the PowerSGD hook fails with several.
 _ONE_BUCKET_MB = 1 << 20
+_VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}  # saves all hooks a copy of the gradients, there and back
+_BUCKET_MB = 8  # as docs/ddp.md advises
 # Too small to change weights within a benchmark, and the arithmetic is the same.
 _LEARNING_RATE = 1e-6
 
@@ -96,12 +102,18 @@ def _compression(name: str) -> Any:
 def _distributed(name: str, model: nn.Module) -> nn.Module:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+    from hvd_dyncomp import ddp
+
+    if name in OURS_IN_DDP.values():
+        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB, **_VIEWS)
+        ddp.compress(wrapped, float(name.partition("bit")[0]))
+        return wrapped
     if not name.startswith("powersgd"):
-        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped = nn.parallel.DistributedDataParallel(model, **_VIEWS)
         if name == "ddp-fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         return wrapped
-    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB)
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB, **_VIEWS)
     rank = int(name.removeprefix("powersgd"))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
     wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

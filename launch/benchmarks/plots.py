@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import time_to_accuracy
+from benchmarks.contenders import OURS_IN_DDP
 from benchmarks.results import Summary
 from benchmarks.tables import SHARED_MEMORY, bits_of, contenders_of, rate_title, summaries, title
 from lab.shaping import bits_per_second
@@ -62,6 +63,8 @@ def step_times(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes, result in zip(fields[0], results, strict=True):
         rates = summaries(result)
         for name in contenders_of(rates):
+            if name in OURS_IN_DDP.values():  # a table shows these
+                continue
             points = [(place(rate), found[name]) for rate, found in rates.items() if name in found]
             _line(axes, name, points)
         axes.set(yscale="log", title=f"{result['model']}, {result['values'] / 1e6:.1f} M values", ylabel="ms per step")

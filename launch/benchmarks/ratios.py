@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.contenders import ONE_LEVEL
+from benchmarks.contenders import ONE_LEVEL, OURS_IN_DDP
 from benchmarks.results import Summary
 from benchmarks.tables import rate_title, summaries, title
 from common.markdown import markdown
 
 _OTHERS = ("none", "fp16", "powersgd1")
+_IN_DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 _LEVELS = ("4bit", "0.25bit")  # where there is room for two only
 _DASH = "—"
 
@@ -63,3 +64,15 @@ def by_layout(files: Sequence[Mapping[str, Any]], name: str = "4bit") -> str:
             rows.append((place, rate_title(rate), *(ratio(found, name, other) for other in others)))
     head = [title(other).removeprefix("ours, ") for other in others]
     return markdown(("hosts x workers", "link", *head), rows)
+
+
+def by_framework(results: Mapping[str, Any]) -> str:
+    """One row per level and rate: our exchange under `DistributedDataParallel` against its other hooks, and Horovod."""
+    rates = summaries(results)
+    rows = [
+        (title(name), rate_title(rate), *(ratio(found, name, other) for other in (*_IN_DDP, with_horovod)))
+        for with_horovod, name in OURS_IN_DDP.items()
+        for rate, found in rates.items()
+        if name in found
+    ]
+    return markdown(("level", "link", *map(title, _IN_DDP), "the same with Horovod"), rows)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common import launcher, mpi_settings
+from common import launcher
 from common.errors import RunError
+from hvd_dyncomp.transport import mpi_settings
 from lab.hosts import hosts
 
 _LAUNCH = Path(__file__).parents[1]

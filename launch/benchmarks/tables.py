@@ -23,20 +23,21 @@ TITLES = {
     "powersgd1": "DDP PowerSGD r1",
     "powersgd4": "DDP PowerSGD r4",
 }
+_KINDS = {"": "", "-flat": ", one level", "-ddp": ", DDP"}  # of ours
 
 
 def title(contender: str) -> str:
     """How a contender is called in tables and plots."""
     if contender in TITLES:
         return TITLES[contender]
-    bits, _, flat = contender.partition("bit")
-    return f"ours, {bits} {'bit' if float(bits) <= 1 else 'bits'}{', one level' if flat else ''}"
+    bits, _, kind = contender.partition("bit")
+    return f"ours, {bits} {'bit' if float(bits) <= 1 else 'bits'}{_KINDS[kind]}"
 
 
 def bits_of(contender: str) -> float | None:
-    """The level of one of ours by default (not in one level on purpose); None for all others."""
-    bits, suffix, flat = contender.partition("bit")
-    return float(bits) if suffix and not flat else None
+    """The level of one of ours with Horovod by default (not in one level on purpose); None for all others."""
+    bits, suffix, kind = contender.partition("bit")
+    return float(bits) if suffix and not kind else None
 
 
 def rate_title(rate: str) -> str:
@@ -123,7 +124,7 @@ def bits(results: Mapping[str, Any]) -> str:
     for name in contenders_of(rates):
         if name != "alone":
             sent = [found[name].bits if name in found else None for found in rates.values()]
-            level = bits_of(name)
+            level = bits_of(name.removesuffix("-ddp"))
             goal = "" if level is None else f"{(level + 0.15) * 2 * (hosts - 1) / hosts:.2f}"
             rows.append((title(name), goal, *(_DASH if number is None else f"{number:.2f}" for number in sent)))
     sender = "worker" if per_host == 1 else "host"

@@ -6,13 +6,12 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-import horovod.torch as hvd
 import torch
 from torch import Tensor
 
+from common import ranks
 from common.errors import RunError
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 
 Batch = tuple[Tensor, Tensor]
 _NO_GPU = "torch sees no GPU"
@@ -29,14 +28,14 @@ def choose(wish: str) -> torch.device:
     """
     if wish == "cpu":
         return torch.device("cpu")
-    found = gather_json(HorovodTransport(), [_obstacle(), _gpus()], "device.found")
+    found = gather_json(ranks.transport(), [_obstacle(), _gpus()], "device.found")
     obstacles = [text for text, _ in found if text]
     if not obstacles:
         chosen = share([gpus for _, gpus in found])
         obstacles = [crowded(len(chosen), len(set(chosen)))]
     if _decide(wish, obstacles[0]) == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", _gpus().index(chosen[hvd.rank()]))
+    device = torch.device("cuda", _gpus().index(chosen[ranks.transport().rank]))
     torch.cuda.set_device(device)
     # Horovod's thread waits for all that is queued in the default stream before each message (docs/howto-gpus.md). And
     # before there is an optimizer: its hooks run in the stream in which it was made.
@@ -83,7 +82,11 @@ def share(seen: Sequence[Sequence[str]]) -> list[str]:
 
 def crowded(workers: int, gpus: int) -> str:
     """Why so many workers cannot share so many GPUs; "" if they can."""
-    if workers <= gpus or not hvd.nccl_built():
+    if workers <= gpus:
+        return ""
+    import horovod.torch as hvd  # DistributedDataParallel has no use for GPUs here: `_obstacle` has said so
+
+    if not hvd.nccl_built():
         return ""
     return (
         f"{workers} workers would share {gpus} GPU{'' if gpus == 1 else 's'}, and NCCL, which Horovod was built with, "
@@ -112,7 +115,7 @@ def _decide(wish: str, obstacle: str) -> str:
 def _obstacle() -> str:
     if not torch.cuda.is_available():
         return _NO_GPU
-    return HorovodTransport().obstacle(torch.device("cuda"))
+    return ranks.transport().obstacle(torch.device("cuda"))
 
 
 def _gpus() -> list[str]:

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-import horovod.torch as hvd
 import torch
 
+from common import ranks
 from common.errors import RunError
 from common.lines import say
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 
 T = TypeVar("T")
 PROGRAM = "train_resnet.py"
@@ -50,7 +49,7 @@ def together(what: str, action: Callable[[], T]) -> T:
         value = action()
     except (RunError, OSError, ImportError, ValueError) as caught:
         error = _one_line(caught)
-    errors = gather_json(HorovodTransport(), error, f"together.{what}")
+    errors = gather_json(ranks.transport(), error, f"together.{what}")
     failed = [(rank, text) for rank, text in enumerate(errors) if text is not None]
     if failed:
         _leave(failed)
@@ -59,12 +58,13 @@ def together(what: str, action: Callable[[], T]) -> T:
 
 def _leave(failed: list[tuple[int, str]]) -> NoReturn:
     """Print one line on rank 0 and end with status 2 everywhere. Collective; ``failed`` is the same on every rank."""
-    if hvd.rank() == 0:
+    transport = ranks.transport()
+    if transport.rank == 0:
         rank, text = failed[0]
-        where = "" if len(failed) == hvd.size() else f" (rank {rank})"
+        where = "" if len(failed) == transport.size else f" (rank {rank})"
         say(f"{PROGRAM}: error: {text}{where}", sys.stderr)
     # mpirun ends the whole job with the first rank that exits, so nobody leaves before the line is out.
-    hvd.allreduce(torch.zeros(1), name="leave.printed")
+    transport.wait(transport.sum(torch.zeros(1), "leave.printed"))
     raise SystemExit(2)
 
 

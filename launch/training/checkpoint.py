@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
+from common import ranks
 from common.errors import RunError
 from common.files import replace
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 from training.agree import alone, together
 from training.compression import Baseline, Quantized
 from training.course import differences
@@ -57,7 +56,7 @@ def save(
     common = {"format": FORMAT, "config": config, "epoch": finished}
     own = {
         **common,
-        "rank": hvd.rank(),
+        "rank": ranks.transport().rank,
         "quantizer": compression.rank_state(),
         "random": torch.get_rng_state(),
     }
@@ -67,13 +66,13 @@ def save(
         "optimizer": optimizer.state_dict(),
         "controller": compression.shared_state(),
     }
-    together("checkpoint.own", lambda: _write(own, _rank_file(folder, finished, hvd.rank())))
+    together("checkpoint.own", lambda: _write(own, _rank_file(folder, finished, ranks.transport().rank)))
 
     def complete() -> None:
         _write(shared, _shared_file(folder, finished))
         _remove_old(folder, finished)
 
-    alone("checkpoint.shared", complete, here=hvd.rank() == 0)
+    alone("checkpoint.shared", complete, here=ranks.transport().rank == 0)
 
 
 def load(
@@ -102,7 +101,7 @@ def load(
     damage = ""
     for finished in candidates:
         shared, own, damage = together("checkpoint.read", partial(_read_both, folder, finished, config))
-        damages = gather_json(HorovodTransport(), damage, "checkpoint.damage")
+        damages = gather_json(ranks.transport(), damage, "checkpoint.damage")
         damage = next(filter(None, damages), "")
         if not damage:
             path = _shared_file(folder, finished)
@@ -118,7 +117,7 @@ def load(
 
 def _read_both(folder: Path, finished: int, config: dict[str, Any]) -> tuple[dict, dict, str]:
     """The shared state, this rank's own, and what is wrong with one of them."""
-    path, own_path = _shared_file(folder, finished), _rank_file(folder, finished, hvd.rank())
+    path, own_path = _shared_file(folder, finished), _rank_file(folder, finished, ranks.transport().rank)
     try:
         shared, own = read(path, _SHARED_KEYS), read(own_path, _OWN_KEYS)
     except RunError as error:
@@ -127,7 +126,7 @@ def _read_both(folder: Path, finished: int, config: dict[str, Any]) -> tuple[dic
     compare(own["config"], config, own_path)
     # Files that were copied under another name.
     compare({"epoch": shared["epoch"]}, {"epoch": finished}, path)
-    compare({key: own[key] for key in ("epoch", "rank")}, {"epoch": finished, "rank": hvd.rank()}, own_path)
+    compare({key: own[key] for key in ("epoch", "rank")}, {"epoch": finished, "rank": ranks.transport().rank}, own_path)
     return shared, own, ""
 
 

@@ -1,18 +1,18 @@
-"""What ``--compression`` stands for, behind one face: a Horovod compressor, a level, and the bytes it sends."""
+"""What ``--compression`` stands for, behind one face: a level, and the bytes it sends."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import horovod.torch as hvd
 import torch
 
+from common import ranks
 from common.errors import RunError
 from hvd_dyncomp import (
     Controller,
     CriticalRegime,
-    DynamicQuantizer,
     Plateau,
     Policy,
     Schedule,
@@ -23,6 +23,10 @@ from hvd_dyncomp import (
 )
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.meter import allreduce_bytes
+
+if TYPE_CHECKING:
+    from hvd_dyncomp import DynamicQuantizer
+    from hvd_dyncomp.ddp import Quantizer
 
 _HIERARCHICAL = {"auto": None, "on": True, "off": False}
 
@@ -35,11 +39,10 @@ class Baseline:
     """
 
     def __init__(self, name: str, parameters: Iterable[torch.nn.Parameter], topology: Topology) -> None:
-        self.compressor = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}[name]
         self.bits = {"none": 32, "fp16": 16}[name]
         nbytes = 4 * sum(parameter.numel() for parameter in parameters)
-        self._float32_per_step = allreduce_bytes(nbytes, hvd.size())
-        self._leaving_per_step = topology.leaving(nbytes, hvd.rank())
+        self._float32_per_step = allreduce_bytes(nbytes, topology.size)
+        self._leaving_per_step = topology.leaving(nbytes, ranks.transport().rank)
         self._steps = 0
 
     def sent(self) -> Traffic:
@@ -85,20 +88,26 @@ class Baseline:
 
 
 class Quantized:
-    """A ``DynamicQuantizer`` and its controller; ``static`` is a controller that always says the same."""
+    """A quantizer and its controller; ``static`` is a controller that always says the same.
+
+    Attributes:
+        arguments: of the quantizer, which `training.frameworks` makes.
+        quantizer: once it has been made.
+    """
+
+    quantizer: DynamicQuantizer | Quantizer
 
     def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
-        self.controller = Controller(policy)
-        self.compressor = DynamicQuantizer(
-            self.controller,
-            error_feedback=args.error_feedback,
-            rounding=args.rounding,
-            block_size=args.block_size,
-            auto_level=args.auto_level,
-            hierarchical=_HIERARCHICAL[args.hierarchical],
-            warmup_steps=args.level_warmup_steps,
-            warmup_bits=args.level_warmup_bits,
-        )
+        self.controller = Controller(policy, transport=ranks.transport())
+        self.arguments = {
+            "error_feedback": args.error_feedback,
+            "rounding": args.rounding,
+            "block_size": args.block_size,
+            "auto_level": args.auto_level,
+            "hierarchical": _HIERARCHICAL[args.hierarchical],
+            "warmup_steps": args.level_warmup_steps,
+            "warmup_bits": args.level_warmup_bits,
+        }
 
     @property
     def bits(self) -> float:
@@ -107,22 +116,22 @@ class Quantized:
 
     def sent(self) -> Traffic:
         """All that this rank has sent so far."""
-        return self.compressor.meter.total()
+        return self.quantizer.meter.total()
 
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
 
     def by_tensor(self) -> dict[str, Sent]:
         """What this rank has sent of each tensor so far."""
-        return self.compressor.meter.by_tensor()
+        return self.quantizer.meter.by_tensor()
 
     def errors(self) -> dict[str, float]:
         """By tensor, how far the latest step's means are off, as this rank estimates it."""
-        return self.compressor.errors()
+        return self.quantizer.errors()
 
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """How many of an epoch's steps ran at which level: of several with ``--auto-level`` and in a warm-up only."""
-        records = self.compressor.meter.records
+        records = self.quantizer.meter.records
         return {str(bits): traffic.steps for (when, bits), traffic in sorted(records.items()) if when == epoch}
 
     def next_level(self, metrics: dict[str, float], *, epoch: int, num_samples: int) -> tuple[float, str]:
@@ -134,11 +143,11 @@ class Quantized:
         return self.controller.state_dict()
 
     def rank_state(self) -> dict:
-        return self.compressor.state_dict()
+        return self.quantizer.state_dict()
 
     def load(self, shared: dict, own: dict) -> None:
         self.controller.load_state_dict(shared)
-        self.compressor.load_state_dict(own)
+        self.quantizer.load_state_dict(own)
 
 
 def make_policy(args: argparse.Namespace) -> Policy:

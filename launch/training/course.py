@@ -10,17 +10,20 @@ from typing import Any
 _FREE = ("output_dir", "data_dir", "resume", "stop_after", "progress", "tensorboard", "profile", "device", "dataset")
 
 
-def course(args: argparse.Namespace, dataset: str, world_size: int) -> dict[str, Any]:
+def course(args: argparse.Namespace, dataset: str, world_size: int, *, ddp: bool = False) -> dict[str, Any]:
     """The flags that matter, the data set that ``--dataset auto`` led to and the world size, as JSON would return it.
 
     Args:
         args: what ``options.parse`` returned.
         dataset: the data set's own name.
         world_size: number of ranks.
+        ddp: whether they train with DistributedDataParallel, whose sums are not Horovod's bit for bit.
     """
     chosen: dict[str, Any] = {key: value for key, value in vars(args).items() if key not in _FREE}
     if args.schedule is not None:
         chosen["schedule"] = sorted(args.schedule.items())
+    if ddp:
+        chosen["framework"] = "DistributedDataParallel"
     return json.loads(json.dumps({**chosen, "dataset": dataset, "world_size": world_size}))
 
 

@@ -7,19 +7,18 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import record_function
 
+from common import ranks
 from common.device import moved
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 from training.batches import TrainBatches
 from training.compression import Baseline, Quantized
+from training.frameworks import WithDdp, WithHorovod
 from training.gradients import GradientNorm
 
 
@@ -50,7 +49,8 @@ class Score:
         Sums travel as float64, in which counts are exact whatever the ranks' shares are.
         """
         sums = torch.tensor([self.loss, self.correct, self.samples], dtype=torch.float64)
-        return Score(*hvd.allreduce(sums, op=hvd.Sum, name=f"score.{name}").tolist())
+        transport = ranks.transport()
+        return Score(*transport.wait(transport.sum(sums, f"score.{name}")).tolist())
 
 
 class LearningRate:
@@ -99,7 +99,7 @@ class Seconds:
 
 def train_epoch(
     model: nn.Module,
-    optimizer: Any,
+    framework: WithHorovod | WithDdp,
     compression: Baseline | Quantized,
     rate: LearningRate,
     batches: TrainBatches,
@@ -110,12 +110,12 @@ def train_epoch(
     """Train for one epoch on this rank's shard; ``on_step`` is called after every step. Collective.
 
     ``gradient_norm`` gets the reduced gradients of every step, if anybody wants to know.
-    ``optimizer`` is what ``hvd.DistributedOptimizer`` returned, a class that exists at run time only.
 
     Returns:
         This rank's score over its training batches, as they were when each was met, and its seconds.
     """
     model.train()
+    optimizer = framework.optimizer
     score, seconds = Score(), Seconds()
     step = epoch * len(batches)
     begin = time.perf_counter()
@@ -125,18 +125,18 @@ def train_epoch(
         inside = compression.sent().seconds
         optimizer.zero_grad()
         with record_function("forward"):
-            logits = model(images)
+            logits = framework.forward(images)
             loss = F.cross_entropy(logits, labels)
         with record_function("backward"):
             loss.backward()
         inside = compression.sent().seconds - inside
         waiting = time.perf_counter()
         with record_function("synchronize"):
-            optimizer.synchronize()
+            framework.synchronize()
         exchange = time.perf_counter() - waiting + inside
         if gradient_norm is not None:
             gradient_norm.add()
-        with record_function("update"), optimizer.skip_synchronize():
+        with record_function("update"), framework.synchronized():
             optimizer.step()
         compression.stepped()
         step += 1
@@ -168,10 +168,11 @@ def average_buffers(model: nn.Module) -> None:
     ranks' means, which is small where shards are drawn from one shuffled set.
     """
     buffers = [buffer for _, buffer in model.named_buffers() if buffer.is_floating_point()]
-    if not buffers or hvd.size() == 1:
+    transport = ranks.transport()
+    if not buffers or transport.size == 1:
         return
     flat = torch.cat([buffer.flatten() for buffer in buffers])
-    flat = hvd.allreduce(flat, op=hvd.Average, name="batchnorm.buffers")
+    flat = transport.wait(transport.sum(flat, "batchnorm.buffers")) / transport.size
     for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(mean.view_as(buffer))
 
@@ -185,6 +186,8 @@ def check_replicas(model: nn.Module) -> None:
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    digests = gather_json(HorovodTransport(), digest.hexdigest(), "replica.digest")
+    digests = gather_json(ranks.transport(), digest.hexdigest(), "replica.digest")
     if len(set(digests)) > 1:
-        raise RuntimeError(f"the ranks' models have drifted apart: {len(set(digests))} versions on {hvd.size()} ranks")
+        raise RuntimeError(
+            f"the ranks' models have drifted apart: {len(set(digests))} versions on {len(digests)} ranks"
+        )

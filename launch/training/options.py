@@ -67,6 +67,7 @@ _ONLY_OF = {
 EPILOG = """examples:
   horovodrun -np 2 python launch/train_resnet.py
   horovodrun -np 2 python launch/train_resnet.py --compression static --bits 8
+  torchrun --nproc-per-node 2 launch/train_resnet.py      with DistributedDataParallel
   mpirun -np 2 python launch/train_resnet.py --levels 1,2,4 --output-dir runs/low
   horovodrun -np 2 python launch/train_resnet.py --resume --output-dir runs/low --levels 1,2,4
 

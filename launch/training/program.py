@@ -3,6 +3,7 @@
 Examples:
     horovodrun -np 2 python launch/train_resnet.py
     mpirun -np 2 python launch/train_resnet.py --levels 1,2,4
+    torchrun --nproc-per-node 2 launch/train_resnet.py
     python launch/train_resnet.py --help
 """
 
@@ -14,15 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
+from common import ranks
 from common.device import choose
 from common.errors import RunError
 from hvd_dyncomp import without_momentum
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 from training import checkpoint, data, datasets, start
 from training.agree import alone, together
 from training.batches import TrainBatches, eval_batches
@@ -30,6 +30,7 @@ from training.carried import Carried, megabytes, placement
 from training.compression import Baseline, Quantized, make_compression, watches_gradients
 from training.course import course
 from training.engine import LearningRate, Score, Seconds, average_buffers, check_replicas, evaluate, train_epoch
+from training.frameworks import WithDdp, WithHorovod, distribute
 from training.gradients import GradientNorm
 from training.models import build_model
 from training.profiling import Profile
@@ -48,7 +49,7 @@ class Run:
     topology: Topology
     model: torch.nn.Module
     compression: Baseline | Quantized
-    optimizer: torch.optim.Optimizer
+    framework: WithHorovod | WithDdp
     batches: TrainBatches
     rate: LearningRate
     config: dict[str, Any]
@@ -65,15 +66,15 @@ class Run:
 def main() -> None:
     args = start.begin()
     # Nothing here draws from the global generator; a model with dropout would, and differently on each rank.
-    torch.manual_seed(args.seed + hvd.rank())
+    torch.manual_seed(args.seed + ranks.transport().rank)
     run = set_up(args)
     finished = resume(run) if args.resume else 0
     run.board = alone("tensorboard", lambda: Board(run.output_dir, run.metrics.lines), here=writes_board(args))
-    hvd.broadcast_parameters(run.model.state_dict(), root_rank=0)
+    run.framework.broadcast()
     profile = together("profile", lambda: make_profile(run, finished))
     for epoch in range(finished, args.stop_after or args.epochs):
         train_one_epoch(run, epoch, profile if epoch == finished else None)
-    complete = hvd.rank() == 0 and len(run.metrics.lines) == args.epochs
+    complete = ranks.transport().rank == 0 and len(run.metrics.lines) == args.epochs
     if run.board is not None:
         run.board.close()
     if profile is not None:
@@ -108,14 +109,13 @@ def set_up(args: argparse.Namespace) -> Run:
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
     if isinstance(compression, Quantized):
         optimizer = without_momentum(optimizer)
-    optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=model.named_parameters(), compression=compression.compressor
-    )
+    framework = distribute(model, optimizer, compression)
+    here = ranks.transport()
     batches = TrainBatches(
-        images, args.batch_size, rank=hvd.rank(), size=hvd.size(), seed=args.seed, augmented=args.augment
+        images, args.batch_size, rank=here.rank, size=here.size, seed=args.seed, augmented=args.augment
     )
-    rate = LearningRate(args.lr, hvd.size(), len(batches), args.epochs, args.warmup_epochs, args.lr_schedule)
-    progress = Progress(args.progress, args.epochs, rank=hvd.rank())
+    rate = LearningRate(args.lr, here.size, len(batches), args.epochs, args.warmup_epochs, args.lr_schedule)
+    progress = Progress(args.progress, args.epochs, rank=here.rank)
     where = placement(topology.size, len(topology.hosts))
     progress.say(
         f"{images.name}: {len(images.train)} training, {len(images.val)} validation, {len(images.test)} test images; "
@@ -129,10 +129,10 @@ def set_up(args: argparse.Namespace) -> Run:
         topology=topology,
         model=model,
         compression=compression,
-        optimizer=optimizer,
+        framework=framework,
         batches=batches,
         rate=rate,
-        config=course(args, images.name, hvd.size()),
+        config=course(args, images.name, here.size, ddp=ranks.under_torchrun()),
         progress=progress,
         metrics=Metrics(output_dir),
         board=None,
@@ -145,20 +145,20 @@ def load_data(args: argparse.Namespace) -> data.Data:
     folder = Path(args.data_dir)
     name = args.dataset
     if name == "auto":
-        chosen = alone("dataset", lambda: datasets.best_present(folder), here=hvd.rank() == 0)
-        name = gather_json(HorovodTransport(), chosen, "dataset.name")[0]
+        chosen = alone("dataset", lambda: datasets.best_present(folder), here=ranks.transport().rank == 0)
+        name = gather_json(ranks.transport(), chosen, "dataset.name")[0]
 
     def load() -> data.Data:
         return data.load(name, folder, val_size=args.val_size, limit_train=args.limit_train, seed=args.seed)
 
-    early = alone("data.first", load, here=hvd.local_rank() == 0)
+    early = alone("data.first", load, here=ranks.local_rank() == 0)
     return together("data.others", lambda: early or load())
 
 
 def prepare_output(args: argparse.Namespace) -> Path:
     """The output folder, made and found writable by rank 0. Collective."""
     new = time.strftime(f"runs/%Y%m%d-%H%M%S-{args.model}-{args.compression}")
-    folder = Path(gather_json(HorovodTransport(), args.output_dir or new, "output.dir")[0])
+    folder = Path(gather_json(ranks.transport(), args.output_dir or new, "output.dir")[0])
 
     def prepare() -> None:
         used = [name for name in (METRICS, SUMMARY) if (folder / name).exists()]
@@ -171,21 +171,21 @@ def prepare_output(args: argparse.Namespace) -> Path:
         probe.touch()
         probe.unlink()
 
-    alone("output", prepare, here=hvd.rank() == 0)
+    alone("output", prepare, here=ranks.transport().rank == 0)
     return folder
 
 
 def resume(run: Run) -> int:
     """Load the newest checkpoint that is whole; returns the number of finished epochs. Collective."""
-    first = hvd.rank() == 0
+    first = ranks.transport().rank == 0
     found = alone("resume.find", lambda: checkpoint.present(run.checkpoints), here=first)
-    candidates = gather_json(HorovodTransport(), found, "resume.candidates")[0]
+    candidates = gather_json(ranks.transport(), found, "resume.candidates")[0]
     if not candidates:
         alone("resume.metrics", run.metrics.forget, here=first)
         run.progress.say("the run was interrupted before its first checkpoint: from the beginning")
         return 0
     finished = checkpoint.load(
-        run.checkpoints, candidates, run.model, run.optimizer, run.compression, run.config, run.progress.say
+        run.checkpoints, candidates, run.model, run.framework.optimizer, run.compression, run.config, run.progress.say
     )
     alone("resume.metrics", lambda: run.metrics.keep(finished), here=first)
     run.progress.say(f"resumed after {finished} of {run.args.epochs} epochs, at {run.compression.bits} bits")
@@ -203,7 +203,7 @@ def make_profile(run: Run, finished: int) -> Profile | None:
     if finished >= (run.args.stop_after or run.args.epochs):
         raise RunError(f"--profile: no epoch is left to train, {finished} are finished")
     profile = Profile(run.output_dir, next(run.model.parameters()).device, len(run.batches))
-    return profile if hvd.rank() == 0 else None
+    return profile if ranks.transport().rank == 0 else None
 
 
 def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
@@ -220,14 +220,14 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     if profile is not None:
         profile.begin()
     own, seconds = train_epoch(
-        run.model, run.optimizer, run.compression, run.rate, run.batches, epoch, on_step, run.gradient_norm
+        run.model, run.framework, run.compression, run.rate, run.batches, epoch, on_step, run.gradient_norm
     )
     hosts = len(run.topology.hosts)
     sent = over_ranks(since(run.compression.sent(), before), hosts)
     tensors = tensors_over_ranks(run.compression.by_tensor(), tensors_before, run.compression.errors(), hosts)
     average_buffers(run.model)
     check_replicas(run.model)
-    shard = {"rank": hvd.rank(), "size": hvd.size()}
+    shard = {"rank": ranks.transport().rank, "size": ranks.transport().size}
     train = own.over_ranks("train")
     val = evaluate(run.model, eval_batches(run.data.val, run.data, **shard), "val")
     test = evaluate(run.model, eval_batches(run.data.test, run.data, **shard), "test")
@@ -249,11 +249,11 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
         **_scores(train, val, test),
         **sent,
         **_times(seconds, time.perf_counter() - begin),
-        "lr": run.optimizer.param_groups[0]["lr"],
+        "lr": run.framework.optimizer.param_groups[0]["lr"],
     }
     run.progress.end(line)
-    alone("metrics", lambda: write_down(run, line), here=hvd.rank() == 0)
-    checkpoint.save(run.checkpoints, epoch + 1, run.model, run.optimizer, run.compression, run.config)
+    alone("metrics", lambda: write_down(run, line), here=ranks.transport().rank == 0)
+    checkpoint.save(run.checkpoints, epoch + 1, run.model, run.framework.optimizer, run.compression, run.config)
     if run.args.profile:
         together("profile.file", lambda: write_profile(profile))
 
@@ -273,7 +273,7 @@ def write_profile(profile: Profile | None) -> None:
 
 def writes_board(args: argparse.Namespace) -> bool:
     """Whether this rank is the one that writes for TensorBoard."""
-    return args.tensorboard and hvd.rank() == 0
+    return args.tensorboard and ranks.transport().rank == 0
 
 
 def _scores(train: Score, val: Score, test: Score) -> dict[str, float]:

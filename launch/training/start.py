@@ -1,4 +1,4 @@
-"""How a rank of train_resnet.py begins: flags, Horovod, threads."""
+"""How a rank of train_resnet.py begins: flags, the other ranks, threads."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import contextlib
 import io
 import os
 
-import horovod.torch as hvd
 import torch
 
-from common import mpi_settings
+from common import ranks
 from common.errors import RunError
+from hvd_dyncomp.transport import mpi_settings
 from training import options, tensorboard
 from training.agree import together
 
 
 def begin() -> argparse.Namespace:
-    """Read the command line and start Horovod. Collective.
+    """Read the command line and find the other ranks. Collective.
 
     Raises:
         SystemExit: with status 2 on every rank for a bad command line; what is wrong is said once, not by every rank.
@@ -32,12 +32,12 @@ def begin() -> argparse.Namespace:
         parsed = None
     for name, value in mpi_settings.DEFAULTS.items():
         os.environ.setdefault(name, value)
-    hvd.init()
+    ranks.start()
 
     def check() -> argparse.Namespace:
         if parsed is None:
             raise RunError(said.getvalue().partition(" error: ")[2])
-        if parsed.tensorboard and hvd.rank() == 0:  # which is the one that writes
+        if parsed.tensorboard and ranks.transport().rank == 0:  # which is the one that writes
             tensorboard.writer_class()
         return parsed
 
@@ -52,5 +52,5 @@ def _set_threads() -> None:
     torch takes all cores by default; two workers with two threads each on two cores then spend more time waiting for
     each other than computing. Fewer, by OMP_NUM_THREADS or a launcher that binds workers to cores, stay fewer.
     """
-    share = max(1, (os.cpu_count() or 1) // hvd.local_size())
+    share = max(1, (os.cpu_count() or 1) // ranks.transport().local_size)
     torch.set_num_threads(min(torch.get_num_threads(), share))

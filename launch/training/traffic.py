@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 
+from common import ranks
 from hvd_dyncomp import Sent, Traffic
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 
 
 def find_hosts() -> Topology:
     """Which ranks share a host, by the names that the quantizer goes by as well. Collective."""
-    return Topology.of(gather_json(HorovodTransport(), HorovodTransport().host, "hosts"))
+    return Topology.of(gather_json(ranks.transport(), ranks.transport().host, "hosts"))
 
 
 def since(now: Traffic, before: Traffic) -> Traffic:
@@ -29,7 +29,7 @@ def over_ranks(own: Traffic, hosts: int) -> dict[str, float]:
     So these are means: ``bytes_..._host`` over the hosts, of what all workers of a host sent together, and the others
     over the workers.
     """
-    everybody = [Traffic(**row) for row in gather_json(HorovodTransport(), {**vars(own), "seconds": 0.0}, "bytes")]
+    everybody = [Traffic(**row) for row in gather_json(ranks.transport(), {**vars(own), "seconds": 0.0}, "bytes")]
     total = Traffic()
     for traffic in everybody:
         total += traffic
@@ -59,7 +59,7 @@ def tensors_over_ranks(
     """
     key = "leaving_bytes" if hosts > 1 else "sent_bytes"
     own = {name: getattr(sent, key) - getattr(before.get(name, Sent()), key) for name, sent in now.items()}
-    everybody = gather_json(HorovodTransport(), [own, dict(errors)], "tensors")
+    everybody = gather_json(ranks.transport(), [own, dict(errors)], "tensors")
     divisor = hosts if hosts > 1 else len(everybody)
     known = {name: [theirs[name] for _, theirs in everybody if name in theirs] for name in everybody[0][0]}
     return {

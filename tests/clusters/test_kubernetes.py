@@ -103,7 +103,7 @@ def test_as_many_ranks_as_places():
 
 
 def test_environment_is_what_the_benchmarks_set():
-    from common.mpi_settings import DEFAULTS
+    from hvd_dyncomp.transport.mpi_settings import DEFAULTS
 
     environment = {each["name"]: each["value"] for each in container("Launcher")["env"]}
     assert DEFAULTS.items() <= environment.items()

@@ -59,7 +59,7 @@ def test_kernels(tmp_path):
 @needs_namespaces
 def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
     place = ("--rates", "2gbit,1gbit", "--output-dir", str(folder))
-    launched("exchange", "--model", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
+    launched("exchange", "--model", "resnet20", "--contenders", "none,4bit,ddp,4bit-ddp", *SHORT, *place)
     results = json.loads((folder / "exchange-resnet20-2.json").read_text())
     for rate in ("2gbit", "1gbit"):
         assert results["rates"][rate]["about"]["payload_mbit"] > 0
@@ -67,7 +67,7 @@ def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
         bits = {name: summarize(found, results["values"]).bits for name, found in measured.items()}
         # A small model: what Horovod's ranks tell each other meanwhile shows. test_wire_bytes.py is strict.
         assert 32 < bits["none"] < 40 and 32 < bits["ddp"] < 40
-        assert 4 < bits["4bit"] < 8
+        assert 4 < bits["4bit"] < 8 and 4 < bits["4bit-ddp"] < 6
 
 
 @needs_namespaces
@@ -194,6 +194,17 @@ def test_ratios_are_those_of_medians_and_bold_where_ours_is_slower():
     assert "| Horovod | shared memory | — | — |" in by_level
     assert "| tiny, 2.0 million values | 1 Gbit/s | 8.00 | 40.0 | **0.50** | 4.00 |" in ratios.by_model([results])
     assert "| 2 x 2 | 1 Gbit/s | 8.00 | 40.0 | **0.50** | 1.00 |" in ratios.by_layout([results])
+
+
+def test_our_exchange_in_ddp_is_compared_with_its_hooks_and_with_horovod():
+    steps = {"4bit": 10.0, "ddp": 80.0, "ddp-fp16": 40.0, "powersgd1": 5.0, "4bit-ddp": 8.0}
+    found = {name: {"ms": [ms], "sent": [[800]]} for name, ms in steps.items()}
+    results = {"values": 800, "workers": 2, "rates": {"1gbit": {"contenders": found}}}
+    by_framework = ratios.by_framework(results)
+    assert "| ours, 4 bits, DDP | 1 Gbit/s | 10.0 | 5.00 | **0.62** | — | 1.25 |" in by_framework
+    assert "ours, 1 bit" not in by_framework
+    assert "| ours, 4 bits, DDP | 4.15 | 8.00 |" in tables.bits(results)
+    assert "bits, DDP" not in ratios.by_level(results)
 
 
 def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tmp_path):

@@ -2,11 +2,13 @@
 
 from types import SimpleNamespace
 
+import horovod.torch as hvd
 import pytest
 import torch
 
 from common import device
 from common.errors import RunError
+from hvd_dyncomp.transport.horovod import HorovodTransport
 
 NO_CUDA = "Horovod was built without CUDA"
 
@@ -23,9 +25,9 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
         monkeypatch.setattr(torch.cuda, "Stream", lambda where: f"a stream of {where}")
         monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
-        monkeypatch.setattr(device.hvd, "rank", lambda: rank)
-        monkeypatch.setattr(device.hvd, "nccl_built", lambda: int(nccl))
-        monkeypatch.setattr(device.HorovodTransport, "obstacle", lambda self, where: "" if built else NO_CUDA)
+        monkeypatch.setattr(hvd, "rank", lambda: rank)
+        monkeypatch.setattr(hvd, "nccl_built", lambda: int(nccl))
+        monkeypatch.setattr(HorovodTransport, "obstacle", lambda self, where: "" if built else NO_CUDA)
         everyone = [["", list(seen)] if seen in ("A", "AB", "CD") else [seen, []] for seen in others]
         monkeypatch.setattr(device, "gather_json", lambda _, mine, name: [*everyone[:rank], mine, *everyone[rank:]])
         chosen = device.choose(wish)

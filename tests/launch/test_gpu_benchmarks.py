@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import horovod.torch as hvd
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,8 +26,9 @@ from benchmarks import (
     workloads,
 )
 from benchmarks.results import save
-from common import device, launcher
+from common import launcher
 from common.errors import RunError
+from hvd_dyncomp.transport.horovod import HorovodTransport
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench.py")
 
@@ -38,9 +40,9 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(device.HorovodTransport, "obstacle", lambda self, where: "")
-    monkeypatch.setattr(device.hvd, "nccl_built", lambda: 0)
-    return SimpleNamespace(nccl=lambda: monkeypatch.setattr(device.hvd, "nccl_built", lambda: 1))
+    monkeypatch.setattr(HorovodTransport, "obstacle", lambda self, where: "")
+    monkeypatch.setattr(hvd, "nccl_built", lambda: 0)
+    return SimpleNamespace(nccl=lambda: monkeypatch.setattr(hvd, "nccl_built", lambda: 1))
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from common import mpi_settings
 from common.launcher import run
+from hvd_dyncomp.transport import mpi_settings
 from lab.hosts import hosts, why_not
 
 BODY = str(Path(__file__).parents[1] / "parallel" / "bodies" / "wire_bytes.py")

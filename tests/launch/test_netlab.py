@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from common import mpi_settings
 from common.errors import RunError
 from common.launcher import run
+from hvd_dyncomp.transport import mpi_settings
 from lab import link_rate, namespaces, shaping
 from lab.hosts import LAUNCHERS, hosts, why_not
 from lab.program import main

@@ -1,0 +1,200 @@
+"""What is kept for a model between steps: its plan with the residuals, levels, the meter."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_dyncomp.checks import one_of, shown
+from hvd_dyncomp.controller import Controller, controller_from
+from hvd_dyncomp.ddp.backward import Backward
+from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_model
+from hvd_dyncomp.exchange import lookout, residual_state
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.step_levels import StepLevels
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.momentum import leave_out
+from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.transport.torch_distributed import transport
+
+
+class Quantizer:
+    """What `compress` returns.
+
+    Attributes:
+        controller: says at which level.
+        bits: as of `DynamicQuantizer`.
+        meter: the `Meter` of what this rank has sent. Sparse gradients count in nothing.
+
+    Raises, from `loss.backward()` on every rank:
+        LockstepError: the ranks have other parameters or settings, or disagree about level or step.
+        ConnectionError: another rank has ended.
+        TimeoutError: another rank does not come.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        controller: Controller | Policy | float | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        rounding: str = "nearest",
+        skip: Skip | None = None,
+        warmup_steps: int = 0,
+        warmup_bits: float = UNCOMPRESSED,
+        timeout: timedelta = timedelta(minutes=30),
+        **settings: Any,
+    ) -> None:
+        check_model(model)
+        unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
+        if unknown:
+            raise TypeError(f"compress takes no argument {unknown[0]}")
+        self._settings = Settings(**settings)
+        if skip is not None and not callable(skip):
+            raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
+        self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
+        self._group = model.process_group
+        self._transport = transport(self._group, timeout=timeout)
+        self.controller = controller_from(controller, self._transport)
+        self._levels = StepLevels(
+            self.controller,
+            warmup_steps=warmup_steps,
+            warmup_bits=warmup_bits,
+            auto_level=self._settings.auto_level,
+        )
+        self.meter = Meter()
+        sparse = {module.weight for module in model.modules() if getattr(module, "sparse", False)}
+        self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
+        self._source, self._optimizer = ModelGradients(model, self._transport, optimizer), optimizer
+        self._names = {parameter: name for name, parameter in self._source.named}
+        self._plan = Plan(self._source, self._settings, self._skip, None)
+        self._lock = threading.Lock()
+        self._backward: Backward | None = None
+        self._error: Exception | None = None
+        try:
+            model.register_comm_hook(self, _hook)
+        except RuntimeError as error:
+            raise ValueError(HOOKED) from error
+        self._transport.models += 1
+        lookout.register(self.controller, self)
+
+    @property
+    def label(self) -> str | None:
+        """In the names of its collectives; None if the controller is not among the same ranks."""
+        return self._source.label if self.controller.transport is self._transport else None
+
+    @property
+    def bits(self) -> float:
+        """See the class."""
+        return self._levels.bits
+
+    def errors(self) -> dict[str, float]:
+        """As `DynamicQuantizer.errors`."""
+        plan = self._plan
+        return residual_state.relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
+
+    def drop_residuals(self) -> None:
+        """Forgets what has not been delivered yet: for callers that discard a step. On every rank, between steps.
+
+        Raises:
+            RuntimeError: backward is under way; nothing has changed then.
+        """
+        self._between_steps("drop_residuals")
+        for bucket in self._plan.buckets:
+            bucket.residuals.drop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
+
+        Contains tensors, numbers, strings, lists and dicts only.
+
+        Raises:
+            RuntimeError: backward is under way.
+        """
+        self._between_steps("state_dict")
+        return {**self._plan.residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the state of the same rank of a run with the same parameters.
+
+        Raises:
+            ValueError: the state is not a quantizer's, or is another rank's, or of other parameters; nothing has
+                changed then.
+            RuntimeError: backward is under way; nothing has changed then.
+        """
+        self._between_steps("load_state_dict")
+        try:
+            state = residual_state.checked(state)
+            StepLevels.check(state)
+            Meter().load_state_dict(state["meter"])
+        except Exception as error:  # a file may have brought anything
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(f"state must come from state_dict(), got {shown(state)}: {cause}") from error
+        residual_state.check(self._plan.buckets, state, self._transport.rank, self._transport.size)
+        self._plan = Plan(self._source, self._settings, self._skip, state)
+        self._levels.load_state_dict(state)
+        self.meter.load_state_dict(state["meter"])
+
+    def _between_steps(self, what: str) -> None:
+        if self._backward is not None and not self._backward.over.is_set():
+            raise RuntimeError(f"{what} must be called between steps, but gradients are in flight")
+
+    def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The hook: one of the model's buckets is full. Does not block; the gradients are the means when all are.
+
+        Raises:
+            Exception: the step before has failed, and nobody could be told so.
+        """
+        with torch.no_grad(), self._lock:
+            if self._error is not None:
+                raise self._error
+            if self._backward is None or self._backward.complete:
+                self._backward = self._begin()
+            backward = self._backward
+            future = backward.add(bucket, self._names)
+            if bucket.is_last():
+                # Before the model waits for its buckets, or else after it has: it raises what went wrong.
+                with contextlib.suppress(RuntimeError):  # `join` calls hooks outside of backward
+                    Variable._execution_engine.queue_callback(lambda: self._conclude(backward))
+                backward.end()
+        return future
+
+    def _begin(self) -> Backward:
+        step = Step(
+            self._plan,
+            turn=self._levels.next(alone=self._transport.size == 1),
+            stochastic=self._stochastic,
+            fresh=True,
+            meter=self.meter,
+        )
+        step.start()
+        return Backward(step, factor=self._source.factor, group=self._group, ended=self._ended)
+
+    def _ended(self, step: Step, error: Exception | None) -> None:
+        self._error = error
+        if error is None:
+            self._levels.learn(step.proposal)
+            if self._optimizer is not None:
+                leave_out(self._optimizer, self._plan.waiting, step.bits)
+
+    def _conclude(self, backward: Backward) -> None:
+        backward.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _hook(quantizer, bucket):  # without annotations: torch compares them with classes, and here they are text
+    return quantizer.take(bucket)

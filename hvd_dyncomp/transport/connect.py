@@ -1,0 +1,125 @@
+"""Connects the ranks of a torch process group with each other, by TCP."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_CARD_BYTES = 1024  # what a rank tells the others of itself, padded
+_HELLO = struct.Struct("<32sI")  # the group's secret, rank
+_HELLO_SECONDS = 5.0  # for a stranger to say who it is
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+
+
+def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.socket], list[str]]:
+    """A connection to every other rank of a group, by rank; and the names of all ranks' hosts. Collective, blocking.
+
+    Who connects must know a secret, which rank 0 makes up and the group carries.
+
+    Args:
+        group: a process group of any backend; None for that of all ranks.
+        host: the name of this rank's.
+        seconds: for all of it.
+
+    Raises:
+        TimeoutError: a rank has not come, or cannot be reached.
+        OSError: no socket can be had.
+    """
+    rank, size, until = dist.get_rank(group), dist.get_world_size(group), time.monotonic() + seconds
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=size) as listener:
+        port = listener.getsockname()[1]
+        cards = _exchanged({"address": _address(), "port": port, "host": host, "secret": secrets.token_hex(16)}, group)
+        secret = cards[0]["secret"].encode()
+        found: dict[int, socket.socket] = {}
+        try:
+            # A listener takes connections before it is asked for them: nobody waits in a circle.
+            for other in range(rank):
+                found[other] = _reach(cards[other]["address"], cards[other]["port"], other, until)
+                found[other].sendall(_HELLO.pack(secret, rank))
+            while len(found) < size - 1:
+                other, connection = _accepted(listener, secret, set(range(rank + 1, size)) - set(found), until)
+                found[other] = connection
+        except BaseException:
+            for connection in found.values():
+                connection.close()
+            raise
+    for connection in found.values():
+        _tune(connection)
+    return found, [card["host"] for card in cards]
+
+
+def _exchanged(card: dict[str, Any], group: Any) -> list[dict[str, Any]]:
+    """Every rank's card. As JSON: what comes from another rank is data, and is not unpickled."""
+    text = json.dumps(card).encode()
+    if len(text) > _CARD_BYTES:
+        raise ValueError(f"the names of this host are too long: {text.decode()}")
+    device = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
+    mine = torch.frombuffer(bytearray(text.ljust(_CARD_BYTES)), dtype=torch.uint8).to(device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
+    return [json.loads(each.cpu().numpy().tobytes()) for each in everyone]
+
+
+def _address() -> str:
+    """Under which other hosts reach this one: the interface that Gloo is told to use, or that which leads to rank 0."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    master = os.environ.get("MASTER_ADDR")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        if interface:
+            packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            return socket.inet_ntoa(packed[20:24])
+    if not master:
+        return socket.gethostname()
+    family, _, _, _, there = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(there)  # sends nothing
+        mine = probe.getsockname()[0]
+    return master if mine == there[0] else mine  # on rank 0's own host, as others call it
+
+
+def _reach(address: str, port: int, rank: int, until: float) -> socket.socket:
+    try:
+        return socket.create_connection((address, port), timeout=max(until - time.monotonic(), 1e-3))
+    except OSError as error:
+        raise TimeoutError(
+            f"rank {rank} cannot be reached at {address}, port {port}: {error}; GLOO_SOCKET_IFNAME says which network "
+            "interface to use"
+        ) from error
+
+
+def _accepted(listener: socket.socket, secret: bytes, expected: set[int], until: float) -> tuple[int, socket.socket]:
+    """The next connection of a rank that is expected. Others are closed."""
+    while (left := until - time.monotonic()) > 0:
+        listener.settimeout(left)
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            break
+        connection.settimeout(_HELLO_SECONDS)
+        try:
+            said, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+        except (OSError, struct.error):
+            said, rank = b"", -1
+        if secrets.compare_digest(said, secret) and rank in expected:
+            return rank, connection
+        connection.close()
+    raise TimeoutError(f"ranks {sorted(expected)} have not connected")
+
+
+def _tune(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A host that has lost its power says nothing: noticed within a minute and a half.
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,43 @@
+"""Who trains together: Horovod's workers or torchrun's, by the launcher that has started this process."""
+
+from __future__ import annotations
+
+import os
+
+from hvd_dyncomp.transport import given_or_horovod
+from hvd_dyncomp.transport.base import Transport
+
+
+def under_torchrun() -> bool:
+    """Whether the workers are torchrun's, and train with DistributedDataParallel."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def start() -> None:
+    """Has this process find the others. Collective."""
+    if under_torchrun():
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+    else:
+        import horovod.torch as hvd
+
+        hvd.init()
+
+
+def transport() -> Transport:
+    """Among all workers, which have called `start`. Collective the first time."""
+    if under_torchrun():
+        from hvd_dyncomp import ddp
+
+        return ddp.transport()
+    return given_or_horovod(None)
+
+
+def local_rank() -> int:
+    """Number of this worker on its machine."""
+    if under_torchrun():
+        return int(os.environ["LOCAL_RANK"])
+    import horovod.torch as hvd
+
+    return hvd.local_rank()

@@ -1,0 +1,206 @@
+"""What a backward pass makes of gradients."""
+
+import contextlib
+import gc
+import time
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from problem import Linear, assert_means, distributed, gradients, same_on_all_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_dyncomp import ddp
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
+def test_the_mean_is_the_expected_one_and_the_same_everywhere(bits):
+    model, quantizer = distributed(bits)
+    for seed in range(3):  # buckets are built anew after the first; gradients add up
+        model(seed).backward()
+        got = gradients(model)
+        assert same_on_all_ranks(got)
+        means = [model.module.mean(before) for before in range(seed + 1)]
+        assert_means(got, [sum(each) for each in zip(*means, strict=True)], bits)
+    assert quantizer.bits == bits
+    sent = quantizer.meter.total()
+    assert sent.steps == 3 and (sent.compressed_bytes > 0) == (bits != 32)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_what_is_not_delivered_is_in_the_residuals(rounding, size):
+    """Over steps: sum of gradients == sum of means * ranks + residuals of all ranks."""
+    model, quantizer = distributed(
+        2, rounding=rounding, min_numel=1, hierarchical=False
+    )  # whose bfloat16 loses a little
+    owed = [torch.zeros_like(value, dtype=torch.float64) for value in model.module.values]
+    for seed in range(4):
+        model.zero_grad()
+        model(seed).backward()
+        for total, wanted, got in zip(owed, model.module.mean(seed), gradients(model), strict=True):
+            total += size * (wanted - got.double())
+        state = quantizer.state_dict()
+        for i, total in enumerate(owed):
+            kept = state["residuals"][f"values.{i}"].double()
+            dist.all_reduce(kept)
+            for bucket in quantizer._plan.buckets:
+                for slot in bucket.slots:
+                    if slot.name == f"values.{i}" and bucket.section.sharded:
+                        own = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float64)
+                        own[bucket.residuals.extent.shard] = state["shard_residuals"][bucket.name]["values"].double()
+                        dist.all_reduce(own)
+                        kept += own[slot.range].view(kept.shape)
+            assert (kept - total).abs().max() < 1e-4, f"values.{i} in step {seed}"
+
+
+def test_skipped_and_half():
+    model, quantizer = distributed(4, skip=lambda name, parameter: name == "values.1", fp16_uncompressed=True)
+    for seed in range(2):
+        model.zero_grad()
+        model(seed).backward()
+        got, expected = gradients(model), model.module.mean(seed)
+        assert same_on_all_ranks(got)
+        assert_means(got, expected, 4)
+        assert (got[1] - expected[1]).norm() <= 1e-3 * expected[1].norm()
+    assert quantizer.meter.total().uncompressed_bytes > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("bits", [4, 32])
+def test_other_dtypes(dtype, bits):
+    model, _ = distributed(bits, module=Linear(dtype=dtype))
+    model(0).backward()
+    got, expected = gradients(model), model.module.mean(0)
+    assert all(each.dtype is dtype for each in got) and same_on_all_ranks(got)
+    for one, mean in zip(got, expected, strict=True):
+        assert (one.double() - mean).norm() <= (0.25 if bits == 4 else 0.01) * mean.norm() + 0.05
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("graph", ["", "find_unused_parameters", "static_graph"])
+def test_ways_of_building_a_model(views, graph):
+    arguments = {"gradient_as_bucket_view": views, **({graph: True} if graph else {})}
+    model, _ = distributed(16, ddp_arguments=arguments)
+    for seed in range(3):
+        model.zero_grad()
+        model(seed).backward()
+        assert same_on_all_ranks(gradients(model))
+        assert_means(gradients(model), model.module.mean(seed), 16)
+
+
+def test_unused_parameters(rank, size):
+    """One that a single rank has used has a mean; one that nobody has used keeps what it had."""
+    model, _ = distributed(16, ddp_arguments={"find_unused_parameters": True})
+    for seed in range(3):
+        model.zero_grad()
+        model(seed, (0, 1) if rank == 0 else (0,)).backward()
+        expected = [model.module.mean(seed)[0], model.module.noise(seed, 0)[1].double() / size]
+        assert_means([parameter.grad for parameter in model.parameters()][:2], expected, 16)
+        assert model.module.values[2].grad is None
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_no_sync_accumulates(views):
+    model, quantizer = distributed(16, ddp_arguments={"gradient_as_bucket_view": views})
+    for step in range(2):
+        model.zero_grad()
+        for seed in (10 * step, 10 * step + 1):
+            with model.no_sync() if seed % 10 == 0 else contextlib.nullcontext():
+                model(seed).backward()
+        means = [model.module.mean(10 * step + i) for i in range(2)]
+        assert_means(gradients(model), [one + other for one, other in zip(*means, strict=True)], 16)
+    assert quantizer.meter.total().steps == 2
+
+
+def test_two_models_in_one_backward(rank):
+    """Whose gradients come in another order on each rank, and at other levels."""
+    pairs = [distributed(bits, module=Linear((3000, 1100, 7))) for bits in (8, 16)]
+    for seed in range(3):
+        for model, _ in pairs:
+            model.zero_grad()
+        losses = [model(seed) for model, _ in pairs]
+        sum(losses[:: -1 if rank % 2 else 1]).backward()
+        for (model, _), bits in zip(pairs, (8, 16), strict=True):
+            assert same_on_all_ranks(gradients(model))
+            assert_means(gradients(model), model.module.mean(seed), bits)
+    assert len({quantizer._source.label for _, quantizer in pairs}) == 2
+
+
+def test_two_models_one_after_the_other_in_another_order(rank):
+    """Each rank waits at once for what others do only later: the transport does not mind, nor do futures.
+
+    As with plain DistributedDataParallel, what is waited for must not depend on the order: one backward of both.
+    """
+    pairs = [distributed(8, module=Linear((3000, 7)), ddp_arguments={"static_graph": True}) for _ in range(2)]
+    for seed in range(2):
+        for model, _ in pairs:
+            model.zero_grad()
+        sum(model(seed) for model, _ in pairs).backward()
+        for model, _ in pairs:
+            assert_means(gradients(model), model.module.mean(seed), 8)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding = nn.Embedding(500, 8, sparse=True)
+        self.dense = nn.Linear(8, 300)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.dense(self.embedding(rows)).square().sum()
+
+
+def test_sparse_gradients(rank):
+    """They stay sparse, and are averaged as they are; the others travel compressed."""
+    rows = torch.arange(10) * (rank + 1)
+    plain = DistributedDataParallel(Sparse())
+    model, quantizer = distributed(16, module=Sparse())
+    for each in (plain, model):
+        each(rows).backward()
+    ours, theirs = model.module.embedding.weight.grad, plain.module.embedding.weight.grad
+    assert ours.is_sparse and torch.allclose(ours.to_dense(), theirs.to_dense())
+    error = model.module.dense.weight.grad - plain.module.dense.weight.grad
+    assert error.norm() <= 1e-3 * plain.module.dense.weight.grad.norm()
+    assert quantizer.meter.total().compressed_values == sum(p.numel() for p in model.module.dense.parameters())
+
+
+def test_ranks_that_have_no_more_data(rank, size):
+    """`join`: they take part with zeros."""
+    model, _ = distributed(16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with model.join():
+        for seed in range(2 + rank):
+            optimizer.zero_grad()
+            model(seed).backward()
+            optimizer.step()
+    assert same_on_all_ranks([value for value in model.module.values])
+
+
+def test_under_autocast():
+    torch.manual_seed(0)
+    plain = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+    torch.manual_seed(0)
+    model, _ = distributed(16, module=nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+    batch = torch.randn(16, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for each in (plain, model):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = each(batch).float().square().mean()
+        loss.backward()
+    for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
+        assert ours.dtype is torch.float32 and (ours - theirs).norm() <= 1e-3 * theirs.norm()
+
+
+def test_the_model_is_left_to_the_garbage_collector():
+    model, quantizer = distributed(4)
+    model(0).backward()
+    kept = [weakref.ref(model), weakref.ref(quantizer)]
+    del model, quantizer
+    until = time.monotonic() + 10
+    while any(ref() for ref in kept) and time.monotonic() < until:  # the thread that has ended the step may still end
+        gc.collect()
+        time.sleep(0.01)
+    assert [ref() for ref in kept] == [None, None]
+    assert ddp.transport() is ddp.transport()

@@ -1,0 +1,236 @@
+"""What many steps make of a run, and what is refused."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from problem import Linear, distributed, gradients, same_on_all_ranks
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_dyncomp
+from hvd_dyncomp import Controller, LockstepError, StepFunction, ddp
+from hvd_dyncomp.exchange import step_levels
+from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
+
+
+class Task:
+    """A regression that every rank sees another part of."""
+
+    def __init__(self, compressed=True, controller=2, **arguments) -> None:
+        torch.manual_seed(3)
+        module = nn.Sequential(nn.Linear(32, 96), nn.ReLU(), nn.Linear(96, 4))
+        self.teacher = nn.Linear(32, 4)
+        self.model = DistributedDataParallel(module, bucket_cap_mb=0.004)
+        self.quantizer = None
+        if compressed:
+            self.quantizer = ddp.compress(self.model, controller, block_size=64, **arguments)
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+
+    def train(self, steps: range) -> float:
+        for step in steps:
+            generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+            batch = torch.randn(32, 32, generator=generator)
+            loss = (self.model(batch) - self.teacher(batch).detach()).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        return float(loss)
+
+    def state(self) -> dict:
+        parts = {"model": self.model, "optimizer": self.optimizer, "quantizer": self.quantizer}
+        parts["controller"] = self.quantizer.controller
+        return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+
+    def load(self, state: dict) -> None:
+        self.quantizer.controller.load_state_dict(state["controller"])
+        for part in ("model", "optimizer", "quantizer"):
+            getattr(self, part).load_state_dict(state[part])
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+
+def test_it_learns_as_without_compression():
+    plain, ours = Task(compressed=False), Task()
+    first = plain.train(range(1))
+    ours.train(range(1))
+    theirs, mine = plain.train(range(1, 60)), ours.train(range(1, 60))
+    assert same_on_all_ranks(ours.weights)
+    assert theirs < 0.5 * first and mine < 0.6 * first
+
+
+@pytest.mark.parametrize("fast", [8, 32])
+def test_rank_0_chooses_the_fastest_level_for_all(monkeypatch, fast):
+    """For every other rank another level is the fastest."""
+    now = 0.0
+    monkeypatch.setattr(step_levels, "time", SimpleNamespace(monotonic=lambda: now))
+    task, levels = Task(controller=4, auto_level=True), []
+    for step in range(50):
+        task.train(range(step, step + 1))
+        levels.append(task.quantizer.bits)
+        now += 1.0 if (levels[-1] == fast) == (dist.get_rank() == 0) else 1.2
+    assert set(levels[:40]) == {4, 8, 16, 32} and set(levels[42:]) == {fast}
+    assert same_on_all_ranks([torch.tensor(levels), *task.weights])
+
+
+def test_a_run_that_is_resumed_is_the_same():
+    """At a level with residuals of both kinds, after an epoch in which the level has moved."""
+    whole = Task(controller=StepFunction())
+    whole.train(range(5))
+    whole.quantizer.controller.step({"val_accuracy": 0.85, "train_loss": 1.0})
+    state = whole.state()
+    whole.train(range(5, 9))
+    again = Task(controller=StepFunction())
+    again.train(range(2))  # what was before it is loaded leaves no trace
+    again.load(state)
+    assert again.quantizer.bits == state["controller"]["bits"]
+    again.train(range(5, 9))
+    for one, other in zip(whole.weights, again.weights, strict=True):
+        assert torch.equal(one, other)
+    assert again.quantizer.meter.total().steps == whole.quantizer.meter.total().steps == 9
+
+
+def test_a_controller_moves_the_level_on_all_ranks(rank):
+    controller = Controller(hvd_dyncomp.Schedule({0: 32, 1: 8}), transport=ddp.transport())
+    tasks = [Task(controller=controller), Task(controller=controller, warmup_steps=8, warmup_bits=16)]
+    for epoch, levels in enumerate([(32, 32), (8, 16), (8, 16), (8, 8)]):
+        assert tuple(task.quantizer.bits for task in tasks) == levels
+        for task in tasks:
+            task.train(range(3 * epoch, 3 * epoch + 3))
+            assert same_on_all_ranks(task.weights)
+        controller.step({"accuracy": rank / 10})
+    assert tasks[0].quantizer.errors()
+
+
+def test_few_bits_without_momentum():
+    model = DistributedDataParallel(Linear())
+    optimizer = hvd_dyncomp.without_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    ddp.compress(model, 1, optimizer=optimizer)
+    for seed in range(3):
+        optimizer.zero_grad()
+        model(seed).backward()
+        optimizer.step()
+        assert {parameter.numel() for parameter in optimizer.left_out} == {5000, 2048, 1031}
+    assert same_on_all_ranks(list(model.parameters()))
+
+
+def test_residuals_are_dropped():
+    task = Task()
+    task.train(range(2))
+    assert any(residual.any() for residual in task.quantizer.state_dict()["residuals"].values())
+    task.quantizer.drop_residuals()
+    assert not any(residual.any() for residual in task.quantizer.state_dict()["residuals"].values())
+
+
+def test_between_steps_only():
+    """A hook of the user's would save a state while gradients are exchanged."""
+    model, quantizer = distributed(4)
+    said = []
+
+    def save(gradient):
+        try:
+            quantizer.state_dict()
+        except RuntimeError as error:
+            said.append(str(error))
+
+    for value in model.module.values:
+        value.register_hook(save)
+    for seed in range(2):  # buckets are as small as they are to be after the first
+        model(seed).backward()
+    assert said and set(said) == {"state_dict must be called between steps, but gradients are in flight"}
+    quantizer.state_dict()
+
+
+def test_refused_in_a_sentence():
+    model = DistributedDataParallel(Linear())
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.parallel.DistributedDataParallel, got Linear"):
+        ddp.compress(model.module, 4)
+    with pytest.raises(TypeError, match="compress takes no argument levels"):
+        ddp.compress(model, 4, levels=3)
+    for arguments, text in (
+        ({"block_size": 3}, "block_size must be"),
+        ({"rounding": "up"}, "rounding must be"),
+        ({"skip": "embedding"}, "skip must be a function"),
+        ({"warmup_steps": -1}, "warmup_steps must be"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=text):
+            ddp.compress(model, 4, **arguments)
+    with pytest.raises(TypeError, match="controller must be"):
+        ddp.compress(model, "4")
+    quantizer = ddp.compress(model, 4)
+    with pytest.raises(ValueError, match="has a communication hook already"):
+        ddp.compress(model, 4)
+    with pytest.raises(RuntimeError, match="can only be called once"):
+        model.register_comm_hook(None, lambda state, bucket: None)
+    builtin = DistributedDataParallel(Linear())
+    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    with pytest.raises(ValueError, match="has a communication hook already"):
+        ddp.compress(builtin, 4)
+    with pytest.raises(ValueError, match="state must come from state_dict"):
+        quantizer.load_state_dict({"steps": 1})
+    model(0).backward()  # what was refused has changed nothing
+    assert same_on_all_ranks(gradients(model))
+
+
+def test_a_state_of_another_rank_or_model(rank, size):
+    task = Task()
+    task.train(range(1))
+    states = [None] * size
+    dist.all_gather_object(states, task.quantizer.state_dict())
+    with pytest.raises(ValueError, match="rank"):
+        task.quantizer.load_state_dict(states[(rank + 1) % size])
+    other, quantizer = distributed(4)
+    with pytest.raises(ValueError):
+        quantizer.load_state_dict(states[rank])
+
+
+def test_mixed_precision_of_the_model_has_a_hook_of_its_own():
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    model = DistributedDataParallel(
+        Linear(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    )
+    with pytest.raises(ValueError, match="mixed_precision= of DistributedDataParallel has a communication hook"):
+        ddp.compress(model, 4)
+
+
+@pytest.mark.parametrize("odd", ["level", "settings", "step"])
+def test_ranks_that_disagree_all_hear_of_it(odd, rank, size):
+    """And raise it where backward ends. In a group of its own: a step that has failed is the last."""
+    group = dist.new_group()
+    different = rank == size - 1
+    bits = 8 if odd == "level" and different else 4
+    arguments = {"block_size": 128} if odd == "settings" and different else {"block_size": 64}
+    model = DistributedDataParallel(Linear(), process_group=group)
+    quantizer = ddp.compress(model, bits, **arguments)
+    if odd == "step" and different:
+        quantizer.load_state_dict({**quantizer.state_dict(), "steps": 5})
+    with pytest.raises(LockstepError) as caught:
+        model(0).backward()
+    text = {"level": "bits", "settings": "block_size", "step": "step"}[odd]
+    assert text in str(caught.value) and f"rank {size - 1}" in str(caught.value)
+    dist.barrier()
+
+
+def test_an_error_in_one_bucket_reaches_all(rank, monkeypatch):
+    model = DistributedDataParallel(Linear(), process_group=dist.new_group(), static_graph=True)
+    quantizer = ddp.compress(model, 4, block_size=64)
+    if rank == 0:
+        monkeypatch.setattr(quantizer._plan.buckets[0], "coding", lambda bits: 1 / 0)
+    with pytest.raises(ZeroDivisionError if rank == 0 else (LockstepError, ConnectionError)):
+        model(0).backward()
+        ddp.transport(model.process_group).close()
+    ddp.transport(model.process_group).close()
+    dist.barrier()
+
+
+def test_one_transport_a_group():
+    assert ddp.transport() is ddp.transport(dist.group.WORLD)
+    assert isinstance(ddp.transport(), ProcessGroupTransport)
+    other = ddp.transport(dist.new_group())
+    assert other is not ddp.transport()
+    other.close()

@@ -1,0 +1,19 @@
+"""Runs the files of checks in bodies/ on several ranks under torchrun; to start a job takes as long as many checks."""
+
+import pytest
+from torchrun import BODIES, run_bodies
+
+JOBS = {2: ["transport", "exchange", "runs"], 3: ["transport", "exchange", "runs"], 4: ["exchange", "runs"]}
+SECONDS = 300
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("ranks", JOBS)
+def test_checks_hold_on_every_rank(ranks):
+    two_hosts = {"HVD_DYNCOMP_TEST_RANKS_PER_HOST": "2"} if ranks == 4 else {}
+    run_bodies(JOBS[ranks], ranks, SECONDS, **two_hosts)
+
+
+def test_every_file_of_checks_is_run():
+    files = {path.stem for path in BODIES.glob("*.py")} - {"conftest", "problem"}
+    assert {body for bodies in JOBS.values() for body in bodies} == files
