@@ -104,7 +104,6 @@ def by_goal(results: Mapping[str, Any]) -> str:
         found = rates.get(rate, {})
         if name in found and other in found:
             times = f"{found[other].median / found[name].median:.2f}"
-            rows.append(
-                (title(name), rate_title(rate), title(other), goal, f"**{times}**" if float(times) < goal else times)
-            )
+            shown = f"**{times}**" if float(times) < goal else times
+            rows.append((title(name), rate_title(rate), title(other), f"{goal:g}", shown))
     return markdown(("exchange", "link", "against", "goal", "measured"), rows)
