@@ -40,7 +40,7 @@ endif
 soak: setup
 	pytest -m soak $(ARGS)
 
-# Do the tests notice the faults that tests/mutants/faults.toml puts into the library? About ten minutes on two cores.
+# Do the tests notice the faults that tests/mutants/faults.toml puts into the library? Some 20 minutes on two cores.
 mutants: setup
 	python tests/mutants/mutate.py $(ARGS)
 

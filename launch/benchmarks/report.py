@@ -197,6 +197,7 @@ def shown(folder: Path) -> dict[str, str]:
     named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
     named |= {f"{one['model']}, exchange": ratios.by_level(one) for one in two}
     named |= {f"{one['model']}, frameworks": ratios.by_framework(one) for one in two}
+    named |= {f"{one['model']}, goals": ratios.by_goal(one) for one in two}
     for one in accuracies:
         table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"
         named[f"{time_to_accuracy.title(one)}, accuracy"] = table

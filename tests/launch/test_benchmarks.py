@@ -205,6 +205,11 @@ def test_our_exchange_in_ddp_is_compared_with_its_hooks_and_with_horovod():
     assert "ours, 1 bit" not in by_framework
     assert "| ours, 4 bits, DDP | 4.15 | 8.00 |" in tables.bits(results)
     assert "bits, DDP" not in ratios.by_level(results)
+    goals = ratios.by_goal(
+        {**results, "rates": {"1gbit": {"contenders": {**found, "none": {"ms": [40.0], "sent": []}}}}}
+    )
+    assert "| ours, 4 bits | 1 Gbit/s | Horovod | 6.5 | **4.00** |" in goals
+    assert "| ours, 4 bits, DDP | 1 Gbit/s | ours, 4 bits | 1 | 1.25 |" in goals
 
 
 def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tmp_path):
