@@ -99,7 +99,7 @@ def by_framework(results: Mapping[str, Any]) -> str:
 def by_goal(results: Mapping[str, Any]) -> str:
     """One row per goal; bold where it was missed."""
     rates = summaries(results)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, rate, other, goal in _GOALS:
         found = rates.get(rate, {})
         if name in found and other in found:

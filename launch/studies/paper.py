@@ -49,7 +49,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument_group("where it goes").add_argument
     add("--runs-dir", default="runs/study", metavar="DIR", help="logs, metrics and checkpoints of the runs")
-    add("--output-dir", default="docs/study", metavar="DIR", help="table.md, the figures and results.json")
+    add("--output-dir", default="docs/study", metavar="DIR", help="paper.md, the figures and results.json")
     add("--tables-only", action="store_true", help="train nothing; show the runs that are finished")
     add("--timeout", type=count, default=7200, metavar="S", help="seconds after which a run has failed")
     args = parser.parse_args(argv)
@@ -108,4 +108,4 @@ def main(argv: list[str] | None = None) -> None:
     command = python_command(["--paper", *(sys.argv[1:] if argv is None else argv)])
     paper_table.write(output_dir, results, command=command, thresholds=thresholds)
     plots.write(output_dir, results)
-    print(f"wrote {output_dir}/table.md, results.json and the figures", flush=True)
+    print(f"wrote {output_dir}/paper.md, results.json and the figures", flush=True)

@@ -11,7 +11,7 @@ from common.markdown import markdown
 from studies.scenarios import PAPER_UNCOMPRESSED, SCENARIOS, Result, Scenario
 from training.carried import Carried, placement
 
-TABLE = "table.md"
+TABLE = "paper.md"
 RESULTS = "results.json"
 _DASH = "—"
 
@@ -29,7 +29,7 @@ def sentence(result: Result) -> str:
 
 
 def write(output_dir: Path, results: list[Result], *, command: str, thresholds: str | None) -> None:
-    """Write table.md and results.json.
+    """Write paper.md and results.json.
 
     Args:
         output_dir: an existing folder.

@@ -66,7 +66,7 @@ def test_table_only_study_end_to_end(runs: Study, tmp_path: Path, capsys: pytest
     finished(runs, (0, 1))
     flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--thresholds", THRESHOLDS, "--tables-only"]
     study.main([*flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
-    text = (tmp_path / "out" / "table.md").read_text()
+    text = (tmp_path / "out" / "paper.md").read_text()
     assert " ".join(flags) in text
     main_table = text.split("\n\n")[0].splitlines()
     rows = {row.split("|")[1].strip(): row for row in main_table[2:]}
@@ -102,7 +102,7 @@ def test_unfinished_runs_are_left_out(runs: Study, tmp_path: Path, capsys: pytes
     flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--tables-only", "--seeds", "0"]
     study.main([*flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
     assert "static 8, seed 0: not finished" in capsys.readouterr().out
-    assert "| static 8" not in (tmp_path / "out" / "table.md").read_text()
+    assert "| static 8" not in (tmp_path / "out" / "paper.md").read_text()
 
 
 def test_no_run_at_all_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,9 +41,9 @@ UNUSUAL = {"device": {"device": "meta"}, "float64": {"dtype": torch.float64}, "b
 
 
 class Run:
-    """A training that says of all tensors where they are, and of which dtype."""
+    """A training that says of all tensors where they are, and of which dtype. `prefix`: of the parameters' names."""
 
-    def __init__(self, make: Callable[[Controller], object]) -> None:
+    def __init__(self, make: Callable[[Controller], object], prefix: str = "") -> None:
         self.controller = Controller(Schedule({0: 2, 3: 32, 4: 4}))
         self.compression = make(self.controller)
         here = {"dtype": torch.float32, "device": "cpu"}
@@ -51,7 +51,7 @@ class Run:
         self.parameters["rows"] = torch.nn.Parameter(torch.zeros(EMBEDDING, **here))
         self.optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(self.parameters.values(), lr=0.1),
-            named_parameters=list(self.parameters.items()),
+            named_parameters=[(prefix + name, parameter) for name, parameter in self.parameters.items()],
             compression=self.compression,
         )
         self.noise = torch.Generator("cpu").manual_seed(hvd.rank())
@@ -143,7 +143,8 @@ def test_a_rank_that_fails_is_heard(defaults, rank, size):
             other = [("other", torch.nn.Parameter(torch.zeros(2000, device="cpu")))] if rank == size - 1 else None
             return DynamicQuantizer(Controller(Static(4)), named_parameters=other)
 
-        run = Run(make)
+        # Names of its own: what is not waited for below, the sparse gradient, may be under way for long.
+        run = Run(make, f"{defaults}.")
         with pytest.raises(ValueError if rank == size - 1 else LockstepError, match="named_parameters"):
             run.step()
         for handle, _ in run.optimizer._handles.values():
