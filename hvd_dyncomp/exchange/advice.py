@@ -34,6 +34,12 @@ REDUCED_AGAIN = (
     "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 
+OVERWRITTEN = (
+    "gradients were changed between backward and synchronize, and the means of all ranks replace what was changed: "
+    "clipping or unscaling had no effect. Call optimizer.synchronize() before it, and then "
+    "'with optimizer.skip_synchronize(): optimizer.step()'"
+)
+
 
 class Advice:
     """Warnings of one quantizer."""

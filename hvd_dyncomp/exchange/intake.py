@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import torch
 
+from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
+from hvd_dyncomp.kernels import portable
 
 
 class Taken(NamedTuple):
@@ -45,6 +47,12 @@ class Intake:
         self._plan, self._tally, self._fresh = plan, tally, fresh
         self.taken: dict[str, Taken] = {}
         self.in_use = False
+        self._versions: list[tuple[torch.Tensor, int]] = []  # how often a gradient had been written to when it came
+
+    @property
+    def changed(self) -> bool:
+        """Whether the program has written to a compressed gradient since it came."""
+        return any(gradient._version != version for gradient, version in self._versions)
 
     def compressed(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
         """Leaves Horovod a ticket; one that is zero on all ranks says that there is no gradient at all."""
@@ -53,6 +61,7 @@ class Intake:
             ticket = self._plan.tickets.fill(name, in_use, gradient.device)
             self.in_use |= in_use
             self.taken[name] = Taken(ticket, gradient, True)
+            self._count(gradient)
         return self.taken[name]
 
     def uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> Taken:
@@ -73,3 +82,14 @@ class Intake:
             wire = wire.half()
         self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
         self.taken[name] = Taken(wire, gradient, False)
+
+    def _count(self, gradient: torch.Tensor) -> None:
+        """Where nobody but the program writes by torch's operators. Kernels write a mean by its address; copies count.
+
+        Views of one tensor have a count together, and what is made in inference mode has none.
+        """
+        kernel = kernels.backends.get("cpu" if gradient.is_cpu else gradient.device.type, portable)
+        if kernel is portable or gradient.dtype is not torch.float32 or not gradient.is_contiguous():
+            return
+        if not gradient.is_inference() and not gradient._is_view():
+            self._versions.append((gradient, gradient._version))
