@@ -140,7 +140,9 @@ BAD_VALUES = {
     "first": [*[value for value in NATURAL if value is not True], 2**62],
 }
 BAD_VERSIONS = {"versions": [None, "x", [], iter([OUT["out"]]), OUT["out"], [None], [torch.zeros(36)]]}
-BAD_RESIDUAL = {"residual": [*NO_TENSOR[1:], torch.zeros(63), torch.zeros(64).double(), torch.zeros(128)[::2]]}
+HALVES = torch.zeros(128, dtype=torch.bfloat16)
+BAD_RESIDUAL = {"residual": [*NO_TENSOR[1:], HALVES[:63], torch.zeros(64), torch.zeros(64).half(), HALVES[::2]]}
+BAD_DITHER = {"dither": [value for value in [*NATURAL, 2**32] if value is not True]}
 NOISES = [(1, 2), (1.5, 2), (1,), (1, 2, 3), (-1, 2), (2**32, 2), 5, None]
 BAD_NOISE = {"noise": [5, "x", (1, 2), kernels.Noise((1, 2), -1), kernels.Noise((1, 2), None)]}
 BAD_NOISE["noise"] += [kernels.Noise(key) for key in NOISES[1:]]
@@ -325,8 +327,8 @@ TABLE = {
     ),
     "kernels.encode_into": Call(
         kernels.encode_into,
-        {**OUT, **VALUES, "residual": None, **FORMAT, "noise": kernels.Noise((1, 2), 3)},
-        {"out": BAD_OUT, **BAD_VALUES, **BAD_RESIDUAL, **BAD_FORMAT, **BAD_NOISE},
+        {**OUT, **VALUES, "residual": None, **FORMAT, "noise": kernels.Noise((1, 2), 3), "dither": 4},
+        {"out": BAD_OUT, **BAD_VALUES, **BAD_RESIDUAL, **BAD_FORMAT, **BAD_NOISE, **BAD_DITHER},
     ),
     "kernels.decode_into": Call(
         kernels.decode_into,
@@ -335,7 +337,7 @@ TABLE = {
     ),
     "kernels.reduce_into": Call(
         kernels.reduce_into,
-        {**OUT, **VERSIONS, "residual": None, **FORMAT, "real": 100, "noise": None},
+        {**OUT, **VERSIONS, "residual": None, **FORMAT, "real": 100, "noise": None, "dither": 0},
         {
             "out": BAD_OUT,
             **BAD_VERSIONS,
@@ -343,6 +345,7 @@ TABLE = {
             **BAD_FORMAT,
             "real": [-1, 1.5, "x", True, 2**62, UNPRINTABLE],
             **BAD_NOISE,
+            **BAD_DITHER,
         },
     ),
 }

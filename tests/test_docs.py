@@ -130,7 +130,7 @@ def run(program: str, folder: Path) -> str:
 BEFORE = """
 import json
 import torch
-from hvd_dyncomp import CriticalRegime, Plateau, Schedule, without_momentum
+from hvd_dyncomp import CriticalRegime, Plateau, without_momentum
 from torch.utils.tensorboard import SummaryWriter
 
 model = torch.nn.Linear(40, 30)
@@ -154,11 +154,13 @@ writer.close()
 
 
 def test_the_examples_run(tmp_path: Path) -> None:
-    """Of quickstart and how-to pages, from top to bottom, in one script; a worker that is alone compresses nothing."""
+    """Of README, quickstart and how-to pages, in one script, in this order; a worker alone compresses nothing."""
     names = ("quickstart", "howto-levels", "howto-training", "howto-runs")
     # Those that call it are whole programs, and have tests of their own.
     parts = [part for name in names for part in fences(DOCS / f"{name}.md", "python") if "hvd.init()" not in part]
-    examples = [applied(*fences(DOCS / "quickstart.md", "diff")), *parts]
+    once_more = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"  # one of the two is what a reader types
+    readme = [applied(*fences(ROOT / "README.md", "diff")), once_more, *fences(ROOT / "README.md", "python")]
+    examples = [*readme, *parts]
     assert len(examples) > 8
     said = run("\n".join([BEFORE, *examples, AFTER]), tmp_path)
     assert said.splitlines()[0] == "0.0 0.0"  # bytes that left

@@ -21,7 +21,17 @@ SUMMED_UP = {"kernels/__init__.py": ("ValueError", "TypeError"), **dict.fromkeys
 
 # Functions that return sentences for somebody else to say, and constants that are such sentences or parts of them.
 RETURNING = ("advice", "obstacle", "_about_mpi", "_about_streams", "_difference")
-CONSTANTS = ("JOINED", "ANOTHER_OPTIMIZER", "IN_FLIGHT", "CAPTURED", "ASSIGNED", "REDUCED_AGAIN", "HOOKED", "_HINTS")
+CONSTANTS = (
+    "JOINED",
+    "ANOTHER_OPTIMIZER",
+    "IN_FLIGHT",
+    "CAPTURED",
+    "ASSIGNED",
+    "REDUCED_AGAIN",
+    "OVERWRITTEN",
+    "HOOKED",
+    "_HINTS",
+)
 
 EXCEPTIONS = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 

@@ -11,7 +11,7 @@ import torch
 
 from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.streams import uploaded
-from hvd_dyncomp.kernels import Noise, block_bytes
+from hvd_dyncomp.kernels import Noise, block_bytes, dither_from
 from hvd_dyncomp.kernels.scales import scale_bytes
 
 
@@ -55,6 +55,7 @@ class Coding:
         values: list[torch.Tensor],
         residual: torch.Tensor | None,
         *,
+        dither: int,
         origin: int = 0,
         noise: Noise | None = None,
     ) -> None:
@@ -63,14 +64,16 @@ class Coding:
         Args:
             payload: (nbytes(span),) uint8, overwritten.
             values: contiguous float32 tensors that stand for the bucket's values from the `origin`-th on.
-            residual: (values of the span,) float32, updated in place; None for no error feedback.
+            residual: (values of the span,) bfloat16, updated in place; None for no error feedback.
+            dither: of the bucket's blocks, for the rounding of what is left.
             noise: for stochastic rounding.
         """
         near = _Near(values)
         for run, own, [piece] in self._pieces(span, [payload], residual):
             first = run.first * self._block_size
             some, begin = near.within(first - origin, run.blocks * self._block_size)
-            kernels.encode_into(piece, some, own, first=begin, noise=_from(noise, first), **self._form(run))
+            form = {**self._form(run), "noise": _from(noise, first), "dither": dither_from(dither, run.first)}
+            kernels.encode_into(piece, some, own, first=begin, **form)
 
     def reduce(
         self,
@@ -79,6 +82,7 @@ class Coding:
         versions: list[torch.Tensor],
         residual: torch.Tensor | None,
         *,
+        dither: int,
         values: int,
         noise: Noise | None = None,
     ) -> None:
@@ -86,7 +90,8 @@ class Coding:
         for run, own, [piece, *pieces] in self._pieces(span, [payload, *versions], residual):
             first = run.first * self._block_size
             real = max(0, values - first)
-            kernels.reduce_into(piece, pieces, own, real=real, noise=_from(noise, first), **self._form(run))
+            form = {**self._form(run), "noise": _from(noise, first), "dither": dither_from(dither, run.first)}
+            kernels.reduce_into(piece, pieces, own, real=real, **form)
 
     def decode(
         self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float

@@ -20,7 +20,15 @@ import torch
 
 from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.exchange import residual_state
-from hvd_dyncomp.exchange.advice import ANOTHER_OPTIMIZER, ASSIGNED, CAPTURED, IN_FLIGHT, REDUCED_AGAIN, Advice
+from hvd_dyncomp.exchange.advice import (
+    ANOTHER_OPTIMIZER,
+    ASSIGNED,
+    CAPTURED,
+    IN_FLIGHT,
+    OVERWRITTEN,
+    REDUCED_AGAIN,
+    Advice,
+)
 from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.plan import Plan
@@ -248,6 +256,7 @@ class Lifecycle:
         leave_out(optimizer, plan.waiting, bits)
         if speaks:
             self._advice.warn("assigned", ASSIGNED if step.assigned else "")
+            self._advice.warn("overwritten", OVERWRITTEN if step.overwritten else "")
             self._advice.warn("momentum", advice(optimizer) if bits < 1 and plan.waiting else "")
 
     def load(self, saved: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 
@@ -135,6 +136,15 @@ class Messages:
         if not self._stochastic:
             return None
         return noise_for(self.bucket.rank, self._step, f"{self.bucket.name}/{phase.name}")
+
+    def dither(self, phase: Phase) -> int:
+        """What rounds the residual that this phase leaves, counted from the bucket's first block.
+
+        It depends on nothing that a saved state lacks, and on no name: a run that is resumed rounds as it would have
+        gone on, and one with other names (`torch.compile`) alike.
+        """
+        about = f"{self.bucket.rank}/{self._step}/{self.bucket.slots[0].bucket}/{phase.name}"
+        return int.from_bytes(hashlib.blake2b(about.encode(), digest_size=4).digest())  # a microsecond
 
     def name(self, phase: Phase) -> str:
         """What the collective of a phase is called."""

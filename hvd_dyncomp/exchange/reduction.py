@@ -118,8 +118,9 @@ class PairReduction(Reduction):
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, span = self._bucket, self.section.span
         message, [payload], lengths = self._messages.codes(Phase.PAIR, [span])
-        noise = self._messages.noise(Phase.PAIR)
-        self._messages.coding.encode(payload, span, values, bucket.residuals.section(), origin=origin, noise=noise)
+        noise, dither = self._messages.noise(Phase.PAIR), self._messages.dither(Phase.PAIR)
+        residual = bucket.residuals.section()
+        self._messages.coding.encode(payload, span, values, residual, origin=origin, noise=noise, dither=dither)
         bucket.residuals.quantized()
         bucket.streams.keep(message)
         return message, lengths
@@ -169,7 +170,7 @@ class ShardedReduction(Reduction):
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, section = self._bucket, self.section
         coding, begin = self._messages.coding, section.first * bucket.block_size
-        noise = self._messages.noise(Phase.SCATTER)
+        noise, dither = self._messages.noise(Phase.SCATTER), self._messages.dither(Phase.SCATTER)
         if self._in_one:
             codes = torch.empty(coding.nbytes(section.span), dtype=torch.uint8, device=bucket.device)
             parts = [(section.span, codes)]
@@ -179,7 +180,7 @@ class ShardedReduction(Reduction):
         for shard, payload in parts:
             first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
             residual = bucket.residuals.section(slice(first, first + size))
-            coding.encode(payload, shard, values, residual, origin=origin, noise=noise)
+            coding.encode(payload, shard, values, residual, origin=origin, noise=noise, dither=dither)
         if self._in_one:
             messages, lengths = self._messages.around(Phase.SCATTER, section.shards, codes)
         bucket.residuals.quantized()
@@ -220,6 +221,7 @@ class ShardedReduction(Reduction):
             bucket.residuals.of_shard(),
             values=bucket.values,
             noise=self._messages.noise(Phase.GATHER),
+            dither=self._messages.dither(Phase.GATHER),
         )
         return message
 

@@ -12,6 +12,7 @@ import torch
 
 from hvd_dyncomp.checks import boolean, finite, integer, shown
 from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.kernels import RESIDUAL_DTYPE, rounded
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,9 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
     """Copies of both residuals, in main memory.
 
     Returns:
-        "residuals": {parameter name: float32 tensor of its shape};
+        "residuals": {parameter name: bfloat16 tensor of its shape};
         "shard_residuals": {bucket name: {"layout": checksum, "first": where in the bucket the shard begins,
-        "carries": bool, "values": (own shard,) float32}}.
+        "carries": bool, "values": (own shard,) bfloat16}}.
     """
     own, shards = {}, {}
     for bucket in buckets:
@@ -74,8 +75,10 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_values(name: str, values: Any) -> None:
-    if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or not bool(values.isfinite().all()):
-        raise ValueError(f"{name} must be a tensor of finite float32, got {shown(values)}")
+    # Residuals were float32 once: such states are rounded when they are put back.
+    known = isinstance(values, torch.Tensor) and values.dtype in (RESIDUAL_DTYPE, torch.float32)
+    if not known or not bool(values.isfinite().all()):
+        raise ValueError(f"{name} must be a tensor of finite bfloat16 or float32, got {shown(values)}")
 
 
 def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:
@@ -115,7 +118,8 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
     A residual r comes to factor * r in the result. Where the number of workers has changed, and with it the factor, r
     is scaled so that it comes to what it was; the residual of a shard that has moved joins the residuals of its
     own rank, from where it arrives once as well; and so does what is of values that another rank quantizes now.
-    `launch/study.py --simulate resize` compares this with other rules.
+    `launch/study.py --simulate resize` compares this with other rules. Sums are float32, and rounded when they are put
+    back.
 
     Args:
         factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
@@ -135,14 +139,13 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
         undelivered = torch.zeros(extent.values, dtype=torch.float32, device=bucket.device)
         for slot in bucket.slots:
             undelivered[slot.range].view(slot.shape).copy_(state["residuals"][slot.name])
-        _restore_shard(bucket, undelivered, state["shard_residuals"].get(bucket.name))
+        _restore_shard(bucket, undelivered, state["shard_residuals"].get(bucket.name), scale)
         if scale != 1:
             undelivered *= scale
-            bucket.residuals.shard.mul_(scale)
         bucket.residuals.put(undelivered)
 
 
-def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str, Any] | None) -> None:
+def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str, Any] | None, scale: float) -> None:
     residuals = bucket.residuals
     if saved is None or saved["layout"] != bucket.layout:
         residuals.carries = True
@@ -151,7 +154,7 @@ def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str
     residuals.carries = saved["carries"]
     first, values = saved["first"], saved["values"]
     if first == residuals.extent.shard.start and values.shape == residuals.shard.shape:
-        residuals.shard.copy_(values)
+        residuals.shard.copy_(rounded(values.to(torch.float32) * scale))
     else:
         undelivered[first : first + values.numel()] += values.to(undelivered.device)
 

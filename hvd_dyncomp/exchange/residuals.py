@@ -11,7 +11,7 @@ import torch
 
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.streams import streams_of
-from hvd_dyncomp.kernels import bounded
+from hvd_dyncomp.kernels import RESIDUAL_DTYPE, bounded, rounded
 
 
 class Extent(NamedTuple):
@@ -38,18 +38,18 @@ class Residuals:
 
     Attributes:
         extent, enabled: see above.
-        own: (values of the section,) float32, what the first quantization has left.
-        shard: (values of the shard,) float32, what the quantization of the sum over ranks has left.
+        own: (values of the section,) bfloat16, what the first quantization has left.
+        shard: (values of the shard,) bfloat16, what the quantization of the sum over ranks has left.
         carries: whether any may be other than zero.
     """
 
     def __init__(self, extent: Extent, device: torch.device, *, enabled: bool) -> None:
         self.extent, self.enabled, self._device = extent, enabled, device
         own, shard = ((part.stop - part.start) * enabled for part in (extent.section, extent.shard))
-        self.own = torch.zeros(own, dtype=torch.float32, device=device)
-        self.shard = torch.zeros(shard, dtype=torch.float32, device=device)
+        self.own = torch.zeros(own, dtype=RESIDUAL_DTYPE, device=device)
+        self.shard = torch.zeros(shard, dtype=RESIDUAL_DTYPE, device=device)
         streams_of(device).keep(self.own, self.shard)
-        # (values of the bucket,) float32: what joins gradients before anybody quantizes them. It is of values that
+        # (values of the bucket,) bfloat16: what joins gradients before anybody quantizes them. It is of values that
         # another rank quantizes now (since the bucket was arranged anew), or of all, when nobody does (32 bits).
         self._pending: torch.Tensor | None = None
         self.carries = False
@@ -73,14 +73,14 @@ class Residuals:
         self.carries = self.enabled
 
     def undelivered(self) -> torch.Tensor:
-        """(values,) float32: all but the shard's. May be `own` itself. With error feedback only."""
+        """(values,) bfloat16: all but the shard's. May be `own` itself. With error feedback only."""
         if self._whole:
             return self.own
         if self._pending is None:
-            total = torch.zeros(self.extent.values, dtype=torch.float32, device=self._device)
+            total = torch.zeros(self.extent.values, dtype=RESIDUAL_DTYPE, device=self._device)
         else:
             total = self._pending.clone()
-        total[self.extent.section] += self.own
+        total[self.extent.section] += self.own  # exact: nothing is pending of what is in `own`
         return total
 
     def _collected(self) -> torch.Tensor:
@@ -90,12 +90,18 @@ class Residuals:
         """
         total = self.undelivered()
         if self.shard.numel():
-            total[self.extent.shard] += self.shard
+            both = total[self.extent.shard].to(torch.float32) + self.shard.to(torch.float32)
+            total[self.extent.shard] = rounded(both)
             self.shard.zero_()
         return total
 
     def put(self, undelivered: torch.Tensor) -> None:
-        """Takes what `undelivered` has returned, here or elsewhere, in place of all but the shard's."""
+        """Takes what `undelivered` has returned, here or elsewhere, in place of all but the shard's.
+
+        Args:
+            undelivered: (values,), bfloat16 or float32.
+        """
+        undelivered = rounded(undelivered)
         self.own.copy_(undelivered[self.extent.section])
         self._pending = None
         if not self._whole:
@@ -144,7 +150,7 @@ class Residuals:
         if not 0 < largest < float("inf"):
             self._waits = True
             return gradient
-        total = gradient + bounded(pending, gradient)
+        total = gradient + bounded(pending.to(torch.float32), gradient)
         pending.zero_()
         if gradient.dtype is torch.float16:
             limits = torch.finfo(torch.float16)

@@ -43,6 +43,8 @@ class Step:
         intake: the gradients that have come.
         proposal: rank 0's, once `collect` has been called.
         over: whether `collect` has been called.
+        overwritten: whether the means replace what the program has made of this rank's gradients. Known when `collect`
+            is over.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Step:
         self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
         self.intake = Intake(plan, self._tally, fresh=fresh)
         self.proposal: float = 0
-        self.over = self._abandoned = self._given_up = False
+        self.over = self.overwritten = self._abandoned = self._given_up = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._exchanges: list[Exchange] = []
         self._agreement = Agreement(plan, turn, fresh=fresh, previous=previous)
@@ -150,7 +152,7 @@ class Step:
             ValueError: `hierarchical` cannot be True here.
         """
         with self._lock:
-            self.over = True
+            self.over, self.overwritten = True, self.intake.changed
             # First of all: ranks that disagree wait for exchanges that never come.
             self._agreement.reach()
             self.proposal = self._agreement.proposal

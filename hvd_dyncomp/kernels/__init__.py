@@ -17,7 +17,7 @@ import torch
 
 from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.kernels import portable
-from hvd_dyncomp.kernels.reference import Noise, bounded
+from hvd_dyncomp.kernels.reference import RESIDUAL_DTYPE, Noise, bounded, dither_from, rounded
 from hvd_dyncomp.kernels.scales import block_bytes, scales
 from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
 
@@ -33,7 +33,19 @@ except ImportError as error:  # said with the first tensor: who only looks at ru
 # Where there is none `portable` serves. That of GPUs is found with their first tensor.
 backends: dict[str, Any] = {} if native is None else {"cpu": native}
 
-__all__ = ["Noise", "backends", "block_bytes", "bounded", "decode_into", "encode_into", "reduce_into", "scales"]
+__all__ = [
+    "RESIDUAL_DTYPE",
+    "Noise",
+    "backends",
+    "block_bytes",
+    "bounded",
+    "decode_into",
+    "dither_from",
+    "encode_into",
+    "reduce_into",
+    "rounded",
+    "scales",
+]
 
 BLOCK_SIZES = frozenset(2**exponent for exponent in range(6, 17))
 _MOST_VALUES = 2**62  # what an index may be: far below what C's size_t holds
@@ -48,8 +60,9 @@ def encode_into(
     block_size: int,
     first: int = 0,
     noise: Noise | None = None,
+    dither: int = 0,
 ) -> None:
-    """Quantizes n values + residual into `out`; what is lost becomes the new residual (equations 1 and 1a).
+    """Quantizes n values + residual into `out`; what is lost becomes the new residual (equations 1, 1a and 1b).
 
     What is behind the last of the values is padding: it has no residual, and counts in no block's mean. Blocks whose
     values are all zero are sent as zeros, and keep their residual as it was.
@@ -57,12 +70,14 @@ def encode_into(
     Args:
         out: (n / block_size * block_bytes(bits, block_size),) uint8, overwritten.
         values: see the module.
-        residual: (n,) float32, updated in place; None for no error feedback.
+        residual: (n,) bfloat16, updated in place; None for no error feedback.
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
         first: index of the first of the n values.
         noise: stochastic rounding with this randomness; None rounds to nearest, and so do 1 bit with a residual and all
             levels below.
+        dither: a word of 32 bits that decides how the new residual is rounded (`reference.stored`). It has to be
+            another in every step, or small gradients may be lost.
 
     Raises:
         ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the text names
@@ -71,9 +86,10 @@ def encode_into(
     blocks = _blocks("out", out, bits, block_size)
     _check_values(values, first, out)
     _check_noise(noise)
+    _check_dither(dither)
     if residual is not None:
-        _check("residual", residual, torch.float32, blocks * block_size, out)
-    _backend(out).encode_into(out, values, first, residual, blocks, block_size, bits, noise)
+        _check("residual", residual, RESIDUAL_DTYPE, blocks * block_size, out)
+    _backend(out).encode_into(out, values, first, residual, blocks, block_size, bits, noise, dither)
 
 
 def decode_into(
@@ -111,11 +127,12 @@ def reduce_into(
     block_size: int,
     real: int | None = None,
     noise: Noise | None = None,
+    dither: int = 0,
 ) -> None:
-    """Decodes and sums `versions`, and quantizes the sum + residual into `out` (equations 5, 1 and 1a).
+    """Decodes and sums `versions`, and quantizes the sum + residual into `out` (equations 5, 1, 1a and 1b).
 
     Args:
-        out, residual, noise: as in `encode_into`.
+        out, residual, noise, dither: as in `encode_into`.
         versions: as in `decode_into`; `out` may not overlap them.
         real: so many of the n values are not padding; None, or more than n, for all.
 
@@ -124,14 +141,15 @@ def reduce_into(
     """
     blocks = _check_versions(versions, bits, block_size)
     _check_noise(noise)
+    _check_dither(dither)
     _check("out", out, torch.uint8, blocks * block_bytes(bits, block_size), versions[0])
     if residual is not None:
-        _check("residual", residual, torch.float32, blocks * block_size, out)
+        _check("residual", residual, RESIDUAL_DTYPE, blocks * block_size, out)
     if real is None:
         real = blocks * block_size
     elif not isinstance(real, int) or real is True or not 0 <= real < _MOST_VALUES:
         raise ValueError(f"real must be a whole number that is not negative, got {shown(real)}")
-    _backend(out).reduce_into(out, versions, residual, real, blocks, block_size, bits, noise)
+    _backend(out).reduce_into(out, versions, residual, real, blocks, block_size, bits, noise, dither)
 
 
 def _backend(tensor: torch.Tensor) -> Any:
@@ -222,6 +240,11 @@ def _check_noise(noise: Noise | None) -> None:
         raise ValueError(f"noise.first must be less than 2^62, got {shown(noise.first)}")
     if max(noise.key) >= 2**32:
         raise ValueError(f"noise.key must be two words of 32 bits, got {shown(noise.key)}")
+
+
+def _check_dither(dither: int) -> None:
+    if not isinstance(dither, int) or not 0 <= dither < 2**32:
+        raise ValueError(f"dither must be a word of 32 bits, got {shown(dither)}")
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int, near: torch.Tensor) -> None:

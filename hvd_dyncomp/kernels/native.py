@@ -24,9 +24,11 @@ def encode_into(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
 ) -> None:
     address = 0 if residual is None else residual.data_ptr()
-    _native.encode(out.data_ptr(), _pieces(values), first, address, blocks, block_size, level_code(bits), noise)
+    shape = (blocks, block_size, level_code(bits))
+    _native.encode(out.data_ptr(), _pieces(values), first, address, dither, *shape, noise)
 
 
 def decode_into(
@@ -50,9 +52,11 @@ def reduce_into(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
 ) -> None:
     address = 0 if residual is None else residual.data_ptr()
-    _native.reduce(out.data_ptr(), _addresses(versions), address, real, blocks, block_size, level_code(bits), noise)
+    shape = (blocks, block_size, level_code(bits))
+    _native.reduce(out.data_ptr(), _addresses(versions), address, dither, real, *shape, noise)
 
 
 def variants() -> list[str]:

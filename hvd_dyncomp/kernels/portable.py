@@ -20,13 +20,14 @@ def encode_into(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
 ) -> None:
     gradient = torch.zeros(blocks * block_size, dtype=torch.float32, device=out.device)
     real = 0
     for start, piece in _pieces(values, first, gradient.numel()):
         real = start + piece.numel()
         gradient[start:real] = piece
-    _encode(out, gradient, residual, real, block_size, bits, noise)
+    _encode(out, gradient, residual, real, block_size, bits, noise, dither)
 
 
 def decode_into(
@@ -52,9 +53,10 @@ def reduce_into(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
 ) -> None:
     total = _decode_sum(versions, blocks, block_size, bits, 1.0)
-    _encode(out, total, residual, real, block_size, bits, noise)
+    _encode(out, total, residual, real, block_size, bits, noise, dither)
 
 
 def _encode(
@@ -65,8 +67,11 @@ def _encode(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
 ) -> None:
-    payload = reference.encode(gradient, residual, bits=bits, block_size=block_size, real=real, noise=noise)
+    payload = reference.encode(
+        gradient, residual, bits=bits, block_size=block_size, real=real, noise=noise, dither=dither
+    )
     out.view(-1).copy_(payload.view(-1))
 
 

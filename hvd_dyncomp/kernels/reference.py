@@ -1,8 +1,9 @@
 """The arithmetic in plain torch operators: the specification that every other kernel equals bit for bit.
 
 All operations are IEEE float32 or float64 with the default rounding, without fused multiply-add, in the order written
-here. Sums run over a fixed tree (`tree_sum`), because an addition in another order gives other bits. Equation numbers
-are those of docs/math.md. Tensors may be on any device; all are contiguous.
+here. Residuals alone are stored as bfloat16, rounded by `stored`. Sums run over a fixed tree (`tree_sum`), because an
+addition in another order gives other bits. Equation numbers are those of docs/math.md. Tensors may be on any device;
+all are contiguous.
 
 A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
 scale as little-endian float32, then the codes, packed as `packing.pack` says. Below one bit it is
@@ -24,6 +25,13 @@ from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_byte
 # What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one
 # bit on; below, see `residual_bound`. docs/math.md tells how the number was found.
 RESIDUAL_BOUND = 2.0
+
+# How residuals are rounded (`stored`): a block has so many dithers, which its values use in turn, and each is the one
+# before plus this step, 2^32 over the golden ratio, so that the dithers of many blocks are spread evenly.
+DITHERS = 4
+DITHER_STEP = 0x9E3779B1
+RESIDUAL_DTYPE = torch.bfloat16
+LARGEST_RESIDUAL = torch.finfo(RESIDUAL_DTYPE).max
 
 
 class Placement(NamedTuple):
@@ -80,8 +88,9 @@ def encode(
     block_size: int,
     real: int | None = None,
     noise: Noise | None = None,
+    dither: int = 0,
 ) -> torch.Tensor:
-    """Quantizes gradient + residual; what is lost becomes the new residual (equation 1).
+    """Quantizes gradient + residual; what is lost becomes the new residual (equations 1 and 1b).
 
     What a residual adds to a block is bounded by the block's gradient (`residual_bound`); what is cut off is given up.
     Blocks whose gradient is zero throughout decode to zeros and leave their residual as it was: what is owed to
@@ -91,12 +100,13 @@ def encode(
 
     Args:
         gradient: (n,) float32, n a multiple of `block_size`.
-        residual: (n,) float32, updated in place; None for no error feedback.
+        residual: (n,) bfloat16, updated in place; None for no error feedback.
         bits: a level below 32.
         block_size: values per block, a power of two of at least 8.
         real: so many values count; the others are padding, whatever they are, and have a residual of zero. None: all.
         noise: stochastic rounding with this randomness; None rounds to nearest, and so do 1 bit with a residual and all
             levels below.
+        dither: how the new residual is rounded, see `stored`.
 
     Returns:
         (n / block_size, block_bytes(bits, block_size)) uint8.
@@ -110,7 +120,8 @@ def encode(
     if residual is not None:
         own = residual.view_as(x)
         own.masked_fill_(~is_real, 0.0)
-        x, waits = _add(x, own, residual_bound(bits))
+        before = own.to(torch.float32)
+        x, waits = _add(x, before, residual_bound(bits))
     if bits == 1 and residual is not None:
         # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles
         # the residual in every step. A residual makes up for the bias anyway.
@@ -123,7 +134,8 @@ def encode(
         scale, codes, decoded = _encode_each(x, real_values, int(bits), noise)
     if residual is not None:
         finite = ~scale.isnan()
-        own.copy_(torch.where(finite & ~waits & is_real, x - decoded, own))
+        lost = torch.where(finite & ~waits & is_real, x - decoded, before)
+        own.copy_(stored(lost, dither))  # what was there before is a bfloat16 already, and stays the same
     return torch.cat([scales.to_bytes(scale, bits), codes], dim=1)
 
 
@@ -141,6 +153,37 @@ def _encode_each(
     finite = scale <= LARGEST_VALUE / placement.half  # False for NaN
     scale = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
     return scale, pack((k + placement.half).to(torch.int32), bits), _values(k, scale, placement)
+
+
+def stored(residual: torch.Tensor, dither: int) -> torch.Tensor:
+    """A residual as it is stored: bfloat16, rounded up or down at random, right on average (equation 1b).
+
+    Rounded to nearest, a gradient below 1/512 of its residual would add nothing, step after step. So a number of 16
+    bits, the dither, is added below the last bit that is kept, and the rest is cut off. The dither of value i of block
+    b is the upper half of `dither` + (4 b + i mod 4) * DITHER_STEP, modulo 2^32: uniform, if `dither` is. The caller
+    draws it anew for every step. Values of a block may share one, since it decides about 1/128 of each at most.
+
+    Args:
+        residual: (blocks, block_size) float32. Magnitudes above the largest bfloat16 become that one.
+        dither: a word of 32 bits.
+    """
+    block, value = (torch.arange(size, dtype=torch.int64, device=residual.device) for size in residual.shape)
+    index = block.view(-1, 1) * DITHERS + value % DITHERS
+    added = ((index * DITHER_STEP + dither) & 0xFFFFFFFF) >> 16
+    bits = residual.clamp(-LARGEST_RESIDUAL, LARGEST_RESIDUAL).view(torch.int32) + added.to(torch.int32)
+    return (bits >> 16).to(torch.int16).view(torch.bfloat16)
+
+
+def rounded(residual: torch.Tensor) -> torch.Tensor:
+    """As `stored`, but to nearest: for what is rounded once, and not in every step."""
+    if residual.dtype is RESIDUAL_DTYPE:
+        return residual
+    return residual.clamp(-LARGEST_RESIDUAL, LARGEST_RESIDUAL).to(RESIDUAL_DTYPE)
+
+
+def dither_from(dither: int, first: int) -> int:
+    """The dither of a call that begins with the `first` block of those that `dither` is for."""
+    return (dither + first * DITHERS * DITHER_STEP) & 0xFFFFFFFF
 
 
 def bounded(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

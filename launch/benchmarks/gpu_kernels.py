@@ -65,13 +65,13 @@ def contenders(
         size = values // block_size * block_bytes(bits, block_size)
         sent, reduced = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
         found |= {
-            f"{bits} encode": Contender(partial(encode_into, sent, [gradient], residual, **shape), 12 * values + size),
+            f"{bits} encode": Contender(partial(encode_into, sent, [gradient], residual, **shape), 8 * values + size),
             f"{bits} stochastic": Contender(
                 partial(encode_into, reduced, [gradient], None, noise=noise, **shape), 4 * values + size
             ),
             f"{bits} decode": Contender(partial(decode_into, [out], [sent], **shape), 4 * values + size),
             f"{bits} reduce 2": Contender(
-                partial(reduce_into, reduced, [sent, sent], residual, **shape), 8 * values + 3 * size
+                partial(reduce_into, reduced, [sent, sent], residual, **shape), 4 * values + 3 * size
             ),
         }
     return found
@@ -85,10 +85,10 @@ def references(device: str, values: int, block_size: int, seed: int) -> dict[str
     for bits in _QUANTIZED:
         size = blocks * block_bytes(bits, block_size)
         sent, last = torch.zeros(size, dtype=torch.uint8, device=device), (blocks, block_size, bits)
-        encode = partial(portable.encode_into, sent, [gradient], 0, residual, *last, None)
+        encode = partial(portable.encode_into, sent, [gradient], 0, residual, *last, None, 0)
         decode = partial(portable.decode_into, [out], 0, [sent], *last, 1.0)
         found |= {
-            f"{bits} encode*": Contender(encode, 12 * values + size),
+            f"{bits} encode*": Contender(encode, 8 * values + size),
             f"{bits} decode*": Contender(decode, 4 * values + size),
         }
     return found
@@ -97,7 +97,7 @@ def references(device: str, values: int, block_size: int, seed: int) -> dict[str
 def _tensors(device: str, values: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A gradient, a residual, and room for what is decoded."""
     gradient = torch.randn(values, generator=torch.Generator(device).manual_seed(seed), device=device)
-    return gradient, torch.zeros_like(gradient), torch.zeros_like(gradient)
+    return gradient, torch.zeros_like(gradient, dtype=torch.bfloat16), torch.zeros_like(gradient)
 
 
 def sets(values: int, cache: int) -> int:

@@ -42,7 +42,7 @@ def contenders(values: int, seed: int) -> dict[str, tuple[Callable[[], object], 
     """Per name, what to time and how many values it handles."""
     generator = torch.Generator().manual_seed(seed)
     gradient, other = torch.randn(values, generator=generator), torch.zeros(values)
-    residual, out = torch.zeros(values), torch.empty(values)
+    residual, out = torch.zeros(values, dtype=torch.bfloat16), torch.empty(values)
     found: dict[str, tuple[Callable[[], object], int]] = {
         ADD: (lambda: other.add_(gradient), values),
         REFERENCE: (lambda: reference.encode(gradient, residual, bits=4, block_size=BLOCK_SIZE), values),

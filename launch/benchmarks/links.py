@@ -18,7 +18,7 @@ from lab.shaping import bits_per_second
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this measurement can be told, and its defaults."""
-    parser.add_argument("--rates", default="100mbit,1gbit,10gbit,none", metavar="RATE,...", help="none: unshaped")
+    parser.add_argument("--rates", default="100mbit,1gbit,10gbit,none", metavar="RATE,...", help="none: no limit")
     parser.add_argument("--seconds", type=at_least_zero, default=2.0, metavar="S", help="about so long for each rate")
 
 

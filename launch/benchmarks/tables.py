@@ -46,7 +46,7 @@ def rate_title(rate: str) -> str:
         return "shared memory"
     bits = bits_per_second(rate)
     if bits is None:
-        return "unshaped"
+        return "no limit"
     return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
 
 

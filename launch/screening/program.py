@@ -113,5 +113,11 @@ def _one(key: results.Key, *, data_dir: Path, path: Path, curves: bool) -> None:
     found = train(TASKS[task], _work(task, data_dir), CONTENDERS[contender], seed)
     if not curves:
         found["curve"] = [epoch["score"] for epoch in found["curve"]]
-    results.append(path, {"task": task, "contender": contender, "seed": seed, **found})
+    about = {
+        "task": task,
+        "contender": contender,
+        "seed": seed,
+        "residuals": "bfloat16",
+    }  # float32 where it is not said
+    results.append(path, {**about, **found})
     print(f"{task}, {contender}, seed {seed}: {found['score']:.2f} % at {found['all_bits']:.3f} bits", flush=True)

@@ -8,13 +8,14 @@ import sys
 from common.errors import RunError
 from common.values import Parser
 from screening import program as screen
-from studies import paper, simulate_bound, simulate_placements, simulate_resize, study
+from studies import paper, simulate_bound, simulate_placements, simulate_resize, simulate_storage, study
 
 SIMULATIONS = {
     "bound": simulate_bound,
     "placements": simulate_placements,
     "resize": simulate_resize,
     "screen": screen,
+    "storage": simulate_storage,
 }
 
 

@@ -119,5 +119,5 @@ def test_clipping_and_accumulation(tmp_path):
 def test_torch_compile(tmp_path):
     if shutil.which("c++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    said = said_by(horovodrun(2, program("A whole compiled model", tmp_path)), 300, PYTHONPATH=str(EXAMPLES))
+    said = said_by(horovodrun(2, program("torch.compile", tmp_path)), 300, PYTHONPATH=str(EXAMPLES))
     assert all(bytes_sent(report) < 30 and report["steps"] == 4 * 32 for report in reports(said))

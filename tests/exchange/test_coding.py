@@ -7,6 +7,7 @@ from simulated import noise
 from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.coding import Coding, Run, Span
 from hvd_dyncomp.exchange.slots import Slot, divided, runs, spans
+from hvd_dyncomp.kernels import dither_from
 
 
 def slots(*sizes: int, min_numel: int = 100) -> list[Slot]:
@@ -39,23 +40,26 @@ def test_a_coding_of_runs_is_each_run_by_itself(span):
     of = [Run(0, 2, 4), Run(2, 1, 0.25), Run(3, 4, 8)]
     coding, values = Coding(of, 64), noise("x", 7 * 64, 0, 0)
     payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
-    residual = torch.zeros(64 * span.blocks)
-    coding.encode(payload, span, [values], residual)
+    residual = torch.zeros(64 * span.blocks, dtype=torch.bfloat16)
+    coding.encode(payload, span, [values], residual, dither=5)
     out = torch.zeros(7 * 64)
     assert coding.decode([out], span, [payload, payload], 0.5) == 0
     first, last = 64 * span.first, 64 * (span.first + span.blocks)
     assert not out[:first].any() and not out[last:].any()
-    torch.testing.assert_close(out[first:last] + residual, values[first:last], rtol=0, atol=1e-6)
+    torch.testing.assert_close(out[first:last] + residual, values[first:last], rtol=0, atol=0.03)
     own = [Coding([Run(0, run.blocks, run.bits)], 64) for run in of]
-    apart = b""
+    apart, left = b"", []
     for run, alone in zip(of, own, strict=True):
         begin, end = max(run.first, span.first), min(run.first + run.blocks, span.first + span.blocks)
         if begin < end:
             here = Span(begin - run.first, end - begin)
             piece = torch.zeros(alone.nbytes(here), dtype=torch.uint8)
-            alone.encode(piece, here, [values[64 * run.first :]], torch.zeros(64 * here.blocks))
+            kept = torch.zeros(64 * here.blocks, dtype=torch.bfloat16)
+            alone.encode(piece, here, [values[64 * run.first :]], kept, dither=dither_from(5, run.first))
+            left.append(kept)
             apart += piece.numpy().tobytes()
     assert payload.numpy().tobytes() == apart
+    assert torch.equal(residual, torch.cat([residual[:0], *left])), "rounded as the bucket's blocks are"
 
 
 @pytest.mark.parametrize("first", [0, 2, 5])
@@ -77,8 +81,9 @@ def test_kernels_are_given_the_tensors_of_a_run_only(first, monkeypatch):
     span = Span(first, 11 - first)
     made = []
     for values in ([whole.clone()], [piece.clone() for piece in whole.split(sizes)]):
-        payload, residual = torch.zeros(coding.nbytes(span), dtype=torch.uint8), torch.zeros(64 * span.blocks)
-        coding.encode(payload, span, values, residual)
+        payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
+        residual = torch.zeros(64 * span.blocks, dtype=torch.bfloat16)
+        coding.encode(payload, span, values, residual, dither=5)
         coding.decode(values, span, [payload], 0.5)
         made.append((payload, residual, torch.cat([value.view(-1) for value in values])))
     assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
@@ -95,7 +100,7 @@ def test_blocks_that_are_not_finite_are_counted_in_runs_of_any_level():
         for block in spoiled:
             values[64 * block + 5] = float("nan")
         payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
-        coding.encode(payload, span, [values], None)
+        coding.encode(payload, span, [values], None, dither=0)
         versions.append(payload)
     out = torch.zeros(7 * 64)
     assert coding.decode([out], span, versions, 1.0) == 3

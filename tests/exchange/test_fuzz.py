@@ -53,7 +53,7 @@ def test_arbitrary_payloads_are_numbers(data, bits, blocks, ranks):
     wanted = reference.decode_sum([payload.view(blocks, -1) for payload in payloads], bits=bits, block_size=BLOCK_SIZE)
     assert torch.equal(got.isnan(), wanted.isnan())
     assert torch.equal(got[~got.isnan()], wanted[~wanted.isnan()])
-    out, residual = torch.zeros(size, dtype=torch.uint8), torch.zeros(blocks * BLOCK_SIZE)
+    out, residual = torch.zeros(size, dtype=torch.uint8), torch.zeros(blocks * BLOCK_SIZE).bfloat16()
     reduce_into(out, found, residual, bits=bits, block_size=BLOCK_SIZE)
     assert residual.isfinite().all()
 
@@ -96,7 +96,7 @@ def test_a_gigabyte_of_arbitrary_payloads():
         first = payload.view(blocks, -1)[:16]
         wanted = reference.decode_sum([first], bits=bits, block_size=BLOCK_SIZE)
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
-        out, residual = torch.zeros_like(payload), torch.zeros(blocks * BLOCK_SIZE)
+        out, residual = torch.zeros_like(payload), torch.zeros(blocks * BLOCK_SIZE).bfloat16()
         reduce_into(out, found, residual, bits=bits, block_size=BLOCK_SIZE)
         assert residual.isfinite().all()
         fed += 2**20

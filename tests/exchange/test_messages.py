@@ -1,9 +1,13 @@
 """What is in the messages: numbers by which ranks notice that they are not where the others are, and randomness."""
 
+import itertools
+
 import torch
 from simulated import WORLDS, Worker, on_ranks, phases
 
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER_BYTES, Greeting, Header
+from hvd_dyncomp.exchange.buckets import make_buckets
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER_BYTES, Greeting, Header, Phase
 
 SIZES = {"a": 130, "b": 200}
 
@@ -73,16 +77,26 @@ def test_stochastic_rounding_differs_by_block():
 
 def test_the_two_roundings_of_a_rank_differ():
     """One value that every rank sends exactly: its owner rounds the sum with other randomness than its own version."""
-    from hvd_dyncomp.exchange.buckets import make_buckets
-    from hvd_dyncomp.exchange.messages import Messages
-    from hvd_dyncomp.exchange.wire import Phase
-
-    [bucket], _ = make_buckets(
-        [("a", torch.zeros(640))],
-        **{"min_numel": 1, "bucket_bytes": 4000, "block_size": 64, "rank": 1, "world_size": 3, "error_feedback": True},
-    )
-    messages = Messages(bucket, 4, 5, True)
+    messages = messages_of(rank=1, step=5)
     assert messages.noise(Phase.SCATTER).key != messages.noise(Phase.GATHER).key
+
+
+def test_residuals_are_rounded_differently_by_rank_step_bucket_and_phase():
+    """And alike in a run that is repeated or resumed, whatever the names are."""
+    cases = list(itertools.product((0, 1), (4, 5), (0, 1), (Phase.SCATTER, Phase.GATHER)))
+    first, again = ([messages_of(*case, names).dither(phase) for *case, phase in cases] for names in ("ab", "cd"))
+    assert first == again and len(set(first)) == len(cases)
+
+
+def messages_of(rank: int, step: int, number: int = 0, names: str = "ab") -> Messages:
+    """Of the first or the second bucket."""
+    buckets, _ = make_buckets(
+        [(name, torch.zeros(640)) for name in names],
+        **{"min_numel": 1, "bucket_bytes": 2560, "block_size": 64, "rank": rank, "world_size": 3},
+        error_feedback=True,
+    )
+    assert len(buckets) == 2
+    return Messages(buckets[number], 4, step, True)
 
 
 def test_rounding_to_nearest_has_no_randomness():

@@ -7,6 +7,9 @@ import torch
 from simulated import WORLDS, Worker, mean_of, noise, on_ranks
 
 SIZES = {"a": 130, "b": 500, "small": 5}
+# To which sums over six steps are exact: a residual at 3 bits is below 0.5, so each rounding to bfloat16 is off by 0.0008
+# in standard deviations, for each rank's residual and for the shard's: 0.0023 in all. What is lost would be 0.3.
+KEPT = 0.01
 
 
 def mean(name: str, step: int, ranks: int) -> torch.Tensor:
@@ -63,7 +66,7 @@ def test_a_step_at_32_bits_delivers_all_that_is_owed_and_leaves_nothing(ranks, h
     for rank, (total, carries, addresses) in enumerate(results):
         for name in SIZES:
             expected = sum(mean_of_exact(name, step, range(ranks), ranks) for step in range(6))
-            torch.testing.assert_close(total[name], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(total[name], expected, rtol=1e-4, atol=KEPT)
         assert carries == [True] * 3 + [False] * 3
         # Nothing is owed any more: gradients are reduced where they lie, without a copy.
         last = {sent.name: sent.address for sent in world.sent if sent.rank == rank and "allreduce" in sent.name}
@@ -87,7 +90,7 @@ def test_a_rank_without_gradients_at_32_bits_delivers_what_it_owes_later(ranks, 
     expected = sum(mean_of_exact("b", step, range(ranks), ranks) for step in range(6) if step != 3)
     expected += mean_of_exact("b", 3, [rank for rank in range(ranks) if rank != 1], ranks)
     for total in results:
-        torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(total, expected, rtol=1e-4, atol=KEPT)
 
 
 @WORLDS
@@ -217,7 +220,7 @@ def test_a_second_synchronize_delivers_nothing_more(ranks, hosts, bits, later):
         worker.optimizer._synchronized = False  # not within skip_synchronize
         worker.optimizer.step()
         after = worker.quantizer.state_dict()
-        torch.testing.assert_close(owed(after), owed(before), rtol=1e-6, atol=0)
+        torch.testing.assert_close(owed(after), owed(before), rtol=2**-8, atol=0)  # rounded when it is put back
         for name, p in worker.parameters.items():
             torch.testing.assert_close(p.grad, clipped[name], rtol=1e-6, atol=1e-7)
         return worker.step(worker.noise(2))

@@ -21,9 +21,9 @@ def call_everything(bits: float, offset: int, size: int, first: int, device: str
     blocks = -(-size // 512)
     shape = {"bits": bits, "block_size": 512}
     values = [at(offset, first + size, torch.float32, device).normal_()]
-    residual = at(offset, 512 * blocks, torch.float32, device).normal_()
+    residual = at(offset, 512 * blocks, torch.bfloat16, device).normal_()
     out, other = (at(offset, blocks * block_bytes(bits, 512), torch.uint8, device) for _ in range(2))
-    encode_into(out, values, residual, first=first, **shape)
+    encode_into(out, values, residual, first=first, dither=2**32 - 1, **shape)
     encode_into(out, values, None, first=first, noise=Noise((offset, 2**32 - 1), 2**31), **shape)
     for versions in [other], [other, other.clone()]:
         reduce_into(out, versions, residual, real=size, **shape)

@@ -25,7 +25,16 @@ from hvd_dyncomp.kernels.triton.form import form_of
 from hvd_dyncomp.kernels.triton.operations import options
 
 NUMBERS = {"entries": "i32", "first": "i64", "versions": "i32", "real": "i64", "blocks": "i32", "counter": "i32"}
-TYPES = {"out": "*u8", "table": "*i64", "residual": "*fp32", "factor": "fp32", "key0": "i32", "key1": "i32", **NUMBERS}
+TYPES = {
+    "out": "*u8",
+    "table": "*i64",
+    "residual": "*i16",
+    "dither": "i32",
+    "factor": "fp32",
+    "key0": "i32",
+    "key1": "i32",
+    **NUMBERS,
+}
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 

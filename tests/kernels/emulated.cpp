@@ -17,9 +17,8 @@ struct Request {
     Operation operation;
     uint64_t blocks, block_size, pieces, skip, versions, real;
     int32_t level;
-    uint32_t has_residual, has_noise, key[2], first;
+    uint32_t has_residual, dither, has_noise, key[2], first;
     float factor;
-    uint32_t padding;
 };
 static_assert(sizeof(Request) == 88, "as emulated.py packs it");
 
@@ -74,9 +73,9 @@ void answer(const Variant& variant, const Request& request) {
         versions.back().read();
         payloads.push_back(versions.back().get());
     }
-    Buffer<float> residual(request.has_residual ? count : 0);
+    Buffer<uint16_t> residual(request.has_residual ? count : 0);
     residual.read();
-    float* own = request.has_residual ? residual.get() : nullptr;
+    const Residual own = {request.has_residual ? residual.get() : nullptr, request.dither};
 
     Buffer<uint8_t> out(size);
     const Values from = {pieces.data(), pieces.size(), request.skip};

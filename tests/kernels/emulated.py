@@ -15,9 +15,9 @@ from hvd_dyncomp.kernels import Noise, block_bytes
 from hvd_dyncomp.levels import level_code
 
 # Operation, blocks, block size, pieces, values to skip, versions, real values; level, whether there is a residual and
-# whether there is noise, its keys and first counter; factor, four bytes of nothing. Behind it come the pieces' sizes,
-# the pieces, the versions, the residual.
-_REQUEST = struct.Struct("<7Qi5If4x")
+# its dither, whether there is noise, its keys and first counter; factor. Behind it come the pieces' sizes, the pieces,
+# the versions, the residual.
+_REQUEST = struct.Struct("<7Qi6If")
 _ENCODE, _DECODE, _REDUCE = range(3)
 
 
@@ -37,8 +37,9 @@ class Emulated:
         block_size: int,
         bits: float,
         noise: Noise | None,
+        dither: int,
     ) -> None:
-        shape = {"blocks": blocks, "block_size": block_size, "bits": bits}
+        shape = {"blocks": blocks, "block_size": block_size, "bits": bits, "dither": dither}
         self._ask(_ENCODE, [out], values=values, first=first, residual=residual, noise=noise, **shape)
 
     def decode_into(
@@ -64,8 +65,9 @@ class Emulated:
         block_size: int,
         bits: float,
         noise: Noise | None,
+        dither: int,
     ) -> None:
-        shape = {"blocks": blocks, "block_size": block_size, "bits": bits}
+        shape = {"blocks": blocks, "block_size": block_size, "bits": bits, "dither": dither}
         self._ask(_REDUCE, [out], versions=versions, residual=residual, real=real, noise=noise, **shape)
 
     def _ask(
@@ -80,6 +82,7 @@ class Emulated:
         first: int = 0,
         versions: Sequence[torch.Tensor] = (),
         residual: torch.Tensor | None = None,
+        dither: int = 0,
         real: int = 0,
         noise: Noise | None = None,
         factor: float = 1.0,
@@ -89,10 +92,10 @@ class Emulated:
         residuals = [] if residual is None else [residual]
         counter = (0, 0, 0) if noise is None else (*noise.key, noise.first % 2**32)
         numbers: list[Any] = [operation, blocks, block_size, len(values), first, len(versions), real]
-        numbers += [level_code(bits), len(residuals), noise is not None, *counter, factor]
+        numbers += [level_code(bits), len(residuals), dither, noise is not None, *counter, factor]
         sizes = struct.pack(f"<{len(values)}Q", *(piece.numel() for piece in values))
         assert self.process.stdin and self.process.stdout
-        data = [bytes(tensor.numpy()) for tensor in chain(values, versions, residuals)]
+        data = [bytes(tensor.view(-1).view(torch.uint8).numpy()) for tensor in chain(values, versions, residuals)]
         self.process.stdin.write(b"".join([_REQUEST.pack(*numbers), sizes, *data]))
         self.process.stdin.flush()
         for result in chain(results, residuals):

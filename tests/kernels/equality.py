@@ -4,6 +4,7 @@ Who checks some kernels registers them for the type of device that `device` is o
 is expected always comes from the reference on the CPU.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -18,6 +19,7 @@ from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, re
 each_level = pytest.mark.parametrize("bits", [bits for bits in LEVELS if bits < 32])
 
 BLOCK_SIZES = st.sampled_from([64, 128, 256, 512, 1024])
+LARGEST = torch.finfo(torch.bfloat16).max
 SPECIAL = [0.0, -0.0, 1e-45, -1e-40, 2.0**-100, 2.0**-126, 3e38, -3.4e38]
 WORDS = st.integers(0, 2**32 - 1)
 
@@ -58,12 +60,23 @@ def copied(tensor: torch.Tensor, device: str, elements: int = 3) -> torch.Tensor
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """A NaN equals a NaN; a positive zero does not equal a negative one."""
     a, b = a.cpu(), b.cpu()
-    if a.dtype == torch.float32:
+    if a.dtype in (torch.float32, torch.bfloat16):
+        whole = torch.int32 if a.dtype == torch.float32 else torch.int16
         nan = a.isnan()
         if not torch.equal(nan, b.isnan()):
             return False
-        a, b = a[~nan].view(torch.int32), b[~nan].view(torch.int32)
+        a, b = a[~nan].view(whole), b[~nan].view(whole)
     return torch.equal(a, b)
+
+
+def dither(step: int) -> int:
+    """Another word of 32 bits in every step."""
+    return random.Random(step).getrandbits(32)
+
+
+def residual_of(count: int) -> torch.Tensor:
+    """Nothing owed, as it is kept."""
+    return torch.zeros(count, dtype=torch.bfloat16)
 
 
 class Guarded:
@@ -76,10 +89,14 @@ class Guarded:
 
     @classmethod
     def copy_of(cls, values: torch.Tensor, shift: int, device: str) -> "Guarded":
-        """Float32 values, `shift` elements further."""
-        guarded = cls(4 * len(values), 4 * shift, device)
-        guarded.floats.copy_(values)
+        """Bfloat16 values, `shift` elements further."""
+        guarded = cls(2 * len(values), 2 * shift, device)
+        guarded.residuals.copy_(values)
         return guarded
+
+    @property
+    def residuals(self) -> torch.Tensor:
+        return self.inside.view(torch.bfloat16)
 
     @property
     def floats(self) -> torch.Tensor:
@@ -109,6 +126,16 @@ def pieces_of(tensor: torch.Tensor, at: list[int], device: str) -> list[torch.Te
 
 
 @st.composite
+def residuals(draw, block_size, blocks, given, bits):
+    """None, or what may be owed beside given values: of any kind, or at its bound, or nearly."""
+    owed = draw(st.none() | blocks_of_values(block_size, blocks))
+    if owed is not None and draw(st.booleans()):
+        near = draw(st.sampled_from([1.0, 1 - 2.0**-8, 1 + 2.0**-8, 0.99, 1.01]))
+        owed = given * (reference.residual_bound(bits) * near)
+    return None if owed is None else owed.clamp(-LARGEST, LARGEST).bfloat16()
+
+
+@st.composite
 def payloads(draw, bits, block_size, blocks):
     """Encoded values, or any bytes at all: they come from another machine."""
     size = blocks * block_bytes(bits, block_size)
@@ -126,10 +153,7 @@ def check_encode(data: st.DataObject, bits: float, device: str = "cpu", block_si
     count = blocks * block_size
     noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
     given = data.draw(blocks_of_values(block_size, blocks))
-    owed = data.draw(st.none() | blocks_of_values(block_size, blocks))
-    if owed is not None and data.draw(st.booleans()):  # at its bound, or nearly
-        near = data.draw(st.sampled_from([1.0, 1 - 2.0**-20, 1 + 2.0**-20, 0.99, 1.01]))
-        owed = given * (reference.residual_bound(bits) * near)
+    owed, word = data.draw(residuals(block_size, blocks, given, bits)), data.draw(WORDS)
     residual = None if owed is None else Guarded.copy_of(owed, 3, device)
     out = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)), device)
     missing = data.draw(st.just(0) | st.integers(0, count))  # at the end, where padding stands for them
@@ -139,11 +163,12 @@ def check_encode(data: st.DataObject, bits: float, device: str = "cpu", block_si
     pieces = pieces_of(values, data.draw(cuts(len(values))), device)
     before = [piece.clone() for piece in pieces]
 
-    expected = reference.encode(given, owed, bits=bits, block_size=block_size, real=count - missing, noise=noise)
-    own = residual and residual.floats
-    encode_into(out.inside, pieces, own, bits=bits, block_size=block_size, first=first, noise=noise)
+    rounding = {"noise": noise, "dither": word}
+    expected = reference.encode(given, owed, bits=bits, block_size=block_size, real=count - missing, **rounding)
+    own = residual and residual.residuals
+    encode_into(out.inside, pieces, own, bits=bits, block_size=block_size, first=first, **rounding)
     assert torch.equal(out.inside.cpu(), expected.view(-1)) and out.untouched_outside()
-    assert residual is None or same_bits(residual.floats, owed) and residual.untouched_outside()
+    assert residual is None or same_bits(residual.residuals, owed) and residual.untouched_outside()
     assert all(same_bits(a, b) for a, b in zip(pieces, before, strict=True))
 
 
@@ -164,28 +189,30 @@ def check_decode_and_reduce(data: st.DataObject, bits: float, device: str = "cpu
     assert (out.inside[: 4 * first] == 0xA5).all() and (out.inside[4 * (first + count) :] == 0xA5).all()
 
     noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
-    owed = data.draw(st.none() | blocks_of_values(block_size, blocks))
+    total = reference.decode_sum(rows, **shape)
+    owed = data.draw(residuals(block_size, blocks, total, bits))
     residual = None if owed is None else Guarded.copy_of(owed, 1, device)
     message = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)), device)
     real = data.draw(st.none() | st.integers(0, count + 100))
-    reduce_into(message.inside, versions, residual and residual.floats, real=real, noise=noise, **shape)
-    expected = reference.encode(reference.decode_sum(rows, **shape), owed, real=real, noise=noise, **shape)
+    rounding = {"noise": noise, "dither": data.draw(WORDS)}
+    reduce_into(message.inside, versions, residual and residual.residuals, real=real, **rounding, **shape)
+    expected = reference.encode(total, owed, real=real, **rounding, **shape)
     assert torch.equal(message.inside.cpu(), expected.view(-1)) and message.untouched_outside()
-    assert residual is None or same_bits(residual.floats, owed) and residual.untouched_outside()
+    assert residual is None or same_bits(residual.residuals, owed) and residual.untouched_outside()
 
 
 def check_large_blocks(bits: float, block_size: int, device: str = "cpu") -> None:
     gradient = torch.randn(3 * block_size, generator=torch.Generator().manual_seed(int(8 * bits)))
-    owed = gradient * 0.1
+    owed = (gradient * 0.1).bfloat16()
     residual = copied(owed, device)
-    shape = {"bits": bits, "block_size": block_size}
+    shape = {"bits": bits, "block_size": block_size, "dither": 2**32 - 1}
     expected = reference.encode(gradient, owed, **shape)
     out = torch.empty_like(expected.view(-1), device=device)
     reduced = torch.empty_like(out)
     encode_into(out, [gradient.to(device)], residual, **shape)
     assert torch.equal(out.cpu(), expected.view(-1)) and same_bits(residual, owed)
     reduce_into(reduced, [out, out], residual, **shape)
-    total = reference.decode_sum([expected, expected], **shape)
+    total = reference.decode_sum([expected, expected], bits=bits, block_size=block_size)
     assert torch.equal(reduced.cpu(), reference.encode(total, owed, **shape).view(-1)) and same_bits(residual, owed)
 
 
@@ -193,6 +220,7 @@ def check_squares_beyond_float32(bits: float, device: str = "cpu") -> None:
     """Where the squares overflow, the bound of a residual holds all the same."""
     gradient, owed = torch.zeros(64), torch.zeros(64)
     gradient[0], owed[1:3] = 1e19, 0.9e19 * reference.residual_bound(bits)
+    owed = owed.bfloat16()
     residual = copied(owed, device)
     expected = reference.encode(gradient, owed, bits=bits, block_size=64).view(-1)
     out = torch.empty_like(expected, device=device)
@@ -233,7 +261,7 @@ def check_sums_run_over_halves(device: str = "cpu") -> None:
 def check_few_real_values(bits: float, device: str = "cpu") -> None:
     """Fewer than a block has groups: means are over what is there."""
     for real in (0, 1, 3):
-        values, owed = torch.randn(512, generator=torch.Generator().manual_seed(real)), torch.zeros(512)
+        values, owed = torch.randn(512, generator=torch.Generator().manual_seed(real)), residual_of(512)
         residual = copied(owed, device)
         expected = reference.encode(values, owed, bits=bits, block_size=512, real=real).view(-1)
         out = torch.empty_like(expected, device=device)

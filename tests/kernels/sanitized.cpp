@@ -62,7 +62,8 @@ std::vector<uint8_t> run(const Variant& variant, const Case& at) {
     const size_t count = at.blocks * at.block_size, size = at.blocks * block_bytes(at.level, at.block_size);
     const size_t skip = at.shift, tail = at.block_size / 2 + at.shift;  // the last block is not all there
     const size_t head = count / 3;
-    Exact<float> first(head + skip, 4 * (at.shift % 4)), second(count - head - tail, 4), residual(count, 4 * (at.shift % 3));
+    Exact<float> first(head + skip, 4 * (at.shift % 4)), second(count - head - tail, 4);
+    Exact<uint16_t> residual(count, 2 * (at.shift % 5));
     Exact<uint8_t> out(size, at.shift), version(size, at.shift + 1);
     fill(first.items, first.bytes, at.kind);
     fill(second.items, second.bytes, at.kind);
@@ -71,7 +72,7 @@ std::vector<uint8_t> run(const Variant& variant, const Case& at) {
     const Piece pieces[] = {{first.items, head + skip}, {nullptr, 0}, {second.items, count - head - tail}};
     const Noise noise = {{random_word(), random_word()}, 0xffffff00u};
     const Noise* given = at.stochastic ? &noise : nullptr;
-    float* own = at.with_residual ? residual.items : nullptr;
+    const Residual own = {at.with_residual ? residual.items : nullptr, random_word()};
     const Scratch scratch(at.block_size);
 
     std::vector<uint8_t> all;

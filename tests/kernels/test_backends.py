@@ -26,7 +26,12 @@ def test_a_registered_backend_serves_its_device_and_no_other(monkeypatch, device
     fake = types.SimpleNamespace(**{name: lambda *_, name=name: served.append(name) for name in NAMES})
     monkeypatch.setattr(kernels, "backends", {device: fake})
     for where in ("cpu", "meta"):
-        tensors = [OUT.to(where), torch.zeros(512, device=where), torch.zeros(512, device=where), OUT.clone().to(where)]
+        tensors = [
+            OUT.to(where),
+            torch.zeros(512, device=where),
+            torch.zeros(512, device=where).bfloat16(),
+            OUT.clone().to(where),
+        ]
         if where == device:
             for call in calls(*tensors):
                 call()
@@ -49,7 +54,7 @@ def test_every_backend_takes_the_same_arguments():
 
 @pytest.mark.parametrize("stray", range(4))
 def test_tensors_on_different_devices_are_an_error(stray):
-    tensors = [OUT, torch.zeros(512), torch.zeros(512), OUT.clone()]
+    tensors = [OUT, torch.zeros(512), torch.zeros(512).bfloat16(), OUT.clone()]
     used = [{0, 1, 2}, {0, 1, 3}, {0, 2, 3}]  # by the three operations
     tensors[stray] = tensors[stray].to("meta")
     for call, arguments in zip(calls(*tensors), used, strict=True):

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from equality import dither, residual_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, portable, scales, sparse
-from hvd_dyncomp.kernels.reference import decode, decode_sum, encode
+from hvd_dyncomp.kernels.reference import decode, decode_sum, encode, stored
 
 each_level = pytest.mark.parametrize("bits", [bits for bits in LEVELS if bits < 1])
 SEEDS = st.integers(0, 2**32 - 1)
@@ -79,10 +80,10 @@ def test_the_largest_of_each_group_travels_and_all_else_waits(bits, data):
     x = gauss(2 * block_size, seed) * 2.0 ** data.draw(st.integers(-60, 60))
     if data.draw(st.booleans()):  # many ties
         x = x.sign() * (x.abs() / x.abs().max() * 3).round()
-    residual = torch.zeros_like(x)
-    got = decoded(encode(x, residual, bits=bits, block_size=block_size), bits, block_size)
-    assert torch.equal(residual, x - got)
-    assert (residual.abs() <= x.abs() * (1 + 2**-20)).all(), "no more is sent than there is"
+    residual, word = residual_of(len(x)), data.draw(SEEDS)
+    got = decoded(encode(x, residual, bits=bits, block_size=block_size, dither=word), bits, block_size)
+    assert torch.equal(residual, stored((x - got).view(2, -1), word).view(-1))
+    assert (residual.abs() <= x.abs() * (1 + 2**-7)).all(), "no more is sent than there is"
     assert got.any() or not x.any()
     for group, sent in zip(
         groups(x, bits, block_size).transpose(1, 2).flatten(0, 1),
@@ -114,7 +115,7 @@ def test_a_group_without_values_sends_nothing(bits):
     x, count = gauss(2 * B), B + int(B * bits / 8) // 2
     x[:B][group_of(bits, B) % 2 == 1] = 0
     x[count:] = 7.0
-    residual = torch.zeros(2 * B)
+    residual = residual_of(2 * B)
     payload = torch.empty(2 * block_bytes(bits, B), dtype=torch.uint8)
     encode_into(payload, [x[:count]], residual, bits=bits, block_size=B)
     codes = payload.view(2, -1)[:, 2:]
@@ -139,7 +140,7 @@ def test_a_scale_is_a_bfloat16_and_what_the_codes_are_made_from(bits):
 @each_level
 def test_values_that_are_half_a_magnitude_are_rounded_to_even(bits):
     most, scale = sparse.MAGNITUDES[bits].most, scales(encode(torch.ones(B), None, bits=bits, block_size=B), bits, B)
-    x, residual = torch.ones(B), torch.zeros(B)
+    x, residual = torch.ones(B), residual_of(B)
     x[0] = 0.5 * scale  # the largest of its group, and alone: half a magnitude becomes none
     x[1:][group_of(bits, B)[1:] == 0] = 0
     payload = encode(x, residual, bits=bits, block_size=B)
@@ -160,7 +161,7 @@ def test_values_that_are_half_a_magnitude_are_rounded_to_even(bits):
 def test_noise_changes_nothing(bits, with_residual):
     payloads, residuals = [], []
     for noise in (None, Noise((1, 2), 3)):
-        residual = gauss(4 * B, 1) if with_residual else None
+        residual = gauss(4 * B, 1).bfloat16() if with_residual else None
         payload = torch.empty(4 * block_bytes(bits, B), dtype=torch.uint8)
         encode_into(payload, [gauss(4 * B)], residual, bits=bits, block_size=B, noise=noise)
         payloads.append(payload)
@@ -172,24 +173,25 @@ def test_noise_changes_nothing(bits, with_residual):
 @pytest.mark.parametrize("every", [32, B])
 def test_lone_values_arrive(bits, every):
     """A gradient that is non-zero in few places of a block, always the same: it waits for nobody."""
-    x, residual, arrived = torch.zeros(4 * B), torch.zeros(4 * B), torch.zeros(4 * B)
+    x, residual, arrived = torch.zeros(4 * B), residual_of(4 * B), torch.zeros(4 * B)
     x[5::every] = gauss(len(x[5::every]))
-    for _ in range(60):
-        arrived += decoded(encode(x, residual, bits=bits, block_size=B), bits)
+    for step in range(60):
+        arrived += decoded(encode(x, residual, bits=bits, block_size=B, dither=dither(step)), bits)
     assert not arrived[x == 0].any()
     assert ((arrived * x).sum() / (60 * x.square().sum())).item() > 0.9
 
 
 def error(bits: float, steps: int) -> float:
     """Relative error of the sum of `steps` exchanges of two workers, with two quantizations."""
-    residuals = [torch.zeros(16 * B) for _ in range(3)]
+    residuals = [residual_of(16 * B) for _ in range(3)]
     delivered, exact = torch.zeros(16 * B, dtype=torch.float64), torch.zeros(16 * B, dtype=torch.float64)
     for step in range(steps):
+        shape = {"bits": bits, "block_size": B, "dither": dither(step)}
         gradients = [gauss(16 * B, 1 + 2 * step + rank) for rank in range(2)]
         exact += sum(g.double() for g in gradients)
-        versions = [encode(g, r, bits=bits, block_size=B) for g, r in zip(gradients, residuals, strict=False)]
+        versions = [encode(g, r, **shape) for g, r in zip(gradients, residuals, strict=False)]
         total = decode_sum(versions, bits=bits, block_size=B)
-        delivered += decode(encode(total, residuals[2], bits=bits, block_size=B), bits=bits, block_size=B)
+        delivered += decode(encode(total, residuals[2], **shape), bits=bits, block_size=B)
     return ((delivered - exact).norm() / exact.norm()).item()
 
 
@@ -201,7 +203,7 @@ def test_the_error_of_a_sum_falls_with_the_number_of_steps(bits, limit):
 @each_level
 def test_the_bound_leaves_white_noise_alone(bits, monkeypatch):
     """Equation 1a: what waits for its turn is less than the bound, at every level."""
-    free, found = torch.zeros(16 * B), torch.zeros(16 * B)
+    free, found = residual_of(16 * B), residual_of(16 * B)
     for step in range(2 * round(8 / bits)):
         payload = encode(gauss(16 * B, step), found, bits=bits, block_size=B)
         with monkeypatch.context() as patch:

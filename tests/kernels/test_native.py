@@ -8,7 +8,7 @@ import threading
 import equality
 import pytest
 import torch
-from equality import at_odd_address, each_level, same_bits
+from equality import at_odd_address, each_level, residual_of, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,8 +117,9 @@ def test_a_bucket_of_very_many_tensors(variant):
         ("payload", torch.zeros(1040, dtype=torch.uint8)[::2]),
         ("values", [torch.ones(1024).double()]),
         ("values", [torch.ones(512), torch.ones(1024)[::2]]),
-        ("residual", torch.zeros(512)),
-        ("residual", torch.zeros(1024, dtype=torch.int32)),
+        ("residual", torch.zeros(512, dtype=torch.bfloat16)),
+        ("residual", torch.zeros(1024)),
+        ("residual", torch.zeros(1024, dtype=torch.int16)),
         ("bits", 9),
         ("bits", 0.75),
         ("bits", 4.0),
@@ -128,19 +129,22 @@ def test_a_bucket_of_very_many_tensors(variant):
         ("block_size", 96),
         ("block_size", 2**17),
         ("first", -1),
+        ("dither", -1),
+        ("dither", 2**32),
+        ("dither", 1.0),
     ],
 )
 def test_a_wrong_argument_is_named_before_memory_is_touched(argument, value):
-    payload, values, residual = torch.zeros(2 * 260, dtype=torch.uint8), [torch.ones(1024)], torch.zeros(1024)
+    payload, values, residual = torch.zeros(2 * 260, dtype=torch.uint8), [torch.ones(1024)], residual_of(1024)
     given = {"payload": payload, "values": values, "residual": residual, "bits": 4, "block_size": 512, "first": 0}
     given[argument] = value
     payload, values, residual = given.pop("payload"), given.pop("values"), given.pop("residual")
     with pytest.raises(ValueError, match=f"^{'out' if argument == 'payload' else argument} must"):
         encode_into(payload, values, residual, **given)
-    if argument != "residual":
+    if argument not in ("residual", "dither"):
         with pytest.raises(ValueError, match=f"^{'versions' if argument == 'payload' else argument} must"):
             decode_into(values, [payload], **given)
-    given.pop("first")
+    given.pop("first", None)
     if argument not in ("values", "first"):
         with pytest.raises(ValueError, match=f"^{'versions' if argument == 'payload' else argument} must"):
             reduce_into(torch.zeros(520, dtype=torch.uint8), [payload], residual, **given)
@@ -204,7 +208,7 @@ def test_without_the_extension_the_reference_serves_and_one_line_says_so():
         "import torch; from hvd_dyncomp.kernels import decode_into, encode_into, native, reduce_into\n"
         "assert native is None\n"
         "out, back = torch.empty(260, dtype=torch.uint8), torch.empty(512)\n"
-        "encode_into(out, [torch.ones(512)], torch.zeros(512), bits=4, block_size=512)\n"
+        "encode_into(out, [torch.ones(512)], torch.zeros(512).bfloat16(), bits=4, block_size=512)\n"
         "decode_into([back], [out], bits=4, block_size=512)\n"
         "reduce_into(out, [out.clone(), out.clone()], None, bits=4, block_size=512)\n"
         "assert (back - 1).abs().max() < 0.5\n"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from equality import residual_of
 
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, portable, reduce_into, reference
 from hvd_dyncomp.kernels.scales import tree_sum
@@ -24,12 +25,13 @@ def pieces() -> list[torch.Tensor]:
 @pytest.mark.parametrize("noise", [None, Noise((1, 2), 64)])
 def test_a_message_holds_the_values_from_first_on(bits, first, noise):
     size = block_bytes(bits, 64)
-    out, residual = torch.zeros(2 * size, dtype=torch.uint8), torch.zeros(128)
-    encode_into(out, pieces(), residual, bits=bits, block_size=64, first=first, noise=noise)
+    out, residual = torch.zeros(2 * size, dtype=torch.uint8), residual_of(128)
+    encode_into(out, pieces(), residual, bits=bits, block_size=64, first=first, noise=noise, dither=7)
     part = torch.cat([*pieces(), torch.zeros(128)])[first : first + 128]
     real = max(0, sum(PIECES) - first)
-    expected = reference.encode(part, torch.zeros(128), bits=bits, block_size=64, real=real, noise=noise)
-    assert torch.equal(out, expected.view(-1)) and not residual[real:].any()
+    owed = residual_of(128)
+    expected = reference.encode(part, owed, bits=bits, block_size=64, real=real, noise=noise, dither=7)
+    assert torch.equal(out, expected.view(-1)) and not residual[real:].any() and torch.equal(residual, owed)
 
 
 @pytest.mark.parametrize("bits", [0.25, 8])
@@ -45,7 +47,7 @@ def test_what_is_decoded_goes_where_it_came_from(bits, first):
 
 def test_padding_does_not_count_in_a_reduced_shard():
     version = reference.encode(torch.ones(64), None, bits=1, block_size=64, real=10).view(-1)
-    out, residual = torch.zeros_like(version), torch.zeros(64)
+    out, residual = torch.zeros_like(version), residual_of(64)
     reduce_into(out, [version] * 2, residual, bits=1, block_size=64, real=10)
     assert torch.equal(reference.decode(out.view(1, -1), bits=1, block_size=64)[:10], torch.full((10,), 2.0))
     assert not residual[10:].any()

@@ -21,7 +21,7 @@ import equality
 import ptx
 import pytest
 import torch
-from equality import each_level, same_bits, serving
+from equality import each_level, residual_of, same_bits, serving
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,10 +113,10 @@ def test_a_bucket_of_very_many_tensors():
 def test_stochastic_rounding_at_the_last_counters_and_keys(bits, residual):
     """Words that are negative as int32, and a counter that begins anew at 2^32."""
     gradient = torch.randn(2048, generator=torch.Generator().manual_seed(3))
-    owed = None if residual is None else gradient * residual
+    owed = None if residual is None else residual_of(2048)
     noise = Noise((2**32 - 1, 2**31), 5 * 2**32 - 700)
     expected = reference.encode(gradient, owed, bits=bits, block_size=512, noise=noise)
-    own = None if owed is None else torch.zeros(2048, device=DEVICE)
+    own = None if owed is None else residual_of(2048).to(DEVICE)
     out = torch.empty_like(expected.view(-1), device=DEVICE)
     encode_into(out, [gradient.to(DEVICE)], own, bits=bits, block_size=512, noise=noise)
     assert torch.equal(out.cpu(), expected.view(-1)) and (own is None or same_bits(own, owed))
@@ -265,7 +265,7 @@ def test_largest_blocks_fit_into_registers(compiled):
 def test_nothing_waits_for_the_device_and_the_current_stream_is_used():
     """Values that come late, on a stream of their own, are there when they are read."""
     gradient, out = torch.zeros(512 * 512, device="cuda"), torch.empty(512 * 260, dtype=torch.uint8, device="cuda")
-    residual, back = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    residual, back = residual_of(512 * 512).cuda(), torch.zeros_like(gradient)
     shape = {"bits": 4, "block_size": 512}
     encode_into(out, [gradient], residual, **shape)  # compiles
     decode_into([back], [out], **shape)

@@ -52,7 +52,8 @@ def test_what_does_not_arrive_is_carried_and_without_feedback_lost(bits: float, 
         waiting[shard["first"] : end] += shard["values"][: end - shard["first"]]
     error = (got + waiting / workers - given).norm() / given.norm()
     exact = feedback == "both" or (feedback == "workers" and workers == 2)
-    assert error < 1e-4 if exact else error > 1e-3
+    lost = 0.05 if bits < 8 else 5e-3
+    assert error < lost / 10 if exact else error > lost  # what is carried is bfloat16, exact to 2**-8 of itself
 
 
 @pytest.mark.parametrize(("workers", "values"), [(2, 4), (3, 2)])
@@ -229,7 +230,7 @@ def test_of_1_bit_adam_momentum_and_what_is_owed_are_all_that_was_put_in() -> No
         exchange.mean(own)
         if step / 30 >= 0.15:
             after = waiting_in(exchange)
-            torch.testing.assert_close(torch.cat(exchange.momentum) + after, moment + before, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(torch.cat(exchange.momentum) + after, moment + before, rtol=2**-6, atol=4e-3)
         else:
             torch.testing.assert_close(torch.cat(exchange.momentum), moment)
 

@@ -4,7 +4,7 @@ import pytest
 
 from hvd_dyncomp import kernels
 from hvd_dyncomp.kernels import reference
-from studies import program, simulate_bound, simulate_placements, simulate_resize
+from studies import program, simulate_bound, simulate_placements, simulate_resize, simulate_storage
 
 
 @pytest.mark.parametrize("course", simulate_resize.COURSES)
@@ -48,6 +48,14 @@ def test_the_bound_costs_nothing_where_nothing_is_wrong(bits: int) -> None:
 def test_the_bound_ends_a_disturbance(bits: int) -> None:
     first, *_, last = map(float, simulate_bound.recovery("norm to 2", 1, 2, bits, 4096, 0).split())
     assert first < 3 and last < 1.2 < 1000 < float(simulate_bound.recovery("unbounded", 1, 2, bits, 4096, 0).split()[0])
+
+
+@pytest.mark.parametrize("bits", [1 / 4, 1 / 2, 4])
+def test_small_gradients_survive_beside_large_residuals(bits: int) -> None:
+    sizes = {"steps": 1500, "blocks": 2, "seed": 1}
+    found = {name: simulate_storage.lost(one, bits, 0.01, **sizes) for name, one in simulate_storage.STORAGES.items()}
+    assert found["bfloat16, at random"] <= found["float32"] + 0.02, found
+    assert found["bfloat16, at random"] < 0.5 * found["bfloat16, to nearest"], found
 
 
 @pytest.mark.parametrize("flags", ["--simulate weather", "--simulate resize --steps 0", "--simulate resize --epochs 3"])

@@ -68,18 +68,19 @@ class Job:
         Not what the quantizer says that it has loaded: only the exchange shows what became of it. All of it is linear,
         so it holds for sums over all values, wherever a shard begins.
         """
-        put_in = total(wanted)
-        if self.committed:  # a worker that joins owes nothing, and what one owes that is gone is lost
-            then = torch.load(io.BytesIO(self.committed))[1]
+        given, owed = flat(wanted), held(self.quantizer.state_dict())
+        then = owed.new_zeros(1)  # a worker that joins owes nothing, and what one owes that is gone is lost
+        if self.committed:
+            state = torch.load(io.BytesIO(self.committed))[1]
             # A residual is owed to the mean of that time; docs/design.md has the rule for a change of size.
-            put_in += owed(then) * then["factor"] * hvd.size()
-        sums = torch.tensor([put_in, owed(self.quantizer.state_dict())], dtype=torch.float64)
-        before, after = hvd.allreduce(sums, op=hvd.Sum, name="owed").tolist()
-        lost = before - after - hvd.size() * total(reduced)
-        # What is owed when the workers change may join gradients on their way within the host, and is rounded there.
-        rounding = (
-            0.0 if hvd.size() == self.size else 3 * 2**-8 * sum(value.numel() for value in wanted.values()) ** 0.5
-        )
+            then = held(state) * state["factor"] * hvd.size()
+        sums = torch.stack([given.sum() + then.sum(), owed.sum(), squares(owed, then), squares(given)])
+        before, after, residuals, gradients = hvd.allreduce(sums, op=hvd.Sum, name="owed").tolist()
+        lost = before - after - hvd.size() * flat(reduced).sum().item()
+        # A residual is bfloat16, rounded at random: by a 2**-8 of itself at most, in standard deviations. What is owed
+        # when workers change may join gradients on their way within the host, and is rounded there, too.
+        rounded = residuals if hvd.size() == self.size else 4 * (residuals + gradients)
+        rounding = 5 * 2**-8 * rounded**0.5
         self.size = hvd.size()
         assert abs(lost) < 2e-3 + rounding, f"{lost} of {before} is neither delivered nor owed"
 
@@ -101,17 +102,21 @@ class Job:
         self.problem.parameters["odd"].register_hook(lambda gradient: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def total(tensors: dict[str, torch.Tensor]) -> float:
-    return sum(tensor.double().sum().item() for tensor in tensors.values())
+def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([torch.empty(0).double(), *(tensor.double().flatten() for tensor in tensors.values())])
 
 
-def owed(quantizer: dict) -> float:
-    """Sum of all that a rank's residuals hold. There is one bucket; what lies behind its last value is padding."""
+def squares(*tensors: torch.Tensor) -> torch.Tensor:
+    return torch.cat(tensors).square().sum()
+
+
+def held(quantizer: dict) -> torch.Tensor:
+    """All values of a rank's residuals. There is one bucket; what lies behind its last value is padding."""
     values = sum(residual.numel() for residual in quantizer["residuals"].values())
     shards = {
         name: shard["values"][: max(0, values - shard["first"])] for name, shard in quantizer["shard_residuals"].items()
     }
-    return total(quantizer["residuals"]) + total(shards)
+    return torch.cat([flat(quantizer["residuals"]), flat(shards)])
 
 
 def announce(hosts: Path, names: list[str]) -> None:

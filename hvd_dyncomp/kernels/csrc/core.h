@@ -14,15 +14,16 @@
 namespace hvd_dyncomp {
 namespace {
 
-HVD_INLINE void clear(float* values, size_t from, size_t to) {
-    if (from < to) __builtin_memset(values + from, 0, (to - from) * sizeof(float));
+template <typename Item>
+HVD_INLINE void clear(Item* values, size_t from, size_t to) {
+    if (from < to) __builtin_memset(values + from, 0, (to - from) * sizeof(Item));
 }
 
 // Quantizes what `next(b, own, buffer, sums)` returns: block b, in `buffer` or where it lies; `own` is the block's
 // residual or null. Several blocks are in work at a time: a scale is a long chain of operations on one number (the end of
 // the sum, root, quotients), and the processor goes through the next blocks' meanwhile.
 template <int Level, bool Stochastic, typename Next>
-HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const Noise* noise, void* scratch, Next next) {
+HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, const Noise* noise, void* scratch, Next next) {
     constexpr size_t most = 8;
     const size_t count = shape.block_size, bytes = block_bytes(Level, count);
     size_t batch = kBatchValues / count;
@@ -40,7 +41,7 @@ HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const N
         Block block[most];
         float scale[most];
         for (size_t i = 0; i < here; ++i) {
-            block[i] = next(begin + i, residual ? residual + (begin + i) * count : nullptr, buffers + i * count, sums);
+            block[i] = next(begin + i, from(residual, begin + i, count), buffers + i * count, sums);
             if constexpr (Level < 0) {
                 scale[i] = sparse_scale<-Level>(rows, largest_of(i), block[i].x, count, block[i].real, sums);
             } else {
@@ -56,26 +57,26 @@ HVD_INLINE void write_blocks(uint8_t* out, float* residual, Shape shape, const N
                 write_block<Level, Stochastic>(out + b * bytes, block[i].x, block[i].residual, count, scale[i], first,
                                                Stochastic ? noise->key : nullptr);
             }
-            if (block[i].residual) clear(block[i].residual, block[i].real, count);
+            if (block[i].residual.values) clear(block[i].residual.values, block[i].real, count);
         }
     }
 }
 
 template <int Level, bool Stochastic>
-void encode_level(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
+void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, const Noise* noise, void* scratch) {
     const size_t count = shape.block_size;
     Cursor cursor(values);
-    const auto next = [&](size_t, float* own, float* buffer, double* sums) -> Block {
+    const auto next = [&](size_t, Residual own, float* buffer, double* sums) -> Block {
         const float* gradient = cursor.in_place(count);
-        if (gradient && !own) return {gradient, nullptr, count};
-        if (gradient && add(buffer, gradient, own, count, residual_bound(Level))) return {buffer, own, count};
+        if (gradient && !own.values) return {gradient, {}, count};
+        if (gradient && add(buffer, gradient, own.values, count, residual_bound(Level))) return {buffer, own, count};
         size_t real = count;
         if (!gradient) {
             real = cursor.gather(buffer, count);
             gradient = buffer;
         }
-        if (!own) return {gradient, nullptr, real};
-        clear(own, real, count);
+        if (!own.values) return {gradient, {}, real};
+        clear(own.values, real, count);
         return add_bounded(buffer, gradient, own, count, real, sums, residual_bound(Level));
     };
     write_blocks<Level, Stochastic>(out, residual, shape, noise, scratch, next);
@@ -86,7 +87,7 @@ void encode_level(uint8_t* out, Values values, float* residual, Shape shape, con
 constexpr size_t kStreamedBytes = 1 << 24;
 
 template <int Level, bool Stream, bool Add>
-HVD_INLINE bool read(const Rows<Level>& rows, float* out, Versions versions, size_t offset, const float* residual, size_t count) {
+HVD_INLINE bool read(const Rows<Level>& rows, float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count) {
     if constexpr (Level < 0) return read_sparse_block<-Level, Stream, Add>(rows, out, versions, offset, residual, count);
     else return read_block<Level, Stream, Add>(out, versions, offset, residual, count);
 }
@@ -110,18 +111,18 @@ void decode_level(Values values, Versions versions, Shape shape, void* scratch) 
 }
 
 template <int Level, bool Stochastic>
-void reduce_level(uint8_t* out, Versions versions, float* residual, size_t real, Shape shape, const Noise* noise,
+void reduce_level(uint8_t* out, Versions versions, Residual residual, size_t real, Shape shape, const Noise* noise,
                   void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Level, count);
     const Rows<Level> rows(count);
-    const auto next = [&](size_t b, float* own, float* buffer, double* sums) -> Block {
+    const auto next = [&](size_t b, Residual own, float* buffer, double* sums) -> Block {
         const size_t behind = real > b * count ? real - b * count : 0, here = behind < count ? behind : count;
-        if (here == count && own && read<Level, false, true>(rows, buffer, versions, b * bytes, own, count))
+        if (here == count && own.values && read<Level, false, true>(rows, buffer, versions, b * bytes, own.values, count))
             return {buffer, own, here};
         read<Level, false, false>(rows, buffer, versions, b * bytes, nullptr, count);
         clear(buffer, here, count);
-        if (!own) return {buffer, nullptr, here};
-        clear(own, here, count);
+        if (!own.values) return {buffer, {}, here};
+        clear(own.values, here, count);
         return add_bounded(buffer, buffer, own, count, here, sums, residual_bound(Level));
     };
     write_blocks<Level, Stochastic>(out, residual, shape, noise, scratch, next);
@@ -150,9 +151,9 @@ HVD_INLINE bool too_short(Shape shape) {
     }
 
 // One bit with a residual, and all levels below, round to nearest in any case.
-HVD_INLINE bool can_be_stochastic(int level, const float* residual) { return level > 1 || (level == 1 && !residual); }
+HVD_INLINE bool can_be_stochastic(int level, Residual residual) { return level > 1 || (level == 1 && !residual.values); }
 
-void encode(uint8_t* out, Values values, float* residual, Shape shape, const Noise* noise, void* scratch) {
+void encode(uint8_t* out, Values values, Residual residual, Shape shape, const Noise* noise, void* scratch) {
     if (too_short(shape)) return HVD_SMALLER.encode(out, values, residual, shape, noise, scratch);
 #define HVD_CASE(LEVEL)                                                                               \
     case LEVEL:                                                                                       \
@@ -172,7 +173,7 @@ void decode(Values values, Versions versions, Shape shape, void* scratch) {
 #undef HVD_CASE
 }
 
-void reduce(uint8_t* out, Versions versions, float* residual, size_t real, Shape shape, const Noise* noise, void* scratch) {
+void reduce(uint8_t* out, Versions versions, Residual residual, size_t real, Shape shape, const Noise* noise, void* scratch) {
     if (too_short(shape))
         return HVD_SMALLER.reduce(out, versions, residual, real, shape, noise, scratch);
 #define HVD_CASE(LEVEL)                                                                                  \

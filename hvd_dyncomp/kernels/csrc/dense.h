@@ -84,11 +84,12 @@ HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
 
 // Codes of x, and what they lose into `residual`, unless that is null.
 template <int Bits, bool Stochastic>
-HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residual, size_t count, float scale,
+HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual residual, size_t count, float scale,
                                  uint32_t first, const uint32_t* key) {
     const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
     constexpr int n = streams(Bits);
     const size_t stride = count / n;
+    const Words dither = dithers(residual);
     for (size_t i = 0; i < stride; i += kLanes) {
         Ints codes[n];
         HVD_UNROLL
@@ -96,7 +97,8 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residua
             const size_t at = s * stride + i;
             const Floats values = load<Floats>(x + at);
             const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
-            if (residual) store(residual + at, values - value<Bits>(k, scales));
+            const Floats lost = values - value<Bits>(k, scales);
+            if (residual.values) store_residual(residual.values + at, lost, dither);
             codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
         }
         pack<Bits>(packed, codes, i, stride);
@@ -105,17 +107,18 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, float* residua
 
 // One block of reference.encode, from x = gradient + residual and its scale on.
 template <int Bits, bool Stochastic>
-HVD_INLINE void write_block(uint8_t* to, const float* x, float* residual, size_t count, float scale, uint32_t first,
+HVD_INLINE void write_block(uint8_t* to, const float* x, Residual residual, size_t count, float scale, uint32_t first,
                             const uint32_t* key) {
     constexpr float largest = (float)(0x1p127 / placement(Bits).half);  // scales.LARGEST_VALUE
     const bool finite = scale <= largest;  // scales are not negative; false for NaN
     const bool live = scale >= 0x1p-100f;  // scales.SMALLEST_SCALE; false for NaN, true for infinity
-    if (!finite) residual = nullptr;      // it stays as it is
+    if (!finite) residual = {};            // it stays as it is
     if (live) {
         write_live_block<Bits, Stochastic>(to + scale_bytes(Bits), x, residual, count, scale, first, key);
+        saturate(residual, count, scale);
     } else {
         write_dead_block<Bits>(to + scale_bytes(Bits), count);
-        if (residual) __builtin_memcpy(residual, x, count * sizeof(float));
+        if (residual.values) store_residuals(residual, x, count);
     }
     if (finite) store(to, live ? scale : 0.0f);
     else store(to, kWireNan);
@@ -138,7 +141,7 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
 // The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum). `Stream`:
 // past the caches. `Add`: plus `residual`, if that is surely within the bound; otherwise false, and `out` is of no use.
 template <int Bits, bool Stream, bool Add>
-HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const float* residual, size_t count) {
+HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count) {
     constexpr int n = streams(Bits);
     Norms norms;
     const size_t stride = count / n;
@@ -156,7 +159,7 @@ HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const f
             const size_t at = s * stride + i;
             if constexpr (Add) {
                 prefetch<true>(residual + at, kBatchValues);
-                const Floats own = load<Floats>(residual + at);
+                const Floats own = load_residual(residual + at);
                 norms.count(s, sum[s], own);
                 sum[s] += own;
             }

@@ -32,6 +32,12 @@ struct Noise {
     uint32_t first;
 };
 
+// What error feedback has left: bfloat16s, null for none; and reference.stored's dither of the first of them.
+struct Residual {
+    uint16_t* values;
+    uint32_t dither;
+};
+
 // A run of float32 in memory.
 struct Piece {
     float* address;
@@ -73,14 +79,14 @@ static inline size_t scratch_bytes(size_t block_size) {
            block_size / 8 * sizeof(double);
 }
 
-// The operations of hvd_dyncomp/kernels/__init__.py. `residual` and `noise` may be null. Nothing needs to be aligned
+// The operations of hvd_dyncomp/kernels/__init__.py. A residual's values and `noise` may be null. Nothing needs to be aligned
 // but `scratch`. Of what is reduced the first `real` values count; the others are padding.
 struct Variant {
     const char* name;
     bool (*supported)();
-    void (*encode)(uint8_t* out, Values, float* residual, Shape, const Noise* noise, void* scratch);
+    void (*encode)(uint8_t* out, Values, Residual, Shape, const Noise* noise, void* scratch);
     void (*decode)(Values, Versions, Shape, void* scratch);
-    void (*reduce)(uint8_t* out, Versions, float* residual, size_t real, Shape, const Noise* noise, void* scratch);
+    void (*reduce)(uint8_t* out, Versions, Residual, size_t real, Shape, const Noise* noise, void* scratch);
 };
 
 extern const Variant kAvx512;

@@ -121,21 +121,25 @@ Shape shape_of(PyObject* blocks, PyObject* block_size, PyObject* level) {
     return {PyLong_AsSize_t(blocks), PyLong_AsSize_t(block_size), (int)PyLong_AsLong(level)};
 }
 
+Residual residual_of(PyObject* address, PyObject* dither) {
+    return {(uint16_t*)PyLong_AsVoidPtr(address), (uint32_t)PyLong_AsUnsignedLongLongMask(dither)};
+}
+
 bool has_arguments(Py_ssize_t count, Py_ssize_t expected) {
     if (count == expected) return true;
     PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", expected, count);
     return false;
 }
 
-// encode(out, values, first, residual, blocks, block_size, level, noise)
+// encode(out, values, first, residual, dither, blocks, block_size, level, noise)
 PyObject* py_encode(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (!has_arguments(count, 8)) return nullptr;
+    if (!has_arguments(count, 9)) return nullptr;
     uint8_t* out = (uint8_t*)PyLong_AsVoidPtr(args[0]);
     const Pieces pieces(args[1]);
     const size_t first = PyLong_AsSize_t(args[2]);
-    float* residual = (float*)PyLong_AsVoidPtr(args[3]);
-    const Shape shape = shape_of(args[4], args[5], args[6]);
-    const Randomness noise(args[7]);
+    const Residual residual = residual_of(args[3], args[4]);
+    const Shape shape = shape_of(args[5], args[6], args[7]);
+    const Randomness noise(args[8]);
     if (PyErr_Occurred()) return nullptr;
     const Scratch scratch(shape.block_size);
     if (!scratch.get()) return PyErr_NoMemory();
@@ -162,15 +166,15 @@ PyObject* py_decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// reduce(out, versions, residual, real, blocks, block_size, level, noise)
+// reduce(out, versions, residual, dither, real, blocks, block_size, level, noise)
 PyObject* py_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (!has_arguments(count, 8)) return nullptr;
+    if (!has_arguments(count, 9)) return nullptr;
     uint8_t* out = (uint8_t*)PyLong_AsVoidPtr(args[0]);
     const Payloads payloads(args[1]);
-    float* residual = (float*)PyLong_AsVoidPtr(args[2]);
-    const size_t real = PyLong_AsSize_t(args[3]);
-    const Shape shape = shape_of(args[4], args[5], args[6]);
-    const Randomness noise(args[7]);
+    const Residual residual = residual_of(args[2], args[3]);
+    const size_t real = PyLong_AsSize_t(args[4]);
+    const Shape shape = shape_of(args[5], args[6], args[7]);
+    const Randomness noise(args[8]);
     if (PyErr_Occurred()) return nullptr;
     const Scratch scratch(shape.block_size);
     if (!scratch.get()) return PyErr_NoMemory();

@@ -1,4 +1,4 @@
-// Gradient + bounded residual of a block: reference._add. Included through core.h only.
+// Residuals, and gradient + bounded residual of a block: reference.stored and reference._add. Included through core.h only.
 #pragma once
 
 #include "kernels.h"
@@ -9,6 +9,41 @@ namespace {
 
 // reference.residual_bound, of a level's number.
 constexpr double residual_bound(int level) { return level < 0 ? -2.0 * level : 2.0; }
+
+constexpr uint32_t kDitherStep = 0x9E3779B1;  // reference.DITHER_STEP
+constexpr int kDithers = 4;                    // reference.DITHERS
+
+// The residual of block `b` and those behind it.
+HVD_INLINE Residual from(Residual residual, size_t b, size_t count) {
+    return {residual.values ? residual.values + b * count : nullptr, residual.dither + (uint32_t)b * kDithers * kDitherStep};
+}
+
+// A bfloat16 is the upper half of a float32.
+HVD_INLINE Floats load_residual(const uint16_t* from) { return (Floats)load_upper_halves(from); }
+
+// What is added to the bits of a vector of a block's values. `at`: which of them is the vector's first. Only the rest of a
+// division by kDithers counts: for whole vectors it is zero.
+HVD_INLINE Words dithers(Residual of_block, size_t at = 0) {
+    return ((lane_numbers() + (uint32_t)at) % kDithers * kDitherStep + of_block.dither) >> 16;
+}
+
+// reference.stored, but for what becomes infinite.
+HVD_INLINE void store_residual(uint16_t* to, Floats lost, Words dithers) {
+    store_upper_halves(to, (Ints)((Words)(Ints)lost + dithers));
+}
+
+// The rest of reference.stored, for a block with this scale. In others no value is that large: none of a block is above 2^15
+// times its scale.
+HVD_INLINE void saturate(Residual residual, size_t count, float scale) {
+    if (!residual.values || scale < 0x1p100f) return;
+    for (size_t i = 0; i < count; ++i) residual.values[i] -= (residual.values[i] & 0x7fff) == 0x7f80;
+}
+
+// The same for a whole block.
+HVD_INLINE void store_residuals(Residual to, const float* lost, size_t count) {
+    for (size_t i = 0; i < count; i += kLanes)
+        store_residual(to.values + i, load<Floats>(lost + i), dithers(to));
+}
 
 // A quick look at the norms of a block's gradient and residual, for the passes that add them: whether the residual is
 // surely below its bound, as nearly all are. The exact comparison needs two sums over the tree.
@@ -39,7 +74,7 @@ class Norms {
 
 // out = gradient + residual, if that is surely within `bound`; otherwise false, and `out` is of no use. Fetches what comes
 // kBatchValues later, so that memory works while the processor rounds and packs.
-HVD_INLINE bool add(float* out, const float* gradient, const float* residual, size_t count, double bound) {
+HVD_INLINE bool add(float* out, const float* gradient, const uint16_t* residual, size_t count, double bound) {
     Norms norms;
     for (size_t i = 0; i < count; i += 4 * kLanes)
         HVD_UNROLL
@@ -47,7 +82,7 @@ HVD_INLINE bool add(float* out, const float* gradient, const float* residual, si
             const size_t at = i + s * kLanes;
             prefetch<false>(gradient + at, kBatchValues);
             prefetch<true>(residual + at, kBatchValues);
-            const Floats a = load<Floats>(gradient + at), b = load<Floats>(residual + at);
+            const Floats a = load<Floats>(gradient + at), b = load_residual(residual + at);
             norms.count(s, a, b);
             store(out + at, a + b);
         }
@@ -56,22 +91,22 @@ HVD_INLINE bool add(float* out, const float* gradient, const float* residual, si
 
 // A block on its way to the wire.
 struct Block {
-    const float* x;   // gradient + bounded residual, zeros behind the real values
-    float* residual;  // where to leave what is lost; null for nowhere
-    size_t real;      // values that are not padding
+    const float* x;     // gradient + bounded residual, zeros behind the real values
+    Residual residual;  // where to leave what is lost; null for nowhere
+    size_t real;        // values that are not padding
 };
 
 // reference._add, for any block.
-HVD_INLINE Block add_bounded(float* out, const float* gradient, float* residual, size_t count, size_t real, double* sums,
+HVD_INLINE Block add_bounded(float* out, const float* gradient, Residual residual, size_t count, size_t real, double* sums,
                              double bound) {
     const double of_gradient = tree_sum<Square>(gradient, count, sums);
-    if (of_gradient == 0.0) return {gradient, nullptr, real};  // a zero block, and what is owed waits
-    const double of_residual = tree_sum<Square>(residual, count, sums);
+    if (of_gradient == 0.0) return {gradient, {}, real};  // a zero block, and what is owed waits
+    const double of_residual = tree_sum<Square>(residual.values, count, sums);
     float factor = 1.0f;
     if (of_residual > bound * bound * of_gradient)
         factor = (float)(bound * __builtin_sqrt(of_gradient / of_residual));
     for (size_t i = 0; i < count; i += kLanes)
-        store(out + i, load<Floats>(gradient + i) + load<Floats>(residual + i) * factor);
+        store(out + i, load<Floats>(gradient + i) + load_residual(residual.values + i) * factor);
     return {out, residual, real};
 }
 

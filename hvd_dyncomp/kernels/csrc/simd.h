@@ -51,9 +51,9 @@ HVD_INLINE void store(void* to, Vector vector) {
 }
 
 // Asks for memory `ahead` values further on, to be written if `Write`. It need not exist.
-template <bool Write>
-HVD_INLINE void prefetch(const float* from, size_t ahead) {
-    __builtin_prefetch((const void*)((uintptr_t)from + ahead * sizeof(float)), Write, 3);
+template <bool Write, typename Item>
+HVD_INLINE void prefetch(const Item* from, size_t ahead) {
+    __builtin_prefetch((const void*)((uintptr_t)from + ahead * sizeof(Item)), Write, 3);
 }
 
 HVD_INLINE Floats broadcast(float value) { return value - Floats{}; }  // not plus: -0 has to stay -0
@@ -75,8 +75,6 @@ HVD_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
     return a * b + c;
 #endif
 }
-
-HVD_INLINE Doubles widen(HalfFloats x) { return __builtin_convertvector(x, Doubles); }
 
 // Lane i has what was in lane i xor `by`, a number below kLanes; `numbers` are the numbers of the lanes xor `by`.
 HVD_INLINE Floats swap_lanes(Floats x, int by, Ints numbers) {
@@ -112,6 +110,17 @@ HVD_INLINE void store_bytes(uint8_t* to, Ints x) { _mm_storeu_si128((__m128i*)to
 HVD_INLINE void store_shorts(uint8_t* to, Ints x) {
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)x));
 }
+HVD_INLINE Doubles widen(HalfFloats x) { return (Doubles)_mm512_cvtps_pd((__m256)x); }
+HVD_INLINE HalfInts load_half_of_upper_halves(const uint16_t* from) {
+    return (HalfInts)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)) << 16;
+}
+HVD_INLINE Ints load_upper_halves(const uint16_t* from) {
+    return (Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)) << 16;
+}
+HVD_INLINE void store_upper_halves(uint16_t* to, Ints x) {
+    const __m512i upper = (__m512i)(lane_numbers() * 0x40004 + 0x30001);  // words 1, 3, 5 and so on
+    _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper, (__m512i)x)));
+}
 
 #elif defined(__x86_64__) && HVD_LANES == 8
 
@@ -137,12 +146,25 @@ HVD_INLINE void store_bytes(uint8_t* to, Ints x) {
     _mm_storel_epi64((__m128i*)to, _mm_packus_epi16(narrow(x), narrow(x)));
 }
 HVD_INLINE void store_shorts(uint8_t* to, Ints x) { _mm_storeu_si128((__m128i*)to, narrow(x)); }
+HVD_INLINE Doubles widen(HalfFloats x) { return (Doubles)_mm256_cvtps_pd((__m128)x); }
+HVD_INLINE HalfInts load_half_of_upper_halves(const uint16_t* from) {
+    return (HalfInts)_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i*)from)) << 16;
+}
+HVD_INLINE Ints load_upper_halves(const uint16_t* from) { return load_shorts((const uint8_t*)from) << 16; }
+HVD_INLINE void store_upper_halves(uint16_t* to, Ints x) {
+    const __m256i upper = _mm256_set1_epi64x(0x0f0e0b0a07060302);  // words 1, 3, 5 and 7 of each half of the vector
+    const __m256i shorts = _mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)x, upper), 0b1000);
+    _mm_storeu_si128((__m128i*)to, _mm256_castsi256_si128(shorts));
+}
 
 #else
 
 HVD_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 HVD_INLINE Floats at_least(Floats x, Floats low) { return x > low ? x : low; }  // `low` for a NaN, as above
 HVD_INLINE Floats at_most(Floats x, Floats high) { return x < high ? x : high; }
+
+HVD_INLINE Doubles widen(HalfFloats x) { return __builtin_convertvector(x, Doubles); }
+HVD_INLINE HalfInts load_half_of_upper_halves(const uint16_t* from) { return HalfInts{from[0] << 16, from[1] << 16}; }
 
 // Adding 1.5 * 2^23 leaves no bits for a fraction. For |x| <= 2^22; the sign of a zero is kept, as by the instruction.
 HVD_INLINE Floats round_to_even(Floats x) {
@@ -171,11 +193,19 @@ HVD_INLINE void store_shorts(uint8_t* to, Ints x) {  // SSE2 packs signed number
     const __m128i shorts = _mm_packs_epi32(_mm_sub_epi32((__m128i)x, middle), _mm_setzero_si128());
     _mm_storel_epi64((__m128i*)to, _mm_add_epi16(shorts, _mm_set1_epi16(-0x8000)));
 }
+HVD_INLINE Ints load_upper_halves(const uint16_t* from) {
+    return (Ints)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i*)from));
+}
+HVD_INLINE void store_upper_halves(uint16_t* to, Ints x) {  // signed they fit, and lose nothing
+    _mm_storel_epi64((__m128i*)to, _mm_packs_epi32(_mm_srai_epi32((__m128i)x, 16), _mm_setzero_si128()));
+}
 #else
 HVD_INLINE Ints load_bytes(const uint8_t* from) { return __builtin_convertvector(load<Bytes>(from), Ints); }
 HVD_INLINE Ints load_shorts(const uint8_t* from) { return __builtin_convertvector(load<Shorts>(from), Ints); }
 HVD_INLINE void store_bytes(uint8_t* to, Ints x) { store(to, __builtin_convertvector(x, Bytes)); }
 HVD_INLINE void store_shorts(uint8_t* to, Ints x) { store(to, __builtin_convertvector(x, Shorts)); }
+HVD_INLINE Ints load_upper_halves(const uint16_t* from) { return load_shorts((const uint8_t*)from) << 16; }
+HVD_INLINE void store_upper_halves(uint16_t* to, Ints x) { store_shorts((uint8_t*)to, (Ints)((Words)x >> 16)); }
 #endif
 
 #endif

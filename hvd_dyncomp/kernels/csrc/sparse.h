@@ -59,6 +59,21 @@ HVD_INLINE void store_groups(void* to, Vector vector, size_t n) {
     else store(to, vector);
 }
 
+template <bool Short>
+HVD_INLINE Floats load_residual_groups(const uint16_t* from, size_t n) {
+    if constexpr (!Short) return load_residual(from);
+    uint16_t some[kLanes] = {};
+    __builtin_memcpy(some, from, n * sizeof some[0]);
+    return load_residual(some);
+}
+
+template <bool Short>
+HVD_INLINE void store_residual_groups(uint16_t* to, Floats lost, Words dithers, size_t n) {
+    uint16_t some[kLanes];
+    store_residual(Short ? some : to, lost, dithers);
+    if (Short) __builtin_memcpy(to, some, n * sizeof some[0]);
+}
+
 // How many vectors are in hand: a line of the cache, or one, or a part of one.
 template <int Vectors, bool Shorter>
 struct Width {
@@ -166,9 +181,10 @@ HVD_INLINE float sparse_scale(const Rows<-Part>& rows, Largest found, const floa
 
 // Codes of the groups, and what is lost of x into `residual`, unless that is null.
 template <int Part, int V, bool Short>
-HVD_INLINE void write_groups(const Rows<-Part>& rows, uint8_t* codes, const float* x, Largest found, float* residual, size_t n, float scale) {
+HVD_INLINE void write_groups(const Rows<-Part>& rows, uint8_t* codes, const float* x, Largest found, Residual residual, size_t n, float scale) {
     constexpr int most = magnitudes(Part).most, places = place_bits(Part);
     const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
+    const Words dither = dithers(residual);
     for (size_t i = 0; i < n; i += V * kLanes) {
         Floats sent[V];
         Ints place[V];
@@ -185,14 +201,15 @@ HVD_INLINE void write_groups(const Rows<-Part>& rows, uint8_t* codes, const floa
             store_bytes(bytes, code);
             __builtin_memcpy(codes + i + v * kLanes, bytes, Short ? n : kLanes);
         }
-        if (!residual) continue;
+        if (!residual.values) continue;
         for (int s = 0; s < group_size(Part); ++s) {
             const Row& row = rows[s];
             HVD_UNROLL
             for (int v = 0; v < V; ++v) {
                 const size_t to = row.at(i + v * kLanes);
                 const Floats here = load_groups<Short, Floats>(x + to, n);
-                store_groups<Short>(residual + to, here - row.swapped(only(place[v] == row.place, sent[v])), n);
+                const Floats lost = here - row.swapped(only(place[v] == row.place, sent[v]));
+                store_residual_groups<Short>(residual.values + to, lost, Short ? dithers(residual, to) : dither, n);
             }
         }
     }
@@ -200,7 +217,7 @@ HVD_INLINE void write_groups(const Rows<-Part>& rows, uint8_t* codes, const floa
 
 // One block of reference.encode, from x = gradient + residual, its largest values and its scale on.
 template <int Part>
-HVD_INLINE void write_sparse_block(const Rows<-Part>& rows, uint8_t* to, const float* x, Largest found, float* residual, size_t count, float scale) {
+HVD_INLINE void write_sparse_block(const Rows<-Part>& rows, uint8_t* to, const float* x, Largest found, Residual residual, size_t count, float scale) {
     constexpr float largest = (float)(0x1p127 / magnitudes(Part).most);  // scales.LARGEST_VALUE
     const bool finite = scale <= largest;         // scales are not negative; false for NaN
     const bool live = finite && scale >= 0x1p-100f;  // scales.SMALLEST_SCALE
@@ -211,9 +228,10 @@ HVD_INLINE void write_sparse_block(const Rows<-Part>& rows, uint8_t* to, const f
         with_width(n, [&](auto width) HVD_ALWAYS {
             write_groups<Part, width.vectors, width.shorter>(rows, to + sizeof on_wire, x, found, residual, n, scale);
         });
+        saturate(residual, count, scale);
     } else {
         __builtin_memset(to + sizeof on_wire, 0, n);
-        if (residual && finite) __builtin_memcpy(residual, x, count * sizeof(float));
+        if (residual.values && finite) store_residuals(residual, x, count);
     }
 }
 
@@ -247,7 +265,7 @@ HVD_INLINE Sent<V> read_groups(const uint8_t* from, float factor, size_t i, size
 
 // As `read_block`, for the groups from `i` on.
 template <int Part, int V, bool Short, bool Stream, bool Add>
-HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versions, size_t offset, const float* residual,
+HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versions, size_t offset, const uint16_t* residual,
                             size_t i, size_t n, Norms& norms) {
     constexpr int together = 2;  // versions, whose codes are in registers
     for (size_t first = 0; first < versions.count; first += together) {
@@ -268,7 +286,7 @@ HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versio
                     sum = row.swapped(sum);
                     if (Add && last) {
                         prefetch<true>(residual + at, kBatchValues);
-                        const Floats own = load_groups<Short, Floats>(residual + at, n);
+                        const Floats own = load_residual_groups<Short>(residual + at, n);
                         norms.count(slot, sum, own);
                         sum += own;
                     }
@@ -286,7 +304,7 @@ HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versio
 
 template <int Part, bool Stream, bool Add>
 HVD_INLINE bool read_sparse_block(const Rows<-Part>& rows, float* out, Versions versions, size_t offset,
-                                  const float* residual, size_t count) {
+                                  const uint16_t* residual, size_t count) {
     const size_t n = count / group_size(Part);
     Norms norms;
     with_width(n, [&](auto width) HVD_ALWAYS {

@@ -23,6 +23,10 @@ struct Square {
         const Doubles wide = widen(load<HalfFloats>(x));
         return wide * wide;
     }
+    static HVD_INLINE Doubles of(const uint16_t* x) {  // bfloat16s
+        const Doubles wide = widen((HalfFloats)load_half_of_upper_halves(x));
+        return wide * wide;
+    }
 };
 
 struct Absolute {
@@ -45,11 +49,11 @@ HVD_INLINE double halved(double* sums, size_t rest) {
 
 // scales.tree_sum of terms of the values: halves are added to each other until one is left. The first three rounds
 // are one pass over x; the rest is done in `sums`, count / 8 doubles.
-template <typename Term>
-HVD_INLINE double tree_sum(const float* x, size_t count, double* sums) {
+template <typename Term, typename Item>
+HVD_INLINE double tree_sum(const Item* x, size_t count, double* sums) {
     size_t rest = count / 8;
     for (size_t i = 0; i < rest; i += kDoubleLanes) {
-        const float* at = x + i;
+        const Item* at = x + i;
         const Doubles even = (Term::of(at) + Term::of(at + 4 * rest)) + (Term::of(at + 2 * rest) + Term::of(at + 6 * rest));
         at += rest;
         const Doubles odd = (Term::of(at) + Term::of(at + 4 * rest)) + (Term::of(at + 2 * rest) + Term::of(at + 6 * rest));

@@ -52,6 +52,19 @@ def bound(gradient, residual, BOUND: tl.constexpr, ROWS: tl.constexpr, HALVINGS:
 
 
 @triton.jit
+def widened(x):
+    """Float32 from the bits of bfloat16, int16."""
+    return (x.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded_by(x, dithers, MOST: tl.constexpr):
+    """The bits of bfloat16, int16, from float32 that is not NaN. `dithers`: int32 of 16 bits (equation 1b)."""
+    held = tl.minimum(tl.maximum(x, -MOST), MOST)
+    return ((held.to(tl.int32, bitcast=True) + dithers) >> 16).to(tl.int16)
+
+
+@triton.jit
 def inverse(scale, live):
     """1 / scale where the block is live, 0 elsewhere.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from hvd_dyncomp.kernels.reference import PLACEMENTS, block_bytes, residual_bound, scale_bytes
-from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE
+from hvd_dyncomp.kernels.reference import DITHER_STEP, DITHERS, LARGEST_RESIDUAL, PLACEMENTS, residual_bound
+from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes
 from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
 
 # A tile is this many values, in as many blocks as that is, or one block that is larger; and a warp for each so many: 16
@@ -38,6 +38,8 @@ class Form:
         bound: equation 1a's c.
         smallest_scale: a block whose scale is below counts as zero.
         largest_scale: a block whose scale is above counts as infinite.
+        dithers, dither_step: what rounds residuals, see `reference.stored`.
+        largest_residual: what larger ones become.
         group: below one bit, values of which one travels; otherwise 1.
         groups: in a block.
         group_halvings: of as many values as there are groups, until one is left.
@@ -58,6 +60,9 @@ class Form:
     bound: float
     smallest_scale: float
     largest_scale: float
+    dithers: int
+    dither_step: int
+    largest_residual: float
     group: int
     groups: int
     group_halvings: int
@@ -94,6 +99,9 @@ def form_of(bits: float, block_size: int) -> Form:
         bound=float(residual_bound(bits)),
         smallest_scale=SMALLEST_SCALE,
         largest_scale=LARGEST_VALUE / most,
+        dithers=DITHERS,
+        dither_step=DITHER_STEP,
+        largest_residual=LARGEST_RESIDUAL,
         group=group,
         groups=groups,
         group_halvings=groups.bit_length() - 1,

@@ -43,12 +43,14 @@ def encode_into(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
 ) -> None:
     if block_size > LARGEST_BLOCK:
-        return portable.encode_into(out, values, first, residual, blocks, block_size, bits, noise)
+        return portable.encode_into(out, values, first, residual, blocks, block_size, bits, noise, dither)
     tensors = _tensors(values)
     real = max(0, tensors[-1] - first)
-    return _encode(out, tensors, len(tensors) // 2, first, residual, real, blocks, block_size, bits, noise, False)
+    rest = (residual, real, blocks, block_size, bits, noise, dither)
+    return _encode(out, tensors, len(tensors) // 2, first, *rest, False)
 
 
 def decode_into(
@@ -79,11 +81,13 @@ def reduce_into(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
 ) -> None:
     if block_size > LARGEST_BLOCK:
-        return portable.reduce_into(out, versions, residual, real, blocks, block_size, bits, noise)
+        return portable.reduce_into(out, versions, residual, real, blocks, block_size, bits, noise, dither)
     addresses = _addresses(versions)
-    return _encode(out, addresses, len(addresses), 0, residual, real, blocks, block_size, bits, noise, True)
+    rest = (residual, real, blocks, block_size, bits, noise, dither)
+    return _encode(out, addresses, len(addresses), 0, *rest, True)
 
 
 def _encode(
@@ -97,6 +101,7 @@ def _encode(
     block_size: int,
     bits: float,
     noise: Noise | None,
+    dither: int,
     from_versions: bool,
 ) -> None:
     if blocks == 0:  # a shard of a bucket with fewer blocks than workers
@@ -104,8 +109,8 @@ def _encode(
     if bits < 1 or bits == 1 and residual is not None:
         noise = None  # as in the reference
     random = (0, 0, 0) if noise is None else (_word(noise.first), *map(_word, noise.key))
-    own = out if residual is None else residual
-    known = (out, _upload(numbers, out), entries, first, own, real, blocks, *random)
+    own = out if residual is None else residual.view(torch.int16)
+    known = (out, _upload(numbers, out), entries, first, own, _word(dither), real, blocks, *random)
     kind = {"FROM_VERSIONS": from_versions, "RESIDUAL": residual is not None, "STOCHASTIC": noise is not None}
     _launch(tiles.encode, out, blocks, form_of(bits, block_size), *known, **kind)
 

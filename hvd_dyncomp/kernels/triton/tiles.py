@@ -9,13 +9,13 @@ import triton
 import triton.language as tl
 
 from hvd_dyncomp.kernels.triton.blocks import in_groups, quantize, quantize_groups
-from hvd_dyncomp.kernels.triton.exact import bound
+from hvd_dyncomp.kernels.triton.exact import bound, rounded_by, widened
 from hvd_dyncomp.kernels.triton.memory import read, write
 from hvd_dyncomp.kernels.triton.payload import decode_sum, write_bytes, write_packed, write_scale
 
 # Of numbers that differ from call to call, and of addresses, the compiler is to know nothing: a kernel is compiled once
 # for each level and kind of call.
-ENCODE_VARIES = ["out", "table", "entries", "first", "residual", "real", "blocks", "counter", "key0", "key1"]
+ENCODE_VARIES = ["out", "table", "entries", "first", "residual", "dither", "real", "blocks", "counter", "key0", "key1"]
 DECODE_VARIES = ["table", "entries", "first", "versions", "blocks", "factor"]
 
 
@@ -33,7 +33,15 @@ def _own(table, entries, first, place, at, size, count, FROM_VERSIONS: tl.conste
 @triton.jit
 def _carried(residual, at, size, FORM: tl.constexpr):
     in_tile = tl.arange(0, FORM.rows)[:, None] * FORM.size + at
-    return tl.load(residual + in_tile, mask=in_tile < size, other=0.0)
+    return widened(tl.load(residual + in_tile, mask=in_tile < size, other=0))
+
+
+@triton.jit
+def _dithers(dither, place, at, FORM: tl.constexpr):
+    """What rounds the residuals number `at` of each block: int32 of 16 bits."""
+    block = place.to(tl.uint32) + tl.arange(0, FORM.rows)[:, None].to(tl.uint32)
+    index = block * FORM.dithers + (at & (FORM.dithers - 1)).to(tl.uint32)
+    return ((index * FORM.dither_step + dither.to(tl.uint32, bitcast=True)) >> 16).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=ENCODE_VARIES, do_not_specialize_on_alignment=ENCODE_VARIES)
@@ -43,6 +51,7 @@ def encode(
     entries,
     first,
     residual,
+    dither,
     real,
     blocks,
     counter,
@@ -53,13 +62,14 @@ def encode(
     RESIDUAL: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """Quantizes blocks of values + residual (equations 1 and 1a).
+    """Quantizes blocks of values + residual (equations 1, 1a and 1b).
 
     Args:
         out: payload, uint8.
         table: int64, addresses: of `entries` versions, or of as many tensors of values, see `memory`.
         first: index of the first value.
-        residual: float32; anything without RESIDUAL.
+        residual: bfloat16, as int16; anything without RESIDUAL.
+        dither: int32 taken as uint32.
         real: how many values are not padding.
         counter, key0, key1: randomness, int32 taken as uint32; anything without STOCHASTIC.
         FROM_VERSIONS: the values are sums of versions.
@@ -97,8 +107,12 @@ def encode(
     if RESIDUAL:
         in_tile = row * FORM.size + at
         # One after the other: for a tile-sized "and" of both, the compiler chose a layout in which each lane has a row.
+        # And what was carried is read again, for it would hold as many registers as x.
+        carried = _carried(residual, at, size, FORM)
         lost = tl.where((scale == scale) & (waits == 0), x - values, carried)
-        tl.store(residual + in_tile, tl.where(in_tile < size, lost, 0.0), mask=in_tile < count * FORM.size)
+        # What was carried is a bfloat16, which no dither changes.
+        kept = rounded_by(tl.where(in_tile < size, lost, 0.0), _dithers(dither, place, at, FORM), FORM.largest_residual)
+        tl.store(residual + in_tile, kept, mask=in_tile < count * FORM.size)
 
 
 @triton.jit(do_not_specialize=DECODE_VARIES, do_not_specialize_on_alignment=DECODE_VARIES)

@@ -52,7 +52,8 @@ def test_what_is_not_delivered_is_in_the_residuals(rounding, size):
                         own[bucket.residuals.extent.shard] = state["shard_residuals"][bucket.name]["values"].double()
                         dist.all_reduce(own)
                         kept += own[slot.range].view(kept.shape)
-            assert (kept - total).abs().max() < 1e-4, f"values.{i} in step {seed}"
+            rounded = (seed + 1) * 2.0**-6 * kept.abs().max()  # residuals are bfloat16
+            assert (kept - total).abs().max() < 1e-4 + rounded, f"values.{i} in step {seed}"
 
 
 def test_skipped_and_half():

@@ -17,6 +17,8 @@ BOUND = {
     **{1: 0.98, 2: 0.57, 3: 0.36, 4: 0.20, 5: 0.11, 6: 0.053, 7: 0.026, 8: 0.013, 16: 5e-5, 32: 1e-6},
 }
 
+KEPT = 2.0**-6  # of a residual: bfloat16, rounded up or down, on each rank and for each shard
+
 
 def quantizer(bits, **arguments):
     return DynamicQuantizer(Controller(Static(bits)), **arguments)
@@ -43,7 +45,7 @@ def test_mean_is_within_the_bound(bits, size):
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("bits", [b for b in LEVELS if b < 32])
 def test_what_did_not_arrive_is_in_the_residuals(bits, rounding, size):
-    """Over several steps: delivered + residuals == everything that was put in.
+    """Over several steps: delivered + residuals == everything that was put in, but for the rounding of residuals.
 
     Of gradients that are not rounded within hosts, if there are several.
     """
@@ -60,7 +62,9 @@ def test_what_did_not_arrive_is_in_the_residuals(bits, rounding, size):
     for name in ("conv", "odd", "matrix", "long", "bias", "scalar"):
         left = undelivered(q, name, problem.parameters[name].shape).numpy()
         scale = np.abs(put_in[name]).max() + np.abs(left).max()
-        np.testing.assert_allclose(delivered[name] + left, put_in[name], atol=5e-6 * scale)
+        np.testing.assert_allclose(
+            delivered[name] + left, put_in[name], atol=5e-6 * scale + 4 * KEPT * np.abs(left).max()
+        )
 
 
 @pytest.mark.parametrize("bits", [0.125, 1, 3, 4, 16])
@@ -70,13 +74,16 @@ def test_release_delivers_the_residuals(bits, size):
     problem = Problem(compression=q)
     first, second = (problem.draw(seed=seed, precision=torch.bfloat16) for seed in (1, 2))
     delivered = problem.reduce(first)
+    owed = {name: undelivered(q, name, first[name].shape).abs().max().item() for name in first}
     q.controller.policy = Static(32)
     q.controller.step({})
     last = problem.reduce(second)
     for name in first:
         exact = float64_sum((first[name].double() + second[name].double()).numpy(), f"all.{name}") / size
         np.testing.assert_allclose(
-            (delivered[name].double() + last[name].double()).numpy(), exact, atol=1e-5 * np.abs(exact).max()
+            (delivered[name].double() + last[name].double()).numpy(),
+            exact,
+            atol=1e-5 * np.abs(exact).max() + KEPT * owed[name],
         )
     assert all(not r.any() for r in q.state_dict()["residuals"].values())
     third = problem.draw(seed=3)

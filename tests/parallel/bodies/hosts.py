@@ -112,8 +112,10 @@ def test_what_is_rounded_within_a_host_is_small_and_all_that_is_lost(bits, at, r
     run.steps(1, 2, 3, precision=torch.float32)
     for name in NAMES:
         delivered, put_in, magnitude = run.sums(name)
-        lost = (put_in - delivered - run.owed(name)).abs()
-        assert (lost <= 2e-6 * magnitude.max() + (magnitude * 2**-8 if bits <= 7 else 0)).all(), name
+        owed = run.owed(name)
+        lost = (put_in - delivered - owed).abs()
+        kept = 3 * 2**-6 * owed.abs().max()  # residuals are bfloat16
+        assert (lost <= 2e-6 * magnitude.max() + kept + (magnitude * 2**-8 if bits <= 7 else 0)).all(), name
 
 
 @pytest.mark.parametrize("where", OBSTACLES)
@@ -209,13 +211,16 @@ def test_nothing_is_owed_after_a_release_whatever_was_before(hosts, at, request)
     at(hosts)
     levels = [4, 1, 32, 32, 16, 2, 32, 8, 3, 32, 5, 32]
     run = Run(request.node.name, Schedule(dict(enumerate(levels))))
+    most = dict.fromkeys(NAMES, 0.0)
     for epoch, bits in enumerate(levels):
         means = run.steps(2 * epoch, 2 * epoch + 1)
         assert same_on_all_ranks(means.values(), f"means.{epoch}")
         for name in NAMES:
             delivered, put_in, magnitude = run.sums(name)
-            owed = (put_in - delivered).abs().max() / magnitude.max()
-            assert (owed <= 3e-6) if bits == 32 else (owed > 1e-6), (name, epoch, bits)
+            owed = float((put_in - delivered).abs().max() / magnitude.max())
+            # Of what was owed, which is bfloat16, a small part is gone.
+            assert (owed <= 3e-6 + 2**-5 * most[name]) if bits == 32 else (owed > 1e-6), (name, epoch, bits)
+            most[name] = max(owed, most[name])
         run.quantizer.controller.step({})
 
 

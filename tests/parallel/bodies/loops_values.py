@@ -269,8 +269,8 @@ def test_the_value_that_shares_its_block_with_padding_only(bits):
     # All values of a block are the same but for their signs: none is owed more than one of them.
     assert (updates.sum(0) - 60).abs().max() <= 1
     assert (updates - 1).abs().max() <= 1
-    for step in updates:
-        assert (step[-1] - 1).abs() <= (step[:-1] - 1).abs().max() + 1e-4
+    for step in updates:  # up to the rounding of what is owed
+        assert (step[-1] - 1).abs() <= (step[:-1] - 1).abs().max() + 2**-6
     quantizer.controller.step({})
     assert (update() - 1).abs().max() <= 1
     assert (update() - 1).abs().max() <= 1e-5

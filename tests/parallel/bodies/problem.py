@@ -119,11 +119,11 @@ def same_on_all_ranks(tensors, name: str) -> bool:
 def undelivered(quantizer: DynamicQuantizer, name: str, shape: torch.Size) -> Tensor:
     """Sum over ranks of what both residuals hold for a parameter; shards are put together from their owners."""
     state = quantizer.state_dict()
-    total = float64_sum(state["residuals"][name].numpy(), f"residual.{name}")
+    total = float64_sum(state["residuals"][name].float().numpy(), f"residual.{name}")
     for bucket in quantizer._lifecycle.plan.buckets:
         for slot in bucket.slots:
             if slot.name == name and bucket.section.sharded:
-                values = state["shard_residuals"][bucket.name]["values"]
+                values = state["shard_residuals"][bucket.name]["values"].float()
                 whole = hvd.allgather(values, name=f"shard.{name}")
                 total += whole[slot.range].view(shape).double().numpy()
     return torch.from_numpy(total)
