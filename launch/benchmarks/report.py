@@ -1,6 +1,7 @@
 """Draws the benchmarks' figures and writes their tables, from whatever JSON files are there.
 
-docs/bench/tables.md and growth.md are written whole; docs/benchmarks.md has some tables between marks.
+docs/bench/tables.md and growth.md are written whole; docs/benchmarks.md and docs/bench/goals.md have some tables between
+marks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from common.errors import RunError
 from common.markdown import filled, markdown
 from lab.shaping import bits_per_second
 
-TABLES, GROWTH = "tables.md", "growth.md"
+TABLES, GROWTH, GOALS = "tables.md", "growth.md", "goals.md"
 _HEADS = {
     TABLES: "# Benchmarks: all tables\n\n`make bench` writes this page. [Benchmarks](../benchmarks.md) has the "
     "summary, the machines and the settings.",
@@ -184,7 +185,7 @@ def report(folder: Path) -> str:
 
 
 def shown(folder: Path) -> dict[str, str]:
-    """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
+    """The tables of docs/benchmarks.md and goals.md by name, of what was measured on CPUs over MPI."""
     found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
     exchanges, training, accuracies, memories = (
         [one for one in found[kind] if not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())]
@@ -218,6 +219,7 @@ def draw(folder: Path, page: Path) -> None:
         raise RunError(f"no results in {folder}")
     for name, text in written.items():
         (folder / name).write_text(f"{_HEADS[name]}\n\n{text}\n", encoding="utf-8")
-    if page.exists():
-        page.write_text(filled(page.read_text(encoding="utf-8"), shown(folder), "make bench"), encoding="utf-8")
+    for one in (page, folder / GOALS):
+        if one.exists():
+            one.write_text(filled(one.read_text(encoding="utf-8"), shown(folder), "make bench"), encoding="utf-8")
     print(f"wrote {page}, and tables and figures in {folder}")

@@ -1,4 +1,4 @@
-"""The experiments with simulated workers: what docs/design.md and docs/math.md say of residuals; their command line."""
+"""The experiments with simulated workers: what the docs say of residuals; their command line."""
 
 import pytest
 
