@@ -1,7 +1,7 @@
 """Draws the benchmarks' figures and writes their tables, from whatever JSON files are there.
 
-docs/bench/tables.md and growth.md are written whole; docs/benchmarks.md and docs/bench/goals.md have some tables between
-marks.
+docs/bench/tables.md and growth.md are written whole; docs/benchmarks.md and docs/bench/goals.md have some tables
+between marks.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import torch
 from simulated import WORLDS, Worker, mean_of, noise, on_ranks
 
 SIZES = {"a": 130, "b": 500, "small": 5}
-# To which sums over six steps are exact: a residual at 3 bits is below 0.5, so each rounding to bfloat16 is off by 0.0008
-# in standard deviations, for each rank's residual and for the shard's: 0.0023 in all. What is lost would be 0.3.
+# To which sums over six steps are exact: a residual at 3 bits is below 0.5, so each rounding to bfloat16 is off by
+# 0.0008 in standard deviations, for each rank's residual and for the shard's: 0.0023 in all. What is lost would be 0.3.
 KEPT = 0.01
 
 

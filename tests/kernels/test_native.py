@@ -173,7 +173,7 @@ def test_an_unknown_instruction_set_is_an_error():
 
 @needs_native
 def test_other_threads_run_meanwhile():
-    """The kernels do not hold the interpreter: while they run another thread gets turns, sooner or later on busy cores."""
+    """The kernels do not hold the interpreter: beside them another thread gets turns, on busy cores at some time."""
     gradient = torch.zeros(2**24)
     out = torch.empty(2**24 // 512 * block_bytes(4, 512), dtype=torch.uint8)
     turns, running = 0, True
