@@ -96,7 +96,7 @@ class Transport(ABC):
 
     @abstractmethod
     def give_way(self) -> None:
-        """Lets whoever carries the bytes have this thread's core for a moment, so that what has been started leaves."""
+        """Lets whoever carries the bytes have this thread's core for a moment, if what has been started needs that."""
 
     @abstractmethod
     def advise(self, devices: Iterable[torch.device]) -> None:
