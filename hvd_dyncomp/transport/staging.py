@@ -67,10 +67,12 @@ class Staging:
         stream = torch.cuda.current_stream(body.device)
         complete = torch.cuda.Event(blocking=True)  # the thread sleeps meanwhile
         complete.record(stream)
+        device = body.device
 
         def hand_on() -> None:
             try:
-                complete.synchronize()
+                with torch.cuda.device(device):  # a new thread's is 0, where waiting would take memory for every rank
+                    complete.synchronize()
             except Exception as error:  # noqa: BLE001  # raised by whoever waits for a message
                 self._failed(error)
                 sent()

@@ -265,6 +265,30 @@ def test_a_thread_of_its_own_uses_no_other_device(monkeypatch):
     assert thread.mine == {3}
 
 
+def test_who_waits_for_a_copy_uses_no_other_device(monkeypatch):
+    thread, body = ThreadOfItsOwn(monkeypatch, 3), SimpleNamespace(device=torch.device("cuda", 3), numel=lambda: 4)
+    copy, posted, waited_on, waiting = SimpleNamespace(copy_=nothing), [], [], []
+
+    class Event:
+        def __init__(self, blocking: bool) -> None:
+            pass
+
+        def record(self, stream: StandIn) -> None:
+            assert stream.device.index == 3
+
+        def synchronize(self) -> None:
+            waited_on.append(thread.stream().device.index)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(staging, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(staging, "pinned", lambda nbytes: copy)
+    monkeypatch.setattr(staging, "ThreadPoolExecutor", lambda *arguments: SimpleNamespace(submit=waiting.append))
+    staging.Staging(lambda *message: posted.append(message), nothing).post(1, b"key", body, nothing)
+    [hand_on] = waiting
+    hand_on()
+    assert waited_on == [3] and posted == [(1, b"key", copy, nothing)] and thread.mine == {3}
+
+
 def test_a_graph_that_is_captured_is_refused_before_anything_is_sent(monkeypatch):
     """In the first gradient of a step: its replay would reduce nothing. The next step, without a graph, goes on."""
     rank = threading.local()  # each has a thread

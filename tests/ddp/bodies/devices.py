@@ -6,6 +6,7 @@ Two ranks may share a GPU, since the process group's backend is Gloo.
 import random
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -80,6 +81,7 @@ class Copies:
         monkeypatch.setattr(staging, "on_gpu", lambda tensor: tensor.dtype is torch.uint8)
         monkeypatch.setattr(staging, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
         monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
