@@ -128,7 +128,7 @@ _ON_ADAMW = {
 _FIRST = (("uncompressed", "1/4", "4"), ("PowerSGD rank 4",))
 
 TUNED_REGRESSION = Tuned("tuned, regression", TASKS_OF_RATES[1], _ROWS, 50, _FIRST)
-TUNED_TEXT = Tuned("tuned, text, sgd", "text, sgd, short", _ROWS, 12, _FIRST)
+TUNED_TEXT = Tuned("tuned, text, sgd", "text, sgd, short", {**_ROWS, "fp16": ("fp16",)}, 12, _FIRST)
 TUNED_MLP = Tuned("tuned, mlp", "mlp", _ROWS, 6, _FIRST)
 TUNED_RESNET = Tuned("tuned, resnet8", "resnet8, short", _FEW, 6, _FIRST)
 TUNED_ADAMW = Tuned("tuned, text, adamw", "text, adamw, short", _ON_ADAMW, 12, _FIRST)
