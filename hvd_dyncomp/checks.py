@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Collection, Mapping
 from typing import Any
 
-LARGEST = 2**63 - 1  # of whole numbers: what C, torch and JSON's readers hold, and what can be printed
+LARGEST = 2**63 - 1  # whole number: C, torch and JSON readers can hold it, and Python can print it
 _SHOWN = 200  # characters of a value in an error message
 
 
@@ -18,7 +18,7 @@ def shown(value: object) -> str:
     """`value` as error messages show it: in one line, which does not go on for ever. Never raises."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # ints of thousands of digits have no text, and others' objects may do anything
+    except Exception:  # noqa: BLE001  # Python prints no int of thousands of digits, and objects of users may raise anything
         return f"<{type(value).__name__}>"
     text = text.replace("\n", " ")
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
@@ -34,7 +34,7 @@ def number(name: str, value: Any) -> float:
         plain = value.item() if math.prod(getattr(value, "shape", (0,))) == 1 else value
         if isinstance(plain, numbers.Real) and not isinstance(plain, bool):
             return float(plain)
-    except Exception as error:  # an int too large for a float; others' objects may do anything
+    except Exception as error:  # an int too large for a float; objects of users may raise anything
         raise ValueError(f"{name} must be a number that a float can hold, got {shown(value)}") from error
     raise ValueError(f"{name} must be a number, got {shown(value)}")
 

@@ -148,7 +148,7 @@ class Controller:
         try:
             finished = integer("epoch", self.epoch if epoch is None else epoch, 0)
             weight, values = finite("num_samples", num_samples, 0), check_metrics(metrics)
-        except Exception as error:  # noqa: BLE001  # user objects may raise anything when they are converted
+        except Exception as error:  # noqa: BLE001  # converting a user's object may raise anything
             return {"error": f"{type(error).__name__}: {error}"}
         return {"epoch": finished, "history": self.epoch, "weight": weight, "metrics": values}
 
@@ -156,7 +156,7 @@ class Controller:
         for rank, report in enumerate(reports):
             if "error" in report:
                 raise ControllerError(f"rank {rank} called Controller.step with {report['error']}")
-        # "history" too: where only some ranks have seen an epoch before, only they would return early.
+        # "history" too: if only some ranks had seen an epoch before, only they would return early.
         for what in ("epoch", "history", "metrics"):
             seen = [sorted(r["metrics"]) if what == "metrics" else r[what] for r in reports]
             for rank, value in enumerate(seen):
@@ -238,15 +238,15 @@ class Controller:
             if not isinstance(config, dict):
                 raise TypeError(f"config must be a dict, got {shown(config)}")
             if history and history[-1].bits != bits:
-                raise ValueError(f"bits must be what the last epoch led to, {history[-1].bits}, got {bits}")
-        except Exception as error:  # a file may have brought anything
+                raise ValueError(f"bits must be the level after the last epoch, {history[-1].bits}, got {bits}")
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Controller.state_dict(), got {shown(state)}: {cause}") from error
         mine = json.loads(json.dumps(self.state_dict()["config"]))
         for key in sorted({*mine, *config}):
             if mine.get(key) != config.get(key):
                 logger.warning(
-                    "Controller: the loaded state was made with %s=%r; %r stays in force",
+                    "Controller: the loaded state has %s=%r; this controller keeps %r",
                     key,
                     config.get(key),
                     mine.get(key),
@@ -274,9 +274,9 @@ def _check_config(policy: Policy) -> None:
     try:
         json.dumps(config, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"policy must have plain data in its config(), got {shown(config)}: {error}") from error
+        raise TypeError(f"policy must return plain data from config(), got {shown(config)}: {error}") from error
     if not isinstance(config, dict):
-        raise TypeError(f"policy must have a dict for its config(), got {shown(config)}")
+        raise TypeError(f"policy must return a dict from config(), got {shown(config)}")
 
 
 def _checked(what: str, decision: Any) -> Decision:
@@ -284,22 +284,22 @@ def _checked(what: str, decision: Any) -> Decision:
     if not isinstance(decision, tuple) or len(decision) != 2:
         raise TypeError(f"{what} must be a Decision(bits, reason), got {shown(decision)}")
     if not isinstance(decision[1], str):
-        raise TypeError(f"{what} must have a string for its reason, got {shown(decision[1])}")
+        raise TypeError(f"{what} must have a string as its reason, got {shown(decision[1])}")
     return Decision(check_level(f"bits of {what}", decision[0]), decision[1])
 
 
 def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
     """Sample-weighted means over the ranks, names in sorted order; a mean lies between its values."""
-    # A rank without samples may well have NaN for its metrics; 0 * NaN must not spoil the others'.
+    # A rank without samples may have NaN as its metrics; 0 * NaN must not spoil the others'.
     used = [report for report in reports if report["weight"] > 0]
-    # Times a power of two, which changes no digit: weights near the largest float would add up to infinity.
+    # Scaled by a power of two, which changes no digit: weights near the largest float would sum to infinity.
     exponent = math.frexp(max(report["weight"] for report in used))[1]
     weights = [math.ldexp(report["weight"], -exponent) for report in used]
     means = {}
     for key in reports[0]["metrics"]:
         values = [report["metrics"][key] for report in used]
         mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-        # Ranks that all have 0.7 have reached a threshold of 0.7, whatever was rounded. (A NaN passes both.)
+        # If all ranks have 0.7, the mean reaches a threshold of 0.7, whatever was rounded. (A NaN passes both.)
         means[key] = min(max(mean, min(values)), max(values))
     return means
 

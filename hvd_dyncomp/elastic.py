@@ -40,7 +40,7 @@ class QuantizerHandler(ControllerHandler):
     """Keeps a `DynamicQuantizer` in a `TorchState`."""
 
     def save(self) -> None:
-        # The rank's number may be another one by the time this is restored.
+        # The rank's number may differ when this is restored.
         self._saved = {**self.value.state_dict(), "rank": None}
 
 

@@ -5,7 +5,7 @@ from numbers import Real
 from hvd_dyncomp.checks import shown
 
 LEVELS: tuple[float, ...] = (0.125, 0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
-"""Bits per gradient value, ascending: floats below one bit, integers from there on. 32 means uncompressed: Horovod's
+"""Bits per gradient value, ascending: floats below one bit, integers from one bit on. 32 means uncompressed: Horovod's
 own allreduce."""
 
 UNCOMPRESSED = 32
@@ -17,7 +17,7 @@ def check_level(name: str, value: object) -> float:
     Raises:
         ValueError: it is not there; the message names the argument `name` and the value.
     """
-    # bool is an int in Python, and True == 1 would pass for one bit.
+    # bool is an int in Python: True == 1 would pass for one bit.
     if isinstance(value, bool) or not isinstance(value, Real) or value not in LEVELS:
         raise ValueError(f"{name} must be one of the levels {LEVELS} (bits per value), got {shown(value)}")
     return LEVELS[LEVELS.index(value)]

@@ -193,7 +193,7 @@ class Meter:
         try:
             records = _table(state["records"], "epoch", lambda epoch: integer("epoch", epoch, 0), Traffic)
             tensors = _table(state["tensors"], "name", _name, Sent)
-        except Exception as error:  # a file may have brought anything
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
         self.records, self.tensors = records, tensors
@@ -208,7 +208,7 @@ def _table(
         counts = {**row}
         key = checked(counts.pop(of)), check_level("bits", counts.pop("bits"))
         if key in table:
-            raise ValueError(f"{of} and bits must be there once, got {key} twice")
+            raise ValueError(f"{of} and bits must be unique together, got {key} twice")
         table[key] = kind(**counts)
     return table
 

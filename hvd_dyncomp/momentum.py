@@ -15,7 +15,7 @@ import torch
 
 from hvd_dyncomp.checks import shown
 
-#: A level of at most so many bits has enough of a momentum by itself (docs/study.md).
+#: At so many bits or less, the residuals are momentum enough (docs/study.md).
 MOST_BITS = 2
 MUCH_MOMENTUM = 0.5
 
@@ -55,12 +55,12 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
         return optimizer
     if not isinstance(optimizer, torch.optim.Optimizer) or inspect.unwrap(type(optimizer).step) not in _KNOWN:
         raise TypeError(
-            "optimizer must be torch.optim.SGD, Adam or AdamW with the step that torch gave it, and come here before "
-            f"hvd.DistributedOptimizer, got {shown(optimizer)}; make one of another kind with little momentum instead"
+            "optimizer must be torch.optim.SGD, Adam or AdamW with torch's own step, not yet wrapped by "
+            f"hvd.DistributedOptimizer, got {shown(optimizer)}; make any other optimizer with little momentum instead"
         )
     kind: Any = type(optimizer)
     optimizer.__class__ = _derived(kind)
-    optimizer._patch_step_function()  # torch's: step hooks are called around our step, as they were around its own
+    optimizer._patch_step_function()  # torch's: makes step hooks run around our step, as around its own
     return optimizer
 
 
@@ -81,9 +81,9 @@ def advice(optimizer: torch.optim.Optimizer) -> str:
     if momentum < MUCH_MOMENTUM:
         return ""
     return (
-        f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits what waits in residuals acts as "
-        "another, which may harm training: make it hvd_dyncomp.without_momentum(optimizer), before "
-        "hvd.DistributedOptimizer, if it is SGD, Adam or AdamW; others without momentum (docs/howto-levels.md)"
+        f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits the residuals act as a second "
+        "momentum, which may harm training: call hvd_dyncomp.without_momentum(optimizer) for SGD, Adam and AdamW, "
+        "before hvd.DistributedOptimizer; make other optimizers without momentum (docs/howto-levels.md)"
     )
 
 
@@ -95,18 +95,18 @@ class WithoutMomentum(torch.optim.Optimizer):
     """
 
     left_out: Collection[torch.Tensor] = ()
-    _emptied: Collection[torch.Tensor] | None = None  # those whose buffers are zero
+    _emptied: Collection[torch.Tensor] | None = None  # parameters whose buffers are zero
 
-    @torch._disable_dynamo  # a compiler would begin anew with every view
+    @torch._disable_dynamo  # a compiler would recompile for every view
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """As the optimizer's own."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Not before: it may be the closure that has brought the gradients, and with them what is left out.
+        # After the closure, not before: it may bring the gradients, and with them what is left out.
         step = super().step.__func__  # type: ignore[attr-defined]
-        while getattr(step, "hooked", False):  # hooks are called around this method already, and never for a view
+        while getattr(step, "hooked", False):  # torch calls the hooks around this method; a view must not repeat them
             step = step.__wrapped__
         step(_sharing(self, type(self), param_groups=list(_divided(self))) if self.left_out else self)
         self._empty()
@@ -172,5 +172,5 @@ def _instead(group: dict[str, Any]) -> dict[str, Any]:
     return {"lr": group["lr"] * ((1 - group["dampening"]) / (1 - momentum)), "momentum": 0.0}
 
 
-# By the method that steps: a class that has one of its own may mean something else by its groups.
+# Compared by their `step`: a class with a `step` of its own may give its groups another meaning.
 _KNOWN = {inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}

@@ -35,8 +35,8 @@ from hvd_dyncomp.transport.horovod import Compressor
 
 logger = logging.getLogger(__name__)
 
-# Not None where torch.compile looks into what this thread calls. To be opaque to it takes a microsecond and more, for
-# every gradient. (Kept in no documentation; a torch without it has us opaque always.)
+# Returns not None while torch.compile traces this thread. To be opaque to it costs a microsecond and more for every
+# gradient. (Not documented by torch; with a torch that lacks it, `bool` makes us opaque always.)
 _looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
 
 
@@ -158,8 +158,8 @@ class DynamicQuantizer(Compressor):
         )
         lookout.register(self.controller, self._lifecycle)
         self._lock = threading.Lock()
-        # Where a compiled function calls backward, hooks are compiled as well, and what was found for one gradient
-        # would be taken to be so of the next. Made here: it imports the compiler, as making any optimizer does.
+        # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
+        # it found for this one. Made here: it imports the compiler, as making any optimizer does.
         self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
         self._warned = False
 
@@ -207,7 +207,7 @@ class DynamicQuantizer(Compressor):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
         take = DynamicQuantizer._timed if _looked_into() is None else self._opaque
         caller = sys._getframe(1)
-        if torch.is_inference_mode_enabled():  # `step` may be called in it: what it makes cannot be written later
+        if torch.is_inference_mode_enabled():  # `step` may be called in it: tensors made in it cannot be written later
             with torch.inference_mode(False), torch.no_grad():
                 return take(self, tensor, caller)
         return take(self, tensor, caller)
@@ -239,7 +239,7 @@ class DynamicQuantizer(Compressor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         if ctx is not None and not isinstance(ctx, _Context):
             raise TypeError(f"ctx must be what compress returned, got {shown(ctx)}")
-        gradient, step, compressed = ctx or _Context(tensor)  # compress never sees a gradient that stays sparse
+        gradient, step, compressed = ctx or _Context(tensor)  # no ctx: `compress` never saw this sparse gradient
         if step is None:
             return tensor
         began = time.perf_counter()
@@ -251,8 +251,8 @@ class DynamicQuantizer(Compressor):
         if not compressed:
             if tensor is not gradient:
                 gradient.copy_(tensor)
-        elif not tensor.item():  # a ticket, on the CPU but in groups
-            gradient.zero_()  # nobody has used this parameter: not even rounding may move it
+        elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
+            gradient.zero_()  # no rank has used this parameter: not even rounding may move it
         step.traffic.seconds += time.perf_counter() - began
         return gradient
 
@@ -273,7 +273,7 @@ class DynamicQuantizer(Compressor):
 
         Contains tensors, numbers, strings, lists and dicts only.
         """
-        # Last: residuals may be a state that was loaded, whole, and these have moved on since.
+        # These last: `residuals()` may return a whole loaded state, and steps and meter have moved on since.
         return {**self._lifecycle.residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -291,7 +291,7 @@ class DynamicQuantizer(Compressor):
                 raise ValueError('it was saved with allocation="error", which no longer exists')
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
-        except Exception as error:  # a file may have brought anything
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
@@ -315,8 +315,8 @@ class DynamicQuantizer(Compressor):
             raise RuntimeError("a DynamicQuantizer can be pickled between steps only, but gradients are in flight")
         if self._arguments["named_parameters"] is not None:
             raise TypeError(
-                "a DynamicQuantizer with named_parameters cannot be pickled: they are this process's own; hand them to "
-                "hvd.DistributedOptimizer instead"
+                "a DynamicQuantizer with named_parameters cannot be pickled: the parameters belong to this process; "
+                "pass the names to hvd.DistributedOptimizer instead"
             )
         return _copy, (self.controller, self._arguments, {**self.state_dict(), "rank": None})
 
@@ -325,8 +325,8 @@ class DynamicQuantizer(Compressor):
         if not self._warned:
             self._warned = True
             logger.warning(
-                "DynamicQuantizer compresses the gradients of an optimizer only; a tensor of shape %s that "
-                "was passed outside one travels uncompressed",
+                "DynamicQuantizer compresses only the gradients of an optimizer; a tensor of shape %s from outside an "
+                "optimizer travels uncompressed",
                 tuple(tensor.shape),
             )
 

@@ -114,7 +114,7 @@ class Handshake:
             messages = [place.numpy().tobytes() for place in self._places]
             for rank, message in enumerate(messages):
                 if not any(message):
-                    raise LockstepError(f"{self._name}: rank {rank} takes no part in this step: {JOINED}")
+                    raise LockstepError(f"{self._name}: rank {rank} is missing from this step: {JOINED}")
             greetings = [Greeting.from_bytes(message) for message in messages]
             _check_controller(greetings)
             self._greetings = greetings
@@ -136,8 +136,8 @@ def _check_controller(greetings: list[Greeting]) -> None:
     if any(inside) and not all(inside):
         raise LockstepError(
             f"rank {inside.index(True)} is in Controller.step, and rank {inside.index(False)} goes on training: every "
-            "rank must call controller.step(...) after each epoch, also one that does not validate (num_samples=0); an "
-            "`if hvd.rank() == 0:` is for what only prints or saves"
+            "rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; use "
+            "`if hvd.rank() == 0:` only for code that prints or saves"
         )
 
 
@@ -149,8 +149,8 @@ def _comparable(greeting: Greeting) -> Greeting:
 # sentence "rank 1 has composition 2716351218" helps nobody.
 
 _HINTS = {
-    "step": " (was its state loaded on every rank? elastic training: give it to hvd.elastic.TorchState)",
-    "bits": " (have the controllers seen the same epochs? elastic training: give it to hvd.elastic.TorchState)",
+    "step": " (was the quantizer's state loaded on every rank? elastic training: pass it to hvd.elastic.TorchState)",
+    "bits": " (have all controllers seen the same epochs? elastic training: pass them to hvd.elastic.TorchState)",
 }
 
 
@@ -187,8 +187,8 @@ class Introduction:
         for rank, theirs in enumerate(everyone):
             difference = _difference(everyone[0], theirs, rank)
             if difference:
-                raise LockstepError(f"the ranks' DynamicQuantizers do not fit together: {difference}")
-        raise LockstepError("the ranks' DynamicQuantizers do not fit together, and cannot say why")
+                raise LockstepError(f"the ranks' DynamicQuantizers differ: {difference}")
+        raise LockstepError("the ranks' DynamicQuantizers differ, but no difference was found")
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:

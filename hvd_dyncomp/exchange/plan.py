@@ -98,7 +98,7 @@ class Plan(Generic[Whose]):
         logger.info(
             "bound to %s%s: %d of %d parameters compressed, in %d buckets",
             binding.kind,
-            f", at {MOST_BITS} bits and less without its momentum" if binding.without_momentum else "",
+            f" (without momentum at {MOST_BITS} bits and less)" if binding.without_momentum else "",
             len(self.slots),
             len(self.binding.named),
             len(self.buckets),
@@ -124,8 +124,8 @@ class Plan(Generic[Whose]):
         for rank, greeting in enumerate(greetings):
             if greeting.topology not in (0, number):
                 raise LockstepError(
-                    f"rank {rank} has trained with workers on other hosts than now, where the ranks of each host are "
-                    f"{list(map(list, topology.hosts))} (elastic training: give the quantizer to "
+                    f"rank {rank} has trained with workers on other hosts than now: the ranks of each host are "
+                    f"{list(map(list, topology.hosts))} (elastic training: pass the quantizer to "
                     "hvd.elastic.TorchState)"
                 )
         if self.topology_checksum:
@@ -148,8 +148,8 @@ class Plan(Generic[Whose]):
             if max(codes, near) > MOST_BYTES:
                 raise ValueError(
                     f"bucket {bucket.name} of {bucket.values} values cannot be sent at {bits} bits: its messages would "
-                    f"have {max(codes, near)} bytes, and MPI takes {MOST_BYTES} at most; use fewer bits, `skip` it, or "
-                    "divide the parameter"
+                    f"have {max(codes, near)} bytes, and MPI takes {MOST_BYTES} at most; use fewer bits, or `skip` or "
+                    "split the parameter"
                 )
 
     def arrange(self) -> None:
@@ -169,7 +169,7 @@ class Plan(Generic[Whose]):
             logger.info("%d hosts of %d workers: hierarchical exchange", len(hosts), len(hosts[0]))
         elif self.settings.hierarchical is None and self.topology.uneven:
             logger.warning(
-                "gradients are exchanged among all workers at once, so that more leaves a host than the level says: %s",
+                "gradients are exchanged among all workers at once, so more leaves a host than the level says: %s",
                 self.topology.obstacle,
             )
 

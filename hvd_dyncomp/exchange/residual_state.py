@@ -61,7 +61,7 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
     if own.get("hosts") is not None:
         ranks = [integer("hosts", rank, 0) for host in own["hosts"] for rank in host]
         if sorted(ranks) != list(range(size)) or not all(own["hosts"]):
-            raise ValueError(f"hosts must have every rank once, got {shown(own['hosts'])}")
+            raise ValueError(f"hosts must list every rank once, got {shown(own['hosts'])}")
     for name, values in dict(own["residuals"]).items():
         _check_values(f"residuals[{name!r}]", values)
     for name, shard in dict(own["shard_residuals"]).items():
@@ -89,7 +89,7 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
     """
     if state["world_size"] == world_size and state["rank"] not in (rank, None):
         raise ValueError(
-            f"state is that of rank {state['rank']}, loaded on rank {rank}: residuals are each rank's own, "
+            f"state is that of rank {state['rank']}, loaded on rank {rank}: every rank has its own residuals, "
             "so save and load one state_dict per rank"
         )
     saved: Mapping[str, torch.Tensor] = state["residuals"]
@@ -107,8 +107,8 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
     for name in sorted({*shapes, *theirs}):
         if shapes.get(name) != theirs.get(name):
             raise ValueError(
-                f"state has residuals of other parameters: {name} has shape {theirs.get(name)} there and "
-                f"{shapes.get(name)} in this optimizer (skip says which are compressed)"
+                f"state has residuals of other parameters: {name} has shape {theirs.get(name)} in the state and "
+                f"{shapes.get(name)} in this optimizer (skip decides which are compressed)"
             )
 
 

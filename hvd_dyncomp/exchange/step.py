@@ -285,8 +285,8 @@ class Step:
         """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""
         if blocks and not self.traffic.nonfinite_blocks:
             logger.warning(
-                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; more of them in "
-                "this epoch are counted in the meter only (nonfinite_blocks)",
+                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; further ones in "
+                "this epoch are only counted in the meter (nonfinite_blocks)",
                 self.number,
                 blocks,
             )

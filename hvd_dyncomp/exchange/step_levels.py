@@ -105,10 +105,10 @@ class AutoLevel:
             return
         if proposal not in self._schedule:
             raise ValueError(
-                f"rank 0 chose the level {proposal}, which was not tried; tried were {set(self._schedule)}"
+                f"rank 0 chose the level {proposal}, which this rank has not tried (it tried {set(self._schedule)})"
             )
         figures = ", ".join(f"{level} bits {1e3 * median(times):.1f} ms" for level, times in self._times.items())
-        logger.info("auto level: %s a step; %s bits from here on", figures, proposal)
+        logger.info("auto level: time per step: %s; now at %s bits", figures, proposal)
         self._chosen = proposal
         self._restart()
 
@@ -126,7 +126,7 @@ class AutoLevel:
             floor, chosen = check_level("floor", state["floor"]), state["chosen"]
             chosen = None if chosen is None else check_level("chosen", chosen)
             since = integer("since", state["since"], 0)
-        except Exception as error:  # a file may have brought anything
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"auto_level must come from a state_dict(), got {shown(state)}: {cause}") from error
         self._restart()

@@ -163,8 +163,8 @@ def _backend(tensor: torch.Tensor) -> Any:
 
 def _without_native() -> Any:
     logger.warning(
-        "the native kernels are missing (%s); the reference kernels serve, at a small part of their speed. "
-        "Installing the package where there is a C++ compiler builds them.",
+        "the native kernels are missing (%s); the reference kernels run instead, much more slowly. "
+        "To build the native ones, install the package where there is a C++ compiler.",
         _why,
     )
     return portable
@@ -178,7 +178,7 @@ def _for_gpus() -> Any:
         triton.check()
     except (ImportError, RuntimeError) as error:
         logger.warning(
-            "the Triton kernels cannot serve on this GPU (%s); the reference kernels do, at a part of their speed.",
+            "the Triton kernels cannot run on this GPU (%s); the reference kernels run instead, more slowly.",
             str(error).strip().split("\n")[0],
         )
         return portable

@@ -44,7 +44,7 @@ class Record:
     usable: bool = True
 
     def __post_init__(self) -> None:
-        # What is kept is a copy: the caller may go on filling its own.
+        # A copy: the caller may go on filling its own.
         object.__setattr__(self, "epoch", integer("epoch", self.epoch, 0))
         object.__setattr__(self, "metrics", check_metrics(self.metrics))
         object.__setattr__(self, "bits", check_level("bits", self.bits))

@@ -73,7 +73,7 @@ class CriticalRegime(Policy):
             return Decision(self.high, "critical: nothing to compare with yet")
         before, now = compared[-2:]
         went = f"{self.monitor} went from {before:.4g} to {now:.4g}"
-        # A norm of 0 says nothing, and is critical, as in the source.
+        # A norm of 0 says nothing: critical, as in the paper.
         if abs(before - now) >= self.eta * abs(before):
             return Decision(self.high, f"critical: {went}")
         return Decision(self.low, went)

@@ -46,7 +46,7 @@ class Schedule(Policy):
             epoch = integer("an epoch in levels", epoch, 0)
             plain[epoch] = check_level(f"levels[{epoch}]", bits)
         if 0 not in plain:
-            raise ValueError(f"levels must say the level of epoch 0, got {shown(levels)}")
+            raise ValueError(f"levels must have an entry for epoch 0, got {shown(levels)}")
         self.levels = dict(sorted(plain.items()))
 
     def decide(self, history: Sequence[Record]) -> Decision:
@@ -56,5 +56,5 @@ class Schedule(Policy):
         return Decision(self.levels[since], f"scheduled from epoch {since}")
 
     def config(self) -> dict[str, Any]:
-        # Lists of pairs, because JSON has no integer keys and the configuration is compared after a round trip.
+        # Lists of pairs: JSON has no integer keys, and configurations are compared after a round trip.
         return {"policy": "Schedule", "levels": [list(item) for item in self.levels.items()]}

@@ -62,7 +62,7 @@ class Plateau(Policy):
         self.threshold = finite("threshold", threshold, 0)
         self.threshold_mode = one_of("threshold_mode", threshold_mode, ("rel", "abs"))
         if self.threshold_mode == "rel" and self.threshold >= 1:
-            raise ValueError(f"threshold must be less than 1 where threshold_mode is 'rel', got {shown(threshold)}")
+            raise ValueError(f"threshold must be less than 1 if threshold_mode is 'rel', got {shown(threshold)}")
         self.cooldown = integer("cooldown", cooldown, 0)
 
     def config(self) -> dict[str, Any]:

@@ -22,8 +22,8 @@ class _Trace:
 
     step: int = 0
     previous_loss: float | None = None
-    slow_epochs: int = 0  # in a row, whose loss improved by less than min_improvement
-    stuck_epochs: int = 0  # since the step was reached, or since the monitor improved
+    slow_epochs: int = 0  # in a row: the loss improved by less than min_improvement
+    stuck_epochs: int = 0  # since the step was reached, or since `monitor` improved
     best: float = -math.inf
     release_left: int = 0
     cooldown_left: int = 0
@@ -110,7 +110,7 @@ class StepFunction(Policy):
         return {"policy": "StepFunction", **plain}
 
     def decide(self, history: Sequence[Record]) -> Decision:
-        # Replaying the whole history keeps the policy free of state of its own; a thousand epochs take milliseconds.
+        # Replay the whole history: so the policy has no state of its own. A thousand epochs take milliseconds.
         trace = _Trace()
         decision = Decision(self.levels[0], "start")
         if len(check_history(history)) == 1:
@@ -127,11 +127,11 @@ class StepFunction(Policy):
         too_high, too_low = 0 < value <= 1 < self.thresholds[0], self.thresholds[-1] <= 1 < value
         if too_high or too_low:
             logger.warning(
-                "%s is %.4g and thresholds are %s, as if one were a fraction and the other percent: the level will %s",
+                "%s is %.4g and thresholds are %s: if one is a fraction and the other percent, the level will %s",
                 self.monitor,
                 value,
                 self.thresholds,
-                "never leave the first step" if too_high else "be at the last step at once",
+                "never leave the first step" if too_high else "go to the last step at once",
             )
 
     def _advance(self, trace: _Trace, record: Record) -> Decision:
@@ -209,7 +209,7 @@ class StepFunction(Policy):
 def _ladder(levels: Sequence[float]) -> tuple[float, ...]:
     plain = one_way_levels(levels)
     if UNCOMPRESSED in plain:
-        raise ValueError(f"levels must be below 32, which is what a release is for, got {shown(levels)}")
+        raise ValueError(f"levels must be below 32, the level of a release, got {shown(levels)}")
     return plain
 
 

@@ -26,7 +26,7 @@ def times(key: str, run: Run, runs: Sequence[Run]) -> Markup:
     return drawing.frame(
         key,
         f"Time in compute and exchange by epoch: {run.name}",
-        f"In all epochs together: {totals}.",
+        f"All epochs: {totals}.",
         bottom + 56 + drawing.LEGEND_ROW * len(legend),
         drawing.value_axis(scale, marks, "time of an epoch, seconds"),
         drawing.epoch_axis(across, bottom),
@@ -131,11 +131,11 @@ def by_layer(key: str, run: Run, whose: str) -> Markup:
     return drawing.frame(
         key,
         f"Bytes by layer: {run.name}",
-        f"{len(names)} tensors; most is {megabytes(sums[most])} MB of {most}.",
+        f"{len(names)} tensors; the largest is {most} with {megabytes(sums[most])} MB.",
         bottom + 74,
         _axis(across, marks, bottom, f"sent {whose} in all epochs, MB"),
         *(_tensor(run, name, drawing.TOP + layers.ROW * row, across) for row, name in enumerate(names)),
-        layers.key("bits a value:", entries, bottom + 56),
+        layers.key("bits per value:", entries, bottom + 56),
     )
 
 

@@ -124,7 +124,7 @@ def _switches(runs: Sequence[Run], across: drawing.Scale) -> Markup:
 def _described(quantity: Quantity, run: Run, values: Sequence[float | None]) -> str:
     present = [(epoch.number, value) for epoch, value in zip(run.epochs, values, strict=True) if value is not None]
     if not present:
-        return f"{run.name}: nothing."
+        return f"{run.name}: no values."
     (first, begin), (last, end) = present[0], present[-1]
     if first == last:
         return f"{run.name}: {begin:.4g} in epoch {first + 1}."

@@ -111,7 +111,7 @@ def level_axis(scale: Scale) -> Markup:
         if scale.low <= bits <= scale.high:
             text = decimal(bits, 3)
             parts.append(element("text", text, x=RIGHT + 6.0, y=scale(bits) + 4, class_="tick level"))
-    return joined(*parts, upright("level, bits a value (shaded)", WIDTH - 8.0, (scale.start + scale.end) / 2))
+    return joined(*parts, upright("level, bits per value (shaded)", WIDTH - 8.0, (scale.start + scale.end) / 2))
 
 
 def upright(text: str, x: float, y: float) -> Markup:

@@ -50,7 +50,7 @@ def _row(tables: Tables, name: str, top: int, across: drawing.Scale) -> Markup:
     cells = []
     for first, last, value in drawing.spans(present):
         left, right = across(first - 0.5), across(last + 0.5)
-        said = f"{name}, {epochs(first, last)}: off by {percent(value, 1)} % of the mean's norm"
+        said = f"{name}, {epochs(first, last)}: error {percent(value, 1)} % of the mean's norm"
         box = {"x": left, "y": top, "width": right - left, "height": ROW, "data_value": repr(value)}
         fill = layers.colour(value, LEAST_ERROR)
         cells.append(element("rect", element("title", said), **box, fill=fill, stroke="#fff", stroke_width=0.5))

@@ -137,11 +137,11 @@ def _read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
         if not isinstance(line, dict):
             if number == len(lines):
                 return tuple(epochs), True
-            raise UnreadableRun(f"{path}: line {number} is no JSON object")
+            raise UnreadableRun(f"{path}: line {number} is not a JSON object")
         try:
             epoch = _epoch(line)
             if epochs and epoch.number <= epochs[-1].number:
-                raise ValueError(f"is of epoch {epoch.number}, after epoch {epochs[-1].number}")
+                raise ValueError(f"has epoch {epoch.number} after epoch {epochs[-1].number}")
         except ValueError as error:
             raise UnreadableRun(f"{path}: line {number} {error}") from None
         epochs.append(epoch)
@@ -153,7 +153,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         return {}
     summary = _parsed(_content(path))
     if not isinstance(summary, dict) or not isinstance(summary.get("config", {}), dict):
-        raise UnreadableRun(f"{path} is no summary of a run")
+        raise UnreadableRun(f"{path} is not the summary of a run")
     return summary.get("config", {})
 
 
@@ -177,9 +177,9 @@ def _epoch(line: dict[str, Any]) -> Epoch:
     """Raises ValueError, whose text goes on after "line 3"."""
     number, reason = line.get("epoch"), line.get("reason", "")
     if type(number) is not int or not 0 <= number < 2**53:
-        raise ValueError("has no number of an epoch, counted from 0, under 'epoch'")
+        raise ValueError("has no epoch number, a whole number from 0, under 'epoch'")
     if not isinstance(reason, str):
-        raise ValueError("has a 'reason' that is no text")
+        raise ValueError("has a 'reason' that is not a string")
     following = line.get("next_level")
     told = ("epoch", "level", "next_level")
     return Epoch(
@@ -198,21 +198,21 @@ def _table(line: dict[str, Any], key: str) -> list[tuple[str, float]]:
     """The entries of an object of numbers."""
     table = line.get(key) or {}
     if not isinstance(table, dict) or any(_finite(value) is None for value in table.values()):
-        raise ValueError(f"has a '{key}' that is no object of numbers")
+        raise ValueError(f"has a '{key}' that is not an object of numbers")
     return list(table.items())
 
 
 def _amounts(line: dict[str, Any], key: str) -> dict[str, float]:
     amounts = dict(_table(line, key))
     if any(amount < 0 for amount in amounts.values()):
-        raise ValueError(f"has a '{key}' with what is less than nothing")
+        raise ValueError(f"has a '{key}' with a negative number")
     return amounts
 
 
 def _level(value: Any, key: str) -> float:
     bits = _finite(value)
     if bits is None or not 0 < bits <= 64:
-        raise ValueError(f"has no bits a value, above 0 and up to 64, under '{key}'")
+        raise ValueError(f"has no level above 0 and up to 64 bits per value under '{key}'")
     return bits
 
 

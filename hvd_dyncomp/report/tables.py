@@ -15,7 +15,7 @@ from hvd_dyncomp.report.words import bits, megabytes, minutes, percent, share
 def summary(runs: Sequence[Run]) -> Markup:
     """What each run came to."""
     across_hosts = any(run.total("bytes_float32_leaving_host") for run in runs)
-    head = ["run", "what", "epochs", "levels, bits", "final test accuracy, %", "best (epoch)"]
+    head = ["run", "settings", "epochs", "levels, bits", "final test accuracy, %", "best (epoch)"]
     head += ["sent per worker, MB", "% of float32"]
     head += ["left each host, MB", "% of float32"] if across_hosts else []
     head += ["minutes", "compute, minutes", "exchange, minutes"]
@@ -35,7 +35,7 @@ def setting(run: Run) -> str:
     """Model, data, workers and compression in a few words; the whole of it is in the table of flags."""
     config = run.config
     if not config:
-        return "flags are not known yet"
+        return "not known yet"
     parts = [config.get("model"), config.get("dataset")]
     if config.get("world_size"):
         parts.append(f"{_shown(config['world_size'])} workers")
@@ -57,7 +57,7 @@ def switches(runs: Sequence[Run]) -> Markup:
     """Every change of level and its reason, under the numbers that they have in the figures."""
     found = all_switches(runs)
     if not found:
-        return element("p", "No level has changed.")
+        return element("p", "The level did not change.")
     rows = [
         [str(number), _name(index, runs[index]), str(switch.epoch + 1)]
         + [bits(switch.before), bits(switch.after), switch.reason or "—"]
@@ -70,7 +70,7 @@ def flags(runs: Sequence[Run]) -> Markup:
     """All flags of the runs that have said them, side by side; rows in which they differ are marked."""
     known = [(index, run) for index, run in enumerate(runs) if run.config]
     if not known:
-        return element("p", "The flags of a run are known when it is complete.")
+        return element("p", "The flags appear when a run is complete.")
     keys = dict.fromkeys(key for _, run in known for key in run.config)
     head = [element("th", "flag", scope="col"), *(element("th", _name(*one), scope="col") for one in known)]
     rows = []

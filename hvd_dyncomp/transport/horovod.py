@@ -81,7 +81,7 @@ class HorovodTransport(Transport):
             return "Horovod was built without CUDA; build it with HOROVOD_GPU_OPERATIONS=NCCL, or HOROVOD_GPU=CUDA"
         for name in _EARLY:
             if os.environ.get(name, "").lstrip(" 0")[:1].isdigit():  # as Horovod reads it
-                return f"{name} is set, with which gradients would be read before they have come; unset it"
+                return f"{name} is set, so gradients would be read before they have arrived; unset it"
         return ""
 
     def within(self, process_set: Any) -> HorovodTransport:
@@ -131,7 +131,7 @@ class HorovodTransport(Transport):
         if not missing:
             return ""
         return (
-            f"steps are longer than need be with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
+            f"steps are longer than necessary with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
         )
 
     @property
@@ -145,8 +145,8 @@ def _about_streams(devices: Iterable[torch.device]) -> str:
     if all(torch.cuda.current_stream(gpu) != torch.cuda.default_stream(gpu) for gpu in gpus):
         return ""
     return (
-        "gradients are made in the default stream, for which Horovod waits before it sends them; "
-        "torch.cuda.set_stream(torch.cuda.Stream()) before model and optimizer are made (docs/howto-gpus.md)"
+        "gradients are made in the default stream, and Horovod waits for that stream before it sends; call "
+        "torch.cuda.set_stream(torch.cuda.Stream()) before you make model and optimizer (docs/howto-gpus.md)"
     )
 
 

@@ -14,7 +14,7 @@ import triton
 
 if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
     raise ImportError(
-        f"Triton {triton.__version__} is older than 3.4, the first with which these kernels were compiled"
+        f"Triton {triton.__version__} is older than 3.4, the oldest version that these kernels were compiled with"
     )
 
 from hvd_dyncomp.kernels.triton.operations import check, decode_into, encode_into, reduce_into

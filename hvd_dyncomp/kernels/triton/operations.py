@@ -27,11 +27,11 @@ def check() -> None:
     # torch calls AMD's GPUs "cuda", too. On most of them a warp is 64 lanes, and which arithmetic Triton's other
     # compiler takes for these kernels has been looked at by nobody.
     if torch.version.hip is not None:
-        raise RuntimeError("they are for NVIDIA's GPUs, and this torch is built for AMD's (ROCm)")
+        raise RuntimeError("they are for NVIDIA GPUs, and this torch is built for AMD GPUs (ROCm)")
     try:
         driver.active.get_current_target()
     except (AssertionError, OSError, subprocess.SubprocessError) as error:  # Triton's own build tools raise these
-        raise RuntimeError(f"Triton cannot build what launches its kernels: {error}") from error
+        raise RuntimeError(f"Triton cannot build the launcher of a kernel: {error}") from error
 
 
 def encode_into(
