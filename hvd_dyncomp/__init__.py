@@ -2,8 +2,8 @@
 
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
 
-See `DynamicQuantizer` (the compressor), `Controller` (which level, on all workers at once), the policies
-`StepFunction`, `Plateau`, `CriticalRegime`, `Static` and `Schedule`, and `without_momentum` (for few bits).
+`DynamicQuantizer` compresses the gradients. `Controller` moves the level on all ranks at once, as a policy decides:
+`StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`. `without_momentum` is for few bits.
 """
 
 import importlib

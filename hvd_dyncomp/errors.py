@@ -2,14 +2,14 @@
 
 
 class ControllerError(RuntimeError):
-    """`Controller.step` could not decide: a policy failed on rank 0, or some rank's metrics cannot be used.
+    """`Controller.step` has no decision: the policy failed on rank 0, or the metrics of some rank are unusable.
 
     Raised on every rank in the same call.
     """
 
 
 class LockstepError(RuntimeError):
-    """The ranks disagree about something that must be the same on all of them; the message says what.
+    """The ranks differ in something that must be the same on all of them; the message says what.
 
     Raised on every rank in the same call.
     """

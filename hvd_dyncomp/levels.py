@@ -1,4 +1,4 @@
-"""The bit-widths ("levels") that exist. Everything else in the package asks here."""
+"""The bit-widths ("levels") that exist. The rest of the package asks here."""
 
 from numbers import Real
 
@@ -12,10 +12,14 @@ UNCOMPRESSED = 32
 
 
 def check_level(name: str, value: object) -> float:
-    """Returns `value` as it is in `LEVELS`.
+    """Return `value` as it is in `LEVELS`.
+
+    Args:
+        name: of the argument, for the error message.
+        value: bits per value.
 
     Raises:
-        ValueError: it is not there; the message names the argument `name` and the value.
+        ValueError: `value` is not a level; the message names the argument and the value.
     """
     # bool is an int in Python: True == 1 would pass for one bit.
     if isinstance(value, bool) or not isinstance(value, Real) or value not in LEVELS:
@@ -24,10 +28,10 @@ def check_level(name: str, value: object) -> float:
 
 
 def level_code(bits: float) -> int:
-    """A level, or 0, as an integer that fits a signed byte: itself, or -n for 1/n."""
+    """A level, or 0, as an integer that fits a signed byte: n for n bits, -n for 1/n bit."""
     return -round(1 / bits) if 0 < bits < 1 else int(bits)
 
 
 def level_of(code: int) -> float:
-    """The inverse of `level_code`, of any integer."""
+    """The inverse of `level_code`, for any integer."""
     return code if code >= -1 else -1 / code

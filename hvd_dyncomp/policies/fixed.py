@@ -1,4 +1,4 @@
-"""Policies that look at no metric: a constant level, and levels by epoch."""
+"""Policies that use no metric: a constant level, and levels by epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 
 class Static(Policy):
-    """The same level for ever.
+    """The same level in every epoch.
+
+    Args:
+        bits: the level, bits per value.
+
+    Raises:
+        ValueError: `bits` is not a level.
 
     Examples:
         >>> Static(8).decide([])
@@ -30,7 +36,13 @@ class Static(Policy):
 
 
 class Schedule(Policy):
-    """Levels by epoch, each in force from its epoch until the next one named.
+    """Levels by epoch: each holds from its epoch until the next one listed.
+
+    Args:
+        levels: {epoch: bits per value}, with an entry for epoch 0.
+
+    Raises:
+        ValueError: `levels` is something else.
 
     Examples:
         >>> warm_up = Schedule({0: 32, 2: 4})

@@ -1,4 +1,4 @@
-"""Errors of tensors: a row for each tensor, a column for each epoch."""
+"""Errors of tensors: one row per tensor, one column per epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tables = Mapping[int, Mapping[str, float]]
 
 
 def errors(key: str, run: Run) -> Markup:
-    """How far the means of the last step of each epoch were off; one of the epochs at least must say so."""
+    """Relative errors of the means, last step of each epoch. At least one epoch must have errors."""
     tables = {epoch.number: epoch.tensor_errors for epoch in run.epochs}
     found = [error for table in tables.values() for error in table.values()]
     marks = [LEAST_ERROR * 4**power for power in range(5)]

@@ -1,4 +1,4 @@
-"""The page: tables and figures in their order, in one file that needs nothing else."""
+"""The page: tables and figures in order, in one file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The HTML of a report of these runs; their colours are by their order.
+    """The HTML of a report of these runs. A run's colour follows its place in the list.
 
     Examples:
         >>> html = page([Run("low", epochs=(), config={"bits": 4})])
@@ -68,7 +68,7 @@ def _note_on_figures(runs: Sequence[Run]) -> Markup:
 
 
 def quantities(runs: Sequence[Run]) -> list[Quantity]:
-    """What is drawn by epoch, without what no run has."""
+    """What is drawn by epoch; left out is what no run has."""
     sent, whose = carried(runs)
     drawn = [
         Quantity(
@@ -83,9 +83,9 @@ def quantities(runs: Sequence[Run]) -> list[Quantity]:
 
 
 def carried(runs: Sequence[Run]) -> tuple[str, str]:
-    """The key of the bytes that compression is about in all of these runs, and whose they are, in words.
+    """The key of the bytes that compression is about in these runs, and their owner, in words.
 
-    From host to host, where every run has several; otherwise of a worker, to whomever.
+    From host to host if every run has several hosts; otherwise per worker, to any other worker.
     """
     if all(run.total("bytes_float32_leaving_host") for run in runs if run.epochs):
         return "bytes_leaving_host", "from each host"
@@ -124,7 +124,7 @@ def _levels(runs: Sequence[Run]) -> Iterator[Markup]:
 
 
 def _layers(runs: Sequence[Run]) -> Iterator[Markup]:
-    """Of one run after the other: their layers need not be the same."""
+    """Per run, one after the other: their layers may differ."""
     for number, run in enumerate(runs, start=1):
         if any(epoch.tensor_bytes for epoch in run.epochs):
             whose = carried([run])[1]
