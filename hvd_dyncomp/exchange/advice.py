@@ -1,4 +1,4 @@
-"""What a quantizer says of how it is used: errors, and warnings, which are logged once and on rank 0 only."""
+"""Errors and warnings about the use of a quantizer. Warnings are logged once, on rank 0 only."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ OVERWRITTEN = (
 
 
 class Advice:
-    """Warnings of one quantizer."""
+    """The warnings of one quantizer."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def warn(self, about: str, text: str) -> None:
-        """Logs `text`, if there is any and nothing has been said `about` it yet."""
+        """Log `text` unless it is empty or a warning `about` the same was logged before."""
         if text and about not in self._said:
             self._said.add(about)
             logger.warning(text)

@@ -1,4 +1,4 @@
-"""How gradients travel: what must be the same on all ranks."""
+"""Settings of the exchange that must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Skip = Callable[[str, torch.Tensor], bool]  # of a name and a parameter: is it t
 
 @dataclass(frozen=True)
 class Settings:
-    """`DynamicQuantizer` has the meaning of each. Plain Python values, whatever was given.
+    """Settings as plain Python values; `DynamicQuantizer` documents each.
 
     Raises:
-        ValueError: one of them is out of range, or of another type; the text names it.
+        ValueError: a setting is out of range or of another type; the message names it.
     """
 
     error_feedback: bool = True

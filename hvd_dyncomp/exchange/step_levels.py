@@ -1,4 +1,4 @@
-"""Which level each step has: the controller's, at least the warm-up's, and with `auto_level` the fastest above it."""
+"""The level of each step: the controller's, at least the warm-up's, and with `auto_level` the fastest above it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ MARGIN = 0.03  # a level with more bits must be faster by this fraction; less is
 
 
 class AutoLevel:
-    """Finds out which level makes the steps shortest: compression that costs more time than it saves is not used.
+    """Find the level with the shortest steps, so that no compression is used that costs more time than it saves.
 
-    The controller's level is the least that quality allows. Here it is tried against levels above it, 32 bits included,
-    for a few steps each, and the fastest serves until the controller moves or some epochs have passed. What counts is
-    the time from one step to the next as a user feels it, on rank 0: the workers wait for each other in every step
-    anyway.
+    The controller's level is the least that quality allows. It is tried against levels above it, 32 bits included, for
+    a few steps each. The fastest is used until the controller moves or some epochs have passed. What counts is the time
+    from one step to the next as a user feels it, on rank 0: the workers wait for each other in every step anyway.
 
-    No collective is added. The schedule of a trial follows from the number of steps, which is the same on all ranks,
-    and rank 0's proposal rides in the handshake that every step has (`hvd_dyncomp.exchange.handshake`). Same calls with
-    the same arguments on every rank, but for `now`.
+    It adds no collective. The schedule of a trial follows from the number of steps, which is the same on all ranks, and
+    rank 0's proposal is part of the handshake that every step has (`hvd_dyncomp.exchange.handshake`). All ranks make
+    the same calls with the same arguments, except `now`.
 
     Attributes:
         bits: level of the step begun last; None before the first.
-        verdict: what this rank has measured to be fastest, for the handshake of the step just begun; 0 for nothing.
+        verdict: the fastest level that this rank has measured, for the handshake of the step just begun; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -53,12 +52,12 @@ class AutoLevel:
         self.verdict: float = 0
 
     def next_level(self, floor: float, epoch: int, now: float) -> float:
-        """Fixes the level of a step that begins, and returns it.
+        """Fix the level of a step that begins, and return it.
 
         Args:
             floor: the controller's level.
-            epoch: the epoch that the step belongs to.
-            now: a monotonic clock, in seconds.
+            epoch: the epoch of the step.
+            now: a monotonic clock, seconds.
         """
         self.bits = self._level(floor, epoch, now)
         return self.bits
@@ -81,7 +80,7 @@ class AutoLevel:
         return floor
 
     def _note(self, epoch: int, now: float) -> None:
-        """Files the time since the last step under that step's level. Between epochs other things are done as well."""
+        """Record the time since the last step under that step's level. Not across epochs: other work lies between."""
         index = self._next - 1
         if self._last and self._last[0] == epoch and index >= 0 and index % STEPS_PER_VISIT == STEPS_PER_VISIT - 1:
             self._times.setdefault(self._schedule[index], []).append(now - self._last[1])
@@ -94,12 +93,12 @@ class AutoLevel:
         return min(faster, key=seconds.__getitem__) if faster else self._floor
 
     def learn(self, proposal: float) -> None:
-        """Takes over rank 0's verdict, from the handshake of a step that is over; 0 changes nothing.
+        """Take over rank 0's verdict, from the handshake of a finished step. 0 changes nothing.
 
-        Nor does one of a trial that a loaded state has ended in the middle of that step.
+        Nor does a verdict of a trial that a loaded state ended during that step.
 
         Raises:
-            ValueError: it is no level that was tried.
+            ValueError: this rank has not tried that level.
         """
         if not proposal or self._chosen or not self._schedule:
             return
@@ -113,14 +112,14 @@ class AutoLevel:
         self._restart()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data. A trial that is under way is begun anew after loading."""
+        """Plain data. A trial in progress starts anew after loading."""
         return {"floor": self._floor, "chosen": self._chosen, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` returned.
+        """Take over what `state_dict` returned.
 
         Raises:
-            ValueError: `state` is something else; nothing has changed then.
+            ValueError: `state` is something else; nothing has changed.
         """
         try:
             floor, chosen = check_level("floor", state["floor"]), state["chosen"]
@@ -136,11 +135,11 @@ class AutoLevel:
 
 
 class LevelSource(Protocol):
-    """Who says at how many bits: a `Controller`."""
+    """Gives the number of bits: a `Controller`."""
 
     @property
     def bits(self) -> float:
-        """From the next step on."""
+        """The level from the next step on, bits per value."""
 
     @property
     def epoch(self) -> int:
@@ -153,8 +152,8 @@ class Turn(NamedTuple):
     Attributes:
         number: of the step, the same on all ranks.
         bits: its level.
-        proposal: this rank's, of a level for the steps after it; 0 for none.
-        epoch: that it belongs to.
+        proposal: the level that this rank proposes for later steps; 0 for none.
+        epoch: of the step.
     """
 
     number: int
@@ -164,19 +163,19 @@ class Turn(NamedTuple):
 
 
 class StepLevels:
-    """Of one quantizer.
+    """The levels of the steps of one quantizer.
 
     Args:
         source: the controller.
-        warmup_steps: so many first steps have at least
-        warmup_bits: this level.
-        auto_level: whether levels above the one that is demanded are tried.
+        warmup_steps: number of first steps that have at least `warmup_bits`.
+        warmup_bits: least level of these steps.
+        auto_level: whether levels above the demanded one are tried.
 
     Attributes:
-        steps: how many have begun.
+        steps: number of steps begun.
 
     Raises:
-        ValueError: an argument is out of range; the text names it.
+        ValueError: an argument is out of range; the message names it.
     """
 
     def __init__(self, source: LevelSource, *, warmup_steps: int, warmup_bits: float, auto_level: bool) -> None:
@@ -188,7 +187,7 @@ class StepLevels:
 
     @property
     def bits(self) -> float:
-        """As `DynamicQuantizer.bits`."""
+        """See `DynamicQuantizer.bits`."""
         return self._demanded if self._auto is None or self._auto.bits is None else self._auto.bits
 
     @property
@@ -198,10 +197,10 @@ class StepLevels:
         return max(bits, self._warmup_bits) if self.steps < self._warmup_steps else bits
 
     def next(self, *, alone: bool) -> Turn:
-        """A step begins.
+        """Begin a step.
 
         Args:
-            alone: whether there is nobody to send to.
+            alone: whether there are no other ranks.
         """
         number, epoch = self.steps, self._source.epoch
         bits = UNCOMPRESSED if alone else self._demanded
@@ -213,7 +212,7 @@ class StepLevels:
         return Turn(number, bits, proposal, epoch)
 
     def learn(self, proposal: float) -> None:
-        """What rank 0 has proposed in the handshake of a step that is over."""
+        """Take over what rank 0 proposed in the handshake of a finished step."""
         if self._auto is not None:
             self._auto.learn(proposal)
 
@@ -223,7 +222,7 @@ class StepLevels:
 
     @staticmethod
     def check(state: Mapping[str, Any]) -> None:
-        """Whether `load_state_dict` can take over what is in a quantizer's state.
+        """Check that `load_state_dict` can use a quantizer's state.
 
         Raises:
             KeyError, TypeError, ValueError: it cannot.
@@ -233,7 +232,7 @@ class StepLevels:
             AutoLevel().load_state_dict(state["auto_level"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` returned; raises what `check` does, and nothing has changed then."""
+        """Take over what `state_dict` returned; raises what `check` does, and nothing has changed then."""
         self.check(state)
         self.steps = integer("steps", state["steps"], 0)
         if self._auto is not None and state.get("auto_level"):

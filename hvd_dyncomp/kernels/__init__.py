@@ -1,10 +1,11 @@
-"""The arithmetic. `reference` is the specification, in plain torch operators, and runs on every device; `native` is
-the same in C++, bit for bit, for tensors on the CPU, and `triton` is the same for GPUs. `backends` says which kernels
-serve a type of device.
+"""The arithmetic of quantization.
 
-What is here works in memory of the caller's, so that a gradient is read and written where autograd left it and a
-message is built where it is sent from. `values` is a sequence of contiguous float32 tensors of any shape that stands
-for the concatenation of their elements, followed by zeros without end: the parameters of a bucket.
+`reference` is the specification, in plain torch operators, for every device. `native` is the same in C++, bit for bit,
+for tensors on the CPU; `triton` is the same for GPUs. `backends` has the kernels in use, by type of device.
+
+Kernels work in the caller's memory: a gradient is read and written where autograd left it, and a message is built where
+it is sent from. `values` is a sequence of contiguous float32 tensors of any shape, the parameters of a bucket. It
+stands for the concatenation of their elements, followed by endless zeros.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def encode_into(
     noise: Noise | None = None,
     dither: int = 0,
 ) -> None:
-    """Quantizes n values + residual into `out`; what is lost becomes the new residual (equations 1, 1a and 1b).
+    """Quantize n values + residual into `out`; what is lost becomes the new residual (equations 1, 1a and 1b).
 
-    What is behind the last of the values is padding: it has no residual, and counts in no block's mean. Blocks whose
-    values are all zero are sent as zeros, and keep their residual as it was.
+    Everything after the last value is padding: it has no residual, and counts in no block's mean. Blocks whose values
+    are all zero are sent as zeros, and their residual stays.
 
     Args:
         out: (n / block_size * block_bytes(bits, block_size),) uint8, overwritten.
@@ -73,15 +74,15 @@ def encode_into(
         residual: (n,) bfloat16, updated in place; None for no error feedback.
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
-        first: index of the first of the n values.
-        noise: stochastic rounding with this randomness; None rounds to nearest, and so do 1 bit with a residual and all
+        first: index of the first of the n values; default 0.
+        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 bit with a residual and all
             levels below.
-        dither: a word of 32 bits that decides how the new residual is rounded (`reference.stored`). It has to be
-            another in every step, or small gradients may be lost.
+        dither: a word of 32 bits that decides how the new residual is rounded (`reference.stored`). It must differ in
+            every step, or small gradients may be lost.
 
     Raises:
-        ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the text names
-            it.
+        ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the message
+            names it.
     """
     blocks = _blocks("out", out, bits, block_size)
     _check_values(values, first, out)
@@ -101,12 +102,13 @@ def decode_into(
     first: int = 0,
     factor: float = 1.0,
 ) -> None:
-    """Writes the sum of what `versions` stand for, times `factor` (equations 4 and 5).
+    """Write the sum of `versions`, decoded, times `factor` (equations 4 and 5).
 
     Args:
-        values: where to, see the module; what would fall behind the last of them is dropped.
+        values: the output, see the module; what falls after the last value is dropped.
         versions: one or more (n / block_size * block_bytes(bits, block_size),) uint8, added in this order.
-        first: index of the first of the n values.
+        bits, block_size: as in `encode_into`.
+        first: index of the first of the n values; default 0.
         factor: multiplied into the scales, in float32.
 
     Raises:
@@ -129,12 +131,12 @@ def reduce_into(
     noise: Noise | None = None,
     dither: int = 0,
 ) -> None:
-    """Decodes and sums `versions`, and quantizes the sum + residual into `out` (equations 5, 1, 1a and 1b).
+    """Decode and sum `versions`, and quantize the sum + residual into `out` (equations 5, 1, 1a and 1b).
 
     Args:
-        out, residual, noise, dither: as in `encode_into`.
+        out, residual, bits, block_size, noise, dither: as in `encode_into`.
         versions: as in `decode_into`; `out` may not overlap them.
-        real: so many of the n values are not padding; None, or more than n, for all.
+        real: number of the n values that are not padding; None, or more than n, for all.
 
     Raises:
         ValueError, TypeError: as in `encode_into`.
@@ -171,7 +173,7 @@ def _without_native() -> Any:
 
 
 def _for_gpus() -> Any:
-    """Importing Triton takes as long as importing this package, and is for those only who have a GPU."""
+    """The kernels for GPUs. Importing Triton takes as long as importing this package, so only GPU users pay for it."""
     try:
         from hvd_dyncomp.kernels import triton
 
@@ -202,7 +204,7 @@ def _check_values(values: Sequence[torch.Tensor], first: int, payload: torch.Ten
 
 
 def _check_versions(versions: Sequence[torch.Tensor], bits: float, block_size: int) -> int:
-    """The number of blocks in each."""
+    """Check them; return the number of blocks in each."""
     if not isinstance(versions, (list, tuple)) or not versions:
         raise ValueError(f"versions must be a list or a tuple of one or more tensors, got {shown(versions)}")
     blocks = _blocks("versions", versions[0], bits, block_size)
@@ -213,7 +215,7 @@ def _check_versions(versions: Sequence[torch.Tensor], bits: float, block_size: i
 
 
 def _blocks(name: str, payload: torch.Tensor, bits: float, block_size: int) -> int:
-    """The number of blocks in `payload`."""
+    """Check `payload`; return its number of blocks."""
     # By type, too: 4.0 is a key of the tables, and no number of bits to shift by; and True == 1.
     plain = isinstance(bits, float) and bits < 1 or isinstance(bits, int) and bits is not True
     if not plain or bits not in LEVELS or bits == UNCOMPRESSED:
@@ -248,7 +250,7 @@ def _check_dither(dither: int) -> None:
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int, near: torch.Tensor) -> None:
-    """`near`: a tensor whose device it must be on."""
+    """Check a tensor; `near`: a tensor on the device that it must be on."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {shown(tensor)}")
     if tensor.dtype is not dtype or tensor.numel() != size or not tensor.is_contiguous():

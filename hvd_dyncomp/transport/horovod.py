@@ -1,4 +1,4 @@
-"""Horovod as the transport. The only file that imports Horovod."""
+"""The transport over Horovod. The only file that imports Horovod."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _EARLY = ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS")
 
 
 class HorovodTransport(Transport):
-    """The ranks of a Horovod process set, or all workers."""
+    """The ranks of a Horovod process set, or all ranks."""
 
     def __init__(self, process_set: Any = None) -> None:
         self._process_set = process_set
@@ -119,7 +119,7 @@ class HorovodTransport(Transport):
                     _advised.add(advice)
 
     def _about_mpi(self, devices: Iterable[torch.device]) -> str:
-        """What Open MPI should have been told and was not; docs/benchmarks.md has what that costs."""
+        """The settings that this job's Open MPI lacks; docs/benchmarks.md has their cost."""
         if not hvd.mpi_enabled():
             return ""
         by_mpi = not hvd.nccl_built() or any(device.type == "cpu" for device in devices)
@@ -140,7 +140,7 @@ class HorovodTransport(Transport):
 
 
 def _about_streams(devices: Iterable[torch.device]) -> str:
-    """As its source reads, Horovod's thread waits for a GPU's default stream before each alltoall."""
+    """By its source, Horovod's thread waits for a GPU's default stream before each alltoall."""
     gpus = [device for device in devices if device.type == "cuda"]
     if all(torch.cuda.current_stream(gpu) != torch.cuda.default_stream(gpu) for gpu in gpus):
         return ""
@@ -158,7 +158,7 @@ _background = Background(_pause)
 
 
 def averaging_factor(op: object, world_size: int) -> float:
-    """What a sum over ranks is multiplied by under Horovod's reduction `op`.
+    """The factor of a sum over ranks under Horovod's reduction `op`.
 
     Raises:
         ValueError: the reduction is not linear in the gradients (Adasum, Min, ...).
@@ -172,7 +172,7 @@ def averaging_factor(op: object, world_size: int) -> float:
 
 
 def register_state_handler(kind: type, handler: type[StateHandler]) -> None:
-    """Has `hvd.elastic.TorchState` keep objects of a kind by a handler, instead of pickling them."""
+    """Make `hvd.elastic.TorchState` keep objects of a class with a handler, instead of pickling them."""
     registry = get_handler_registry()
     if (kind, handler) not in registry:
         registry.append((kind, handler))

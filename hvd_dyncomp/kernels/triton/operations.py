@@ -19,10 +19,10 @@ LARGEST_BLOCK = 8192  # a tile of one is all that the registers of a multiproces
 
 
 def check() -> None:
-    """Finds out whether Triton can compile for a GPU here: its launchers need a C compiler.
+    """Check that Triton can compile for a GPU here: its launchers need a C compiler.
 
     Raises:
-        RuntimeError: it cannot, or the GPU is AMD's; the text says why.
+        RuntimeError: it cannot, or the GPU is AMD's; the message says why.
     """
     # torch calls AMD's GPUs "cuda", too. On most of them a warp is 64 lanes, and which arithmetic Triton's other
     # compiler takes for these kernels has been looked at by nobody.
@@ -122,12 +122,12 @@ def _launch(kernel: Any, near: torch.Tensor, blocks: int, form: Form, *known: An
 
 
 def options(form: Form) -> dict[str, Any]:
-    """What Triton's compiler is told: a fused multiply-add would give other bits."""
+    """Options for Triton's compiler. Without fused multiply-add, which would give other bits."""
     return {"num_warps": form.warps, "enable_fp_fusion": False}
 
 
 def _tensors(values: Sequence[torch.Tensor]) -> list[int]:
-    """The table that `memory` looks values up in."""
+    """The table of `memory`."""
     addresses, starts, start = [], [], 0
     for tensor in values:
         size = tensor.numel()
@@ -143,11 +143,11 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _upload(numbers: list[int], near: torch.Tensor) -> torch.Tensor:
-    """(len(numbers),) int64 on the device of `near`. From pinned memory, or else the copy would wait for the device."""
+    """(len(numbers),) int64 on the device of `near`. Pinned memory, or else the copy would wait for the device."""
     pinned = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=near.is_cuda)
     return pinned.to(near.device, non_blocking=True)
 
 
 def _word(number: int) -> int:
-    """The lowest 32 bits, as a signed integer: Triton has a type of its own for what does not fit one."""
+    """The lowest 32 bits, as a signed integer: a larger number would get another type from Triton."""
     return (number + 2**31) % 2**32 - 2**31

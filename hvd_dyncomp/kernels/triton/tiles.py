@@ -1,6 +1,6 @@
-"""The kernels: a program for each tile of blocks. `operations` launches them.
+"""The kernels: one program per tile of blocks. `operations` launches them.
 
-Every program reads what it needs of values and residual before it writes, and no other touches the same blocks.
+Every program reads the values and residuals that it needs before it writes, and no other program touches its blocks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _carried(residual, at, size, FORM: tl.constexpr):
 
 @triton.jit
 def _dithers(dither, place, at, FORM: tl.constexpr):
-    """What rounds the residuals number `at` of each block: int32 of 16 bits."""
+    """The dithers that round residuals number `at` of each block: int32 of 16 bits."""
     block = place.to(tl.uint32) + tl.arange(0, FORM.rows)[:, None].to(tl.uint32)
     index = block * FORM.dithers + (at & (FORM.dithers - 1)).to(tl.uint32)
     return ((index * FORM.dither_step + dither.to(tl.uint32, bitcast=True)) >> 16).to(tl.int32)
@@ -62,16 +62,16 @@ def encode(
     RESIDUAL: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """Quantizes blocks of values + residual (equations 1, 1a and 1b).
+    """Quantize blocks of values + residual (equations 1, 1a and 1b).
 
     Args:
         out: payload, uint8.
         table: int64, addresses: of `entries` versions, or of as many tensors of values, see `memory`.
         first: index of the first value.
-        residual: bfloat16, as int16; anything without RESIDUAL.
+        residual: bfloat16, as int16; unused without RESIDUAL.
         dither: int32 taken as uint32.
-        real: how many values are not padding.
-        counter, key0, key1: randomness, int32 taken as uint32; anything without STOCHASTIC.
+        real: number of values that are not padding.
+        counter, key0, key1: randomness, int32 taken as uint32; unused without STOCHASTIC.
         FROM_VERSIONS: the values are sums of versions.
     """
     place = tl.program_id(0).to(tl.int64) * FORM.rows  # of the tile's first block
@@ -117,7 +117,7 @@ def encode(
 
 @triton.jit(do_not_specialize=DECODE_VARIES, do_not_specialize_on_alignment=DECODE_VARIES)
 def decode(table, entries, first, versions, blocks, factor, FORM: tl.constexpr):
-    """Writes the sum of versions, times `factor` (equations 4 and 5).
+    """Write the sum of versions, times `factor` (equations 4 and 5).
 
     Args:
         table: int64, of `entries` tensors, see `memory`; behind it, the addresses of `versions` versions.
