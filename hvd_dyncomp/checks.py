@@ -18,7 +18,7 @@ def shown(value: object) -> str:
     """`value` as error messages show it: one line of limited length. Never raises."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # Python prints no int of thousands of digits, and objects of users may raise anything
+    except Exception:  # noqa: BLE001  # an int of thousands of digits has no text; user objects may raise anything
         return f"<{type(value).__name__}>"
     text = text.replace("\n", " ")
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
@@ -34,7 +34,7 @@ def number(name: str, value: Any) -> float:
         plain = value.item() if math.prod(getattr(value, "shape", (0,))) == 1 else value
         if isinstance(plain, numbers.Real) and not isinstance(plain, bool):
             return float(plain)
-    except Exception as error:  # an int too large for a float; objects of users may raise anything
+    except Exception as error:  # an int too large for a float; user objects may raise anything
         raise ValueError(f"{name} must be a number that a float can hold, got {shown(value)}") from error
     raise ValueError(f"{name} must be a number, got {shown(value)}")
 

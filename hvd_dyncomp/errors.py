@@ -19,7 +19,7 @@ class HorovodMissing(ImportError):
     """Horovod is not installed, or was built without torch."""
 
 
-# Why a rank is missing; said wherever that is noticed.
+# Why a rank is missing; part of every message about it.
 JOINED = (
     "it has called hvd.join(), which Horovod supports for its own allreduces only; give every rank the same number of "
     "steps, as DistributedSampler does, or train without DynamicQuantizer"

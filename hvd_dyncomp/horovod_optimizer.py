@@ -54,7 +54,7 @@ def names_of(optimizer: Any) -> dict[torch.Tensor, str]:
 
 def label_of(optimizer: Any) -> str:
     """A name for the optimizer: the same on ranks whose models differ a little, different for each optimizer."""
-    # Gradients of two optimizers must not have the same names anyway.
+    # Horovod requires different names for the gradients of two optimizers anyway.
     return min(names_of(optimizer)[parameter] for parameter in reduced_parameters(optimizer))
 
 
@@ -122,9 +122,9 @@ def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[
     Returns:
         A function that undoes it.
     """
-    this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have put one there as well
+    this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have set one, too
 
-    @torch.compiler.disable  # of what a compiled step would look into, none is arithmetic
+    @torch.compiler.disable  # nothing in it is worth compiling: it has no arithmetic
     def synchronize() -> None:
         action()
         own: Any = this()

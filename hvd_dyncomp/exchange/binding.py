@@ -34,7 +34,7 @@ class Binding(Source):
     """
 
     def __init__(self, optimizer: Any, names: dict[torch.Tensor, str] | None, transport: Transport) -> None:
-        # Weakly: an optimizer that its owner has thrown away must not live on, as its hooks would as well.
+        # Weakly: an optimizer that its owner has deleted must not live on, or its hooks would, too.
         self._optimizer = weakref.ref(optimizer)
         self.transport = transport.within(horovod_optimizer.process_set_of(optimizer))
         self.rank, self.world_size = self.transport.rank, self.transport.size
@@ -70,7 +70,7 @@ class Binding(Source):
     def any_fresh(self) -> bool:
         """Whether backward has made any gradient since the last exchange. Call it in every step, before `fresh`."""
         self._passes = horovod_optimizer.passes_of(self.optimizer)
-        return any(self.fresh(parameter) for _, parameter in reversed(self.named))  # of which the first come last
+        return any(self.fresh(parameter) for _, parameter in reversed(self.named))  # backward makes the last ones first
 
     def fresh(self, parameter: torch.Tensor) -> bool:
         """Whether backward has made a gradient for this parameter since the last exchange."""

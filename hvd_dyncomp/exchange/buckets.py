@@ -67,7 +67,7 @@ class Bucket:
         """
         new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
         same = new[:2] == self.arrangement[:2]
-        # As on the other ranks, whatever becomes of the memory here.
+        # First: these must be as on the other ranks, even if memory runs out below.
         self.arrangement, self.composition = new, self._composition(topology if by_host else None)
         if not same:
             self.residuals = self.residuals.arranged(self._extent)

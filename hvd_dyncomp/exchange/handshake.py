@@ -145,8 +145,8 @@ def _comparable(greeting: Greeting) -> Greeting:
     return greeting._replace(proposal=0, flags=0, host=0, topology=0)
 
 
-# When ranks have found that they disagree, each tells the others all about itself, and all say the same, in words: the
-# sentence "rank 1 has composition 2716351218" helps nobody.
+# When ranks disagree, each sends the others all its settings, and all raise the same error in words: "rank 1 has
+# composition 2716351218" would help nobody.
 
 _HINTS = {
     "step": " (was the quantizer's state loaded on every rank? elastic training: pass it to hvd.elastic.TorchState)",

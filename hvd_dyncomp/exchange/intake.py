@@ -47,7 +47,7 @@ class Intake:
         self._plan, self._tally, self._fresh = plan, tally, fresh
         self.taken: dict[str, Taken] = {}
         self.in_use = False
-        self._versions: list[tuple[torch.Tensor, int]] = []  # how often a gradient had been written to when it came
+        self._versions: list[tuple[torch.Tensor, int]] = []  # each gradient's version when it arrived
 
     @property
     def changed(self) -> bool:
@@ -75,7 +75,7 @@ class Intake:
 
     def _hand_over(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> None:
         wire = wire_form(gradient)
-        # What is not fresh has been reduced before, and its residual with it.
+        # A gradient that is not fresh was reduced before, with its residual.
         if slot is not None and self._fresh:
             wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
         if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:

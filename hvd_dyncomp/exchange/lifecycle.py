@@ -71,7 +71,7 @@ class Lifecycle:
         self._settings, self._names, self._skip, self._transport = settings, names, skip, transport
         self._levels, self._meter, self._stochastic = levels, meter, stochastic
         self.state: State = Unbound(None)
-        self._left: Step | None = None  # the latest that was left before it was collected
+        self._left: Step | None = None  # the latest step abandoned before it was collected
         self._unhook: Callable[[], None] | None = None
         self._advice = Advice()
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
@@ -121,7 +121,7 @@ class Lifecycle:
     def _hook(self, optimizer: torch.optim.Optimizer) -> None:
         if self._unhook is not None:
             self._unhook()
-        # Weakly: the optimizer is not to keep alive a quantizer that nobody wants any more.
+        # Weakly: the optimizer must not keep an unused quantizer alive.
         this = weakref.ref(self)
         self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
 
@@ -169,7 +169,7 @@ class Lifecycle:
         horovod_optimizer.factor_of(optimizer, 1)
         try:
             return self._attach(optimizer)
-        except Exception as error:  # noqa: BLE001  # raised when the others, who wait for this rank, have heard of it
+        except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
             residuals = self.residuals()
             self._hook(optimizer)
             ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
@@ -209,10 +209,10 @@ class Lifecycle:
 
     def _begin(self) -> Step:
         """Begin a step of the current plan. Give up a step before it that was not collected."""
-        plan: Plan = self.plan  # type: ignore[assignment]  # whose gradient it is was known
+        plan: Plan = self.plan  # type: ignore[assignment]  # the gradient's parameter was known, so there is a plan
         previous = self._leave()
         if previous is not None and isinstance(self.state, Stepping):
-            self._levels.steps = previous.number  # which it was not: whoever has collected it differs in this one
+            self._levels.steps = previous.number  # not collected: a rank that did collect it now differs
         step = Step(
             plan,
             turn=self._levels.next(alone=plan.binding.world_size == 1),
@@ -252,7 +252,7 @@ class Lifecycle:
             if horovod_optimizer.synchronized(optimizer):
                 if speaks and plan.slots and bits != UNCOMPRESSED:
                     self._advice.warn("again", REDUCED_AGAIN)
-                return  # means that the user has changed, and that were reduced again: they came at the level before
+                return  # means, changed by the user and reduced again: they came at the level before
             bits = UNCOMPRESSED
         leave_out(optimizer, plan.waiting, bits)
         if speaks:
@@ -274,7 +274,7 @@ class Lifecycle:
     def suspend(self) -> None:
         """Unbind, because ranks may have come or gone: residuals stay this process's own, whatever its rank."""
         self._abandon()
-        self._left = None  # with the ranks that it was for
+        self._left = None  # the ranks that it was for may be gone
         self.state = Unbound({**self.residuals(), "rank": None})
 
     def forget(self) -> None:

@@ -171,7 +171,7 @@ class Exchange:
             return
         try:
             if self._given_up and received is not None:
-                handle = collectives.throw(self._failure)  # type: ignore[arg-type]  # there is one since then
+                handle = collectives.throw(self._failure)  # type: ignore[arg-type]  # set when it was given up
             else:
                 handle = collectives.send(received)
             while handle is None and self._started:  # it may send
@@ -210,7 +210,7 @@ class Exchange:
     def _float(self, slot: Slot, gradient: torch.Tensor | None) -> torch.Tensor:
         if gradient is None:
             return torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
-        if gradient.is_inference():  # Horovod's zeros, where `step` is called in inference mode: not to be written here
+        if gradient.is_inference():  # Horovod's zeros, if `step` is called in inference mode: not writable here
             gradient = gradient.clone()
         return gradient.to(torch.float32).contiguous()  # both leave a contiguous float32 tensor as it is
 

@@ -78,7 +78,7 @@ class Plan(Generic[Whose]):
         mixed = len(self.slots) < len(self.binding.named)
         self.tickets = Tickets(self.slots, on_device=mixed and binding.tickets_on_device)
         self.ticket_bytes = Tickets.nbytes if binding.leaves_tickets else 0
-        # As it was when the state was saved, so that nothing has to move if it still is so.
+        # Assume the topology of the saved state: then nothing moves if it is still the same.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
         self.topology = Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.apart(world_size)
@@ -210,7 +210,7 @@ class Tickets:
     def __init__(self, names: Iterable[str], *, on_device: bool) -> None:
         self._index = {name: index for index, name in enumerate(names)}
         self._on_device = on_device
-        # Written once a gradient by numpy: an operator of torch's for one value costs more than all else.
+        # Numpy writes them, one per gradient: a torch operator for one value costs more than everything else.
         values = torch.zeros(len(self._index), dtype=torch.float32, device="cpu")
         self._each, self._values = list(values.split(1)), values.numpy()
 

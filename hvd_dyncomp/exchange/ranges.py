@@ -22,7 +22,7 @@ def marked(name: str) -> Callable[[Callable[Arguments, Result]], Callable[Argume
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @functools.wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            # torch keeps it for such checks, but in no documentation; without it, every call is recorded.
+            # torch has it for such checks, but undocumented; without it, every call is recorded.
             if not getattr(profiler, "_is_profiler_enabled", True):
                 return function(*args, **kwargs)
             with profiler.record_function(f"hvd_dyncomp.{name}"):

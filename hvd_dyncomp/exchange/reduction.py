@@ -16,8 +16,8 @@ from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
 from hvd_dyncomp.transport.group import Group
 
 Result = TypeVar("Result")
-# One collective after the other. Yields None where messages are made and may not have been asked for yet, and goes on
-# when they may be sent; yields the handle of a collective where it has to wait, and is sent what was received.
+# One collective after the other. Yields None when messages are ready, and is resumed when they may be sent. Yields the
+# handle of a collective when it has to wait, and is sent what was received.
 Collectives = Generator[Any, Any, Result]
 Outgoing = tuple[torch.Tensor, list[int]]  # messages one after the other, and their lengths
 
@@ -166,7 +166,7 @@ class ShardedReduction(Reduction):
 
     @property
     def _in_one(self) -> bool:
-        # On a GPU a call is a launch: one for each rank would keep the program busy. So codes are copied.
+        # On a GPU a call is a launch, and one per rank would keep the program busy. So codes are copied.
         return self._bucket.streams.late
 
     @marked("encode")

@@ -50,7 +50,7 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a mapping, got {shown(state)}")
-    # A copy, because it is put back at the first gradient only, and its owner may go on with it before.
+    # A copy: it is restored only at the first gradient, and its owner may change it before.
     own = copy.deepcopy(dict(state))
     size = integer("world_size", own["world_size"], 1)
     if own["rank"] is not None:

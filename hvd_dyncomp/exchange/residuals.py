@@ -49,8 +49,8 @@ class Residuals:
         self.own = torch.zeros(own, dtype=RESIDUAL_DTYPE, device=device)
         self.shard = torch.zeros(shard, dtype=RESIDUAL_DTYPE, device=device)
         streams_of(device).keep(self.own, self.shard)
-        # (values of the bucket,) bfloat16: what joins gradients before anybody quantizes them. It is of values that
-        # another rank quantizes now (since the bucket was arranged anew), or of all, when nobody does (32 bits).
+        # (values of the bucket,) bfloat16: residuals that join gradients before any rank quantizes them. Nonzero for
+        # values that another rank quantizes since the bucket was arranged anew; at 32 bits, for all.
         self._pending: torch.Tensor | None = None
         self.carries = False
         self._waits = False  # whether a gradient that has come since `release` has left what was pending of it

@@ -116,7 +116,7 @@ class Hierarchical(Route):
         del sums  # when they are quantized, nobody needs them any more
         try:
             result = yield from between
-            self._own.messages_in(result, self._own.section.ranks)  # who is to blame is known here, not to neighbours
+            self._own.messages_in(result, self._own.section.ranks)  # only here is the failing rank known
         except Exception as error:  # noqa: BLE001
             failure, (result, _) = error, self._messages.aborts(1)
         handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))

@@ -9,7 +9,7 @@ import torch
 from hvd_dyncomp.exchange.coding import Run, Span
 from hvd_dyncomp.exchange.settings import Skip
 
-# What is small has no fewer bits: biases, norms. They cost next to nothing, and float32 would cost more than all else.
+# Least bits of small tensors (biases, norms). They cost next to nothing; as float32 they would cost more than the rest.
 SMALL_BITS = 8
 
 

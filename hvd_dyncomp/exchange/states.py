@@ -28,7 +28,7 @@ class FailedStep:
         transport, label, number, bits: as in `Step`, `Binding` and `Plan`.
     """
 
-    over = False  # it raises whenever somebody asks
+    over = False  # every request raises its error
 
     def __init__(self, error: Exception, *, transport: Transport, label: str, number: int, bits: float) -> None:
         self._error, self._bits = error, bits
@@ -40,7 +40,7 @@ class FailedStep:
 
     def take(self, gradient: torch.Tensor) -> Taken:
         """Give Horovod a tensor of the other ranks' shape, so that they get far enough to hear of the error."""
-        # But for what is skipped there: `skip` may be what has failed.
+        # Except for tensors that they skip: perhaps `skip` itself has failed here.
         compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point() and bool(gradient.numel())
         wire = torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient)
         return Taken(wire, gradient, compressed)

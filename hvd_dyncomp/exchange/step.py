@@ -120,8 +120,8 @@ class Step:
 
     def _go_on(self, exchange: Exchange) -> None:
         with self._lock:
-            # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
-            # the first handshake it is not known who quantizes what.
+            # If no gradient is fresh here, perhaps none is on any rank: then there is nothing to quantize. And before
+            # the first handshake it is unknown which rank quantizes what.
             if exchange.complete and self._fresh and self._plan.topology_checksum:
                 exchange.prepare()
             self._advance()
@@ -192,7 +192,7 @@ class Step:
     def _drained(self, wait: bool) -> bool:
         try:
             return self._drain(wait)
-        except Exception:  # noqa: BLE001  # nothing comes of it. What the ranks disagree about the next step will tell.
+        except Exception:  # noqa: BLE001  # nobody wants the result; the next step names any disagreement
             return True
 
     def _drain(self, wait: bool) -> bool:
@@ -221,8 +221,8 @@ class Step:
     def _exchange(self) -> None:
         for exchange in self._exchanges:
             exchange.start()
-        # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
-        # for first, on all ranks: so no two wait for each other, and a bucket's sum is made while another's values
+        # Every exchange sends all that others wait for, even after an error in another one. All ranks wait for the
+        # least advanced one first: so no two wait for each other, and one bucket is summed while another's values
         # travel.
         while under_way := [exchange for exchange in self._exchanges if not exchange.over]:
             min(under_way, key=lambda exchange: exchange.collectives).wait()

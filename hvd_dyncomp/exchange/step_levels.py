@@ -13,10 +13,10 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 logger = logging.getLogger(__name__)
 
-# Levels worth a trial above the controller's own: the rest lie between two of them in time as well.
+# Levels above the controller's that are tried. The others lie between two of these, in time as well.
 TRIED = (2, 4, 8, 16, UNCOMPRESSED)
-VISITS = 5  # of each level in turn, so that a slow spell of the machine meets all alike
-STEPS_PER_VISIT = 2  # the first pays for the switch (a residual is flushed, memory is got) and does not count
+VISITS = 5  # of each level in turn: a slow phase of the machine then affects all levels alike
+STEPS_PER_VISIT = 2  # the first pays for the switch (residuals are flushed, memory is allocated) and does not count
 REPROBE_EPOCHS = 5  # after which a choice is tried again
 MARGIN = 0.03  # a level with more bits must be faster by this fraction; less is noise
 

@@ -104,6 +104,6 @@ class Tally:
         leaving = self._plan.topology.leaving(1, self._plan.binding.rank)
         for name, nbytes in bytes_by_name.items():
             slot = self._plan.slots.get(name)
-            own = self._tensor(slot.counted_as if slot else name)  # what is skipped counts for itself
+            own = self._tensor(slot.counted_as if slot else name)  # a skipped tensor counts under its own name
             own.sent_bytes += sent * nbytes
             own.leaving_bytes += leaving * nbytes

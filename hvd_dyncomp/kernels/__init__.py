@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 native: Any
 try:
     from hvd_dyncomp.kernels import native
-except ImportError as error:  # said with the first tensor: who only looks at runs has none
+except ImportError as error:  # logged at the first tensor: reports about runs have none
     native, _why = None, str(error)
 
-# By type of device ("cuda"): a module with the three operations below, on checked arguments, as `portable` has them.
-# Where there is none `portable` serves. That of GPUs is found with their first tensor.
+# By type of device ("cuda"): a module with the three operations below, on checked arguments, as in `portable`. Without
+# an entry `portable` is used. The entry for GPUs is made at the first tensor on one.
 backends: dict[str, Any] = {} if native is None else {"cpu": native}
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 BLOCK_SIZES = frozenset(2**exponent for exponent in range(6, 17))
-_MOST_VALUES = 2**62  # what an index may be: far below what C's size_t holds
+_MOST_VALUES = 2**62  # limit of an index: far below C's size_t
 
 
 def encode_into(
@@ -155,7 +155,7 @@ def reduce_into(
 
 
 def _backend(tensor: torch.Tensor) -> Any:
-    kind = "cpu" if tensor.is_cpu else tensor.device.type  # a device takes long to look at
+    kind = "cpu" if tensor.is_cpu else tensor.device.type  # reading a device is slow
     if kind == "cuda" and kind not in backends:
         backends[kind] = _for_gpus()
     if kind == "cpu" and native is None and kind not in backends:
@@ -187,13 +187,13 @@ def _for_gpus() -> Any:
     return triton
 
 
-# The checks are called for every small bucket of every step, and the native kernels trust them with addresses.
+# These checks run for every small bucket of every step, and the native kernels trust the addresses after them.
 
 
 def _check_values(values: Sequence[torch.Tensor], first: int, payload: torch.Tensor) -> None:
     if not isinstance(first, int) or not 0 <= first < _MOST_VALUES:
         raise ValueError(f"first must be a whole number that is not negative, got {shown(first)}")
-    if not isinstance(values, (list, tuple)):  # what can be read once only would be empty after this check
+    if not isinstance(values, (list, tuple)):  # a generator would be empty after this check
         raise TypeError(f"values must be a list or a tuple of tensors, got {shown(values)}")
     on_cpu = payload.is_cpu
     for tensor in values:
@@ -216,7 +216,7 @@ def _check_versions(versions: Sequence[torch.Tensor], bits: float, block_size: i
 
 def _blocks(name: str, payload: torch.Tensor, bits: float, block_size: int) -> int:
     """Check `payload`; return its number of blocks."""
-    # By type, too: 4.0 is a key of the tables, and no number of bits to shift by; and True == 1.
+    # Check the type, too: 4.0 is a key of the tables, but no number of bits to shift by; and True == 1.
     plain = isinstance(bits, float) and bits < 1 or isinstance(bits, int) and bits is not True
     if not plain or bits not in LEVELS or bits == UNCOMPRESSED:
         raise ValueError(f"bits must be a level below 32, got {shown(bits)}")

@@ -23,11 +23,11 @@ from hvd_dyncomp.kernels.packing import pack, unpack
 from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes, tree_sum
 
 # What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one
-# bit on; below, see `residual_bound`. docs/math.md tells how the number was found.
+# bit on; below one bit see `residual_bound`. docs/math.md says how the number was found.
 RESIDUAL_BOUND = 2.0
 
-# How residuals are rounded (`stored`): a block has so many dithers, which its values use in turn, and each is the one
-# before plus this step, 2^32 over the golden ratio, so that the dithers of many blocks are spread evenly.
+# How residuals are rounded (`stored`): the values of a block take turns with so many dithers. Each dither is the one
+# before plus this step, 2^32 over the golden ratio: this spreads the dithers of many blocks evenly.
 DITHERS = 4
 DITHER_STEP = 0x9E3779B1
 RESIDUAL_DTYPE = torch.bfloat16
@@ -52,8 +52,8 @@ class Placement(NamedTuple):
 
 # Few codes: clip, with a scale near the one of least squared error for Gauss, Laplace and Student-t values alike; the
 # share of the maximum widens the scale for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
-# From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own, and
-# levels below have `sparse.MAGNITUDES`.
+# From 5 bits nothing is clipped. docs/math.md says how the constants were found. One bit has its own rule; levels below
+# one bit have `sparse.MAGNITUDES`.
 PLACEMENTS = {
     1: Placement(1, True, 0.0, 0.0),
     2: Placement(2, True, 0.85, 0.05),
@@ -123,8 +123,8 @@ def encode(
         before = own.to(torch.float32)
         x, waits = _add(x, before, residual_bound(bits))
     if bits == 1 and residual is not None:
-        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles
-        # the residual in every step. A residual makes up for the bias anyway.
+        # Unbiased codes of one bit are as large as the maximum, so the loss is larger than the value: fed back, it
+        # doubles the residual in every step. The residual corrects the bias of nearest rounding anyway.
         noise = None
     real_values = is_real.sum(dim=1, keepdim=True)
     if bits < 1:
@@ -135,7 +135,7 @@ def encode(
     if residual is not None:
         finite = ~scale.isnan()
         lost = torch.where(finite & ~waits & is_real, x - decoded, before)
-        own.copy_(stored(lost, dither))  # what was there before is a bfloat16 already, and stays the same
+        own.copy_(stored(lost, dither))  # an unchanged residual is bfloat16 already, and stays the same
     return torch.cat([scales.to_bytes(scale, bits), codes], dim=1)
 
 

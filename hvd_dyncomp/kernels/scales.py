@@ -38,7 +38,7 @@ def scales(payload: torch.Tensor, bits: float, block_size: int) -> torch.Tensor:
         (blocks,) float32.
     """
     own = payload.reshape(-1, block_bytes(bits, block_size))[:, : scale_bytes(bits)]
-    # A copy, and not `contiguous()`, which leaves a single block at its address: that need not be a float's.
+    # A copy, not `contiguous()`, which keeps a single block at its address: a float may not be aligned there.
     own = own.clone(memory_format=torch.contiguous_format)
     return own.view(torch.float32 if bits >= 1 else torch.bfloat16).to(torch.float32).view(-1)
 

@@ -30,7 +30,7 @@ class Magnitudes(NamedTuple):
     maximum: float
 
 
-# docs/math.md tells how the constants were found.
+# docs/math.md says how the constants were found.
 MAGNITUDES = {0.5: Magnitudes(7, 0.22, 0.03), 0.25: Magnitudes(3, 0.40, 0.05), 0.125: Magnitudes(1, 0.80, 0.10)}
 
 

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 _advised: set[str] = set()
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
 _WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
-# With either, Horovod says of a GPU's collective that it is over when it has only begun, and has the default stream
-# wait for it, as its source reads. None of our streams is that one.
+# With either, by its source, Horovod reports a GPU's collective as over when it has only begun, and makes the default
+# stream wait for it. None of our streams is the default one.
 _EARLY = ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS")
 
 
@@ -62,8 +62,8 @@ class HorovodTransport(Transport):
 
     @property
     def host(self) -> str:
-        # Not Horovod's cross_rank: it counts hosts among the ranks of equal local rank, and so another host may have
-        # the same number for another local rank.
+        # Not Horovod's cross_rank: it counts hosts among ranks of equal local rank, so two hosts may have the same
+        # number for different local ranks.
         return socket.gethostname()
 
     @property
@@ -73,7 +73,7 @@ class HorovodTransport(Transport):
     def obstacle(self, device: torch.device) -> str:
         if device.type != "cuda":
             return ""
-        # As its source reads, it would start a copy to main memory, and send what is there before that is over.
+        # By its source, it would start a copy to main memory and send before the copy is over.
         if torch.version.hip is not None:  # torch calls AMD's GPUs "cuda", too
             if not hvd.rocm_built():
                 return "Horovod was built without ROCm; build it with HOROVOD_GPU=ROCM"
@@ -107,8 +107,8 @@ class HorovodTransport(Transport):
         _background.add(work)
 
     def give_way(self) -> None:
-        # Horovod's thread, which polls and yields, gets every other turn of a core that backward keeps busy; it needs
-        # some in a row to find what is new and to put it on the socket.
+        # Horovod's thread polls and yields. On a core that backward keeps busy it gets every other turn, but needs
+        # several in a row to find new requests and to put them on the socket.
         time.sleep(_WAY_SECONDS)
 
     def advise(self, devices: Iterable[torch.device]) -> None:

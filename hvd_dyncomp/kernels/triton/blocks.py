@@ -67,7 +67,7 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
         if FORM.mid_rise:
             q -= 0.5
     k = floor(q) if STOCHASTIC or FORM.mid_rise else nearest(q)
-    k = tl.where(k == k, k, -FORM.most)  # a NaN has the code 0, as where the reference makes an integer of it
+    k = tl.where(k == k, k, -FORM.most)  # the code of a NaN is 0, as in the reference
     k = tl.minimum(tl.maximum(k, -FORM.most), FORM.most - FORM.mid_rise)
     k = tl.where(live, k, 0.0)
     scale = _on_the_wire(scale, live, finite)
@@ -87,7 +87,7 @@ def quantize_groups(x, real, FORM: tl.constexpr):
     """Below one bit, of a tile in the order of `in_groups`: scales; codes, (blocks, groups) int32; and the values."""
     apart = tl.reshape(x, (FORM.rows, FORM.group, FORM.groups))
     place = tl.arange(0, FORM.group)[None, :, None]
-    # The largest magnitude, the first of several, and its sign, all in one number of which the largest is the one.
+    # One number has the magnitude, the place (the first of several wins) and the sign; the largest number is chosen.
     rank = ((magnitude_bits(apart).to(tl.int64) << 6) | (FORM.group - 1 - place)) << 1
     rank = tl.max(rank | (apart.to(tl.int32, bitcast=True) < 0).to(tl.int64), axis=1)
     chosen = FORM.group - 1 - ((rank >> 1) & 63).to(tl.int32)

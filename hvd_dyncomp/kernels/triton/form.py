@@ -14,8 +14,8 @@ from hvd_dyncomp.kernels.reference import DITHER_STEP, DITHERS, LARGEST_RESIDUAL
 from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes
 from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
 
-# A tile is this many values, in as many blocks as that is, or one block that is larger; and a warp for each so many: 16
-# for a lane. So a block of up to 512 values is one warp's own, which waits for no other.
+# A tile has this many values in one or more blocks, or is one larger block. There is a warp for so many values: 16 per
+# lane. So a block of up to 512 values belongs to one warp, which waits for no other.
 TILE = 512
 
 

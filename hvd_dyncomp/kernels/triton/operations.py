@@ -15,7 +15,7 @@ from hvd_dyncomp.kernels.reference import Noise
 from hvd_dyncomp.kernels.triton import tiles
 from hvd_dyncomp.kernels.triton.form import Form, form_of
 
-LARGEST_BLOCK = 8192  # a tile of one is all that the registers of a multiprocessor should hold
+LARGEST_BLOCK = 8192  # the registers of a multiprocessor should hold no larger tile
 
 
 def check() -> None:
@@ -24,8 +24,8 @@ def check() -> None:
     Raises:
         RuntimeError: it cannot, or the GPU is AMD's; the message says why.
     """
-    # torch calls AMD's GPUs "cuda", too. On most of them a warp is 64 lanes, and which arithmetic Triton's other
-    # compiler takes for these kernels has been looked at by nobody.
+    # torch calls AMD's GPUs "cuda", too. On most of them a warp has 64 lanes, and nobody has checked which arithmetic
+    # Triton's compiler for them chooses for these kernels.
     if torch.version.hip is not None:
         raise RuntimeError("they are for NVIDIA GPUs, and this torch is built for AMD GPUs (ROCm)")
     try:

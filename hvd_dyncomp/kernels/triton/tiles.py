@@ -13,8 +13,8 @@ from hvd_dyncomp.kernels.triton.exact import bound, rounded_by, widened
 from hvd_dyncomp.kernels.triton.memory import read, write
 from hvd_dyncomp.kernels.triton.payload import decode_sum, write_bytes, write_packed, write_scale
 
-# Of numbers that differ from call to call, and of addresses, the compiler is to know nothing: a kernel is compiled once
-# for each level and kind of call.
+# The compiler must not specialize on addresses, or on numbers that differ from call to call: a kernel is compiled once
+# per level and kind of call.
 ENCODE_VARIES = ["out", "table", "entries", "first", "residual", "dither", "real", "blocks", "counter", "key0", "key1"]
 DECODE_VARIES = ["table", "entries", "first", "versions", "blocks", "factor"]
 
@@ -107,10 +107,10 @@ def encode(
     if RESIDUAL:
         in_tile = row * FORM.size + at
         # One after the other: for a tile-sized "and" of both, the compiler chose a layout in which each lane has a row.
-        # And what was carried is read again, for it would hold as many registers as x.
+        # The old residual is read again, because it would need as many registers as x.
         carried = _carried(residual, at, size, FORM)
         lost = tl.where((scale == scale) & (waits == 0), x - values, carried)
-        # What was carried is a bfloat16, which no dither changes.
+        # The old residual is bfloat16: no dither changes it.
         kept = rounded_by(tl.where(in_tile < size, lost, 0.0), _dithers(dither, place, at, FORM), FORM.largest_residual)
         tl.store(residual + in_tile, kept, mask=in_tile < count * FORM.size)
 
