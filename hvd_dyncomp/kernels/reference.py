@@ -67,7 +67,7 @@ class Noise(NamedTuple):
     """Randomness for stochastic rounding: a counter-based generator without state.
 
     Attributes:
-        key: two 32-bit words, drawn from (seed, rank, step, message) by the caller.
+        key: two 32-bit words, drawn from (rank, step, message) by the caller.
         first: index of the first value; value i of the call uses counter `first + i` modulo 2^32.
     """
 
