@@ -82,7 +82,7 @@ def test_a_rank_in_another_step():
         return str(caught.value)
 
     texts, _ = on_ranks(2, program, SIZES, 4)
-    assert len(set(texts)) == 1 and "rank 0 has step 1, rank 1 has 2 (was its state loaded" in texts[0]
+    assert len(set(texts)) == 1 and "rank 0 has step 1, rank 1 has 2 (was the quantizer's state loaded" in texts[0]
 
 
 def test_a_rank_that_moves_to_another_level_later():
@@ -95,7 +95,7 @@ def test_a_rank_that_moves_to_another_level_later():
         return str(caught.value)
 
     texts, _ = on_ranks(2, program, SIZES, 4)
-    assert len(set(texts)) == 1 and "rank 0 has bits 4, rank 1 has 32 (have the controllers" in texts[0]
+    assert len(set(texts)) == 1 and "rank 0 has bits 4, rank 1 has 32 (have all controllers" in texts[0]
 
 
 @WORLDS
