@@ -79,7 +79,7 @@ class DynamicQuantizer(Compressor):
         skip: a function of a parameter's name and the parameter. If it returns True, the parameter travels
             uncompressed: `skip=lambda name, parameter: "embedding" in name`. It must return the same on all ranks. Use
             it for parameters that compression harms.
-        fp16_uncompressed: send skipped tensors as float16, as `hvd.Compression.fp16` does. Use it for large skipped
+        fp16_skipped: send skipped tensors as float16, as `hvd.Compression.fp16` does. Use it for large skipped
             tensors on a slow link. (At 32 bits all other tensors travel in their own dtype, with either value.)
         bucket_bytes: float32 bytes of gradients that are exchanged together. Smaller buckets leave earlier in backward.
             Larger ones need fewer messages; use them on links of long latency.
@@ -129,7 +129,7 @@ class DynamicQuantizer(Compressor):
         block_size: int = 512,
         min_numel: int = 1024,
         skip: Skip | None = None,
-        fp16_uncompressed: bool = False,
+        fp16_skipped: bool = False,
         bucket_bytes: int = 8 * 2**20,
         auto_level: bool = False,
         hierarchical: bool | None = None,
@@ -169,7 +169,7 @@ class DynamicQuantizer(Compressor):
         """Level of the next step, or with `auto_level` of the latest one; see the class."""
         return self._levels.bits
 
-    def errors(self) -> dict[str, float]:
+    def relative_errors(self) -> dict[str, float]:
         """Estimated error of the latest step's means, relative to their norms, by name as in `Meter.tensors`.
 
         Call it while there are gradients, before `zero_grad()`. It waits for the device, and for no rank.

@@ -31,7 +31,7 @@ def compress(
         controller: as `DynamicQuantizer` takes it. A policy or a level makes one over the model's process group. One of
             the user's is `Controller(policy, transport=hvd_dyncomp.ddp.transport())`.
         arguments: as `DynamicQuantizer` has them: error_feedback, rounding, block_size, min_numel, skip,
-            fp16_uncompressed, bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Besides, `optimizer`,
+            fp16_skipped, bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Besides, `optimizer`,
             if it is one of `without_momentum`; and `timeout`, a timedelta, for whatever is waited for (30 minutes).
 
     Raises:

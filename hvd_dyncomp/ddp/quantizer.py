@@ -104,8 +104,8 @@ class Quantizer:
         """See the class."""
         return self._levels.bits
 
-    def errors(self) -> dict[str, float]:
-        """As `DynamicQuantizer.errors`."""
+    def relative_errors(self) -> dict[str, float]:
+        """As `DynamicQuantizer.relative_errors`."""
         plan = self._plan
         return residual_state.relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
 

@@ -78,7 +78,7 @@ class Intake:
         # A gradient that is not fresh was reduced before, with its residual.
         if slot is not None and self._fresh:
             wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
-        if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
+        if slot is None and self._plan.settings.fp16_skipped and wire.dtype is torch.float32:
             wire = wire.half()
         self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
         self.taken[name] = Taken(wire, gradient, False)

@@ -161,7 +161,7 @@ def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str
 def relative_errors(
     buckets: list[Bucket], named: Sequence[tuple[str, torch.Tensor]], factor: float
 ) -> dict[str, float]:
-    """Relative errors by `Slot.counted_as`; see `DynamicQuantizer.errors`.
+    """Relative errors by `Slot.counted_as`; see `DynamicQuantizer.relative_errors`.
 
     The mean lacks factor * r for a residual r. Residuals of several ranks count as independent: their squares add up.
     """

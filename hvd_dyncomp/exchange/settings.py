@@ -24,12 +24,12 @@ class Settings:
     block_size: int = 512
     min_numel: int = 1024
     bucket_bytes: int = 8 * 2**20
-    fp16_uncompressed: bool = False
+    fp16_skipped: bool = False
     auto_level: bool = False
     hierarchical: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("error_feedback", "fp16_uncompressed", "auto_level"):
+        for name in ("error_feedback", "fp16_skipped", "auto_level"):
             boolean(name, getattr(self, name))
         if self.hierarchical is not None:
             boolean("hierarchical", self.hierarchical)
