@@ -1,4 +1,4 @@
-"""One backward pass: what the model's hook is handed, until all gradients are means."""
+"""One backward pass: from the first bucket that the model's hook gets until all gradients are means."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hvd_dyncomp.transport.staging import on_gpu
 
 
 class _Reduction(NamedTuple):
-    """What of one of the model's buckets travels uncompressed, in its own process group: one all-reduce a dtype."""
+    """The uncompressed gradients of one of the model's buckets, in its process group: one all-reduce per dtype."""
 
     works: list[Any]
-    parts: list[tuple[torch.Tensor, list[Taken]]]  # what is reduced, and whose it is
+    parts: list[tuple[torch.Tensor, list[Taken]]]  # the tensor that is reduced, and its gradients
 
     def finish(self, factor: float) -> None:
         for work in self.works:
-            work.wait()  # of a GPU's, the current stream does
+            work.wait()  # on a GPU, the current stream waits
         for flat, taken in self.parts:
-            if on_gpu(flat):  # made in the stream of its own bucket's hook
+            if on_gpu(flat):  # made in the stream of another hook
                 flat.record_stream(torch.cuda.current_stream(flat.device))
             flat *= factor
             start = 0
@@ -40,14 +40,14 @@ class Backward:
     """One backward pass that exchanges gradients.
 
     Args:
-        step: that the gradients are of; it has begun.
-        factor: what sums over ranks are multiplied by.
+        step: the step of the gradients; it has begun.
+        factor: multiplies sums over ranks.
         group: the model's process group.
-        ended: called when all is over, by the thread that has waited for it, with the error if there is one.
+        ended: called at the end by the thread that has waited, with the error if there is one.
 
     Attributes:
-        complete: whether all gradients have come.
-        over: set when they are the means, or there is an error.
+        complete: whether all gradients have arrived.
+        over: set when they are means, or there is an error.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Backward:
         self._step, self._factor, self._group, self._ended = step, factor, group, ended
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._reductions: list[_Reduction] = []
-        self._origins: dict[Streams, Any] = {}  # where the latest hook was queued
+        self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
         self.complete, self.over = False, threading.Event()
 
     def add(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> torch.futures.Future[torch.Tensor]:
-        """Takes all gradients of one of the model's buckets."""
+        """Take all gradients of one of the model's buckets."""
         began = time.perf_counter()
         buffer = bucket.buffer()
         streams = streams_of(buffer.device)
@@ -78,7 +78,7 @@ class Backward:
         return future
 
     def _reduce(self, rest: list[Taken]) -> None:
-        """What travels uncompressed goes by the model's own process group, in which its buckets are in order."""
+        """Reduce uncompressed gradients in the model's process group, on all ranks in the order of its buckets."""
         parts = []
         for dtype in dict.fromkeys(taken.wire.dtype for taken in rest):
             taken = [each for each in rest if each.wire.dtype is dtype]
@@ -87,12 +87,12 @@ class Backward:
         self._reductions.append(_Reduction(works, parts))
 
     def end(self) -> None:
-        """All gradients have come. What waits for the other ranks' is a thread of its own, as no hook may."""
+        """All gradients have arrived. A new thread waits for the other ranks, because a hook must not."""
         self.complete = True
         threading.Thread(target=self._collect, name="hvd_dyncomp.collect", daemon=True).start()
 
     def wait(self) -> None:
-        """Blocks until it is over; the time counts as the exchange's."""
+        """Block until it is over; the time counts as exchange time."""
         began = time.perf_counter()
         self.over.wait()
         self._step.traffic.seconds += time.perf_counter() - began
@@ -100,7 +100,7 @@ class Backward:
     def _collect(self) -> None:
         error: Exception | None = None
         with ExitStack() as stack:
-            # A future has whoever waits for it wait for what is queued here by then.
+            # Code that waits for a future also waits for what is queued in these streams when its result is set.
             for streams, origin in self._origins.items():
                 stack.enter_context(streams.queued_in(origin))
             try:
@@ -115,5 +115,5 @@ class Backward:
             for future, buffer in self._futures:
                 try:
                     future.set_result(buffer)
-                except Exception as broken:  # noqa: BLE001  # a GPU that cannot record an event: nobody is to wait
+                except Exception as broken:  # noqa: BLE001  # a GPU cannot record an event: nothing may wait forever
                     future.set_exception(broken)

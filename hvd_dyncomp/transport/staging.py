@@ -1,7 +1,7 @@
-"""Messages of a GPU: they leave from main memory and come back from there. Never run on a GPU.
+"""Messages of a GPU, which are sent and received through main memory. Never run on a GPU.
 
-A copy to main memory is only queued when it is asked for. It is complete later, after what was queued in its stream
-before, and a hook must not wait for that. So a thread for each stream waits for the copies and hands them on.
+A copy to main memory is queued in a stream and is complete later, after all earlier work in that stream. A hook must
+not wait for it. So one thread for each stream waits for its copies and sends them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-# Sends a message: rank, key, body (uint8), and what to call when the body's memory is no longer read. Never blocks.
+# Sends a message: rank, key, body (uint8), and a function to call when the body's memory is free. Never blocks.
 Post = Callable[[int, bytes, torch.Tensor, Callable[[], None]], None]
 
 
@@ -23,7 +23,7 @@ def on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def pinned(nbytes: int) -> torch.Tensor:
-    """(nbytes,) uint8 of main memory, from and to which a GPU copies while the program goes on."""
+    """(nbytes,) uint8 of pinned main memory, with which a GPU copies while the program continues."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
@@ -39,16 +39,16 @@ def joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     stream = torch.cuda.current_stream(like.device)
     for part, room in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
         room.copy_(part, non_blocking=True)
-        if on_gpu(part):  # made in another stream: its memory must not be used anew before it has been copied
+        if on_gpu(part):  # made in another stream: its memory must not be reused before it is copied
             part.record_stream(stream)
     return whole
 
 
 class Staging:
-    """Sends messages from main memory, those of a GPU when they have been copied there. Several threads may use it.
+    """Sends messages; those of a GPU when they have been copied to main memory. Several threads may use it.
 
     Args:
-        post: sends what is in main memory.
+        post: sends a message from main memory.
         failed: called with the error if a GPU cannot copy.
     """
 
@@ -58,7 +58,7 @@ class Staging:
         self._waiting: dict[Hashable, ThreadPoolExecutor] = {}  # by stream
 
     def post(self, rank: int, key: bytes, body: torch.Tensor, sent: Callable[[], None]) -> None:
-        """As `Post` has it. A copy is queued in the current stream."""
+        """Send a message, see `Post`. A copy is queued in the current stream."""
         if not on_gpu(body):
             self._post(rank, key, body, sent)
             return
@@ -71,9 +71,9 @@ class Staging:
 
         def hand_on() -> None:
             try:
-                with torch.cuda.device(device):  # a new thread's is 0, where waiting would take memory for every rank
+                with torch.cuda.device(device):  # a new thread has device 0, where waiting would take memory
                     complete.synchronize()
-            except Exception as error:  # noqa: BLE001  # raised by whoever waits for a message
+            except Exception as error:  # noqa: BLE001  # the waiting thread raises it
                 self._failed(error)
                 sent()
             else:
@@ -82,18 +82,18 @@ class Staging:
         self._thread_of(stream).submit(hand_on)
 
     def _thread_of(self, stream: Hashable) -> ThreadPoolExecutor:
-        """No copy waits for those in another stream: what was received must not wait for backward."""
+        """One thread per stream: copies of received data must not wait for backward."""
         with self._lock:
             if stream not in self._waiting:
                 self._waiting[stream] = ThreadPoolExecutor(1, "hvd_dyncomp.staging")
             return self._waiting[stream]
 
     def room(self, nbytes: int) -> torch.Tensor:
-        """(nbytes,) uint8 of main memory for what arrives."""
+        """(nbytes,) uint8 of main memory for a message that arrives."""
         return pinned(nbytes) if self._waiting else torch.empty(nbytes, dtype=torch.uint8)
 
     def close(self) -> None:
-        """Hands on all copies that have been queued; blocks until then."""
+        """Send all queued copies; block until then."""
         for thread in self._waiting.values():
-            with contextlib.suppress(RuntimeError):  # it is this thread that closes, which cannot wait for itself
+            with contextlib.suppress(RuntimeError):  # this thread itself cannot be waited for
                 thread.shutdown()
