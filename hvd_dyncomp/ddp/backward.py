@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +21,15 @@ class _Reduction(NamedTuple):
     """The uncompressed gradients of one of the model's buckets, in its process group: one all-reduce per dtype."""
 
     works: list[Any]
-    parts: list[tuple[torch.Tensor, list[Taken]]]  # the tensor that is reduced, and its gradients
+    parts: list[tuple[torch.Tensor, list[Taken], float]]  # what is reduced, its gradients, and the factor of the sum
 
-    def finish(self, factor: float) -> None:
+    def finish(self) -> None:
         for work in self.works:
             work.wait()  # on a GPU, the current stream waits
-        for flat, taken in self.parts:
+        for flat, taken, factor in self.parts:
             if on_gpu(flat):  # made in the stream of another hook
-                flat.record_stream(torch.cuda.current_stream(flat.device))
+                for memory in (flat._indices(), flat._values()) if flat.is_sparse else (flat,):
+                    memory.record_stream(torch.cuda.current_stream(flat.device))
             flat *= factor
             start = 0
             for _, gradient, _ in taken:
@@ -43,7 +44,7 @@ class Backward:
         step: the step of the gradients; it has begun.
         factor: multiplies sums over ranks.
         group: the model's process group.
-        ended: called at the end by the thread that has waited, with the error if there is one.
+        ended: called at the end by the thread that has waited, with the error or None; again after a later error.
 
     Attributes:
         complete: whether all gradients have arrived.
@@ -67,7 +68,7 @@ class Backward:
         self._origins[streams] = streams.origin()
         if buffer.is_sparse:
             work = dist.all_reduce(buffer, group=self._group, async_op=True)
-            self._reductions.append(_Reduction([work], [(buffer, [])]))
+            self._reductions.append(_Reduction([work], [(buffer, [], self._factor)]))
         else:
             pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
             taken = [self._step.take(gradient, names[parameter], parameter) for gradient, parameter in pairs]
@@ -82,8 +83,12 @@ class Backward:
         parts = []
         for dtype in dict.fromkeys(taken.wire.dtype for taken in rest):
             taken = [each for each in rest if each.wire.dtype is dtype]
-            parts.append((torch.cat([each.wire.reshape(-1) for each in taken]), taken))
-        works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat, _ in parts]
+            flat = torch.cat([each.wire.reshape(-1) for each in taken])
+            if dtype is torch.float16:  # whose sum may be too large where the mean is not
+                parts.append((flat * self._factor, taken, 1.0))
+            else:
+                parts.append((flat, taken, self._factor))
+        works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat, *_ in parts]
         self._reductions.append(_Reduction(works, parts))
 
     def end(self) -> None:
@@ -99,21 +104,34 @@ class Backward:
 
     def _collect(self) -> None:
         error: Exception | None = None
-        with ExitStack() as stack:
-            # Code that waits for a future also waits for what is queued in these streams when its result is set.
-            for streams, origin in self._origins.items():
-                stack.enter_context(streams.queued_in(origin))
-            try:
-                with torch.no_grad():
-                    self._step.collect()
-                    for reduction in self._reductions:
-                        reduction.finish(self._factor)
-            except Exception as caught:  # noqa: BLE001  # raised where backward ends
-                error = caught
-            self._ended(self._step, error)
-            self.over.set()
-            for future, buffer in self._futures:
-                try:
+        try:
+            with ExitStack() as stack:
+                # Code that waits for a future also waits for what is queued in these streams when its result is set.
+                for streams, origin in self._origins.items():
+                    stack.enter_context(streams.queued_in(origin))
+                error = self._means()
+                self._ended(self._step, error)
+                for future, buffer in self._futures:
                     future.set_result(buffer)
-                except Exception as broken:  # noqa: BLE001  # a GPU cannot record an event: nothing may wait forever
-                    future.set_exception(broken)
+        except Exception as caught:  # noqa: BLE001  # a GPU that has failed may raise in any call
+            self._ended(self._step, error or caught)
+        self._complete_futures()
+        self.over.set()
+
+    def _means(self) -> Exception | None:
+        """Wait for all means; return the error if there is one. Backward raises it at its end."""
+        try:
+            with torch.no_grad():
+                self._step.collect()
+                for reduction in self._reductions:
+                    reduction.finish()
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
+
+    def _complete_futures(self) -> None:
+        """Those that are left after an error: the model waits for every one."""
+        for future, buffer in self._futures:
+            if not future.done():
+                with suppress(Exception):  # it is complete all the same
+                    future.set_result(buffer)

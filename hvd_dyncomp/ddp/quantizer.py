@@ -190,11 +190,14 @@ class Quantizer:
         return Backward(step, factor=self._source.factor, group=self._group, ended=self._ended)
 
     def _ended(self, step: Step, error: Exception | None) -> None:
-        self._error = error
         if error is None:
-            self._levels.learn(step.proposal)
-            if self._optimizer is not None:
-                leave_out(self._optimizer, self._plan.waiting, step.bits)
+            try:
+                self._levels.learn(step.proposal)
+                if self._optimizer is not None:
+                    leave_out(self._optimizer, self._plan.waiting, step.bits)
+            except Exception as caught:  # noqa: BLE001  # raised where backward ends
+                error = caught
+        self._error = error
 
     def _conclude(self, backward: Backward) -> None:
         backward.wait()

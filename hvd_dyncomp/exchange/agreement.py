@@ -121,6 +121,8 @@ class Agreement:
             self.error = error
 
     def _arrange(self) -> None:
+        if self._plan.arranged == self._plan.topology:  # in all steps but one; nothing may wait for the streams then
+            return
         with contextlib.ExitStack() as stack:
             for streams, origin in self._origins.items():  # as the messages that come after it
                 stack.enter_context(streams.outgoing([origin]))

@@ -111,7 +111,7 @@ class Exchange:
         if not self._started:
             self.prepare()
             self._started = True
-            with self._streams.outgoing(self._origins):
+            with self._streams.outgoing(()):  # in which the messages were made; later gradients are none of theirs
                 self._resume(None)
 
     @property

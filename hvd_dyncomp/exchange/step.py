@@ -153,12 +153,12 @@ class Step:
         """
         with self._lock:
             self.over, self.overwritten = True, self.intake.changed
-            # First of all: ranks that disagree wait for exchanges that never come.
-            self._agreement.reach()
-            self.proposal = self._agreement.proposal
-            tickets = sum(taken.compressed for taken in self.intake.taken.values())
-            self._tally.reduced(tickets * self._plan.ticket_bytes)
             try:
+                # First of all: ranks that disagree wait for exchanges that never come.
+                self._agreement.reach()
+                self.proposal = self._agreement.proposal
+                tickets = sum(taken.compressed for taken in self.intake.taken.values())
+                self._tally.reduced(tickets * self._plan.ticket_bytes)
                 if self.fresh:
                     self._finish()
                 else:

@@ -77,7 +77,9 @@ def _exchanged(card: dict[str, Any], group: Any) -> list[dict[str, Any]]:
     if len(text) > _CARD_BYTES:
         raise ValueError(f"the names of this host are too long: {text.decode()}")
     backends = dist.get_backend(group)  # one, or "cpu:gloo,cuda:nccl"
-    device = "cuda" if "nccl" in backends and "gloo" not in backends else "cpu"
+    own = group or dist.group.WORLD
+    nccl = "nccl" in backends and "gloo" not in backends
+    device = (getattr(own, "bound_device_id", None) or "cuda") if nccl else "cpu"
     mine = torch.frombuffer(bytearray(text.ljust(_CARD_BYTES)), dtype=torch.uint8).to(device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine, group=group)

@@ -162,6 +162,7 @@ class Mesh:
                 else:
                     self._serve(key.data, events)
             if self._until is not None:
+                self._take_posted()  # perhaps something else than the bell has woken this thread
                 self._hang_up()
         for peer in list(self._peers.values()):
             self._lose(peer, ConnectionError("this rank has left the group"))

@@ -6,10 +6,10 @@ not wait for it. So one thread for each stream waits for its copies and sends th
 
 from __future__ import annotations
 
-import contextlib
+import queue
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -44,6 +44,31 @@ def joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return whole
 
 
+class _Copies:
+    """Those of one stream: a thread that waits for one after the other. A daemon, unlike an executor's, which Python
+    joins when it exits: a GPU that waits for a rank that has ended would keep it.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp.staging", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def close(self, seconds: float) -> None:
+        """End when all jobs are done; block until then, for some seconds at most."""
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # and the memory that it holds
+
+
 class Staging:
     """Sends messages; those of a GPU when they have been copied to main memory. Several threads may use it.
 
@@ -55,19 +80,20 @@ class Staging:
     def __init__(self, post: Post, failed: Callable[[Exception], None]) -> None:
         self._post, self._failed = post, failed
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, ThreadPoolExecutor] = {}  # by stream
+        self._copies: dict[Hashable, _Copies] = {}  # by stream
+        self._device: torch.device | None = None  # of the latest message of a GPU
 
     def post(self, rank: int, key: bytes, body: torch.Tensor, sent: Callable[[], None]) -> None:
         """Send a message, see `Post`. A copy is queued in the current stream."""
         if not on_gpu(body):
             self._post(rank, key, body, sent)
             return
+        self._device = device = body.device
         copy = pinned(body.numel())
         copy.copy_(body, non_blocking=True)
-        stream = torch.cuda.current_stream(body.device)
+        stream = torch.cuda.current_stream(device)
         complete = torch.cuda.Event(blocking=True)  # the thread sleeps meanwhile
         complete.record(stream)
-        device = body.device
 
         def hand_on() -> None:
             try:
@@ -79,21 +105,27 @@ class Staging:
             else:
                 self._post(rank, key, copy, sent)
 
-        self._thread_of(stream).submit(hand_on)
+        self._copies_of(stream).submit(hand_on)
 
-    def _thread_of(self, stream: Hashable) -> ThreadPoolExecutor:
+    def _copies_of(self, stream: Hashable) -> _Copies:
         """One thread per stream: copies of received data must not wait for backward."""
         with self._lock:
-            if stream not in self._waiting:
-                self._waiting[stream] = ThreadPoolExecutor(1, "hvd_dyncomp.staging")
-            return self._waiting[stream]
+            if stream not in self._copies:
+                self._copies[stream] = _Copies()
+            return self._copies[stream]
 
     def room(self, nbytes: int) -> torch.Tensor:
-        """(nbytes,) uint8 of main memory for a message that arrives."""
-        return pinned(nbytes) if self._waiting else torch.empty(nbytes, dtype=torch.uint8)
+        """(nbytes,) uint8 of main memory for a message that arrives; pinned, if that is possible."""
+        if self._device is None:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        try:
+            with torch.cuda.device(self._device):  # as above: the allocator looks at the current one's events
+                return pinned(nbytes)
+        except RuntimeError:  # other memory is right as well, only slower
+            return torch.empty(nbytes, dtype=torch.uint8)
 
-    def close(self) -> None:
-        """Send all queued copies; block until then."""
-        for thread in self._waiting.values():
-            with contextlib.suppress(RuntimeError):  # this thread itself cannot be waited for
-                thread.shutdown()
+    def close(self, seconds: float = 10.0) -> None:
+        """Send all queued copies; block until then, for some seconds at most."""
+        until = time.monotonic() + seconds
+        for copies in self._copies.values():
+            copies.close(max(0.0, until - time.monotonic()))

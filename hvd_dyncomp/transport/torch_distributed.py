@@ -110,8 +110,12 @@ class ProcessGroupTransport(base.Transport):
         """
         with self._collectives.changed:
             if not self._collectives.changed.wait_for(lambda: handle.over, self._seconds):
-                ranks = sorted(handle.missing)
-                raise TimeoutError(f"{handle.name}: nothing has come from ranks {ranks} in {self._seconds:g} s")
+                ranks = sorted(handle.missing) or [rank for rank in range(self._size) if rank != self._rank]
+                what = "nothing has come from" if handle.missing else "messages have not been sent to"
+                error = TimeoutError(f"{handle.name}: {what} ranks {ranks} in {self._seconds:g} s")
+                for rank in ranks:  # what else waits for them has waited long enough
+                    self._collectives.lost(rank, error)
+                handle.error = error
         return handle.result()
 
     def in_background(self, work: Callable[[], bool]) -> None:
