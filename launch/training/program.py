@@ -87,6 +87,7 @@ def main() -> None:
             f"test accuracy {summary['test_accuracy']:.2%}, {sent}, {summary['seconds'] / 60:.1f} minutes; "
             f"{run.output_dir}"
         )
+    ranks.end()
 
 
 def set_up(args: argparse.Namespace) -> Run:
