@@ -113,7 +113,7 @@ class ProcessGroupTransport(base.Transport):
                 ranks = sorted(handle.missing)
                 error = TimeoutError(f"{handle.name}: nothing has come from ranks {ranks} in {self._seconds:g} s")
                 if not ranks:
-                    error = TimeoutError(f"{handle.name}: this rank's messages could not be sent in {self._seconds:g} s")
+                    error = TimeoutError(f"{handle.name}: this rank's messages were not sent in {self._seconds:g} s")
                 for rank in ranks or range(self._size):  # what else waits for them has waited long enough
                     self._collectives.lost(rank, error)
                 handle.error = error

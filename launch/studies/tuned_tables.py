@@ -119,4 +119,4 @@ def _largest(part: Largest, runs: Runs, task: str, warm_up: float, contender: st
 
 def _tried(part: Largest) -> str:
     several = {", ".join(f"{rate:g}" for rate in rates) for rates in part.limits.values()}
-    return f"{len(TUNING)} per cell and rate; tried: {' and '.join(sorted(several))} times the rate; —: runs are missing"
+    return f"{len(TUNING)} per cell and rate; tried: {' and '.join(sorted(several))} times the rate; —: runs missing"
