@@ -4,7 +4,7 @@
 2  their speed
 3  two ranks: equal to CPUs, loops, level switches, GradScaler; the time of an exchange
 4  training: what overlaps, and time to accuracy
-5  memory
+5  memory; DistributedDataParallel
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Checks:
 
     def all(self) -> list[Check]:
         """In the order in which they are to run: what is worth most comes first."""
-        return [*self._kernels(), self._speed(), *self._ranks(), *self._training(), self._memory()]
+        return [*self._kernels(), self._speed(), *self._ranks(), *self._training(), self._memory(), self._ddp()]
 
     def _sizes(self, real: str, pretended: str) -> list[str]:
         return (pretended if self._pretend else real).split()
@@ -126,7 +126,8 @@ class Checks:
         command = (*_PYTEST, *few, "tests/parallel/test_on_gpus.py")
         yield Check(3, "two ranks do as CPUs do", command, 180, passed, "all pass", environment=device)
         sizes = self._sizes(
-            "--seconds 25 --contenders alone,none,fp16,0.25bit,1bit,4bit,8bit,ddp,ddp-fp16,powersgd1",
+            "--seconds 25 --contenders alone,none,fp16,0.25bit,1bit,4bit,8bit,"
+            "ddp,ddp-fp16,powersgd1,0.25bit-ddp,4bit-ddp",
             "--seconds 1 --contenders none,fp16,4bit --model tiny",
         )
         probe = (*_BENCH, "links", "--rates", "1gbit", "--seconds", "0.2")
@@ -137,7 +138,8 @@ class Checks:
 
     def _say_exchange(self, rate: str, said: str) -> str:
         found = summaries(self._file(f"exchange-{'tiny' if self._pretend else 'resnet50'}-2-gloo"))[rate]
-        names = [name for name in ("alone", "none", "fp16", "0.25bit", "4bit", "powersgd1") if name in found]
+        wanted = ("alone", "none", "fp16", "0.25bit", "4bit", "powersgd1", "0.25bit-ddp", "4bit-ddp")
+        names = [name for name in wanted if name in found]
         return "ms: " + ", ".join(f"{name} {found[name].median:.1f}" for name in names)
 
     def _training(self) -> Iterator[Check]:
@@ -171,6 +173,11 @@ class Checks:
         )
         command = self._bench("memory", "--launcher", "gloo", *few)
         return Check(5, "memory, bytes a value", command, 90, self._say_memory, "4 bits <= 3.5, 4.5")
+
+    def _ddp(self) -> Check:
+        command = (*_PYTEST, "tests/ddp/test_on_gpus.py")
+        environment = {"HVD_DYNCOMP_TEST_DEVICE": self._device}
+        return Check(5, "DDP, two ranks do as CPUs do", command, 110, passed, "all pass", environment=environment)
 
     def _say_memory(self, said: str) -> str:
         found = self._file("memory-gloo")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ import torch.distributed as dist
 
 from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.streams import Streams, streams_of
+from hvd_dyncomp.transport.staging import on_gpu
 
 
 class _Reduction(NamedTuple):
@@ -22,8 +25,10 @@ class _Reduction(NamedTuple):
 
     def finish(self, factor: float) -> None:
         for work in self.works:
-            work.wait()
+            work.wait()  # of a GPU's, the current stream does
         for flat, taken in self.parts:
+            if on_gpu(flat):  # made in the stream of its own bucket's hook
+                flat.record_stream(torch.cuda.current_stream(flat.device))
             flat *= factor
             start = 0
             for _, gradient, _ in taken:
@@ -51,12 +56,15 @@ class Backward:
         self._step, self._factor, self._group, self._ended = step, factor, group, ended
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._reductions: list[_Reduction] = []
+        self._origins: dict[Streams, Any] = {}  # where the latest hook was queued
         self.complete, self.over = False, threading.Event()
 
     def add(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> torch.futures.Future[torch.Tensor]:
         """Takes all gradients of one of the model's buckets."""
         began = time.perf_counter()
         buffer = bucket.buffer()
+        streams = streams_of(buffer.device)
+        self._origins[streams] = streams.origin()
         if buffer.is_sparse:
             work = dist.all_reduce(buffer, group=self._group, async_op=True)
             self._reductions.append(_Reduction([work], [(buffer, [])]))
@@ -64,7 +72,7 @@ class Backward:
             pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
             taken = [self._step.take(gradient, names[parameter], parameter) for gradient, parameter in pairs]
             self._reduce([each for each in taken if not each.compressed])
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] * on_gpu(buffer))
         self._futures.append((future, buffer))
         self._step.traffic.seconds += time.perf_counter() - began
         return future
@@ -91,14 +99,21 @@ class Backward:
 
     def _collect(self) -> None:
         error: Exception | None = None
-        try:
-            with torch.no_grad():
-                self._step.collect()
-                for reduction in self._reductions:
-                    reduction.finish(self._factor)
-        except Exception as caught:  # noqa: BLE001  # raised where backward ends
-            error = caught
-        self._ended(self._step, error)
-        self.over.set()
-        for future, buffer in self._futures:
-            future.set_result(buffer)
+        with ExitStack() as stack:
+            # A future has whoever waits for it wait for what is queued here by then.
+            for streams, origin in self._origins.items():
+                stack.enter_context(streams.queued_in(origin))
+            try:
+                with torch.no_grad():
+                    self._step.collect()
+                    for reduction in self._reductions:
+                        reduction.finish(self._factor)
+            except Exception as caught:  # noqa: BLE001  # raised where backward ends
+                error = caught
+            self._ended(self._step, error)
+            self.over.set()
+            for future, buffer in self._futures:
+                try:
+                    future.set_result(buffer)
+                except Exception as broken:  # noqa: BLE001  # a GPU that cannot record an event: nobody is to wait
+                    future.set_exception(broken)

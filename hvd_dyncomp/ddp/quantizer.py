@@ -19,6 +19,7 @@ from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_model
 from hvd_dyncomp.exchange import lookout, residual_state
+from hvd_dyncomp.exchange.advice import CAPTURED
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
@@ -66,7 +67,10 @@ class Quantizer:
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
         self._group = model.process_group
-        self._transport = transport(self._group, timeout=timeout)
+        # A group of NCCL alone carries what ranks say of themselves on the current GPU, which may be another model's.
+        on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
+        with on_own_gpu:
+            self._transport = transport(self._group, timeout=timeout)
         self.controller = controller_from(controller, self._transport)
         self._levels = StepLevels(
             self.controller,
@@ -156,11 +160,14 @@ class Quantizer:
 
         Raises:
             Exception: the step before has failed, and nobody could be told so.
+            RuntimeError: a CUDA graph is being captured.
         """
         with torch.no_grad(), self._lock:
             if self._error is not None:
                 raise self._error
             if self._backward is None or self._backward.complete:
+                if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+                    raise RuntimeError(CAPTURED)
                 self._backward = self._begin()
             backward = self._backward
             future = backward.add(bucket, self._names)

@@ -41,6 +41,10 @@ class Streams:
         """Queues what works on received messages. Before them, on some rank, came all that made them."""
         return nullcontext()
 
+    def queued_in(self, origin: Any) -> AbstractContextManager[Any]:
+        """Queues where the program did, as `origin` said: for a thread that goes on in its place."""
+        return nullcontext()
+
     def join(self) -> None:
         """What has been queued in either direction comes before what the program will queue. In each step, last."""
 
@@ -68,16 +72,16 @@ class CudaStreams(Streams):
     def outgoing(self, origins: Iterable[torch.cuda.Stream]) -> AbstractContextManager[Any]:
         for origin in set(origins):
             self._outgoing.wait_stream(origin)
-        return self._queued_in(self._outgoing)
+        return self.queued_in(self._outgoing)
 
     def incoming(self) -> AbstractContextManager[Any]:
-        return self._queued_in(self._incoming)
+        return self.queued_in(self._incoming)
 
     @contextmanager
-    def _queued_in(self, stream: torch.cuda.Stream) -> Iterator[None]:
+    def queued_in(self, origin: torch.cuda.Stream) -> Iterator[None]:
         # A thread of its own begins with device 0. By itself `torch.cuda.stream` would set that again when it leaves,
         # which takes memory there, for every rank of a machine; `torch.cuda.device` does so only where it has some.
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        with torch.cuda.device(self._device), torch.cuda.stream(origin):
             yield
 
     def join(self) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import torch
 
+from hvd_dyncomp.transport.staging import Post, joined
+
 KEY_BYTES = 16
 
-# Rank, key, body (uint8), and what is to be called when the body's memory is no longer read. Never blocks.
-Post = Callable[[int, bytes, torch.Tensor, Callable[[], None]], None]
 Finish = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
@@ -81,18 +81,20 @@ class Collectives:
 
     def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
         """As `base.Transport` has it."""
-        return self._start("alltoall", name, list(tensor.detach().split(splits)), torch.cat)
+        return self._start(
+            "alltoall", name, list(tensor.detach().split(splits)), functools.partial(joined, like=tensor)
+        )
 
     def allgather(self, tensor: torch.Tensor, name: str) -> Collective:
         """As `base.Transport` has it."""
-        return self._start("allgather", name, [tensor.detach()] * self._size, torch.cat)
+        return self._start("allgather", name, [tensor.detach()] * self._size, functools.partial(joined, like=tensor))
 
     def sum(self, tensor: torch.Tensor, name: str) -> Collective:
         """As `base.Transport` has it. Every rank sends all of it to every other, which small tensors can afford."""
         mine = tensor.detach().contiguous()
 
         def add(parts: list[torch.Tensor]) -> torch.Tensor:
-            values = [part.view(mine.dtype) for part in parts]
+            values = [part.view(mine.dtype).to(mine.device) for part in parts]
             if len({value.numel() for value in values}) > 1:
                 raise ValueError(f"{name}: ranks sum {[value.numel() for value in values]} values")
             total = values[0].clone()

@@ -64,7 +64,8 @@ def _exchanged(card: dict[str, Any], group: Any) -> list[dict[str, Any]]:
     text = json.dumps(card).encode()
     if len(text) > _CARD_BYTES:
         raise ValueError(f"the names of this host are too long: {text.decode()}")
-    device = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
+    backends = dist.get_backend(group)  # one, or "cpu:gloo,cuda:nccl"
+    device = "cuda" if "nccl" in backends and "gloo" not in backends else "cpu"
     mine = torch.frombuffer(bytearray(text.ljust(_CARD_BYTES)), dtype=torch.uint8).to(device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine, group=group)

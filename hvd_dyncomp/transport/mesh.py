@@ -25,6 +25,8 @@ _CLOSE_SECONDS = 10.0  # for what is still to be sent when the mesh is closed
 _MOST_BYTES = 2**40  # no message is as long
 _SMALL_BYTES = 1024
 
+Room = Callable[[int], torch.Tensor]
+
 
 def _view(body: torch.Tensor) -> memoryview:
     return memoryview(body.contiguous().numpy())  # type: ignore[arg-type]  # arrays are buffers from Python 3.12 on
@@ -37,8 +39,8 @@ class _Peer:
         outgoing: what is left to send, in order, and what to call when that has left.
     """
 
-    def __init__(self, rank: int, connection: socket.socket) -> None:
-        self.rank, self.connection = rank, connection
+    def __init__(self, rank: int, connection: socket.socket, room: Room) -> None:
+        self.rank, self.connection, self._new_room = rank, connection, room
         self.outgoing: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._header = bytearray(_HEADER.size)
         self._begin()
@@ -67,7 +69,7 @@ class _Peer:
                 self._key, length = _HEADER.unpack(self._header)
                 if length > _MOST_BYTES:
                     raise ConnectionError(f"it announces a message of {length} bytes")
-                self._body, self._in_body = torch.empty(length, dtype=torch.uint8), True
+                self._body, self._in_body = self._new_room(length), True
                 self._room = _view(self._body)
             if not self._room:
                 key, body = self._key, self._body
@@ -101,8 +103,9 @@ class Mesh:
         connections: by rank; they are the mesh's from here on.
         arrived: called with rank, key and body (uint8) of every message that comes.
         lost: called with a rank and an error, once, when nothing more can come from it.
+        room: called with a number of bytes; returns a uint8 vector in main memory for what arrives.
 
-    Both are called by the mesh's thread; they must be quick and not raise.
+    All are called by the mesh's thread; they must be quick and not raise.
     """
 
     def __init__(
@@ -110,9 +113,10 @@ class Mesh:
         connections: Mapping[int, socket.socket],
         arrived: Callable[[int, bytes, torch.Tensor], None],
         lost: Callable[[int, Exception], None],
+        room: Room,
     ) -> None:
         self._arrived, self._lost = arrived, lost
-        self._peers = {rank: _Peer(rank, connection) for rank, connection in connections.items()}
+        self._peers = {rank: _Peer(rank, connection, room) for rank, connection in connections.items()}
         self._selector = selectors.DefaultSelector()
         self._ear, self._bell = socket.socketpair()
         for end in (self._ear, self._bell, *connections.values()):

@@ -23,6 +23,7 @@ from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.collectives import Collective, Collectives
 from hvd_dyncomp.transport.connect import connected
 from hvd_dyncomp.transport.mesh import Mesh
+from hvd_dyncomp.transport.staging import Staging
 
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background, if nothing arrives
 
@@ -60,16 +61,9 @@ class ProcessGroupTransport(base.Transport):
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._seconds = timeout.total_seconds()
         connections, self._hosts = connected(group, self.host, self._seconds)
-        mesh: Mesh
-        collectives = Collectives(self._rank, self._size, lambda *message: mesh.post(*message))
-
-        def arrived(*message: Any) -> None:
-            collectives.arrived(*message)
-            _news.set()
-
-        mesh = Mesh(connections, arrived, collectives.lost)
-        self._collectives, self.models = collectives, 0
-        self._end = weakref.finalize(self, mesh.close)  # also when Python ends: what others wait for must leave
+        self._collectives, close = _wired(self._rank, self._size, connections)
+        self.models = 0
+        self._end = weakref.finalize(self, close)  # also when Python ends: what others wait for must leave
 
     @property
     def rank(self) -> int:
@@ -88,7 +82,7 @@ class ProcessGroupTransport(base.Transport):
         return int(os.environ.get("LOCAL_WORLD_SIZE", self._hosts.count(self.host)))  # torchrun's
 
     def obstacle(self, device: torch.device) -> str:
-        return "" if device.type == "cpu" else "messages of a process group are sent from main memory"
+        return "" if device.type in ("cpu", "cuda") else "messages are copied to main memory from CUDA devices only"
 
     def within(self, process_set: Any) -> ProcessGroupTransport:
         if process_set is not None:
@@ -137,6 +131,27 @@ class ProcessGroupTransport(base.Transport):
     def close(self) -> None:
         """Sends what others wait for and closes the connections. Whoever waits for this rank then gets an error."""
         self._end()
+
+
+def _wired(rank: int, size: int, connections: dict[int, socket.socket]) -> tuple[Collectives, Callable[[], None]]:
+    """Collectives over connections, and what ends them. Neither keeps the transport alive."""
+
+    def arrived(*message: Any) -> None:
+        collectives.arrived(*message)
+        _news.set()
+
+    def failed(error: Exception) -> None:
+        for other in connections:
+            collectives.lost(other, error)
+
+    def close() -> None:
+        staging.close()
+        mesh.close()
+
+    staging = Staging(lambda *message: mesh.post(*message), failed)
+    collectives = Collectives(rank, size, staging.post)
+    mesh = Mesh(connections, arrived, collectives.lost, staging.room)
+    return collectives, close
 
 
 # For as long as there is the group: whether one has to be made must not depend on what a rank has collected as garbage.

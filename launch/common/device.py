@@ -84,7 +84,9 @@ def crowded(workers: int, gpus: int) -> str:
     """Why so many workers cannot share so many GPUs; "" if they can."""
     if workers <= gpus:
         return ""
-    import horovod.torch as hvd  # DistributedDataParallel has no use for GPUs here: `_obstacle` has said so
+    if ranks.under_torchrun():  # `is_shared` has the model's gradients go through main memory then
+        return ""
+    import horovod.torch as hvd
 
     if not hvd.nccl_built():
         return ""
@@ -92,6 +94,14 @@ def crowded(workers: int, gpus: int) -> str:
         f"{workers} workers would share {gpus} GPU{'' if gpus == 1 else 's'}, and NCCL, which Horovod was built with, "
         "takes one worker a GPU: start fewer, or build Horovod with HOROVOD_GPU=CUDA (docs/howto-gpus.md)"
     )
+
+
+def is_shared(device: torch.device) -> bool:
+    """Whether two ranks compute on one GPU, which NCCL refuses. Collective."""
+    if device.type != "cuda":
+        return False
+    gpus = gather_json(ranks.transport(), _gpus()[device.index], "device.of.ranks")
+    return len(set(gpus)) < len(gpus)
 
 
 def finish(device: torch.device) -> None:

@@ -16,9 +16,11 @@ def under_torchrun() -> bool:
 def start() -> None:
     """Has this process find the others. Collective."""
     if under_torchrun():
+        import torch
         import torch.distributed as dist
 
-        dist.init_process_group("gloo")
+        nccl = torch.cuda.is_available() and dist.is_nccl_available()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
     else:
         import horovod.torch as hvd
 

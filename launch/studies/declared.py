@@ -132,7 +132,17 @@ TUNED_TEXT = Tuned("tuned, text, sgd", "text, sgd, short", _ROWS, 12, _FIRST)
 TUNED_MLP = Tuned("tuned, mlp", "mlp", _ROWS, 6, _FIRST)
 TUNED_RESNET = Tuned("tuned, resnet8", "resnet8, short", _FEW, 6, _FIRST)
 TUNED_ADAMW = Tuned("tuned, text, adamw", "text, adamw, short", _ON_ADAMW, 12, _FIRST)
-TUNED = (TUNED_REGRESSION, TUNED_TEXT, TUNED_MLP, TUNED_RESNET, TUNED_ADAMW)
+# Two of twelve runs at 1/4 bit ended 4 and 6 points below: twice as many more say how rare that is. These residuals are
+# bfloat16, those of the twelve were float32; what was chosen stays.
+TUNED_AGAIN = Tuned(
+    "tuned, text, sgd, again",
+    TUNED_TEXT.task,
+    {name: _ROWS[name] for name in ("uncompressed", "4", "1/4", "1/4, c = 0.5")},
+    24,
+    (("uncompressed", "1/4", "1/4, c = 0.5"),),
+    seed=30,
+)
+TUNED = (TUNED_REGRESSION, TUNED_TEXT, TUNED_AGAIN, TUNED_MLP, TUNED_RESNET, TUNED_ADAMW)
 
 # The cheap task alone, so that its table is there early.
 _CONTENDERS = ("uncompressed", "4", "1/4", "1/4, c = 0.5")
@@ -155,7 +165,7 @@ LARGE = Part("10 million", ("text, adamw, 10 million",), ("uncompressed", "4", "
 
 PARTS = (
     *(TRAINING, LONGER, MAIN, MOMENTUM, RATES, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT),
-    *(TUNED_REGRESSION, LARGEST_REGRESSION, TUNED_TEXT, TUNED_MLP, TUNED_RESNET, LARGEST, TUNED_ADAMW),
+    *(TUNED_REGRESSION, LARGEST_REGRESSION, TUNED_TEXT, TUNED_AGAIN, TUNED_MLP, TUNED_RESNET, LARGEST, TUNED_ADAMW),
     *(BREADTH, MORE_WORKERS, LONGER_TEXT, LARGE),
 )
 

@@ -65,6 +65,7 @@ class Tuned:
         rows: by name, what a contender may be.
         seeds: fresh ones.
         first: groups of rows that are trained before the others, as most is decided by them.
+        seed: the first of the fresh ones.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Tuned:
     rows: Mapping[str, tuple[str, ...]]
     seeds: int
     first: tuple[tuple[str, ...], ...] = ()
+    seed: int = FRESH
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -86,7 +88,7 @@ class Tuned:
     @property
     def seeds_fresh(self) -> range:
         """With which contenders are compared."""
-        return range(FRESH, FRESH + self.seeds)
+        return range(self.seed, self.seed + self.seeds)
 
     @property
     def keys(self) -> list[Key]:

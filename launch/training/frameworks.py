@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import ranks
+from common import device, ranks
 from training.compression import Baseline, Quantized
 
 _BUCKET_MB = 8  # of the model's, which are handed over when they are full; the quantizer's own are as large
@@ -55,8 +55,12 @@ class WithDdp:
 
         from hvd_dyncomp import ddp
 
+        shared = device.is_shared(next(model.parameters()).device)
+        self._group = torch.distributed.new_group(backend="gloo") if shared else None
         # Buffers are averaged once an epoch, as with Horovod.
-        self.forward = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB, broadcast_buffers=False)
+        self.forward = nn.parallel.DistributedDataParallel(
+            model, process_group=self._group, bucket_cap_mb=_BUCKET_MB, broadcast_buffers=False
+        )
         self.optimizer, self._model = optimizer, model
         if isinstance(compression, Quantized):
             compression.quantizer = ddp.compress(
@@ -68,7 +72,7 @@ class WithDdp:
     def broadcast(self) -> None:
         """Gives all ranks rank 0's parameters and buffers. Collective."""
         for tensor in self._model.state_dict().values():
-            torch.distributed.broadcast(tensor, src=0)
+            torch.distributed.broadcast(tensor, src=0, group=self._group)
 
     def synchronize(self) -> None:
         """Backward ends when the gradients are means."""

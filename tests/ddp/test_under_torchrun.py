@@ -3,7 +3,11 @@
 import pytest
 from torchrun import BODIES, run_bodies
 
-JOBS = {2: ["transport", "exchange", "runs"], 3: ["transport", "exchange", "runs"], 4: ["exchange", "runs"]}
+JOBS = {
+    2: ["transport", "exchange", "runs", "devices"],
+    3: ["transport", "exchange", "runs", "devices"],
+    4: ["exchange", "runs"],
+}
 SECONDS = 300
 
 

@@ -61,8 +61,11 @@ class MessageWorld(World):
             if not self._on_the_way[pair]:
                 del self._on_the_way[pair]
             self._delivered += 1
-            self.transports[to].collectives.arrived(rank, key, body.clone())
+            self.arrived(rank, to, key, body)
             sent()
+
+    def arrived(self, rank: int, to: int, key: bytes, body: torch.Tensor) -> None:
+        self.transports[to].collectives.arrived(rank, key, body.clone())
 
     def _progress(self) -> tuple[int, ...]:
         return (*super()._progress(), self._posted, self._delivered)

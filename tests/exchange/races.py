@@ -8,16 +8,23 @@ be kept for it. And in a hook nothing may wait for the device.
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from by_messages import MessageTransport, MessageWorld
 from simulated import RecordingWorld
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from hvd_dyncomp.transport import staging
+from hvd_dyncomp.transport.collectives import Collectives
+from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.transport.staging import Staging
 
 Stream = tuple[int, str]  # of a rank
 Clock = dict[Stream, int]
@@ -74,6 +81,10 @@ class Machine:
     def host_waits(self, clock: Clock) -> None:
         self._merge((self.rank, HOST), clock)
 
+    def wait_until(self, clock: Clock) -> None:
+        """What this thread does from now on comes after that."""
+        self._merge(self.stream, clock)
+
     def clock(self, stream: Stream) -> Clock:
         return dict(self._clocks[stream])
 
@@ -88,6 +99,10 @@ class Machine:
     def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Memory of this one is not used anew before all is done that is queued in a stream when it is freed."""
         self.of(tensor).kept |= stream[1] == "incoming"
+
+    def sends(self, tensor: torch.Tensor) -> None:
+        """This thread, which is not the program's, reads memory of the host that a GPU may have written."""
+        self._touch(self.stream, [tensor], [], "send")
 
     def arrived(self, tensor: torch.Tensor) -> None:
         """What a collective has written, before the program was told of it."""
@@ -206,7 +221,18 @@ class SimulatedCuda:
             def __hash__(self) -> int:
                 return hash(self.place)
 
+        class Event:
+            def __init__(self, blocking: bool) -> None:
+                self._clock: Clock = {}
+
+            def record(self, stream: Stream) -> None:
+                self._clock = machine.clock(stream.place)
+
+            def synchronize(self) -> None:
+                machine.wait_until(self._clock)
+
         self.made: set[int] = set()
+        monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "current_stream", Current)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -215,7 +241,20 @@ class SimulatedCuda:
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: machine.keep(tensor, stream.place))
 
 
-class WorldOfMachines(RecordingWorld):
+class BackgroundOfMachines(World):
+    """What goes on in the background has a stream of its own."""
+
+    _machine: Machine
+
+    def add_background(self, rank, work):
+        def there() -> bool:
+            with self._machine.place(rank=rank, stream="background", hook=False, off=False):
+                return work()
+
+        super().add_background(rank, there)
+
+
+class WorldOfMachines(BackgroundOfMachines, RecordingWorld):
     """Ranks with a simulated GPU each. What carries the bytes reads and writes as Horovod does: between two events."""
 
     def __init__(self, machine: Machine, size: int, choices=(), hosts=()) -> None:
@@ -238,9 +277,80 @@ class WorldOfMachines(RecordingWorld):
         if collective.received is not None and collective.kind != "sum":
             self._machine.arrived(collective.received[rank])
 
-    def add_background(self, rank, work):
-        def there() -> bool:
-            with self._machine.place(rank=rank, stream="background", hook=False, off=False):
-                return work()
 
-        super().add_background(rank, there)
+class MachineTransport(MessageTransport):
+    """One rank's end of a `MachinesWithMessages`."""
+
+    def __init__(self, world: MachinesWithMessages, rank: int) -> None:
+        super().__init__(world, rank)
+        post = functools.partial(world.post, rank)
+        self.collectives = Collectives(rank, len(world.hosts), Staging(post, world.broken).post)
+
+    def _start(self, kind, tensor, splits, name):
+        if kind == "sum":  # handshakes and tickets
+            self._world.machine.on_host(tensor)
+        collective = super()._start(kind, tensor, splits, name)
+        self._world.queued[self._rank, id(collective)] = self._world.machine.clock(self._world.machine.stream)
+        return collective
+
+
+class MachinesWithMessages(BackgroundOfMachines, MessageWorld):
+    """Ranks with a simulated GPU each, whose messages leave from main memory when they have been copied there.
+
+    Copies of different streams are complete in any order.
+    """
+
+    def __init__(self, machine: Machine, size: int, choices=(), hosts=()) -> None:
+        super().__init__(size, choices, hosts)
+        self.machine = self._machine = machine
+        self.queued: dict[tuple[int, int], Clock] = {}
+        self.staged = 0
+        self._copies: dict[Stream, deque] = {}
+        self.transports = [MachineTransport(self, rank) for rank in range(size)]
+
+    def staging(self, monkeypatch) -> None:
+        """Has `hvd_dyncomp.transport.staging` use the simulated GPUs."""
+        machine, world = self.machine, self
+
+        class Waiting:
+            def __init__(self, threads: int, name: str) -> None:
+                self._stream = machine.stream
+
+            def submit(self, hand_on) -> None:
+                world.staged += 1
+                world._copies.setdefault(self._stream, deque()).append(hand_on)
+
+        monkeypatch.setattr(staging, "on_gpu", lambda tensor: not machine.of(tensor).on_host)
+        monkeypatch.setattr(staging, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+        monkeypatch.setattr(staging, "ThreadPoolExecutor", Waiting)
+
+    def broken(self, error: Exception) -> None:
+        raise error
+
+    def post(self, rank, to, key, body, sent):
+        if not self.machine.of(body).on_host:
+            self.machine.sends(body)
+        super().post(rank, to, key, body, sent)
+
+    def arrived(self, rank, to, key, body):
+        with self.machine.place(off=True):
+            body = body.clone()
+        self.machine.on_host(body)
+        super().arrived(rank, to, key, body)
+
+    def block(self, rank, collective):
+        super().block(rank, collective)
+        self.machine.host_waits(self.queued[rank, id(collective)])
+
+    def _deliver(self):
+        while self._copies and (self._patient or self.chance()):
+            stream = sorted(self._copies)[self.choose(len(self._copies))]
+            hand_on = self._copies[stream].popleft()
+            if not self._copies[stream]:
+                del self._copies[stream]
+            with self.machine.place(rank=stream[0], stream=f"staging of {stream[1]}", hook=False, off=False):
+                hand_on()
+        super()._deliver()
+
+    def _progress(self):
+        return (*super()._progress(), self.staged)

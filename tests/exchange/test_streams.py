@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from races import Machine, Race, SimulatedCuda, Watched, WorldOfMachines
+from races import Machine, MachinesWithMessages, Race, SimulatedCuda, Watched, WorldOfMachines
 from simulated import PLACES, Worker, noise, on_ranks, places
 
 from hvd_dyncomp import LockstepError, kernels
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.streams import CudaStreams, Streams, streams_of
+from hvd_dyncomp.transport import collectives, staging
 
 SIZES = {"a": 300, "b": 5, "c": 200, "d": 130}
 STREAMS = ("autograd", "autograd of a branch")
@@ -52,9 +53,12 @@ def backward(worker: Worker, step: int, machine: Machine | None, hook: bool) -> 
             machine.wait(machine.stream, (rank, stream))
 
 
-def on_machines(monkeypatch, ranks, hosts, bits, choices=(), streams=CudaStreams, states=None, **arguments):
+def on_machines(
+    monkeypatch, ranks, hosts, bits, choices=(), streams=CudaStreams, states=None, world=WorldOfMachines, **arguments
+):
     """Runs `trained` on every rank with a simulated GPU, after loading a state; returns what the ranks returned."""
     machine = Machine()
+    world = world(machine, ranks, choices, hosts)
     made: dict[int, Streams] = {}
     with monkeypatch.context() as patch:
         SimulatedCuda(machine, patch)
@@ -76,7 +80,9 @@ def on_machines(monkeypatch, ranks, hosts, bits, choices=(), streams=CudaStreams
                 found = trained(worker, machine, resized=states is not None)
                 return found
 
-        results = WorldOfMachines(machine, ranks, choices, hosts).run(program)
+        if isinstance(world, MachinesWithMessages):
+            world.staging(patch)
+        results = world.run(program)
     if lost := machine.unkept():
         raise Race(f"memory of {[memory.made_in for memory in lost]} is used in incoming, and was not kept for it")
     return results
@@ -91,15 +97,20 @@ def states_of(ranks):
     return plain(ranks, (), 4, lambda worker: trained(worker) and worker.quantizer.state_dict())
 
 
+WORLDS = pytest.mark.parametrize("world", [WorldOfMachines, MachinesWithMessages])
+
+
+@WORLDS
 @places("2", "3", "2x2", "3x2")
 @pytest.mark.parametrize(
     ("bits", "arguments"),
     [(4, {}), (0.25, {}), (1, {"min_numel": 300}), (4, {"error_feedback": False}), (2, {"rounding": "stochastic"})],
     ids=str,
 )
-def test_nothing_races_and_the_results_are_those_of_a_cpu(monkeypatch, ranks, hosts, bits, arguments):
+def test_nothing_races_and_the_results_are_those_of_a_cpu(monkeypatch, ranks, hosts, bits, arguments, world):
     expected = plain(ranks, hosts, bits, **arguments)
-    for mine, theirs in zip(on_machines(monkeypatch, ranks, hosts, bits, **arguments), expected, strict=True):
+    found = on_machines(monkeypatch, ranks, hosts, bits, world=world, **arguments)
+    for mine, theirs in zip(found, expected, strict=True):
         for name in SIZES:
             assert torch.equal(mine[name], theirs[name]), name
 
@@ -123,12 +134,13 @@ def test_more_ranks_call_no_kernel_more_often(monkeypatch):
     assert counts[0] >= counts[1] > 0  # fewer, where a rank has no shard
 
 
+@WORLDS
 @settings(max_examples=10, deadline=None)
 @given(choices=st.lists(st.integers(0, 5), min_size=1, max_size=40), where=st.sampled_from(sorted(PLACES)))
-def test_nothing_races_whoever_is_fast(choices, where):
+def test_nothing_races_whoever_is_fast(world, choices, where):
     ranks, hosts = PLACES[where]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        on_machines(monkeypatch, ranks, hosts, 4, choices)
+        on_machines(monkeypatch, ranks, hosts, 4, choices, world=world)
 
 
 def nothing(*args, **kwargs) -> None:
@@ -149,6 +161,29 @@ def test_each_part_is_needed(monkeypatch, name, without):
     with pytest.raises(Race):
         for ranks, hosts in (PLACES["2"], PLACES["2x2"]):
             on_machines(monkeypatch, ranks, hosts, 4, streams=streams, states=states_of(ranks))
+
+
+def test_no_message_is_sent_before_it_has_been_copied(monkeypatch):
+    simulated = SimulatedCuda.__init__
+
+    def impatient(self, machine, patch):
+        simulated(self, machine, patch)
+        patch.setattr(torch.cuda.Event, "synchronize", nothing)
+
+    monkeypatch.setattr(SimulatedCuda, "__init__", impatient)
+    with pytest.raises(Race, match="send in .*staging of outgoing.* may run before"):
+        on_machines(monkeypatch, 2, (), 4, world=MachinesWithMessages)
+
+
+def test_a_shard_of_the_rank_itself_is_kept_until_it_has_been_copied(monkeypatch):
+    def careless(parts, like):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "record_stream", nothing)
+            return staging.joined(parts, like)
+
+    monkeypatch.setattr(collectives, "joined", careless)
+    with pytest.raises(Race, match="memory of .*outgoing.* is used in incoming, and was not kept"):
+        on_machines(monkeypatch, 3, (), 4, world=MachinesWithMessages)
 
 
 def test_a_hook_that_reads_is_found(monkeypatch):
@@ -228,6 +263,30 @@ def test_a_thread_of_its_own_uses_no_other_device(monkeypatch):
             assert thread.stream().device.index == 3 and thread.stream() is not before
         assert thread.stream(torch.device("cuda", 3)) is before
     assert thread.mine == {3}
+
+
+def test_who_waits_for_a_copy_uses_no_other_device(monkeypatch):
+    thread, body = ThreadOfItsOwn(monkeypatch, 3), SimpleNamespace(device=torch.device("cuda", 3), numel=lambda: 4)
+    copy, posted, waited_on, waiting = SimpleNamespace(copy_=nothing), [], [], []
+
+    class Event:
+        def __init__(self, blocking: bool) -> None:
+            pass
+
+        def record(self, stream: StandIn) -> None:
+            assert stream.device.index == 3
+
+        def synchronize(self) -> None:
+            waited_on.append(thread.stream().device.index)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(staging, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(staging, "pinned", lambda nbytes: copy)
+    monkeypatch.setattr(staging, "ThreadPoolExecutor", lambda *arguments: SimpleNamespace(submit=waiting.append))
+    staging.Staging(lambda *message: posted.append(message), nothing).post(1, b"key", body, nothing)
+    [hand_on] = waiting
+    hand_on()
+    assert waited_on == [3] and posted == [(1, b"key", copy, nothing)] and thread.mine == {3}
 
 
 def test_a_graph_that_is_captured_is_refused_before_anything_is_sent(monkeypatch):

@@ -76,6 +76,17 @@ def test_who_starts_workers_hears_of_it_before(machine, monkeypatch) -> None:
         device.choose_for("cuda", 3)
 
 
+def test_torchruns_workers_may_share_a_gpu(machine, monkeypatch) -> None:
+    """They are told so, and NCCL is not asked then."""
+    monkeypatch.setattr(device.ranks, "under_torchrun", lambda: True)
+    monkeypatch.setattr(device.ranks, "transport", lambda: HorovodTransport())
+    assert machine("cuda", nccl=True, others=("A",)) == "cuda:0"
+    for theirs, shared in (("A", True), ("B", False)):
+        monkeypatch.setattr(device, "gather_json", lambda _, mine, name, theirs=theirs: [mine, theirs])
+        assert device.is_shared(torch.device("cuda:0")) is shared
+    assert not device.is_shared(torch.device("cpu"))
+
+
 def test_what_is_queued_on_a_gpu_is_waited_for(monkeypatch) -> None:
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)

@@ -29,7 +29,7 @@ class Linear(nn.Module):
 
     def noise(self, seed: int, rank: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1000 * seed + rank)
-        return [torch.randn(value.shape, generator=generator).to(value.dtype) for value in self.values]
+        return [torch.randn(value.shape, generator=generator).to(value) for value in self.values]
 
     def mean(self, seed: int) -> list[Tensor]:
         """Of all ranks' gradients."""

@@ -1,0 +1,125 @@
+"""A backward pass of DistributedDataParallel on a GPU: means are there for whoever waits for its futures. Simulated."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from races import Machine, Race, SimulatedCuda, Watched
+
+from hvd_dyncomp.ddp import backward
+from hvd_dyncomp.exchange.intake import Taken
+from hvd_dyncomp.exchange.streams import CudaStreams, Streams
+
+
+class Bucket:
+    """One of the model's, with one gradient."""
+
+    def __init__(self) -> None:
+        self.parameter, self.memory = torch.zeros(4), torch.zeros(4)
+
+    def buffer(self):
+        return self.memory
+
+    def gradients(self):
+        return [self.memory]
+
+    def parameters(self):
+        return [self.parameter]
+
+
+class Step:
+    """Takes what it gets; its means are written by kernels in the stream for what comes in."""
+
+    traffic = SimpleNamespace(seconds=0.0)
+
+    def __init__(self, machine: Machine, streams: Streams, *, compressed: bool) -> None:
+        self._machine, self._streams, self._compressed, self._taken = machine, streams, compressed, []
+        self._origins = set()
+
+    def take(self, gradient, name, parameter):
+        self._taken.append(gradient)
+        self._origins.add(self._streams.origin())
+        return Taken(gradient * 1, gradient, self._compressed)
+
+    def collect(self) -> None:
+        self.collected_in = self._machine.stream
+        with self._streams.outgoing(self._origins):  # messages leave when they have been made
+            self._machine.host_waits(self._machine.clock(self._machine.stream))
+        for gradient in self._taken if self._compressed else ():
+            with self._streams.incoming():
+                gradient.zero_()
+        self._streams.catch_up()
+        self._streams.join()
+
+
+def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
+    """A pass of two buckets, whose means the program reads afterwards."""
+    machine, ended = Machine(), []
+
+    class Future:
+        def __init__(self, devices) -> None:
+            assert devices == [torch.device("cpu")]  # of the simulated GPU
+
+        def set_result(self, value) -> None:
+            self.queued = machine.clock(machine.stream)
+
+        def wait(self) -> None:
+            machine.wait_until(self.queued)
+
+    class Thread:
+        """Is over when it has been started, so that what it raises is seen."""
+
+        def __init__(self, target, name, daemon) -> None:
+            self._target = target
+
+        def start(self) -> None:
+            with machine.place(stream="the thread's"):
+                self._target()
+
+    class Work:
+        """An all-reduce in a stream of NCCL's."""
+
+        def __init__(self, flat) -> None:
+            machine.wait((0, "nccl"), machine.stream)
+            with machine.place(stream="nccl"):
+                flat *= 2
+
+        def wait(self) -> None:
+            machine.wait(machine.stream, (0, "nccl"))
+
+    with monkeypatch.context() as patch, Watched(machine):
+        SimulatedCuda(machine, patch)
+        patch.setattr(torch.futures, "Future", Future)
+        patch.setattr(backward, "threading", SimpleNamespace(Thread=Thread, Event=threading.Event))
+        patch.setattr(backward, "on_gpu", lambda tensor: True)
+        patch.setattr(backward.dist, "all_reduce", lambda flat, group, async_op: Work(flat))
+        with machine.place(rank=0, stream="program", hook=False, off=False):
+            here = CudaStreams(torch.device("cpu"))
+            patch.setattr(backward, "streams_of", lambda device: here)
+            step = Step(machine, here, compressed=compressed)
+            one = backward.Backward(step, factor=0.5, group=None, ended=lambda *args: ended.append(args))
+            buckets = [Bucket(), Bucket()]
+            for number, bucket in enumerate(buckets):
+                bucket.memory += 1
+                machine.wait((0, f"autograd {number}"), machine.stream)
+                with machine.place(stream=f"autograd {number}", hook=True):
+                    future = one.add(bucket, {bucket.parameter: "it"})
+            one.end()
+            assert ended == [(step, None)], ended
+            assert step.collected_in == (0, "autograd 1"), "not a stream that nobody else uses, or device 0's"
+            for future, _ in one._futures if waits else ():
+                future.wait()
+            for bucket in buckets:
+                bucket.memory += 1
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_nothing_races(monkeypatch, compressed):
+    passed(monkeypatch, compressed=compressed)
+
+
+def test_whoever_waits_for_no_future_races(monkeypatch):
+    """Also says that the simulation would find a race."""
+    with pytest.raises(Race, match="add_ in .*program.* may run before aten::copy_ in .*autograd 1"):
+        passed(monkeypatch, compressed=False, waits=False)
