@@ -1,4 +1,4 @@
-"""A TCP connection to every other rank, and one thread that reads and writes all of them.
+"""A connection to every other rank, and one thread that reads and writes all of them.
 
 torch's own point-to-point messages do not serve: whether one has come cannot be asked without blocking, who blocks
 cannot be woken, a message longer than was expected ends the process, and a thread that waits for one when Python ends

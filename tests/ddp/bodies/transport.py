@@ -142,6 +142,24 @@ def test_some_of_the_ranks(rank, size):
             ProcessGroupTransport(group)
 
 
+def test_ranks_of_one_host_use_no_network(monkeypatch, rank, size):
+    """Where their names are the same and they can reach each other so; and by TCP where they cannot."""
+    from hvd_dyncomp.transport import connect
+
+    families = []
+    for reach in (connect._near, lambda card, host: None):
+        monkeypatch.setattr(connect, "_near", reach)
+        found, hosts = connect.connected(None, "here" if rank < 2 else "elsewhere", 30)
+        assert hosts == (["here"] * 2 + ["elsewhere"] * size)[:size]
+        families.append([found[other].family.name if other in found else "" for other in range(size)])
+        dist.barrier()
+        for connection in found.values():
+            connection.close()
+    near = [other != rank and (other < 2) == (rank < 2) for other in range(size)]
+    assert families[0] == ["AF_UNIX" if near[r] else families[1][r] for r in range(size)]
+    assert "AF_UNIX" not in families[1]
+
+
 def test_a_stranger_is_not_let_in(transport, monkeypatch, rank, size):
     """Who connects without the secret, says nothing or is gone at once."""
     import socket
