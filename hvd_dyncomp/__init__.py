@@ -2,8 +2,8 @@
 
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
 
-See `DynamicQuantizer` (the compressor), `Controller` (which level, on all workers at once), the policies
-`StepFunction`, `Plateau`, `CriticalRegime`, `Static` and `Schedule`, and `without_momentum` (for few bits).
+`DynamicQuantizer` compresses the gradients. `Controller` moves the level on all ranks at once, as a policy decides:
+`StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`. `without_momentum` is for few bits.
 """
 
 import importlib
@@ -46,8 +46,8 @@ __all__ = [
     "without_momentum",
 ]
 
-# What works without Horovod: `hvd_dyncomp.ddp`, policies and kernels. The compressor, which is Horovod's, says what is
-# missing when it is asked for.
+# Without Horovod, `hvd_dyncomp.ddp`, policies and kernels still work. `DynamicQuantizer` needs Horovod: its first use
+# raises an error that says what is missing.
 _horovod_missing = ""
 try:
     import hvd_dyncomp.elastic  # noqa: F401  # registers with Horovod
@@ -59,6 +59,6 @@ except HorovodMissing as _error:
 def __getattr__(name: str):
     if _horovod_missing and name == "DynamicQuantizer":
         raise ImportError(_horovod_missing)
-    if name == "ddp":  # who uses Horovod does not pay for torch's own distribution
+    if name == "ddp":  # imported late: with Horovod, nobody pays for torch.distributed
         return importlib.import_module("hvd_dyncomp.ddp")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Checks of arguments: each returns the value, as a plain Python one, or raises an error that names argument and value.
+"""Checks of arguments. Each returns a plain Python value, or raises an error that names the argument and the value.
 
-numpy's scalars pass for the numbers they are. bool, an int in Python's eyes, never passes for a number.
+numpy's scalars pass as numbers. bool, an int in Python, never does.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import numbers
 from collections.abc import Collection, Mapping
 from typing import Any
 
-LARGEST = 2**63 - 1  # of whole numbers: what C, torch and JSON's readers hold, and what can be printed
+LARGEST = 2**63 - 1  # whole number: C, torch and JSON readers can hold it, and Python can print it
 _SHOWN = 200  # characters of a value in an error message
 
 
 def shown(value: object) -> str:
-    """`value` as error messages show it: in one line, which does not go on for ever. Never raises."""
+    """`value` as error messages show it: one line of limited length. Never raises."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001  # ints of thousands of digits have no text, and others' objects may do anything
+    except Exception:  # noqa: BLE001  # an int of thousands of digits has no text; user objects may raise anything
         return f"<{type(value).__name__}>"
     text = text.replace("\n", " ")
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
@@ -28,13 +28,13 @@ def number(name: str, value: Any) -> float:
     """A real number, NaN and infinities included, or an array or a tensor of one element.
 
     Raises:
-        ValueError: it is something else, or too large for a float.
+        ValueError: `value` is not a number, or is too large for a float.
     """
     try:
         plain = value.item() if math.prod(getattr(value, "shape", (0,))) == 1 else value
         if isinstance(plain, numbers.Real) and not isinstance(plain, bool):
             return float(plain)
-    except Exception as error:  # an int too large for a float; others' objects may do anything
+    except Exception as error:  # an int too large for a float; user objects may raise anything
         raise ValueError(f"{name} must be a number that a float can hold, got {shown(value)}") from error
     raise ValueError(f"{name} must be a number, got {shown(value)}")
 
@@ -43,7 +43,7 @@ def finite(name: str, value: Any, least: float = -math.inf) -> float:
     """A finite number of at least `least`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is not such a number.
     """
     plain = number(name, value)
     if not math.isfinite(plain) or plain < least:
@@ -56,7 +56,7 @@ def integer(name: str, value: Any, least: int, most: int = LARGEST) -> int:
     """A whole number from `least` to `most`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is not such a number.
     """
     plain = int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else None
     if plain is None or plain < least:
@@ -70,7 +70,7 @@ def boolean(name: str, value: Any) -> bool:
     """True or False.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is neither.
     """
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {shown(value)}")
@@ -78,10 +78,10 @@ def boolean(name: str, value: Any) -> bool:
 
 
 def one_of(name: str, value: Any, choices: Collection[str]) -> str:
-    """One of a few strings.
+    """One of the strings in `choices`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `value` is none of them.
     """
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {shown(value)}")
@@ -89,12 +89,12 @@ def one_of(name: str, value: Any, choices: Collection[str]) -> str:
 
 
 def sequence(name: str, value: Any) -> tuple[Any, ...]:
-    """The elements of a list, a tuple, an array ...: of what has an order and can be read twice.
+    """The elements of a list, a tuple, an array: of anything with an order that can be read twice.
 
-    Strings and bytes are none: "48" would pass for two levels.
+    Strings and bytes are refused: "48" would pass for two levels.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: `value` is not a sequence.
     """
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not hasattr(value, "__getitem__"):
         raise TypeError(f"{name} must be a sequence, got {shown(value)}")

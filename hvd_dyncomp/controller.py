@@ -1,4 +1,4 @@
-"""`Controller`: the level that all workers share, and the one collective per epoch that moves it."""
+"""`Controller`: the level that all ranks share, and the one collective call per epoch that moves it."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Holds the level; `step` moves it, on every worker in the same call.
+    """The level of all ranks, in bits per value; `step` moves it, on every rank in the same call.
 
-    Call order in a training loop: train an epoch, validate, `controller.step(...)`, then the learning-rate schedule.
-    (A plateau that a too-high learning rate causes looks like one that compression causes: let the controller see the
-    metrics before the learning rate reacts to them.)
+    In a training loop: train an epoch, validate, call `controller.step(...)`, then step the learning-rate schedule. In
+    this order, because a plateau from a learning rate that is too high looks like a plateau from compression: the
+    controller must see the metrics before the learning rate reacts to them.
 
     Args:
         policy: decides the levels; default `StepFunction()`. A level, such as 4 or 0.25, stands for `Static` of it. The
             same on all ranks.
-        on_error: when the policy fails on rank 0, "raise" the same `ControllerError` on every rank, or "hold" the
-            level with a warning.
-        nan_patience: non-finite metrics hold the level; after this many epochs of them in a row compression is
-            released to 32 bits, until they are finite again.
-        transport: among the ranks that call `step`; default Horovod, all workers. Without Horovod,
+        on_error: what happens when the policy fails on rank 0: "raise" the same `ControllerError` on every rank, or
+            "hold" the level with a warning.
+        nan_patience: epochs with non-finite metrics hold the level. After this many in a row compression is released to
+            32 bits, until the metrics are finite again.
+        transport: connects the ranks that call `step`; default Horovod, all ranks. Without Horovod:
             `hvd_dyncomp.ddp.transport()`.
 
     Attributes:
         transport: see above.
-        history: one `Record` per finished epoch, oldest first; `record.bits` is what was decided after that epoch.
+        history: one `Record` per finished epoch, oldest first; `record.bits` is the level decided after that epoch.
 
     Raises:
         ValueError: an argument is out of range.
-        TypeError: `policy` is neither a `Policy` nor a number, or its `config()` is not plain data, or its first
-            decision none; or `transport` is no `Transport`.
-        ImportError: there is no Horovod, and no `transport`.
+        TypeError: `policy` is neither a `Policy` nor a number, its `config()` is not plain data, or its first decision
+            is not a `Decision`; or `transport` is not a `Transport`.
+        ImportError: Horovod is missing, and no `transport` was given.
 
     Examples:
         >>> from hvd_dyncomp import Schedule
@@ -86,33 +86,33 @@ class Controller:
 
     @property
     def bits(self) -> float:
-        """The level in force, bits per value; 32 means uncompressed."""
+        """The current level, bits per value; 32 means uncompressed."""
         return self._bits
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch in progress: one more than the last that `step` has seen."""
+        """The epoch in progress, counted from 0: one more than the last that `step` finished."""
         return self.history[-1].epoch + 1 if self.history else 0
 
     def step(self, metrics: Mapping[str, float], *, epoch: int | None = None, num_samples: float = 1) -> float:
-        """Averages the metrics of an epoch over all workers and moves the level. Collective: every rank calls it.
+        """Average the metrics of an epoch over all ranks and move the level. Collective: every rank calls it.
 
-        No gradient may be in flight. An epoch that the history has already is a no-op with a warning, so that a
-        resumed run may repeat the call.
+        Call it between steps, when no gradient is in flight. If the history already has the epoch, nothing changes and
+        a warning is logged, so a resumed run may repeat the call.
 
         Args:
-            metrics: this worker's values, the same names on every rank: numbers, or tensors of one element.
-            epoch: number of the finished epoch; by default they are counted from 0.
-            num_samples: weight of this worker's metrics, for instance the images it validated on.
+            metrics: this rank's values by name, the same names on every rank: numbers, or tensors of one element.
+            epoch: number of the finished epoch, from 0; default `self.epoch`.
+            num_samples: weight of this rank's metrics, for instance the number of images it validated on.
 
         Returns:
             The level of the next epoch, the same on every rank.
 
         Raises:
-            ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed metrics that cannot
-                be used; the message has the cause and the rank.
-            LockstepError: the ranks called with different metrics or epochs, or disagree about level or configuration;
-                or another rank goes on training instead (if its optimizer works among all workers).
+            ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed unusable metrics.
+                The message has the cause and the rank.
+            LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration; or
+                another rank goes on training instead (noticed if its optimizer works among all ranks).
         """
         reports = self._gathered(self._report(metrics, epoch, num_samples))
         self._check_reports(reports)
@@ -131,7 +131,7 @@ class Controller:
         return self._bits
 
     def _gathered(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's report. If this one waits for ranks that train instead, all raise a `LockstepError`."""
+        """Every rank's report. If other ranks train while this one waits, all ranks raise a `LockstepError`."""
         transport = self.transport
         if transport.size == 1:
             return [report]
@@ -144,11 +144,11 @@ class Controller:
         return reports
 
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
-        """What this rank tells the others. Never raises: a rank that raised here would leave them waiting."""
+        """What this rank tells the others. Never raises: the others would wait for ever."""
         try:
             finished = integer("epoch", self.epoch if epoch is None else epoch, 0)
             weight, values = finite("num_samples", num_samples, 0), check_metrics(metrics)
-        except Exception as error:  # noqa: BLE001  # user objects may raise anything when they are converted
+        except Exception as error:  # noqa: BLE001  # converting a user's object may raise anything
             return {"error": f"{type(error).__name__}: {error}"}
         return {"epoch": finished, "history": self.epoch, "weight": weight, "metrics": values}
 
@@ -156,7 +156,7 @@ class Controller:
         for rank, report in enumerate(reports):
             if "error" in report:
                 raise ControllerError(f"rank {rank} called Controller.step with {report['error']}")
-        # "history" too: where only some ranks have seen an epoch before, only they would return early.
+        # "history" too: if only some ranks had seen an epoch before, only they would return early.
         for what in ("epoch", "history", "metrics"):
             seen = [sorted(r["metrics"]) if what == "metrics" else r[what] for r in reports]
             for rank, value in enumerate(seen):
@@ -166,7 +166,7 @@ class Controller:
             raise ControllerError("Controller.step: num_samples must be more than 0 on some rank, got 0 on all")
 
     def _decide(self, epoch: int, metrics: dict[str, float]) -> dict[str, Any]:
-        """Rank 0: the new record, or the error, as plain data. Never raises: the other ranks wait for the answer."""
+        """On rank 0: the new record, or the error, as plain data. Never raises: the other ranks wait for the answer."""
         try:
             (bits, reason), usable = self._choose(epoch, metrics)
         except Exception as error:  # a policy is the user's code
@@ -180,7 +180,7 @@ class Controller:
         return asdict(Record(epoch, metrics, bits, reason, usable))
 
     def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[Decision, bool]:
-        """What comes next, and whether policies are to see this epoch later."""
+        """The next decision, and whether policies may see this epoch later."""
         bad = _not_finite(metrics)
         if not bad:
             usable = [record for record in self.history if record.usable]
@@ -218,19 +218,19 @@ class Controller:
         return {"config": json.loads(config), "epoch": self.epoch - 1, "bits": self._bits, "history": checksum}
 
     def sync(self) -> None:
-        """Takes over rank 0's history and level: for workers that join a run (`hvd_dyncomp.elastic`). Collective."""
+        """Take over rank 0's history and level. Collective. For workers that join a run (`hvd_dyncomp.elastic`)."""
         self.load_state_dict(gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync")[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data: the history and, to compare when it is loaded, the configuration."""
+        """History, level and configuration as plain data. `load_state_dict` compares the configuration."""
         config = {"on_error": self.on_error, "nan_patience": self.nan_patience, **self.policy.config()}
         return {"bits": self._bits, "history": [asdict(record) for record in self.history], "config": config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the history and the level. The configuration stays this object's; a difference is warned about.
+        """Take over the history and the level. The configuration stays; a warning names each difference in it.
 
         Raises:
-            ValueError: `state` is not the state of a controller; nothing has changed then.
+            ValueError: `state` does not come from `Controller.state_dict()`; nothing has changed.
         """
         try:
             history = list(check_history([Record(**record) for record in state["history"]]))
@@ -238,15 +238,15 @@ class Controller:
             if not isinstance(config, dict):
                 raise TypeError(f"config must be a dict, got {shown(config)}")
             if history and history[-1].bits != bits:
-                raise ValueError(f"bits must be what the last epoch led to, {history[-1].bits}, got {bits}")
-        except Exception as error:  # a file may have brought anything
+                raise ValueError(f"bits must be the level after the last epoch, {history[-1].bits}, got {bits}")
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Controller.state_dict(), got {shown(state)}: {cause}") from error
         mine = json.loads(json.dumps(self.state_dict()["config"]))
         for key in sorted({*mine, *config}):
             if mine.get(key) != config.get(key):
                 logger.warning(
-                    "Controller: the loaded state was made with %s=%r; %r stays in force",
+                    "Controller: the loaded state has %s=%r; this controller keeps %r",
                     key,
                     config.get(key),
                     mine.get(key),
@@ -255,7 +255,7 @@ class Controller:
 
 
 def _first_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """The name of what differs between two fingerprints, and both values: of a configuration, the argument's."""
+    """Name and both values of the first difference between two fingerprints. In a configuration: of the argument."""
     for key in {**mine, **theirs}:
         one, other = mine.get(key), theirs.get(key)
         if one != other:
@@ -269,49 +269,49 @@ def _not_finite(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _check_config(policy: Policy) -> None:
-    """Ranks and checkpoints compare configurations as JSON; one that cannot be compared is refused at once."""
+    """Refuse a configuration that is not JSON: ranks and checkpoints compare configurations."""
     config = policy.config()
     try:
         json.dumps(config, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"policy must have plain data in its config(), got {shown(config)}: {error}") from error
+        raise TypeError(f"policy must return plain data from config(), got {shown(config)}: {error}") from error
     if not isinstance(config, dict):
-        raise TypeError(f"policy must have a dict for its config(), got {shown(config)}")
+        raise TypeError(f"policy must return a dict from config(), got {shown(config)}")
 
 
 def _checked(what: str, decision: Any) -> Decision:
-    """A policy's decision, which is the user's code's, as plain data."""
+    """A policy's decision, checked: a policy may be the user's code."""
     if not isinstance(decision, tuple) or len(decision) != 2:
         raise TypeError(f"{what} must be a Decision(bits, reason), got {shown(decision)}")
     if not isinstance(decision[1], str):
-        raise TypeError(f"{what} must have a string for its reason, got {shown(decision[1])}")
+        raise TypeError(f"{what} must have a string as its reason, got {shown(decision[1])}")
     return Decision(check_level(f"bits of {what}", decision[0]), decision[1])
 
 
 def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """Sample-weighted means over the ranks, names in sorted order; a mean lies between its values."""
-    # A rank without samples may well have NaN for its metrics; 0 * NaN must not spoil the others'.
+    """Sample-weighted means over the ranks, by sorted name. Each mean lies between its values."""
+    # A rank without samples may have NaN as its metrics; 0 * NaN must not spoil the others'.
     used = [report for report in reports if report["weight"] > 0]
-    # Times a power of two, which changes no digit: weights near the largest float would add up to infinity.
+    # Scaled by a power of two, which changes no digit: weights near the largest float would sum to infinity.
     exponent = math.frexp(max(report["weight"] for report in used))[1]
     weights = [math.ldexp(report["weight"], -exponent) for report in used]
     means = {}
     for key in reports[0]["metrics"]:
         values = [report["metrics"][key] for report in used]
         mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-        # Ranks that all have 0.7 have reached a threshold of 0.7, whatever was rounded. (A NaN passes both.)
+        # If all ranks have 0.7, the mean reaches a threshold of 0.7, whatever was rounded. (A NaN passes both.)
         means[key] = min(max(mean, min(values)), max(values))
     return means
 
 
 def controller_from(given: Controller | Policy | float | None, transport: Transport | None) -> Controller:
-    """The controller that a quantizer is given: one, a policy or level for a new one, or None for the default policy.
+    """The controller for the argument of a quantizer: a controller, a policy, a level, or None for the default policy.
 
     Args:
-        transport: of a new one.
+        transport: of a new controller.
 
     Raises:
-        TypeError, ValueError: `given` is something else, or no level.
+        TypeError, ValueError: `given` is something else, or not a level.
     """
     if isinstance(given, Controller):
         return given

@@ -1,12 +1,12 @@
-"""Elastic training: teaches `hvd.elastic.TorchState` what quantizers and controllers are.
+"""Elastic training: `hvd.elastic.TorchState` keeps quantizers and controllers.
 
     state = hvd.elastic.TorchState(model, optimizer, quantizer=quantizer, controller=controller, epoch=0)
 
-`commit` then keeps the residuals, the step count and the controller's history, `restore` goes back to them, and `sync`
-brings workers that join to the level and the step of rank 0. Importing `hvd_dyncomp` registers both; nothing is to be
-called.
+`commit` saves the residuals, the step count and the controller's history. `restore` goes back to them. `sync` brings
+workers that join to the level and the step of rank 0. Importing `hvd_dyncomp` registers both handlers; there is nothing
+to call.
 
-After a change of size the quantizer rebuilds its buckets by itself at the next gradient;
+After a change of size the quantizer rebuilds its buckets by itself at the next gradient.
 `hvd_dyncomp.exchange.residual_state` has the rule for residuals.
 """
 
@@ -20,7 +20,7 @@ from hvd_dyncomp.transport import horovod
 
 
 class ControllerHandler(horovod.StateHandler):
-    """Keeps a `Controller` in a `TorchState`."""
+    """Keep a `Controller` in a `TorchState`."""
 
     def __init__(self, value: Controller | DynamicQuantizer) -> None:
         super().__init__(value)
@@ -37,10 +37,10 @@ class ControllerHandler(horovod.StateHandler):
 
 
 class QuantizerHandler(ControllerHandler):
-    """Keeps a `DynamicQuantizer` in a `TorchState`."""
+    """Keep a `DynamicQuantizer` in a `TorchState`."""
 
     def save(self) -> None:
-        # The rank's number may be another one by the time this is restored.
+        # The rank's number may differ when this is restored.
         self._saved = {**self.value.state_dict(), "rank": None}
 
 

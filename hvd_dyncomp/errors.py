@@ -2,14 +2,14 @@
 
 
 class ControllerError(RuntimeError):
-    """`Controller.step` could not decide: a policy failed on rank 0, or some rank's metrics cannot be used.
+    """`Controller.step` has no decision: the policy failed on rank 0, or the metrics of some rank are unusable.
 
     Raised on every rank in the same call.
     """
 
 
 class LockstepError(RuntimeError):
-    """The ranks disagree about something that must be the same on all of them; the message says what.
+    """The ranks differ in something that must be the same on all of them; the message says what.
 
     Raised on every rank in the same call.
     """
@@ -19,7 +19,7 @@ class HorovodMissing(ImportError):
     """Horovod is not installed, or was built without torch."""
 
 
-# Why a rank is missing; said wherever that is noticed.
+# Why a rank is missing; part of every message about it.
 JOINED = (
     "it has called hvd.join(), which Horovod supports for its own allreduces only; give every rank the same number of "
     "steps, as DistributedSampler does, or train without DynamicQuantizer"

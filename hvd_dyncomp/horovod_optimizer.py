@@ -1,8 +1,8 @@
-"""All that this package knows of Horovod's optimizer beyond its documentation.
+"""All that this package knows about Horovod's optimizer beyond its documentation.
 
-Horovod calls `compress(tensor)` with no name. But it does so from a method of its optimizer, and the tensor is the
-`.grad` of one of the optimizer's parameters. Both can be seen from here without patching anything. Nobody has promised
-that it stays so: tests/test_horovod_optimizer.py says what has changed when it does not.
+Horovod calls `compress(tensor)` without a name. But it does so from a method of its optimizer, and the tensor is the
+`.grad` of one of the optimizer's parameters. We can see both from here without patching anything. Horovod does not
+promise that this stays so; if it changes, tests/test_horovod_optimizer.py says what.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hvd_dyncomp.transport.horovod import averaging_factor
 
 
 def calling(compressor: object, frame: FrameType | None) -> tuple[torch.optim.Optimizer | None, torch.Tensor | None]:
-    """The optimizer in or above `frame` whose compressor is `compressor`, and the parameter that it is busy with.
+    """The optimizer in or above `frame` whose compressor is `compressor`, and the parameter that it handles.
 
-    Walking the stack costs microseconds, so it is done only for the first gradient of a step and for unknown tensors.
+    Walking the stack costs microseconds, so we do it only for the first gradient of a step and for unknown tensors.
     """
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -31,45 +31,45 @@ def calling(compressor: object, frame: FrameType | None) -> tuple[torch.optim.Op
 
 
 def parameter_in(frame: FrameType) -> torch.Tensor | None:
-    """The parameter whose gradient a method of the optimizer hands over, if `frame` is such a method's."""
+    """The parameter whose gradient a method of the optimizer hands over; None if `frame` is of no such method."""
     parameter = frame.f_locals.get("p")
     return parameter if isinstance(parameter, torch.Tensor) else None
 
 
 def compressor_of(optimizer: Any) -> Any:
-    """What the optimizer compresses with; None if it is none of Horovod's."""
+    """The optimizer's compressor; None if the optimizer is not Horovod's."""
     return getattr(optimizer, "_compression", None)
 
 
 def reduced_parameters(optimizer: Any) -> list[torch.Tensor]:
-    """Every parameter that has a hook, and so takes part in every step, in the optimizer's order."""
+    """Every parameter that has a hook and so takes part in every step, in the optimizer's order."""
     # _requires_update holds exactly these, but as a set; the groups have the order.
     return [p for group in optimizer.param_groups for p in group["params"] if p in optimizer._requires_update]
 
 
 def names_of(optimizer: Any) -> dict[torch.Tensor, str]:
-    """The names under which gradients are reduced."""
+    """The names under which Horovod reduces gradients."""
     return optimizer._parameter_names
 
 
 def label_of(optimizer: Any) -> str:
-    """A name for the optimizer: the same on ranks whose models differ a little, and another one for each optimizer."""
-    # Gradients of two optimizers must not have the same names anyway.
+    """A name for the optimizer: the same on ranks whose models differ a little, different for each optimizer."""
+    # Horovod requires different names for the gradients of two optimizers anyway.
     return min(names_of(optimizer)[parameter] for parameter in reduced_parameters(optimizer))
 
 
 def process_set_of(optimizer: Any) -> Any:
-    """Whose gradients are reduced; None for all workers'."""
+    """The process set over which gradients are reduced; None for all ranks."""
     return getattr(optimizer, "process_set", None)
 
 
 def among_all(optimizer: Any) -> bool:
-    """Whether gradients are reduced over all workers."""
+    """Whether gradients are reduced over all ranks."""
     return getattr(process_set_of(optimizer), "process_set_id", 0) == 0
 
 
 def factor_of(optimizer: Any, world_size: int) -> float:
-    """What sums over ranks are multiplied by.
+    """The factor of sums over ranks.
 
     Raises:
         ValueError: the reduction is neither a sum nor a mean.
@@ -79,26 +79,26 @@ def factor_of(optimizer: Any, world_size: int) -> float:
 
 
 def synchronized(optimizer: Any) -> bool:
-    """Whether gradients have been reduced since the last step; while they are being reduced, whether it is again."""
+    """Whether gradients have been reduced since the last step; during a reduction, whether it is a repeated one."""
     return optimizer._synchronized
 
 
 def pending_of(optimizer: Any) -> dict:
-    """What has been handed in and not been handed back. Another object after `load_state_dict`, which forgets it."""
+    """Gradients handed in and not yet handed back. `load_state_dict` forgets them: then it is another object."""
     return optimizer._handles
 
 
 def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:
-    """By parameter, how many backward passes are left before its gradient is handed over.
+    """By parameter, the number of backward passes left before its gradient is handed over.
 
-    Horovod counts down from `passes_of`, and starts anew when it hands back the reduced gradient. So backward has made
-    a gradient since the last exchange where it is less.
+    Horovod counts down from `passes_of`, and starts anew when it hands back the reduced gradient. So a lower number
+    means that backward has made a gradient since the last exchange.
     """
     return optimizer._allreduce_delay
 
 
 def passes_of(optimizer: Any) -> int:
-    """Backward passes in a step."""
+    """Backward passes per step."""
     return optimizer.backward_passes_per_step
 
 
@@ -114,17 +114,17 @@ def any_fresh(optimizer: Any) -> bool:
 
 
 def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[], None]:
-    """Has `action` called whenever gradients are about to be waited for, by `step` or by the user.
+    """Call `action` whenever gradients are about to be waited for, by `step` or by the user.
 
-    Horovod has no place for that, and waits name by name: where another rank has no such name, for ever. So this one
+    Horovod offers no hook for this, and waits name by name: for ever, if another rank lacks the name. So this one
     object, not Horovod, gets a method of its own.
 
     Returns:
-        What to call to undo it.
+        A function that undoes it.
     """
-    this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have put one there as well
+    this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have set one, too
 
-    @torch.compiler.disable  # of what a compiled step would look into, none is arithmetic
+    @torch.compiler.disable  # nothing in it is worth compiling: it has no arithmetic
     def synchronize() -> None:
         action()
         own: Any = this()

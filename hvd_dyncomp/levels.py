@@ -1,33 +1,37 @@
-"""The bit-widths ("levels") that exist. Everything else in the package asks here."""
+"""The bit-widths ("levels") that exist. The rest of the package asks here."""
 
 from numbers import Real
 
 from hvd_dyncomp.checks import shown
 
 LEVELS: tuple[float, ...] = (0.125, 0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
-"""Bits per gradient value, ascending: floats below one bit, integers from there on. 32 means uncompressed: Horovod's
+"""Bits per gradient value, ascending: floats below one bit, integers from one bit on. 32 means uncompressed: Horovod's
 own allreduce."""
 
 UNCOMPRESSED = 32
 
 
 def check_level(name: str, value: object) -> float:
-    """Returns `value` as it is in `LEVELS`.
+    """Return `value` as it is in `LEVELS`.
+
+    Args:
+        name: of the argument, for the error message.
+        value: bits per value.
 
     Raises:
-        ValueError: it is not there; the message names the argument `name` and the value.
+        ValueError: `value` is not a level; the message names the argument and the value.
     """
-    # bool is an int in Python, and True == 1 would pass for one bit.
+    # bool is an int in Python: True == 1 would pass for one bit.
     if isinstance(value, bool) or not isinstance(value, Real) or value not in LEVELS:
         raise ValueError(f"{name} must be one of the levels {LEVELS} (bits per value), got {shown(value)}")
     return LEVELS[LEVELS.index(value)]
 
 
 def level_code(bits: float) -> int:
-    """A level, or 0, as an integer that fits a signed byte: itself, or -n for 1/n."""
+    """A level, or 0, as an integer that fits a signed byte: n for n bits, -n for 1/n bit."""
     return -round(1 / bits) if 0 < bits < 1 else int(bits)
 
 
 def level_of(code: int) -> float:
-    """The inverse of `level_code`, of any integer."""
+    """The inverse of `level_code`, for any integer."""
     return code if code >= -1 else -1 / code

@@ -1,9 +1,9 @@
-"""Counts what a worker sends, by epoch and level and by tensor, against what float32 would have sent.
+"""Counts of what a rank sends, by epoch and level and by tensor, compared with float32.
 
-Bytes are those of the messages themselves, with scales, headers and padding, and without what the transport adds
-(TCP/IP headers, Horovod's own negotiation). For collectives in which a rank's share depends on the algorithm the
-count is the mean over ranks, which all bandwidth-optimal algorithms share: 2(N-1)/N of the buffer for an allreduce,
-N-1 times its own piece for an allgather. What leaves a host of an allreduce is what must: 2(H-1)/H of the buffer with H
+Bytes are those of the messages themselves: with scales, headers and padding, without what the transport adds (TCP/IP
+headers, Horovod's negotiation). In some collectives a rank's share depends on the algorithm. There the count is the
+mean over ranks, the same for all bandwidth-optimal algorithms: 2(N-1)/N of the buffer for an allreduce, N-1 times its
+own piece for an allgather. Of an allreduce, what leaves a host is the least possible: 2(H-1)/H of the buffer with H
 hosts, divided among the host's workers. (Gloo's ring sends more than that from hosts of several workers.)
 """
 
@@ -21,28 +21,28 @@ Value = TypeVar("Value")
 
 
 def allreduce_bytes(nbytes: float, world_size: int) -> float:
-    """Bytes that one of `world_size` workers sends in a bandwidth-optimal allreduce of `nbytes` bytes."""
+    """Bytes that one of `world_size` ranks sends in a bandwidth-optimal allreduce of `nbytes` bytes."""
     return 2 * (world_size - 1) / world_size * nbytes
 
 
 @dataclass
 class Traffic:
-    """What one worker sent; all byte counts are per worker.
+    """What one rank sent; all byte counts are per rank.
 
     Attributes:
-        compressed_bytes: messages of exchanges, scales and headers included, and the handshakes of their steps.
-        uncompressed_bytes: what travelled as it was: skipped tensors, released epochs with their handshakes, tickets.
+        compressed_bytes: messages of exchanges, with scales and headers, and the handshakes of their steps.
+        uncompressed_bytes: skipped tensors, steps at 32 bits with their handshakes, and tickets.
         float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.
-        nonfinite_blocks: blocks (of `block_size` values) that held a NaN or an infinity of some rank; over all steps.
-        steps: exchanges.
-        seconds: time spent inside `compress` and `decompress`, waiting for what they send included. (The handshake is
-            waited for before, in `synchronize`.)
-        leaving_bytes: of compressed and uncompressed bytes, those that left the host; the rest stayed on it.
-        float32_leaving_bytes: of `float32_bytes`, those that would have left it.
+        nonfinite_blocks: blocks (of `block_size` values) in which some rank had a NaN or an infinity; over all steps.
+        steps: number of steps.
+        seconds: time in `compress` and `decompress`, with the wait for what they send. (The wait for the handshake
+            comes before, in `synchronize`, and does not count.)
+        leaving_bytes: the part of compressed and uncompressed bytes that left the host.
+        float32_leaving_bytes: the part of `float32_bytes` that would have left the host.
 
     Raises:
-        ValueError: a field is not a finite number of at least 0 (counts: a whole one).
+        ValueError: a field is not a finite number of at least 0 (counts: a whole number).
 
     Examples:
         >>> sent = Traffic(compressed_bytes=100, uncompressed_bytes=25, float32_bytes=1000)
@@ -68,17 +68,17 @@ class Traffic:
 
     @property
     def sent_bytes(self) -> float:
-        """Everything this worker sent."""
+        """All bytes that this rank sent."""
         return self.compressed_bytes + self.uncompressed_bytes
 
     @property
     def staying_bytes(self) -> float:
-        """What this worker sent to others on its host."""
+        """Bytes that this rank sent to others on its host."""
         return self.sent_bytes - self.leaving_bytes
 
     @property
     def saved_fraction(self) -> float:
-        """1 - sent / float32: of what left the host, if anything did; otherwise of all that was sent; 0 for nothing."""
+        """1 - sent / float32, of the bytes that left the host; of all bytes if none would have left; 0 for nothing."""
         if self.float32_leaving_bytes:
             return 1 - self.leaving_bytes / self.float32_leaving_bytes
         return 1 - self.sent_bytes / self.float32_bytes if self.float32_bytes else 0.0
@@ -91,11 +91,11 @@ class Traffic:
 
 @dataclass
 class Sent:
-    """What one worker sent of a tensor.
+    """What one rank sent of a tensor.
 
     Attributes:
-        sent_bytes: to anybody.
-        leaving_bytes: so much of it as left the host.
+        sent_bytes: to all other ranks.
+        leaving_bytes: the part that left the host.
 
     Raises:
         ValueError: a field is not a finite number of at least 0.
@@ -114,15 +114,16 @@ class Sent:
 
 
 class Meter:
-    """Traffic of one worker, keyed by (epoch, level), and by (tensor, level).
+    """Traffic of one rank, by (epoch, level) and by (tensor, level).
 
     Epochs are the controller's: an epoch ends when `Controller.step` is called.
 
     Attributes:
-        records: `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch which ran at `bits` bits.
+        records: `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch at `bits` bits per value.
         tensors: `tensors[(name, bits)]` is what was `Sent` of a tensor, by its parameter's name, in all steps at `bits`
-            bits. All small tensors of a bucket have the name of the first one. A message has many tensors; it is
-            divided among them as their codes are long. What is no tensor's (handshakes, tickets) is in `records` only.
+            bits. All small tensors of a bucket count under the name of the first one. A message holds many tensors; its
+            bytes are divided among them in proportion to the lengths of their codes. What belongs to no tensor
+            (handshakes, tickets) is in `records` only.
 
     Examples:
         >>> meter = Meter()
@@ -137,10 +138,10 @@ class Meter:
         self.tensors: dict[tuple[str, float], Sent] = {}
 
     def at(self, epoch: int, bits: float) -> Traffic:
-        """The record of (epoch, bits), created when it is first asked for.
+        """The record of (epoch, bits), created at the first call.
 
         Raises:
-            ValueError: it is no epoch, counted from 0, or no level.
+            ValueError: `epoch` is not a whole number from 0, or `bits` is not a level.
         """
         key = integer("epoch", epoch, 0), check_level("bits", bits)
         if key not in self.records:
@@ -148,21 +149,21 @@ class Meter:
         return self.records[key]
 
     def epoch(self, epoch: int) -> Traffic:
-        """The sum over the levels of one epoch. Raises ValueError if it is none."""
+        """The sum over the levels of one epoch. Raises ValueError if `epoch` is not a whole number from 0."""
         integer("epoch", epoch, 0)
         return self._sum(lambda key: key[0] == epoch)
 
     def level(self, bits: float) -> Traffic:
-        """The sum over the epochs of one level. Raises ValueError if it is none."""
+        """The sum over the epochs of one level. Raises ValueError if `bits` is not a level."""
         check_level("bits", bits)
         return self._sum(lambda key: key[1] == bits)
 
     def total(self) -> Traffic:
-        """The sum over everything."""
+        """The sum over all records."""
         return self._sum(lambda key: True)
 
     def by_tensor(self) -> dict[str, Sent]:
-        """The sums over all levels of what is in `tensors`, by name."""
+        """The sums over all levels of `tensors`, by name."""
         sums: dict[str, Sent] = {}
         for (name, _), own in self.tensors.items():
             total = sums.setdefault(name, Sent())
@@ -178,22 +179,22 @@ class Meter:
         return total
 
     def state_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Plain data: "records" and "tensors", one dict each."""
+        """Plain data: "records" and "tensors", each a list with one dict per entry."""
         return {
             "records": [{"epoch": epoch, "bits": bits, **asdict(own)} for (epoch, bits), own in self.records.items()],
             "tensors": [{"name": name, "bits": bits, **asdict(own)} for (name, bits), own in self.tensors.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, list[dict[str, Any]]]) -> None:
-        """Replaces everything with what `state_dict()` has returned.
+        """Replace everything with what `state_dict()` returned.
 
         Raises:
-            ValueError: `state` is something else; nothing has changed then.
+            ValueError: `state` is something else; nothing has changed.
         """
         try:
             records = _table(state["records"], "epoch", lambda epoch: integer("epoch", epoch, 0), Traffic)
             tensors = _table(state["tensors"], "name", _name, Sent)
-        except Exception as error:  # a file may have brought anything
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
         self.records, self.tensors = records, tensors
@@ -202,13 +203,13 @@ class Meter:
 def _table(
     rows: Iterable[Mapping[str, Any]], of: str, checked: Callable[[Any], Key], kind: Callable[..., Value]
 ) -> dict[tuple[Key, float], Value]:
-    """Rows of a state, by what they have under `of`, checked, and by level."""
+    """The rows of a state, checked, by level and by the value under the key `of`."""
     table: dict[tuple[Key, float], Value] = {}
     for row in rows:
         counts = {**row}
         key = checked(counts.pop(of)), check_level("bits", counts.pop("bits"))
         if key in table:
-            raise ValueError(f"{of} and bits must be there once, got {key} twice")
+            raise ValueError(f"{of} and bits must be unique together, got {key} twice")
         table[key] = kind(**counts)
     return table
 

@@ -1,7 +1,7 @@
-"""Steps of an optimizer without its momentum: at few bits what waits in residuals is one already (docs/study.md).
+"""Optimizer steps without momentum: at few bits the residuals act as a momentum already (docs/study.md).
 
-The optimizer's own step does the arithmetic, but on a view: an object that shares all with the optimizer except for its
-groups. Nothing of the optimizer itself changes within a step, so that nothing has to be put back.
+The optimizer's own step does the arithmetic, but on a view: an object that shares every attribute with the optimizer
+except the groups. So the optimizer itself never changes within a step, and there is nothing to restore.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from hvd_dyncomp.checks import shown
 
-#: A level of at most so many bits has enough of a momentum by itself (docs/study.md).
+#: At so many bits or less, the residuals are momentum enough (docs/study.md).
 MOST_BITS = 2
 MUCH_MOMENTUM = 0.5
 
@@ -23,27 +23,31 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
 def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """Has an optimizer step without its momentum where gradients have come at 2 bits a value or less.
+    """Make an optimizer step without its momentum when the gradients came at 2 bits or less.
 
         optimizer = without_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
-    What waits in residuals acts as a momentum at few bits, and two are one too many. So SGD of momentum m and dampening
-    d then steps by (1 - d) / (1 - m) times its learning rate without, Adam and AdamW with a first beta of 0. Small and
-    skipped tensors, of which nothing waits, keep theirs; so do all at more bits, and without error feedback or Horovod.
-    The level of a step's own gradients decides. To be done on every rank or on none. When SGD's momentum comes back it
-    begins at zero. `param_groups`, and all that schedules, hooks, checkpoints and scalers see, stay the user's.
+    At few bits the residuals act as a momentum, and two momenta are one too many. At 2 bits or less:
+
+    - SGD of momentum m and dampening d steps without momentum, and with (1 - d) / (1 - m) times its learning rate.
+    - Adam and AdamW step with a first beta of 0.
+    - Small and skipped tensors keep their momentum: nothing of them waits in residuals.
+
+    The level at which a step's own gradients came decides. At more bits, without error feedback or without Horovod,
+    every tensor keeps its momentum. When SGD's momentum comes back, it starts at zero. Call this on every rank or on
+    none. `param_groups` stay the user's, and so does all that schedulers, hooks, checkpoints and gradient scalers see.
 
     Args:
-        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or of a class that inherits the `step` of one of them; before
-            `hvd.DistributedOptimizer` is made of it. Their momentum may be 0, and be raised by a schedule.
+        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them. Pass it
+            before `hvd.DistributedOptimizer` wraps it. Its momentum may be 0, and a scheduler may raise it.
 
     Returns:
-        The same object, whose class is derived from the one that it had.
+        The same object. Its class is now derived from the class that it had.
 
     Raises:
-        TypeError: it is another optimizer, or Horovod's, or none.
+        TypeError: `optimizer` is another optimizer, or Horovod's, or no optimizer.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
@@ -55,67 +59,68 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
         return optimizer
     if not isinstance(optimizer, torch.optim.Optimizer) or inspect.unwrap(type(optimizer).step) not in _KNOWN:
         raise TypeError(
-            "optimizer must be torch.optim.SGD, Adam or AdamW with the step that torch gave it, and come here before "
-            f"hvd.DistributedOptimizer, got {shown(optimizer)}; make one of another kind with little momentum instead"
+            "optimizer must be torch.optim.SGD, Adam or AdamW with torch's own step, not yet wrapped by "
+            f"hvd.DistributedOptimizer, got {shown(optimizer)}; make any other optimizer with little momentum instead"
         )
     kind: Any = type(optimizer)
     optimizer.__class__ = _derived(kind)
-    optimizer._patch_step_function()  # torch's: step hooks are called around our step, as they were around its own
+    optimizer._patch_step_function()  # torch's: makes step hooks run around our step, as around its own
     return optimizer
 
 
 def leave_out(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor], bits: float) -> None:
-    """Has an optimizer, if it is one of `without_momentum`, step with gradients that have come at so many bits.
+    """Tell an optimizer at how many bits its gradients came. No effect unless `without_momentum` made it.
 
     Args:
         parameters: those whose gradients wait in residuals; the same object in every step.
+        bits: level of the gradients, bits per value.
     """
     if isinstance(optimizer, WithoutMomentum):
         optimizer.left_out = parameters if bits <= MOST_BITS else ()
 
 
 def advice(optimizer: torch.optim.Optimizer) -> str:
-    """What whoever trains at less than a bit should know of the optimizer; "" if there is nothing."""
+    """The warning about an optimizer's momentum for training below one bit; "" if it has little."""
     groups = [] if isinstance(optimizer, WithoutMomentum) else optimizer.param_groups
     momentum = max((float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in groups), default=0)
     if momentum < MUCH_MOMENTUM:
         return ""
     return (
-        f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits what waits in residuals acts as "
-        "another, which may harm training: make it hvd_dyncomp.without_momentum(optimizer), before "
-        "hvd.DistributedOptimizer, if it is SGD, Adam or AdamW; others without momentum (docs/howto-levels.md)"
+        f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits the residuals act as a second "
+        "momentum, which may harm training: call hvd_dyncomp.without_momentum(optimizer) for SGD, Adam and AdamW, "
+        "before hvd.DistributedOptimizer; make other optimizers without momentum (docs/howto-levels.md)"
     )
 
 
 class WithoutMomentum(torch.optim.Optimizer):
-    """Comes before the class of an optimizer, and so between it and Horovod's.
+    """The class in front of an optimizer's own class, and so between that class and Horovod's.
 
     Attributes:
-        left_out: the parameters whose momentum the next step leaves out, as `leave_out` has it.
+        left_out: the parameters that the next step updates without momentum; `leave_out` sets it.
     """
 
     left_out: Collection[torch.Tensor] = ()
-    _emptied: Collection[torch.Tensor] | None = None  # those whose buffers are zero
+    _emptied: Collection[torch.Tensor] | None = None  # parameters whose buffers are zero
 
-    @torch._disable_dynamo  # a compiler would begin anew with every view
+    @torch._disable_dynamo  # a compiler would recompile for every view
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """As the optimizer's own."""
+        """The optimizer's own step, without momentum for the parameters in `left_out`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Not before: it may be the closure that has brought the gradients, and with them what is left out.
+        # After the closure, not before: it may bring the gradients, and with them what is left out.
         step = super().step.__func__  # type: ignore[attr-defined]
-        while getattr(step, "hooked", False):  # hooks are called around this method already, and never for a view
+        while getattr(step, "hooked", False):  # torch calls the hooks around this method; a view must not repeat them
             step = step.__wrapped__
         step(_sharing(self, type(self), param_groups=list(_divided(self))) if self.left_out else self)
         self._empty()
         return loss
 
     def _empty(self) -> None:
-        """SGD's buffers of what is left out become zero, once, so that no gradient counts twice when momentum is back.
+        """Zero SGD's momentum buffers of what is left out, once: no gradient may count twice when momentum is back.
 
-        The state keeps its form: who joins an elastic job has to find what he has himself.
+        The state keeps its form: a worker that joins an elastic job must find the same entries as in its own.
         """
         if self._emptied is self.left_out:
             return
@@ -126,7 +131,7 @@ class WithoutMomentum(torch.optim.Optimizer):
         self._emptied = self.left_out
 
     def state_dict(self) -> dict[str, Any]:
-        """As the optimizer's own. Who asks for it may write into its tensors, as Horovod's broadcast does."""
+        """The optimizer's own. The caller may write into its tensors, as Horovod's broadcast does."""
         self._emptied = None
         return super().state_dict()
 
@@ -135,7 +140,7 @@ class WithoutMomentum(torch.optim.Optimizer):
         self._emptied = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickled by the class that it was of: nobody finds a derived one by its name."""
+        """Pickle under the original class: pickle cannot find a derived class by its name."""
         first, *others = type(self).__bases__
         if first is not WithoutMomentum:  # Horovod's class, which is derived from ours
             return super().__reduce_ex__(protocol)
@@ -148,21 +153,21 @@ def _derived(base: Any) -> Any:
 
 
 def _sharing(optimizer: torch.optim.Optimizer, kind: type, **others: Any) -> torch.optim.Optimizer:
-    """An object of a class that shares all attributes with an optimizer, but for others."""
+    """An object of class `kind` that shares all attributes with an optimizer, except `others`."""
     view: torch.optim.Optimizer = object.__new__(kind)
     vars(view).update(vars(optimizer), **others)
     return view
 
 
 def _divided(optimizer: WithoutMomentum) -> Iterator[dict[str, Any]]:
-    """The optimizer's groups, and beside each one for those of its parameters whose momentum is left out."""
+    """The optimizer's groups, each followed by a group of its parameters whose momentum is left out."""
     for group in optimizer.param_groups:
         yield {**group, "params": [p for p in group["params"] if p not in optimizer.left_out]}
         yield {**group, **_instead(group), "params": [p for p in group["params"] if p in optimizer.left_out]}
 
 
 def _instead(group: dict[str, Any]) -> dict[str, Any]:
-    """What a group without momentum has in place of its own values."""
+    """The values that replace a group's own where it has no momentum."""
     if "betas" in group:
         first, second = group["betas"]
         return {"betas": (first * 0, second)}  # a tensor, if it was one
@@ -172,5 +177,5 @@ def _instead(group: dict[str, Any]) -> dict[str, Any]:
     return {"lr": group["lr"] * ((1 - group["dampening"]) / (1 - momentum)), "momentum": 0.0}
 
 
-# By the method that steps: a class that has one of its own may mean something else by its groups.
+# Compared by their `step`: a class with a `step` of its own may give its groups another meaning.
 _KNOWN = {inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}

@@ -1,4 +1,4 @@
-"""`DynamicQuantizer`: the `horovod.torch.Compressor` that users hand to `hvd.DistributedOptimizer`."""
+"""`DynamicQuantizer`: the `horovod.torch.Compressor` that users pass to `hvd.DistributedOptimizer`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from hvd_dyncomp.transport.horovod import Compressor
 
 logger = logging.getLogger(__name__)
 
-# Not None where torch.compile looks into what this thread calls. To be opaque to it takes a microsecond and more, for
-# every gradient. (Kept in no documentation; a torch without it has us opaque always.)
+# Returns not None while torch.compile traces this thread. To be opaque to it costs a microsecond and more for every
+# gradient. (Not documented by torch; with a torch that lacks it, `bool` makes us opaque always.)
 _looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
 
 
 class _Context(NamedTuple):
-    """All that `decompress` needs for one tensor."""
+    """What `decompress` needs for one tensor."""
 
     gradient: torch.Tensor
     step: Step | FailedStep | None = None
@@ -49,65 +49,66 @@ class _Context(NamedTuple):
 
 
 class DynamicQuantizer(Compressor):
-    """Compresses gradients to the number of bits that a controller says, with error feedback.
+    """Compress gradients to the controller's number of bits, with error feedback.
 
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
-    One quantizer serves one optimizer, which it finds by itself at the first gradient, or is told of by `attach`;
-    several may share a controller. Handed to anything else (`hvd.allreduce(t, compression=...)`), a quantizer lets the
-    tensor pass uncompressed and says so once.
+    One quantizer serves one optimizer. It finds the optimizer by itself at the first gradient, or `attach` names it.
+    Several quantizers may share a controller. Used for anything else (`hvd.allreduce(t, compression=...)`), a quantizer
+    leaves the tensor uncompressed and warns once.
 
-    How gradients travel is told in docs/design.md. Gradients may be float16, bfloat16, float32 or float64,
-    of any shape and strides; quantization and sums are done in float32. At 2 bits and less, what waits in residuals
-    acts as a momentum: `without_momentum` has the optimizer step without its own.
+    Gradients may be float16, bfloat16, float32 or float64, of any shape and strides; quantization and sums are in
+    float32. docs/design.md describes the exchange. At 2 bits and less the residuals act as a momentum:
+    `without_momentum` makes the optimizer step without its own.
 
     Args:
-        controller: says at how many bits; default `Controller()`. A policy or a level, such as 4, makes one of its own.
-        named_parameters: (name, parameter) pairs: the names in `state_dict`. For programs whose framework makes
-            Horovod's optimizer without names.
+        controller: gives the number of bits; default `Controller()`. A policy or a level, such as 4, makes a new
+            controller.
+        named_parameters: (name, parameter) pairs: the names in `state_dict`. For frameworks that make Horovod's
+            optimizer without names.
         error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,
-            small values that share a block with values a hundred times as large may never arrive. False is for those
-            who cannot spare 4 bytes a value, at 8 bits and more.
-        rounding: "nearest", or "stochastic": unbiased, reproducible from rank, step and element; for training without
-            error feedback. 1 bit with error feedback always rounds to nearest.
-        block_size: values that share a scale, a power of two from 64 to 65536; the scale costs 32 / block_size bits a
-            value. For gradients whose magnitudes differ much within 512 values.
-        min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is less. For models
-            whose small tensors are many.
-        skip: a function of a parameter's name and the parameter that says whether it travels uncompressed:
-            `skip=lambda name, parameter: "embedding" in name`. The same answers on all ranks. For parameters that
-            compression harms.
-        fp16_uncompressed: skipped tensors travel as float16, as with `hvd.Compression.fp16`. For large skipped tensors
-            on a slow link. (At 32 bits all others travel in their own dtype, whatever this says.)
-        bucket_bytes: float32 bytes of gradients that are exchanged together. Smaller buckets leave earlier in
-            backward; larger ones cost fewer messages, for links of long latency.
-        auto_level: take the controller's level as the least that quality allows, try the levels above it, 32 included,
-            for some 50 steps at the start, again whenever the controller moves, and every five epochs; and use
-            whichever makes the steps shortest. For links of unknown speed. What was measured is logged. Levels then
-            depend on time, and a run cannot be repeated bit for bit.
-        hierarchical: on hosts of several workers, exchange gradients within each host first, and then between hosts, so
-            that what leaves a host is what the level says, however many workers it has. None: where all hosts have
-            equally many workers; True: demand it; False: all workers at once, which was faster at 1 and 2 bits on two
-            hosts of two workers and 1 Gbit/s.
-        warmup_steps: so many first steps have at least `warmup_bits`, whatever the controller says: for few bits with a
-            rate that is large from the start. Steps are counted as `state_dict` does, so that a run that resumes in its
-            warm-up ends it where it would have ended.
-        warmup_bits: see there; 32 for none compressed.
-        transport: who carries the bytes; default Horovod. For tests and simulations.
+            a small value that shares a block with values a hundred times as large may never arrive. False saves the
+            residuals' 2 bytes per value; use it at 8 bits and more only.
+        rounding: "nearest" or "stochastic". Stochastic rounding is unbiased and reproducible from rank, step and
+            element. Use it for training without error feedback. 1 bit with error feedback always rounds to nearest.
+        block_size: values that share a scale, a power of two from 64 to 65536. The scale costs 32 / block_size bits per
+            value. Change it for gradients whose magnitudes differ much within 512 values.
+        min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is lower. Change it for
+            models with many small tensors.
+        skip: a function of a parameter's name and the parameter. If it returns True, the parameter travels
+            uncompressed: `skip=lambda name, parameter: "embedding" in name`. It must return the same on all ranks. Use
+            it for parameters that compression harms.
+        fp16_skipped: send skipped tensors as float16, as `hvd.Compression.fp16` does. Use it for large skipped
+            tensors on a slow link. (At 32 bits all other tensors travel in their own dtype, with either value.)
+        bucket_bytes: float32 bytes of gradients that are exchanged together. Smaller buckets leave earlier in backward.
+            Larger ones need fewer messages; use them on links of long latency.
+        auto_level: treat the controller's level as the least that quality allows. Try the levels above it, 32 included,
+            for some 50 steps at the start, again whenever the controller moves, and every five epochs; then use the
+            level with the shortest steps. The measurements are logged. Use it on links of unknown speed. Levels then
+            depend on time, so a run cannot be repeated bit for bit.
+        hierarchical: on hosts of several workers, exchange gradients within each host first, then between hosts. What
+            leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
+            many workers. True: require it. False: exchange among all workers at once, which was faster at 1 and 2 bits
+            on two hosts of two workers and 1 Gbit/s.
+        warmup_steps: number of first steps that have at least `warmup_bits`, whatever the controller says. Use it for
+            few bits with a learning rate that is large from the start. Steps count as in `state_dict`, so a run that
+            resumes within its warm-up ends it at the same step.
+        warmup_bits: least level of the warm-up, bits per value; 32 means uncompressed.
+        transport: sends the bytes; default Horovod. For tests and simulations.
 
     Attributes:
         controller: see above.
-        bits: level of the latest step with `auto_level`; before the first, and always without it, that of the next: the
-            controller's, but for the warm-up.
+        bits: level of the next step: the controller's, or the warm-up's. With `auto_level`, from the first step on,
+            level of the latest step.
         meter: the `Meter` of what this rank has sent.
 
     Raises:
-        ValueError, TypeError: an argument is out of range or of another type; at the first gradient: the optimizer's op
-            is not Average or Sum, another optimizer uses the same quantizer, or `hierarchical=True` cannot be.
+        ValueError, TypeError: an argument is out of range or of another type. At the first gradient: the optimizer's op
+            is not Average or Sum, another optimizer uses the same quantizer, or `hierarchical=True` is impossible.
         LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have other parameters or
-            settings, or disagree about level or step. (Who calls `synchronize` by himself may see Horovod's own error
-            first, where a rank at 32 bits meets one that compresses.)
+            settings, or differ in level or step. (If a program calls `synchronize` itself and a rank at 32 bits meets
+            one that compresses, Horovod's own error may come first.)
 
     Examples:
         >>> from hvd_dyncomp import Static
@@ -128,7 +129,7 @@ class DynamicQuantizer(Compressor):
         block_size: int = 512,
         min_numel: int = 1024,
         skip: Skip | None = None,
-        fp16_uncompressed: bool = False,
+        fp16_skipped: bool = False,
         bucket_bytes: int = 8 * 2**20,
         auto_level: bool = False,
         hierarchical: bool | None = None,
@@ -158,37 +159,38 @@ class DynamicQuantizer(Compressor):
         )
         lookout.register(self.controller, self._lifecycle)
         self._lock = threading.Lock()
-        # Where a compiled function calls backward, hooks are compiled as well, and what was found for one gradient
-        # would be taken to be so of the next. Made here: it imports the compiler, as making any optimizer does.
+        # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
+        # it found for this one. Made here: it imports the compiler, as making any optimizer does.
         self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
         self._warned = False
 
     @property
     def bits(self) -> float:
-        """See the class."""
+        """Level of the next step, or with `auto_level` of the latest one; see the class."""
         return self._levels.bits
 
-    def errors(self) -> dict[str, float]:
-        """How far the latest step's means are off, by name as in `Meter.tensors`: error's norm over mean's.
+    def relative_errors(self) -> dict[str, float]:
+        """Estimated error of the latest step's means, relative to their norms, by name as in `Meter.tensors`.
 
-        Estimated from this rank's residuals, as if all ranks had as much, independently. (With more than two ranks to
-        reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many steps,
-        and may be more than the mean. To be called while there are gradients, before `zero_grad()`; waits for the
-        device, and for no rank. Left out is what has no gradient, or is another worker's of this host to quantize;
-        without error feedback, everything.
+        Call it while there are gradients, before `zero_grad()`. It waits for the device, and for no rank.
+
+        The estimate takes this rank's residuals, as if all ranks had as much, independently. (With more than two ranks
+        to reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many
+        steps, and may be larger than the mean. Left out are tensors without a gradient, and tensors that another worker
+        of this host quantizes; without error feedback, all tensors.
         """
         plan = self._lifecycle.plan
         return {} if plan is None else relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Says which optimizer to work for, instead of having it found at the first gradient.
+        """Bind the quantizer to an optimizer now, instead of at the first gradient.
 
         Args:
             optimizer: what `hvd.DistributedOptimizer(..., compression=this quantizer)` returned.
 
         Raises:
-            ValueError: it is another optimizer, or cannot be used: its `op`, or a parameter without a name; gradients
-                are in flight.
+            ValueError: `optimizer` has another compressor, or is unusable (its `op`, or a parameter without a name), or
+                gradients are in flight.
         """
         if compressor_of(optimizer) is not self:
             raise ValueError(
@@ -198,16 +200,16 @@ class DynamicQuantizer(Compressor):
         uninterrupted(lambda: self._lifecycle.attach(optimizer))
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, _Context]:
-        """Called by Horovod for every gradient; returns what Horovod is to reduce, and the context for `decompress`.
+        """Take a gradient from Horovod; return what Horovod is to reduce, and the context for `decompress`.
 
-        A compressed gradient travels by this package's own asynchronous collectives. Horovod is left a ticket of one
-        float32 to reduce, so that its bookkeeping goes on. Never blocks: it is called within backward.
+        A compressed gradient travels by this package's own asynchronous collectives. In its place Horovod reduces a
+        ticket of one float32, so that its bookkeeping goes on. Never blocks: Horovod calls it within backward.
         """
         if not isinstance(self, DynamicQuantizer):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
         take = DynamicQuantizer._timed if _looked_into() is None else self._opaque
         caller = sys._getframe(1)
-        if torch.is_inference_mode_enabled():  # `step` may be called in it: what it makes cannot be written later
+        if torch.is_inference_mode_enabled():  # `step` may be called in it: tensors made in it cannot be written later
             with torch.inference_mode(False), torch.no_grad():
                 return take(self, tensor, caller)
         return take(self, tensor, caller)
@@ -231,15 +233,19 @@ class DynamicQuantizer(Compressor):
         return wire, _Context(gradient, step, compressed)
 
     def decompress(self, tensor: torch.Tensor, ctx: _Context | None) -> torch.Tensor:
-        """Called by Horovod with what it reduced; returns the reduced gradient, in the original's memory and dtype.
+        """Return the reduced gradient to Horovod, in the original's memory and dtype.
 
-        Horovod has handed in all gradients of a step before it asks for the first one back.
+        Horovod passes all gradients of a step to `compress` before it asks for the first one back.
+
+        Args:
+            tensor: what Horovod has reduced.
+            ctx: what `compress` returned with it.
         """
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         if ctx is not None and not isinstance(ctx, _Context):
             raise TypeError(f"ctx must be what compress returned, got {shown(ctx)}")
-        gradient, step, compressed = ctx or _Context(tensor)  # compress never sees a gradient that stays sparse
+        gradient, step, compressed = ctx or _Context(tensor)  # no ctx: `compress` never saw this sparse gradient
         if step is None:
             return tensor
         began = time.perf_counter()
@@ -251,18 +257,18 @@ class DynamicQuantizer(Compressor):
         if not compressed:
             if tensor is not gradient:
                 gradient.copy_(tensor)
-        elif not tensor.item():  # a ticket, on the CPU but in groups
-            gradient.zero_()  # nobody has used this parameter: not even rounding may move it
+        elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
+            gradient.zero_()  # no rank has used this parameter: not even rounding may move it
         step.traffic.seconds += time.perf_counter() - began
         return gradient
 
     def drop_residuals(self) -> None:
-        """Forgets what has not been delivered yet: for callers that discard a step.
+        """Drop all residuals: for programs that discard a step.
 
-        To be called on every rank, between steps: after `optimizer.synchronize()` or `optimizer.step()`.
+        Call it on every rank, between steps: after `optimizer.synchronize()` or `optimizer.step()`.
 
         Raises:
-            RuntimeError: gradients are in flight; nothing has changed then.
+            RuntimeError: gradients are in flight; nothing has changed.
         """
         if self._lifecycle.in_flight:
             raise RuntimeError("drop_residuals must be called between steps, but gradients are in flight")
@@ -271,19 +277,19 @@ class DynamicQuantizer(Compressor):
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
 
-        Contains tensors, numbers, strings, lists and dicts only.
+        It holds only tensors, numbers, strings, lists and dicts.
         """
-        # Last: residuals may be a state that was loaded, whole, and these have moved on since.
+        # These last: `residuals()` may return a whole loaded state, and steps and meter have moved on since.
         return {**self._lifecycle.residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the state of the same rank of a run with the same parameters.
+        """Take over the state of the same rank of a run with the same parameters.
 
-        May be called before the first gradient; what concerns parameters is then checked at the first gradient.
+        You may call it before the first gradient. What concerns parameters is then checked at the first gradient.
 
         Raises:
-            ValueError: the state is not a quantizer's, or is another rank's, or of other parameters; nothing has
-                changed then.
+            ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
+                changed.
         """
         try:
             state = residual_state.checked(state)
@@ -291,7 +297,7 @@ class DynamicQuantizer(Compressor):
                 raise ValueError('it was saved with allocation="error", which no longer exists')
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
-        except Exception as error:  # a file may have brought anything
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
@@ -301,22 +307,22 @@ class DynamicQuantizer(Compressor):
         self.meter.load_state_dict(state["meter"])
 
     def sync(self) -> None:
-        """Takes over what rank 0 knows: for workers that join a run (`hvd_dyncomp.elastic`). Collective.
+        """Take over rank 0's step count and `auto_level`: for workers that join (`hvd_dyncomp.elastic`). Collective.
 
-        Residuals are each rank's own: a worker that joins has none.
+        Residuals belong to each rank: a worker that joins has none.
         """
         self._lifecycle.suspend()
         [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
         self._levels.load_state_dict(first)
 
     def __reduce__(self) -> tuple:
-        """A copy (pickle, copy.deepcopy) is unbound and has the same residuals. Between steps only."""
+        """Copy (pickle, copy.deepcopy), between steps only. A copy has the same residuals and no optimizer."""
         if self._lifecycle.in_flight:
             raise RuntimeError("a DynamicQuantizer can be pickled between steps only, but gradients are in flight")
         if self._arguments["named_parameters"] is not None:
             raise TypeError(
-                "a DynamicQuantizer with named_parameters cannot be pickled: they are this process's own; hand them to "
-                "hvd.DistributedOptimizer instead"
+                "a DynamicQuantizer with named_parameters cannot be pickled: the parameters belong to this process; "
+                "pass the names to hvd.DistributedOptimizer instead"
             )
         return _copy, (self.controller, self._arguments, {**self.state_dict(), "rank": None})
 
@@ -325,8 +331,8 @@ class DynamicQuantizer(Compressor):
         if not self._warned:
             self._warned = True
             logger.warning(
-                "DynamicQuantizer compresses the gradients of an optimizer only; a tensor of shape %s that "
-                "was passed outside one travels uncompressed",
+                "DynamicQuantizer compresses only the gradients of an optimizer; a tensor of shape %s from outside an "
+                "optimizer travels uncompressed",
                 tuple(tensor.shape),
             )
 

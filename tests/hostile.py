@@ -278,7 +278,7 @@ TABLE = {
             "block_size": [*COUNT, 32, 96, 100, 2**17],
             "min_numel": COUNT,
             "skip": [4, "embedding", [], {}, b"x"],
-            "fp16_uncompressed": SWITCH,
+            "fp16_skipped": SWITCH,
             "bucket_bytes": COUNT,
             "auto_level": SWITCH,
             "hierarchical": SWITCH[1:],

@@ -128,7 +128,7 @@ def test_invariants(accuracies, patience, release, cooldown, stagnation):
     ("thresholds", "monitor", "value", "says"),
     [
         ((80.0, 88.0), "val_accuracy", 0.34, "never leave the first step"),
-        ((0.8, 0.88), "Acc@1", 34.0, "be at the last step at once"),
+        ((0.8, 0.88), "Acc@1", 34.0, "go to the last step at once"),
         ((0.8, 0.88), "val_accuracy", 0.34, ""),
         ((80.0, 88.0), "val_accuracy", 34.0, ""),
         ((80.0, 88.0), "val_accuracy", 0.0, ""),

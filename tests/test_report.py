@@ -227,7 +227,7 @@ def test_folders_of_the_same_name(tmp_path: Path) -> None:
 def test_the_summary_is_that_of_the_run(folder: Path) -> None:
     head, row = Page(report(folder)).tables["summary"]
     cells = dict(zip(head, row, strict=False))
-    assert cells["what"] == "resnet8, digits, 2 workers, dynamic, policy step, levels 4,8"
+    assert cells["settings"] == "resnet8, digits, 2 workers, dynamic, policy step, levels 4,8"
     assert cells["epochs"] == "6" and cells["levels, bits"] == "4, 8, 32, 8"
     assert cells["final test accuracy, %"] == cells["best (epoch)"].partition(" ")[0] == "82.50"
     assert cells["best (epoch)"] == "82.50 (6)"
@@ -257,13 +257,13 @@ def test_flags_that_differ_are_marked(folder: Path, tmp_path: Path) -> None:
 def test_half_a_last_line_is_left_out(half: str, tmp_path: Path) -> None:
     text = report(write(tmp_path / "run", LINES, after=half))
     assert len(curve(figures(text)["train-loss"], "run")) == 6
-    assert "half written" in text and "half written" not in report(write(tmp_path / "other", LINES))
+    assert "is incomplete" in text and "is incomplete" not in report(write(tmp_path / "other", LINES))
 
 
 def test_a_run_before_the_end_of_its_first_epoch(folder: Path, tmp_path: Path) -> None:
     young = write(tmp_path / "young", [])
     text = report(young)
-    assert "no epoch is over yet" in text and not figures(text)
+    assert "no epoch is finished yet" in text and not figures(text)
     assert curve(figures(report(young, folder))["train-loss"], "one")
 
 
@@ -354,15 +354,15 @@ def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ("{", "is no JSON object"),
-        ("", "is no JSON object"),
-        ("[1, 2]", "is no JSON object"),
-        ("{" * 100_000, "is no JSON object"),
-        ("\udcff\udcfe", "is no JSON object"),
+        ("{", "is not a JSON object"),
+        ("", "is not a JSON object"),
+        ("[1, 2]", "is not a JSON object"),
+        ("{" * 100_000, "is not a JSON object"),
+        ("\udcff\udcfe", "is not a JSON object"),
         ("{}", "'epoch'"),
         ('{"epoch": true, "level": 4}', "'epoch'"),
         ('{"epoch": -1, "level": 4}', "'epoch'"),
-        ('{"epoch": 0, "level": 4}', "is of epoch 0, after epoch 0"),
+        ('{"epoch": 0, "level": 4}', "has epoch 0 after epoch 0"),
         ('{"epoch": 1}', "'level'"),
         ('{"epoch": 1, "level": 0}', "'level'"),
         ('{"epoch": 1, "level": "4"}', "'level'"),
@@ -388,7 +388,7 @@ def test_files_that_are_not_there_or_no_files(folder: Path, tmp_path: Path, caps
     assert "page.html cannot be written: " in refused(capsys, folder, "--output", tmp_path / "none" / "page.html")
     for content in ("{", "[]", '{"config": 5}'):
         (folder / "summary.json").write_text(content)
-        assert f"{folder / 'summary.json'} is no summary" in refused(capsys, folder)
+        assert f"{folder / 'summary.json'} is not the summary" in refused(capsys, folder)
     (folder / "summary.json").unlink()
     (folder / "summary.json").mkdir()
     assert f"{folder / 'summary.json'} cannot be read: " in refused(capsys, folder)

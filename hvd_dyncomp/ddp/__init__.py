@@ -23,18 +23,18 @@ __all__ = ["Quantizer", "compress", "transport"]
 def compress(
     model: DistributedDataParallel, controller: Controller | Policy | float | None = None, **arguments: Any
 ) -> Quantizer:
-    """Has a model's gradients exchanged compressed. To be called on all ranks alike, before the first backward.
+    """Compress the gradients of a model. Call it on every rank, before the first backward pass.
 
     Args:
-        model: not compressed before, and without a communication hook. The smaller its `bucket_cap_mb`, the earlier
-            gradients come; 8 is what leaves here at once.
-        controller: as `DynamicQuantizer` takes it. A policy or a level makes one over the model's process group. One of
-            the user's is `Controller(policy, transport=hvd_dyncomp.ddp.transport())`.
-        arguments: as `DynamicQuantizer` has them: error_feedback, rounding, block_size, min_numel, skip,
-            fp16_uncompressed, bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Besides, `optimizer`,
-            if it is one of `without_momentum`; and `timeout`, a timedelta, for whatever is waited for (30 minutes).
+        model: without a communication hook, and not compressed before. With a smaller `bucket_cap_mb` gradients are
+            sent earlier; 8 is the size of the quantizer's own buckets.
+        controller: a policy or a level makes a controller over the model's process group. Or pass
+            `Controller(policy, transport=hvd_dyncomp.ddp.transport())`.
+        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
+            fp16_skipped, bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Also
+            `optimizer`, if `without_momentum` made it, and `timeout`, a timedelta: of every wait (30 minutes).
 
     Raises:
-        TypeError, ValueError: an argument is out of range or of another type, or the model cannot be used.
+        TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
     """
     return Quantizer(model, controller, **arguments)

@@ -1,11 +1,11 @@
-"""One backward pass: what the model's hook is handed, until all gradients are means."""
+"""One backward pass: from the first bucket that the model's hook gets until all gradients are means."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +18,18 @@ from hvd_dyncomp.transport.staging import on_gpu
 
 
 class _Reduction(NamedTuple):
-    """What of one of the model's buckets travels uncompressed, in its own process group: one all-reduce a dtype."""
+    """The uncompressed gradients of one of the model's buckets, in its process group: one all-reduce per dtype."""
 
     works: list[Any]
-    parts: list[tuple[torch.Tensor, list[Taken]]]  # what is reduced, and whose it is
+    parts: list[tuple[torch.Tensor, list[Taken], float]]  # what is reduced, its gradients, and the factor of the sum
 
-    def finish(self, factor: float) -> None:
+    def finish(self) -> None:
         for work in self.works:
-            work.wait()  # of a GPU's, the current stream does
-        for flat, taken in self.parts:
-            if on_gpu(flat):  # made in the stream of its own bucket's hook
-                flat.record_stream(torch.cuda.current_stream(flat.device))
+            work.wait()  # on a GPU, the current stream waits
+        for flat, taken, factor in self.parts:
+            if on_gpu(flat):  # made in the stream of another hook
+                for memory in (flat._indices(), flat._values()) if flat.is_sparse else (flat,):
+                    memory.record_stream(torch.cuda.current_stream(flat.device))
             flat *= factor
             start = 0
             for _, gradient, _ in taken:
@@ -40,14 +41,14 @@ class Backward:
     """One backward pass that exchanges gradients.
 
     Args:
-        step: that the gradients are of; it has begun.
-        factor: what sums over ranks are multiplied by.
+        step: the step of the gradients; it has begun.
+        factor: multiplies sums over ranks.
         group: the model's process group.
-        ended: called when all is over, by the thread that has waited for it, with the error if there is one.
+        ended: called at the end by the thread that has waited, with the error or None; again after a later error.
 
     Attributes:
-        complete: whether all gradients have come.
-        over: set when they are the means, or there is an error.
+        complete: whether all gradients have arrived.
+        over: set when they are means, or there is an error.
     """
 
     def __init__(
@@ -56,18 +57,18 @@ class Backward:
         self._step, self._factor, self._group, self._ended = step, factor, group, ended
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._reductions: list[_Reduction] = []
-        self._origins: dict[Streams, Any] = {}  # where the latest hook was queued
+        self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
         self.complete, self.over = False, threading.Event()
 
     def add(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> torch.futures.Future[torch.Tensor]:
-        """Takes all gradients of one of the model's buckets."""
+        """Take all gradients of one of the model's buckets."""
         began = time.perf_counter()
         buffer = bucket.buffer()
         streams = streams_of(buffer.device)
         self._origins[streams] = streams.origin()
         if buffer.is_sparse:
             work = dist.all_reduce(buffer, group=self._group, async_op=True)
-            self._reductions.append(_Reduction([work], [(buffer, [])]))
+            self._reductions.append(_Reduction([work], [(buffer, [], self._factor)]))
         else:
             pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
             taken = [self._step.take(gradient, names[parameter], parameter) for gradient, parameter in pairs]
@@ -78,42 +79,59 @@ class Backward:
         return future
 
     def _reduce(self, rest: list[Taken]) -> None:
-        """What travels uncompressed goes by the model's own process group, in which its buckets are in order."""
+        """Reduce uncompressed gradients in the model's process group, on all ranks in the order of its buckets."""
         parts = []
         for dtype in dict.fromkeys(taken.wire.dtype for taken in rest):
             taken = [each for each in rest if each.wire.dtype is dtype]
-            parts.append((torch.cat([each.wire.reshape(-1) for each in taken]), taken))
-        works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat, _ in parts]
+            flat = torch.cat([each.wire.reshape(-1) for each in taken])
+            if dtype is torch.float16:  # whose sum may be too large where the mean is not
+                parts.append((flat * self._factor, taken, 1.0))
+            else:
+                parts.append((flat, taken, self._factor))
+        works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat, *_ in parts]
         self._reductions.append(_Reduction(works, parts))
 
     def end(self) -> None:
-        """All gradients have come. What waits for the other ranks' is a thread of its own, as no hook may."""
+        """All gradients have arrived. A new thread waits for the other ranks, because a hook must not."""
         self.complete = True
         threading.Thread(target=self._collect, name="hvd_dyncomp.collect", daemon=True).start()
 
     def wait(self) -> None:
-        """Blocks until it is over; the time counts as the exchange's."""
+        """Block until it is over; the time counts as exchange time."""
         began = time.perf_counter()
         self.over.wait()
         self._step.traffic.seconds += time.perf_counter() - began
 
     def _collect(self) -> None:
         error: Exception | None = None
-        with ExitStack() as stack:
-            # A future has whoever waits for it wait for what is queued here by then.
-            for streams, origin in self._origins.items():
-                stack.enter_context(streams.queued_in(origin))
-            try:
-                with torch.no_grad():
-                    self._step.collect()
-                    for reduction in self._reductions:
-                        reduction.finish(self._factor)
-            except Exception as caught:  # noqa: BLE001  # raised where backward ends
-                error = caught
-            self._ended(self._step, error)
-            self.over.set()
-            for future, buffer in self._futures:
-                try:
+        try:
+            with ExitStack() as stack:
+                # Code that waits for a future also waits for what is queued in these streams when its result is set.
+                for streams, origin in self._origins.items():
+                    stack.enter_context(streams.queued_in(origin))
+                error = self._means()
+                self._ended(self._step, error)
+                for future, buffer in self._futures:
                     future.set_result(buffer)
-                except Exception as broken:  # noqa: BLE001  # a GPU that cannot record an event: nobody is to wait
-                    future.set_exception(broken)
+        except Exception as caught:  # noqa: BLE001  # a GPU that has failed may raise in any call
+            self._ended(self._step, error or caught)
+        self._complete_futures()
+        self.over.set()
+
+    def _means(self) -> Exception | None:
+        """Wait for all means; return the error if there is one. Backward raises it at its end."""
+        try:
+            with torch.no_grad():
+                self._step.collect()
+                for reduction in self._reductions:
+                    reduction.finish()
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
+
+    def _complete_futures(self) -> None:
+        """Those that are left after an error: the model waits for every one."""
+        for future, buffer in self._futures:
+            if not future.done():
+                with suppress(Exception):  # it is complete all the same
+                    future.set_result(buffer)

@@ -1,4 +1,4 @@
-"""A model as the source of gradients."""
+"""A model as a source of gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOOKED = (
 
 
 def check_model(model: Any) -> None:
-    """Whether it can be compressed.
+    """Check that a model can be compressed.
 
     Raises:
         TypeError, ValueError: it cannot.
@@ -41,7 +41,7 @@ def check_model(model: Any) -> None:
 
 
 class ModelGradients(Source):
-    """Of one model."""
+    """The gradients of one model."""
 
     kind = "DistributedDataParallel"
     leaves_tickets = tickets_on_device = False
@@ -66,4 +66,4 @@ class ModelGradients(Source):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
 
     def fresh(self, parameter: torch.Tensor) -> bool:
-        return True  # the hook is backward's
+        return True  # only backward calls the hook

@@ -1,4 +1,4 @@
-"""What is kept for a model between steps: its plan with the residuals, levels, the meter."""
+"""The quantizer of a model: its plan with the residuals, its levels and its meter."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from hvd_dyncomp.transport.torch_distributed import transport
 
 
 class Quantizer:
-    """What `compress` returns.
+    """The quantizer that `compress` returns.
 
     Attributes:
-        controller: says at which level.
-        bits: as of `DynamicQuantizer`.
-        meter: the `Meter` of what this rank has sent. Sparse gradients count in nothing.
+        controller: decides the level.
+        bits: level of the next step, as in `DynamicQuantizer`.
+        meter: the `Meter` of the bytes that this rank has sent. It does not count sparse gradients.
 
     Raises, from `loss.backward()` on every rank:
-        LockstepError: the ranks have other parameters or settings, or disagree about level or step.
+        LockstepError: the ranks differ in parameters, settings, level or step.
         ConnectionError: another rank has ended.
-        TimeoutError: another rank does not come.
+        TimeoutError: another rank does not answer in time.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Quantizer:
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
         self._group = model.process_group
-        # A group of NCCL alone carries what ranks say of themselves on the current GPU, which may be another model's.
+        # A group with NCCL only gathers the ranks' addresses on the current GPU, which may not be the model's.
         on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
         with on_own_gpu:
             self._transport = transport(self._group, timeout=timeout)
@@ -96,7 +96,7 @@ class Quantizer:
 
     @property
     def label(self) -> str | None:
-        """In the names of its collectives; None if the controller is not among the same ranks."""
+        """Part of the names of its collectives; None if the controller has another transport."""
         return self._source.label if self.controller.transport is self._transport else None
 
     @property
@@ -104,13 +104,13 @@ class Quantizer:
         """See the class."""
         return self._levels.bits
 
-    def errors(self) -> dict[str, float]:
-        """As `DynamicQuantizer.errors`."""
+    def relative_errors(self) -> dict[str, float]:
+        """As `DynamicQuantizer.relative_errors`."""
         plan = self._plan
         return residual_state.relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
 
     def drop_residuals(self) -> None:
-        """Forgets what has not been delivered yet: for callers that discard a step. On every rank, between steps.
+        """Forget all residuals, after a step is discarded. Call it on every rank, between steps.
 
         Raises:
             RuntimeError: backward is under way; nothing has changed then.
@@ -131,11 +131,11 @@ class Quantizer:
         return {**self._plan.residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the state of the same rank of a run with the same parameters.
+        """Load the state of the same rank of a run with the same parameters.
 
         Raises:
-            ValueError: the state is not a quantizer's, or is another rank's, or of other parameters; nothing has
-                changed then.
+            ValueError: the state is not from a quantizer, or from another rank or other parameters; nothing has
+                changed.
             RuntimeError: backward is under way; nothing has changed then.
         """
         self._between_steps("load_state_dict")
@@ -143,7 +143,7 @@ class Quantizer:
             state = residual_state.checked(state)
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
-        except Exception as error:  # a file may have brought anything
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from state_dict(), got {shown(state)}: {cause}") from error
         residual_state.check(self._plan.buckets, state, self._transport.rank, self._transport.size)
@@ -156,10 +156,10 @@ class Quantizer:
             raise RuntimeError(f"{what} must be called between steps, but gradients are in flight")
 
     def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The hook: one of the model's buckets is full. Does not block; the gradients are the means when all are.
+        """Take a bucket of the model: the communication hook. Does not block; all gradients become means together.
 
         Raises:
-            Exception: the step before has failed, and nobody could be told so.
+            Exception: the step before failed, and the error has not been raised yet.
             RuntimeError: a CUDA graph is being captured.
         """
         with torch.no_grad(), self._lock:
@@ -172,8 +172,8 @@ class Quantizer:
             backward = self._backward
             future = backward.add(bucket, self._names)
             if bucket.is_last():
-                # Before the model waits for its buckets, or else after it has: it raises what went wrong.
-                with contextlib.suppress(RuntimeError):  # `join` calls hooks outside of backward
+                # Raises errors; at the end of backward, before the model waits for its buckets.
+                with contextlib.suppress(RuntimeError):  # `join` calls hooks outside backward
                     Variable._execution_engine.queue_callback(lambda: self._conclude(backward))
                 backward.end()
         return future
@@ -190,11 +190,14 @@ class Quantizer:
         return Backward(step, factor=self._source.factor, group=self._group, ended=self._ended)
 
     def _ended(self, step: Step, error: Exception | None) -> None:
-        self._error = error
         if error is None:
-            self._levels.learn(step.proposal)
-            if self._optimizer is not None:
-                leave_out(self._optimizer, self._plan.waiting, step.bits)
+            try:
+                self._levels.learn(step.proposal)
+                if self._optimizer is not None:
+                    leave_out(self._optimizer, self._plan.waiting, step.bits)
+            except Exception as caught:  # noqa: BLE001  # raised where backward ends
+                error = caught
+        self._error = error
 
     def _conclude(self, backward: Backward) -> None:
         backward.wait()

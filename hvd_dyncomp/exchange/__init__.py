@@ -1,1 +1,1 @@
-"""How gradients travel: which one in which bucket, what is in a message, who sends what to whom."""
+"""How gradients travel: buckets, messages, and which rank sends what to which."""

@@ -1,4 +1,4 @@
-"""What a quantizer says of how it is used: errors, and warnings, which are logged once and on rank 0 only."""
+"""Errors and warnings about the use of a quantizer. Warnings are logged once, on rank 0 only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 logger = logging.getLogger(__name__)
 
 ANOTHER_OPTIMIZER = (
-    "a DynamicQuantizer works for one optimizer, and this one has another already; make one DynamicQuantizer per "
-    "optimizer (they may share a controller). To replace the other one, delete it and call gc.collect(): as long "
-    "as it lives, Horovod goes on reducing for it"
+    "a DynamicQuantizer works for one optimizer, and this one has another optimizer already; make one DynamicQuantizer "
+    "per optimizer (they may share a controller). To replace the other optimizer, delete it and call gc.collect(): "
+    "while it exists, Horovod reduces its gradients"
 )
 
 IN_FLIGHT = (
@@ -18,37 +18,37 @@ IN_FLIGHT = (
 )
 
 CAPTURED = (
-    "gradients cannot be exchanged while a CUDA graph is captured: its replay calls no hooks, and every rank would go "
-    "on with gradients of its own. Leave loss.backward() and optimizer.step() out of it; "
+    "gradients cannot be exchanged while a CUDA graph is captured: its replay calls no hooks, so every rank would use "
+    "only its own gradients. Keep loss.backward() and optimizer.step() out of the graph; "
     "torch.cuda.make_graphed_callables does so (docs/howto-gpus.md)"
 )
 
 ASSIGNED = (
     "gradients that no backward pass has made (assigned to .grad, as after torch.autograd.grad or torch.func.grad) "
-    "travel uncompressed, and the optimizer steps with its momentum; call backward() on a loss to have them compressed"
+    "travel uncompressed, and the optimizer keeps its momentum; call backward() on a loss to compress them"
 )
 
 REDUCED_AGAIN = (
-    "gradients were reduced twice in a step, the second time uncompressed (as float32: more bytes than compression has "
+    "gradients were reduced twice in a step, the second time uncompressed (as float32: more bytes than compression "
     "saved). optimizer.step() synchronizes by itself: after optimizer.synchronize(), write "
     "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 
 OVERWRITTEN = (
-    "gradients were changed between backward and synchronize, and the means of all ranks replace what was changed: "
-    "clipping or unscaling had no effect. Call optimizer.synchronize() before it, and then "
+    "gradients were changed between backward and synchronize, and the means over all ranks replaced them: clipping or "
+    "unscaling had no effect. Call optimizer.synchronize() before clipping or unscaling, and afterwards "
     "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 
 
 class Advice:
-    """Warnings of one quantizer."""
+    """The warnings of one quantizer."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def warn(self, about: str, text: str) -> None:
-        """Logs `text`, if there is any and nothing has been said `about` it yet."""
+        """Log `text` unless it is empty or a warning `about` the same was logged before."""
         if text and about not in self._said:
             self._said.add(about)
             logger.warning(text)

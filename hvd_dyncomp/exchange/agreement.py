@@ -1,4 +1,4 @@
-"""Whether all ranks do the same in a step: nothing that only fits if they do is sent before that is known."""
+"""Agreement of all ranks on a step: before it, nothing is sent that fits only if all ranks do the same."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Drains(Protocol):
     """A step that was given up."""
 
     def drained(self, *, wait: bool = False) -> bool:
-        """Whether nothing of it is under way; `wait`: block until that is so."""
+        """Whether nothing of it is in flight; `wait`: block until then."""
 
 
 class Agreement:
-    """Of one step.
+    """The agreement on one step.
 
     Args:
-        plan: what travels where.
-        turn: the step's.
+        plan: the buckets of the step.
+        turn: number, level and epoch of the step.
         fresh: whether backward has run on this rank since the last exchange.
-        previous: a step that was given up: no greeting goes out while anything of it is under way.
+        previous: a step that was given up: no greeting goes out while anything of it is in flight.
 
     Attributes:
         reached: whether all ranks are known to do the same.
@@ -57,17 +57,17 @@ class Agreement:
 
     @property
     def fresh(self) -> bool:
-        """Whether backward has run on any rank; False before that is known."""
+        """Whether backward has run on any rank; False until that is known."""
         return self._handshake.fresh
 
     @property
     def nbytes(self) -> int:
-        """What is reduced for it."""
+        """Bytes that the handshake reduces."""
         return self._handshake.nbytes
 
     @property
     def proposal(self) -> float:
-        """Rank 0's, when it is reached."""
+        """Rank 0's proposed level, once agreement is reached."""
         return self._handshake.greetings[0].proposal
 
     @property
@@ -77,11 +77,11 @@ class Agreement:
 
     @property
     def failed(self) -> bool:
-        """Whether it will never be reached, and nothing of it is under way."""
+        """Whether it will never be reached, and nothing of it is in flight."""
         return not self.reached and (self.error is not None or self._handshake.drained)
 
     def greet(self, *, wait: bool) -> bool:
-        """Whether the others have been greeted; does it when nothing that was given up is under way any more."""
+        """Send the greeting once nothing of a given-up step is in flight; return whether it is sent."""
         if self._previous is not None and self._previous.drained(wait=wait):
             self._previous = None
         if self._previous is None and not self._handshake.started:
@@ -89,17 +89,17 @@ class Agreement:
         return self._handshake.started
 
     def advance(self) -> bool:
-        """Does what is possible without blocking; returns whether it is reached. An error is kept in `error`."""
+        """Do what is possible without blocking; return whether agreement is reached. An error is kept in `error`."""
         if self.greet(wait=False) and not self.reached and self.error is None and self._handshake.agreed():
             self._settle()
         return self.reached
 
     @marked("agree")
     def reach(self) -> None:
-        """Blocks until it is known.
+        """Block until all ranks agree.
 
         Raises:
-            LockstepError: the ranks disagree about level, step, parameters or settings.
+            LockstepError: the ranks differ in level, step, parameters or settings.
             ValueError: `hierarchical` cannot be True here, or a message would be too long.
         """
         self.greet(wait=True)
@@ -110,7 +110,7 @@ class Agreement:
             raise self.error
 
     def _settle(self) -> None:
-        """All have said the same. An error is kept, as hooks must raise none."""
+        """All ranks agree: arrange the buckets. An error is kept, because a hook must not raise."""
         try:
             self._plan.locate(self._handshake.greetings)
             if self._bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
@@ -121,6 +121,8 @@ class Agreement:
             self.error = error
 
     def _arrange(self) -> None:
+        if self._plan.arranged == self._plan.topology:  # in all steps but one; nothing may wait for the streams then
+            return
         with contextlib.ExitStack() as stack:
             for streams, origin in self._origins.items():  # as the messages that come after it
                 stack.enter_context(streams.outgoing([origin]))

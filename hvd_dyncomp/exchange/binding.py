@@ -1,4 +1,4 @@
-"""The optimizer for which a quantizer works, and whose gradient a tensor is."""
+"""The optimizer that a quantizer works for, and the parameter of each gradient."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hvd_dyncomp.transport.base import Transport
 
 
 class Binding(Source):
-    """What there is to know about the optimizer that a quantizer works for.
+    """What a quantizer knows about its optimizer.
 
     Attributes:
-        transport: among the ranks over which it reduces.
-        rank, world_size: there, when this was made.
-        factor: what the sum over ranks is multiplied by.
+        transport: connects the ranks over which the optimizer reduces.
+        rank, world_size: in that group, when this object was made.
+        factor: multiplies the sum over ranks.
         label: of the optimizer, in the names of collectives.
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
         kind, leaves_tickets, tickets_on_device, without_momentum: see `source.Source`.
 
     Raises:
-        ValueError: the optimizer's reduction is not a sum or a mean, or a parameter is not in `names`, or on a device
+        ValueError: the optimizer's reduction is not a sum or a mean; a parameter is not in `names`, or is on a device
             from which the transport cannot send.
     """
 
     def __init__(self, optimizer: Any, names: dict[torch.Tensor, str] | None, transport: Transport) -> None:
-        # Weakly: an optimizer that its owner has thrown away must not live on, as its hooks would as well.
+        # Weakly: an optimizer that its owner has deleted must not live on, or its hooks would, too.
         self._optimizer = weakref.ref(optimizer)
         self.transport = transport.within(horovod_optimizer.process_set_of(optimizer))
         self.rank, self.world_size = self.transport.rank, self.transport.size
@@ -59,36 +59,36 @@ class Binding(Source):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """None once it has been deleted."""
+        """The optimizer; None once it has been deleted."""
         return self._optimizer()
 
     @property
     def outdated(self) -> bool:
-        """Whether rank or world size are others by now, as they may be after Horovod was initialized again."""
+        """Whether rank or world size have changed, as they may when Horovod is initialized again."""
         return (self.rank, self.world_size) != (self.transport.rank, self.transport.size)
 
     def any_fresh(self) -> bool:
-        """Whether backward has made any gradient since the last exchange. For every step, before `fresh`."""
+        """Whether backward has made any gradient since the last exchange. Call it in every step, before `fresh`."""
         self._passes = horovod_optimizer.passes_of(self.optimizer)
-        return any(self.fresh(parameter) for _, parameter in reversed(self.named))  # of which the first come last
+        return any(self.fresh(parameter) for _, parameter in reversed(self.named))  # backward makes the last ones first
 
     def fresh(self, parameter: torch.Tensor) -> bool:
         """Whether backward has made a gradient for this parameter since the last exchange."""
         return self._countdown[parameter] != self._passes
 
     def named_like(self, parameter: torch.Tensor) -> tuple[str, torch.Tensor] | None:
-        """Name and parameter; None if it is not reduced."""
+        """Name and parameter; None if the parameter is not reduced."""
         index = self._index.get(parameter)
         return None if index is None else self.named[index]
 
     def parameter_of(self, gradient: torch.Tensor, caller: FrameType | None = None) -> tuple[str, torch.Tensor] | None:
-        """Name and parameter whose `.grad` this is; None for a tensor that is no parameter's gradient.
+        """Name and parameter whose `.grad` is this tensor; None if there is none.
 
-        Gradients come in nearly the same order every step: the first guess is what followed the last time.
+        Gradients come in nearly the same order in every step, so the first guess is the one that followed last time.
 
         Args:
             gradient: the tensor.
-            caller: who hands it over, and may know whose it is.
+            caller: frame of the caller, which may know the parameter.
         """
         index = self._following[self._latest]
         if self.named[index][1].grad is not gradient:
@@ -108,10 +108,10 @@ class Binding(Source):
 
 
 def names_by_parameter(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[torch.Tensor, str]:
-    """Turns the `named_parameters` argument round.
+    """Invert the `named_parameters` argument: {parameter: name}.
 
     Raises:
-        ValueError: it is not made of pairs, or of none, or a name occurs twice.
+        ValueError: the argument is not made of pairs, is empty, or has a name twice.
     """
     try:
         pairs = [(name, parameter) for name, parameter in named_parameters]

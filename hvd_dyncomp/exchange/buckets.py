@@ -1,4 +1,4 @@
-"""Buckets: parameters that travel together, and how their blocks are divided. Made once, the same on every rank."""
+"""Buckets: parameters that travel together, and the division of their blocks. Made once, the same on every rank."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Bucket:
 
     Attributes:
         name: of its first parameter, unique among the buckets of an optimizer.
-        collective: what the names of its collectives begin with; unique among the buckets of all optimizers.
+        collective: prefix of the names of its collectives, unique among the buckets of all optimizers.
         slots: its parameters, in order; small ones last.
-        values: gradient values in it.
+        values: number of gradient values.
         blocks: number of blocks; the last is padded with zeros.
-        streams: where the work on it is queued.
-        arrangement: who reduces which blocks; flat until `arrange` is called.
-        layout: checksum over parameters and block size: where which value is.
-        composition: checksum over everything that the ranks must agree about: layout, world size and topology.
+        streams: where its work is queued.
+        arrangement: which rank reduces which blocks; flat until `arrange` is called.
+        layout: checksum over parameters and block size: the place of each value.
+        composition: checksum over all that the ranks must agree on: layout, world size and topology.
         residuals: what error feedback carries.
-        failure: why it cannot take part in exchanges: it could not be arranged.
+        failure: the error of `arrange`, with which the bucket cannot be exchanged; or None.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Bucket:
         self.residuals = Residuals(self._extent, device, enabled=error_feedback)
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
-        """Divides the blocks anew; residuals go with them. Before anything of a step is quantized or released.
+        """Divide the blocks anew and move the residuals. Call it before a step quantizes or releases anything.
 
         Args:
-            topology: where the ranks are.
-            by_host: hierarchically, for which there must be no obstacle.
+            topology: which ranks share a host.
+            by_host: divide hierarchically; there must be no obstacle to it.
         """
         new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
         same = new[:2] == self.arrangement[:2]
-        # As on the other ranks, whatever becomes of the memory here.
+        # First: these must be as on the other ranks, even if memory runs out below.
         self.arrangement, self.composition = new, self._composition(topology if by_host else None)
         if not same:
             self.residuals = self.residuals.arranged(self._extent)
@@ -78,7 +78,7 @@ class Bucket:
 
     @property
     def section(self) -> Section:
-        """What this rank takes part in reducing."""
+        """The section that this rank helps to reduce."""
         return self.arrangement.sections[self.arrangement.own]
 
     @property
@@ -89,15 +89,15 @@ class Bucket:
         return Extent(self.blocks * size, first, second)
 
     def coding(self, bits: float) -> Coding:
-        """How its blocks are coded in a step at that level."""
+        """The coding of its blocks in a step at that level."""
         if self._coding is None or self._coding[0] != bits:
             self._coding = bits, Coding(runs(self.slots, bits, self.block_size), self.block_size)
         return self._coding[1]
 
     def shares(self, bits: float) -> dict[str, float]:
-        """What part of its codes is each tensor's (`Slot.counted_as`), by name, in a step at that level.
+        """The share of each tensor (`Slot.counted_as`) in the bucket's codes, by name, in a step at that level.
 
-        A block of two counts for both.
+        A block of two tensors counts for both.
         """
         if self._shares is None or self._shares[0] != bits:
             coding = self.coding(bits)
@@ -115,15 +115,16 @@ def make_buckets(
     skip: Skip | None = None,
     **common,
 ) -> tuple[list[Bucket], dict[str, Slot]]:
-    """Fills buckets with parameters, last parameter first: backward produces gradients roughly in that order.
+    """Fill buckets with parameters, last parameter first: backward makes gradients roughly in that order.
 
-    Complex parameters, and those that `skip` says, stay out. A bucket ends when another parameter would take it over
-    `bucket_bytes` bytes of float32, or when the device changes; a parameter is never divided.
+    Complex parameters and skipped ones stay out. A bucket ends when the next parameter would take it over
+    `bucket_bytes` bytes of float32, or when the device changes. A parameter is never split.
 
     Args:
         parameters: (unique name, parameter), in the same order on every rank.
         min_numel: parameters of fewer values are small, and last in their bucket.
-        skip: says of a name and a parameter that it is to stay out.
+        bucket_bytes: float32 bytes of a bucket.
+        skip: function of a name and a parameter; True keeps the parameter out.
         common: passed to every `Bucket`.
 
     Returns:

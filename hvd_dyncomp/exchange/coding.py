@@ -1,4 +1,4 @@
-"""At which level each block of a bucket travels, and the kernels for spans of blocks whatever their levels."""
+"""The level of each block of a bucket, and the kernels for spans of blocks of any levels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hvd_dyncomp.kernels.scales import scale_bytes
 
 
 class Span(NamedTuple):
-    """Consecutive blocks of a bucket: `blocks` of them from the `first` on."""
+    """Consecutive blocks of a bucket: `blocks` of them, beginning with block `first`."""
 
     first: int
     blocks: int
 
 
 class Run(NamedTuple):
-    """Consecutive blocks at one level: `blocks` of them from the `first` of the bucket on."""
+    """Consecutive blocks at one level: `blocks` of them, beginning with block `first` of the bucket."""
 
     first: int
     blocks: int
@@ -31,13 +31,13 @@ class Run(NamedTuple):
 
 
 class Coding:
-    """What stands for the values of a bucket's blocks on the wire.
+    """The codes of a bucket's blocks on the wire.
 
-    The payload of a span is that of its blocks, in order; each block is as long as its level says.
+    The payload of a span is that of its blocks, in order; the level of a block gives its length.
 
     Args:
-        runs: all blocks of the bucket, in order, neighbours of one level in one run.
-        block_size: values in a block.
+        runs: all blocks of the bucket, in order; neighbours of one level are in one run.
+        block_size: values per block.
     """
 
     def __init__(self, runs: Sequence[Run], block_size: int) -> None:
@@ -45,7 +45,7 @@ class Coding:
         self._upper_halves: dict[Span, torch.Tensor] = {}
 
     def nbytes(self, span: Span) -> int:
-        """Length of a span's payload."""
+        """Length of a span's payload, bytes."""
         return sum(run.blocks * block_bytes(run.bits, self._block_size) for run in self._within(span))
 
     def encode(
@@ -59,13 +59,13 @@ class Coding:
         origin: int = 0,
         noise: Noise | None = None,
     ) -> None:
-        """Quantizes (`kernels.encode_into`).
+        """Quantize (`kernels.encode_into`).
 
         Args:
             payload: (nbytes(span),) uint8, overwritten.
-            values: contiguous float32 tensors that stand for the bucket's values from the `origin`-th on.
+            values: contiguous float32 tensors with the bucket's values from number `origin` on.
             residual: (values of the span,) bfloat16, updated in place; None for no error feedback.
-            dither: of the bucket's blocks, for the rounding of what is left.
+            dither: of the bucket's blocks, for the rounding of the new residual.
             noise: for stochastic rounding.
         """
         near = _Near(values)
@@ -86,7 +86,7 @@ class Coding:
         values: int,
         noise: Noise | None = None,
     ) -> None:
-        """Decodes versions of the span, sums, quantizes (`kernels.reduce_into`); `values`: real ones in the bucket."""
+        """Decode versions of the span, sum, quantize (`kernels.reduce_into`). `values`: of the bucket, unpadded."""
         for run, own, [piece, *pieces] in self._pieces(span, [payload, *versions], residual):
             first = run.first * self._block_size
             real = max(0, values - first)
@@ -96,10 +96,10 @@ class Coding:
     def decode(
         self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float
     ) -> torch.Tensor:
-        """Writes the sum of the versions of the span, times `factor`, into the bucket's values.
+        """Write the sum of the versions of the span, times `factor`, into the bucket's values.
 
         Returns:
-            How many blocks are not finite in at least one version: an int64 on the device.
+            The number of blocks that are not finite in at least one version: an int64 on the device.
         """
         near = _Near(values)
         for run, _, pieces in self._pieces(span, versions):
@@ -133,7 +133,7 @@ class Coding:
     def _pieces(
         self, span: Span, payloads: list[torch.Tensor], residual: torch.Tensor | None = None
     ) -> Iterator[tuple[Run, torch.Tensor | None, list[torch.Tensor]]]:
-        """For each run in the span: itself, its part of the residual and of each payload."""
+        """For each run in the span: the run, its part of the residual and its part of each payload."""
         start = 0
         for run in self._within(span):
             end = start + run.blocks * block_bytes(run.bits, self._block_size)
@@ -146,9 +146,9 @@ class Coding:
 
 
 class _Near:
-    """Which of some tensors, that stand for the concatenation of their values, a kernel has to be given.
+    """Finds those of a bucket's tensors that a kernel needs.
 
-    A bucket may have a thousand tensors and as many shards, and kernels look at each tensor that they are given.
+    A bucket may have a thousand tensors and as many shards, and a kernel looks at each tensor that it gets.
     """
 
     def __init__(self, values: list[torch.Tensor]) -> None:
@@ -156,22 +156,22 @@ class _Near:
         self._ends = list(itertools.accumulate(value.numel() for value in values))
 
     def within(self, first: int, count: int) -> tuple[list[torch.Tensor], int]:
-        """Those with values among `count` from the `first` on, and which of theirs that one is."""
+        """The tensors with any of `count` values from number `first` on, and the place of that value in them."""
         begin = bisect.bisect_right(self._ends, first)
         end = bisect.bisect_left(self._ends, first + count) + 1
         return self._values[begin:end], first - (self._ends[begin - 1] if begin else 0)
 
 
 def _from(noise: Noise | None, first: int) -> Noise | None:
-    """Randomness for the values from the `first` of the bucket on."""
+    """The randomness for the bucket's values from number `first` on."""
     return noise and noise._replace(first=first)
 
 
 def count_nonfinite(upper_halves: list[torch.Tensor]) -> torch.Tensor:
-    """Blocks that are not finite in at least one of some versions of the same blocks: an int64 where the versions are.
+    """Count the blocks that are not finite in at least one version: an int64 on the versions' device.
 
     Args:
-        upper_halves: of the scales in each version, (2 * blocks,) uint8: a bfloat16 each, whatever the level.
+        upper_halves: of the scales in each version, (2 * blocks,) uint8: one bfloat16 each at every level.
     """
     # The scale of a block is NaN if a value is NaN or infinite.
     return torch.stack([half.view(torch.bfloat16) for half in upper_halves]).isnan().any(dim=0).sum()

@@ -1,4 +1,4 @@
-"""Makes sure, once a step, that all ranks do the same thing, before anything is sent that only fits if they do."""
+"""The handshake: once per step, all ranks check that they do the same before they send what fits only then."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hvd_dyncomp.transport.base import Transport, finish_gather_json, start_gath
 
 
 class Handshake:
-    """A few bytes from every rank to every rank: its greeting. If they differ, the ranks tell each other everything.
+    """A greeting of a few bytes from every rank to every rank. If they differ, the ranks exchange all settings.
 
-    It goes out with the first gradient, by `start`. It is the same collective whatever the ranks disagree about;
-    without it, a rank at 4 bits would wait for ever for the scatter of one at 32. And it is an allreduce, a sum to
-    which every rank adds zeros for the others: the only collective that Horovod completes when a rank has left by
-    `hvd.join()`, whose own place then remains zero.
+    `start` sends it with the first gradient. It is the same collective whatever the ranks disagree about: else a rank
+    at 4 bits would wait for ever for the scatter of a rank at 32. It is an allreduce, a sum to which every rank adds
+    zeros for the others: the only collective that Horovod completes after a rank has called `hvd.join()`. The place of
+    that rank stays zero.
 
     Args:
-        transport: among the ranks of the optimizer.
+        transport: connects the ranks of the optimizer.
         label: the optimizer's, in the names of collectives.
         greeting: this rank's.
-        about: all that the ranks must agree about, in words (`introduction`); called when the greetings differ.
+        about: returns all that the ranks must agree on, in words (`Introduction`); called if the greetings differ.
 
     Attributes:
-        known: whether all greetings have come, or never will.
+        known: whether all greetings have arrived, or never will.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Handshake:
 
     @property
     def fresh(self) -> bool:
-        """Whether backward has run on any rank; False before that is known."""
+        """Whether backward has run on any rank; False until that is known."""
         return bool(self._flags & Flag.FRESH)
 
     @property
     def nbytes(self) -> int:
-        """What is reduced for it."""
+        """Bytes that it reduces."""
         return self._places.numel()
 
     @property
     def greetings(self) -> list[Greeting]:
-        """Of all ranks, in rank order; empty before they are known."""
+        """The greetings in rank order; empty until they are known."""
         return self._greetings
 
     @property
@@ -71,30 +71,30 @@ class Handshake:
         return self._handle is not None
 
     def start(self) -> None:
-        """Sends the greeting. To be called once."""
+        """Send the greeting. Call it once."""
         self._handle = self._transport.sum(self._places.view(torch.int64), f"{self._name}.handshake")
 
     @property
     def ready(self) -> bool:
-        """Whether greetings have come that have not been read."""
+        """Whether greetings have arrived that are not read yet."""
         return self.started and not self.known and self._transport.poll(self._handle)
 
     @property
     def drained(self) -> bool:
-        """Whether nothing of it is under way. Does not block."""
+        """Whether nothing of it is in flight. Does not block."""
         return self.known and (self._introduction is None or self._error is not None or self._introduction.heard)
 
     def agreed(self) -> bool:
-        """Whether all ranks are known by now to do the same thing. Neither blocks nor raises."""
+        """Whether all ranks are known to do the same. Neither blocks nor raises."""
         if self.ready:
             self._receive()
         return bool(self._greetings) and self._introduction is None and self._error is None
 
     def check(self) -> list[Greeting]:
-        """Waits for all ranks' greetings; returns them, in rank order. Blocking: never to be called within backward.
+        """Wait for all ranks' greetings; return them in rank order. Blocks: never call it within backward.
 
         Raises:
-            LockstepError: a rank differs; the text names the rank and what differs.
+            LockstepError: a rank differs; the message names the rank and what differs.
         """
         if not self.known:
             self._receive()
@@ -108,13 +108,13 @@ class Handshake:
         return self._greetings
 
     def _receive(self) -> None:
-        """Waits for the greetings. If they differ, starts the introduction: all ranks come to the same conclusion."""
+        """Wait for the greetings. If they differ, start the introduction: all ranks draw the same conclusion."""
         try:
             self._transport.wait(self._handle)
             messages = [place.numpy().tobytes() for place in self._places]
             for rank, message in enumerate(messages):
                 if not any(message):
-                    raise LockstepError(f"{self._name}: rank {rank} takes no part in this step: {JOINED}")
+                    raise LockstepError(f"{self._name}: rank {rank} is missing from this step: {JOINED}")
             greetings = [Greeting.from_bytes(message) for message in messages]
             _check_controller(greetings)
             self._greetings = greetings
@@ -127,17 +127,17 @@ class Handshake:
 
 
 def _check_controller(greetings: list[Greeting]) -> None:
-    """Whether all ranks are in `Controller.step`, or none.
+    """Check that all ranks are in `Controller.step`, or none.
 
     Raises:
-        LockstepError: some are.
+        LockstepError: only some are.
     """
     inside = [bool(greeting.flags & Flag.CONTROLLER) for greeting in greetings]
     if any(inside) and not all(inside):
         raise LockstepError(
             f"rank {inside.index(True)} is in Controller.step, and rank {inside.index(False)} goes on training: every "
-            "rank must call controller.step(...) after each epoch, also one that does not validate (num_samples=0); an "
-            "`if hvd.rank() == 0:` is for what only prints or saves"
+            "rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; use "
+            "`if hvd.rank() == 0:` only for code that prints or saves"
         )
 
 
@@ -145,24 +145,23 @@ def _comparable(greeting: Greeting) -> Greeting:
     return greeting._replace(proposal=0, flags=0, host=0, topology=0)
 
 
-# When ranks have found that they disagree, each tells the others all about itself, and all say the same, in words: the
-# sentence "rank 1 has composition 2716351218" helps nobody.
+# When ranks disagree, each sends the others all its settings, and all raise the same error in words: "rank 1 has
+# composition 2716351218" would help nobody.
 
 _HINTS = {
-    "step": " (was its state loaded on every rank? elastic training: give it to hvd.elastic.TorchState)",
-    "bits": " (have the controllers seen the same epochs? elastic training: give it to hvd.elastic.TorchState)",
+    "step": " (was the quantizer's state loaded on every rank? elastic training: pass it to hvd.elastic.TorchState)",
+    "bits": " (have all controllers seen the same epochs? elastic training: pass them to hvd.elastic.TorchState)",
 }
 
 
 class Introduction:
-    """What the ranks of a group are about to do, compared. To be made on all of them, or on none; does not block.
+    """All settings of all ranks, compared after greetings differed. Made on every rank or on none; does not block.
 
     Args:
         transport: the group.
-        name: what this optimizer's collectives begin with.
-        mine: {"settings": plain data by the names that error messages use,
-        "parameters": [name, shape, whether it is compressed] of everything that is reduced, in order}; or
-        {"error": why this rank cannot take part}.
+        name: prefix of this optimizer's collectives.
+        mine: {"settings": plain data by the names that error messages use, "parameters": [name, shape, whether it is
+            compressed] of everything that is reduced, in order}; or {"error": why this rank cannot take part}.
     """
 
     def __init__(self, transport: Transport, name: str, mine: dict[str, Any]) -> None:
@@ -175,10 +174,10 @@ class Introduction:
         return self._transport.poll(self._handle)
 
     def finish(self) -> None:
-        """Blocks until all have been heard.
+        """Block until all ranks have answered.
 
         Raises:
-            LockstepError: always, as somebody differs; the text says who, and in what.
+            LockstepError: always, since some rank differs; the message names the rank and what differs.
         """
         everyone = finish_gather_json(self._transport, self._handle)
         for rank, theirs in enumerate(everyone):
@@ -187,12 +186,12 @@ class Introduction:
         for rank, theirs in enumerate(everyone):
             difference = _difference(everyone[0], theirs, rank)
             if difference:
-                raise LockstepError(f"the ranks' DynamicQuantizers do not fit together: {difference}")
-        raise LockstepError("the ranks' DynamicQuantizers do not fit together, and cannot say why")
+                raise LockstepError(f"the ranks' DynamicQuantizers differ: {difference}")
+        raise LockstepError("the ranks' DynamicQuantizers differ, but no difference was found")
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:
-    """The first thing in which a rank differs from rank 0, in words; "" if there is none."""
+    """The first difference between a rank and rank 0, in words; "" if there is none."""
     for key in sorted({*first["settings"], *other["settings"]}):
         values = first["settings"].get(key), other["settings"].get(key)
         if values[0] != values[1]:

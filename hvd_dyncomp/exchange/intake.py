@@ -1,4 +1,4 @@
-"""The gradients of one step as they come: what Horovod reduces for each."""
+"""The gradients of one step as they arrive, and what Horovod reduces for each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hvd_dyncomp.kernels import portable
 
 
 class Taken(NamedTuple):
-    """What has become of a gradient.
+    """A gradient that has arrived.
 
     Attributes:
         wire: what Horovod reduces.
-        gradient: as it came, and where the mean is to be.
+        gradient: the original, which receives the mean.
         compressed: whether it travels by this package's collectives, and `wire` is a ticket.
     """
 
@@ -30,16 +30,16 @@ class Taken(NamedTuple):
 
 
 class Intake:
-    """Of one step.
+    """The gradients of one step.
 
     Args:
-        plan: what travels where.
-        tally: where its bytes are counted.
+        plan: the buckets of the step.
+        tally: counts its bytes.
         fresh: whether backward has run since the last exchange.
 
     Attributes:
-        taken: by parameter's name. A gradient that comes again, as its hook was interrupted and Horovod does not know
-            that it came, is what it was.
+        taken: by parameter's name. A gradient may come twice: its hook was interrupted, and Horovod does not know that
+            it came. It then gets the same answer.
         in_use: whether any of the compressed parameters has a gradient on this rank.
     """
 
@@ -47,15 +47,15 @@ class Intake:
         self._plan, self._tally, self._fresh = plan, tally, fresh
         self.taken: dict[str, Taken] = {}
         self.in_use = False
-        self._versions: list[tuple[torch.Tensor, int]] = []  # how often a gradient had been written to when it came
+        self._versions: list[tuple[torch.Tensor, int]] = []  # each gradient's version when it arrived
 
     @property
     def changed(self) -> bool:
-        """Whether the program has written to a compressed gradient since it came."""
+        """Whether the program has written to a compressed gradient since it arrived."""
         return any(gradient._version != version for gradient, version in self._versions)
 
     def compressed(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
-        """Leaves Horovod a ticket; one that is zero on all ranks says that there is no gradient at all."""
+        """Take a compressed gradient: Horovod gets a ticket. A ticket of zero on all ranks means no gradient."""
         if name not in self.taken:
             in_use = self._plan.binding.fresh(parameter) or bool(gradient.any())
             ticket = self._plan.tickets.fill(name, in_use, gradient.device)
@@ -65,7 +65,7 @@ class Intake:
         return self.taken[name]
 
     def uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> Taken:
-        """What is skipped, or at 32 bits, travels with what waits in its residual."""
+        """Take a gradient that is skipped, or at 32 bits. It travels with what waits in its residual."""
         if name not in self.taken:
             if slot is not None and self._plan.buckets[slot.bucket].residuals.releases:
                 uninterrupted(lambda: self._hand_over(gradient, name, slot))
@@ -75,18 +75,19 @@ class Intake:
 
     def _hand_over(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> None:
         wire = wire_form(gradient)
-        # What is not fresh has been reduced before, and its residual with it.
+        # A gradient that is not fresh was reduced before, with its residual.
         if slot is not None and self._fresh:
             wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
-        if slot is None and self._plan.settings.fp16_uncompressed and wire.dtype is torch.float32:
+        if slot is None and self._plan.settings.fp16_skipped and wire.dtype is torch.float32:
             wire = wire.half()
         self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
         self.taken[name] = Taken(wire, gradient, False)
 
     def _count(self, gradient: torch.Tensor) -> None:
-        """Where nobody but the program writes by torch's operators. Kernels write a mean by its address; copies count.
+        """Note the gradient's version, if only the program writes to it with torch operators.
 
-        Views of one tensor have a count together, and what is made in inference mode has none.
+        Kernels write a mean by its address, which does not count; a copy counts. Views of one tensor share a version,
+        and tensors made in inference mode have none.
         """
         kernel = kernels.backends.get("cpu" if gradient.is_cpu else gradient.device.type, portable)
         if kernel is portable or gradient.dtype is not torch.float32 or not gradient.is_contiguous():

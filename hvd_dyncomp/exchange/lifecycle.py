@@ -1,12 +1,12 @@
-"""The states of a quantizer, and what leads from one to another.
+"""The states of a quantizer and the transitions between them.
 
     Unbound --attach, take--> Bound --take--> Stepping --collect--> Bound
        ^                        |                 |
        +----- load, suspend ----+-----------------+        Unbound --take (no plan)--> Failed --collect--> Unbound
 
-A step that Horovod has forgotten (`optimizer.load_state_dict` between backward and step) is given up when the next one
-begins, which sends nothing while anything of that one is under way. Nothing here waits for another rank, but for what
-is called at the beginning of `optimizer.synchronize()`.
+If Horovod forgets a step (`optimizer.load_state_dict` between backward and step), the next step gives it up, and sends
+nothing while anything of it is in flight. Nothing here waits for another rank, except at the beginning of
+`optimizer.synchronize()`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from hvd_dyncomp.transport.base import Transport
 
 
 class Lifecycle:
-    """The state of one quantizer. It makes the steps.
+    """The state of one quantizer. Begins and ends the steps.
 
     Args:
         settings, names, skip: as in `Plan`.
-        transport: among all workers.
-        levels: of each step.
-        meter: where bytes are counted.
-        stochastic: whether values are rounded stochastically, or to nearest.
+        transport: connects all ranks.
+        levels: the level of each step.
+        meter: counts the bytes.
+        stochastic: round values stochastically instead of to nearest.
 
     Attributes:
         state: see the module.
@@ -71,39 +71,39 @@ class Lifecycle:
         self._settings, self._names, self._skip, self._transport = settings, names, skip, transport
         self._levels, self._meter, self._stochastic = levels, meter, stochastic
         self.state: State = Unbound(None)
-        self._left: Step | None = None  # the latest that was left before it was collected
+        self._left: Step | None = None  # the latest step abandoned before it was collected
         self._unhook: Callable[[], None] | None = None
         self._advice = Advice()
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
 
     @property
     def plan(self) -> Plan | None:
-        """None while there is none."""
+        """The plan; None if there is none."""
         return self.state.plan if isinstance(self.state, (Bound, Stepping)) else None
 
     @property
     def step(self) -> Step | FailedStep | None:
-        """What is in flight, or stands in for it."""
+        """The step in flight, or the failed step in its place; None if there is neither."""
         return self.state.step if isinstance(self.state, (Stepping, Failed)) else None
 
     @property
     def in_flight(self) -> bool:
-        """Whether gradients have come that have not been handed back."""
+        """Whether gradients have arrived that Horovod has not got back yet."""
         return isinstance(self.state, Stepping)
 
     @property
     def label(self) -> str | None:
-        """Of the optimizer, if it reduces over all workers; None while none is known."""
+        """The optimizer's label, if it reduces over all ranks; otherwise, or if no optimizer is known, None."""
         optimizer = self.plan.binding.optimizer if self.plan else None
         if self.plan is None or optimizer is None or not horovod_optimizer.among_all(optimizer):
             return None
         return self.plan.binding.label
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Plan:
-        """Makes a plan for an optimizer; residuals go over into it.
+        """Make a plan for an optimizer and move the residuals into it.
 
         Raises:
-            ValueError: the optimizer cannot be used, or gradients are in flight; nothing has changed then.
+            ValueError: the optimizer cannot be used, or gradients are in flight; nothing has changed.
         """
         if isinstance(self.state, Stepping) and not self.state.forgotten:
             raise ValueError(IN_FLIGHT)
@@ -121,26 +121,27 @@ class Lifecycle:
     def _hook(self, optimizer: torch.optim.Optimizer) -> None:
         if self._unhook is not None:
             self._unhook()
-        # Weakly: the optimizer is not to keep alive a quantizer that nobody wants any more.
+        # Weakly: the optimizer must not keep an unused quantizer alive.
         this = weakref.ref(self)
         self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
 
     def take(
         self, compressor: object, gradient: torch.Tensor, caller: FrameType
     ) -> tuple[Taken, Step | FailedStep] | None:
-        """A gradient has come: what has become of it, and in which step; None for what is no parameter's gradient.
+        """Take a gradient; return what became of it and its step, or None for a tensor that is no parameter's gradient.
 
-        Finds the optimizer when that is first needed, and begins a step with its first gradient.
+        Finds the optimizer when it is first needed. The first gradient of a step begins the step.
 
         Args:
             compressor: the quantizer.
-            caller: of its `compress`.
+            gradient: the tensor.
+            caller: frame of the caller of `compress`.
 
         Raises:
-            RuntimeError: with the first gradient of a step: a CUDA graph is captured.
-            ValueError: another optimizer is still there, or this one's op is neither Average nor Sum. So it is on all
-                ranks.
-            Exception: there can be no plan, and the others have heard of it.
+            RuntimeError: at the first gradient of a step: a CUDA graph is being captured.
+            ValueError: another optimizer still exists, or this optimizer's op is neither Average nor Sum. All ranks
+                raise it.
+            Exception: no plan can be made; the other ranks have been told.
         """
         found = self._parameter_of(compressor, gradient, caller)
         state = self.state
@@ -153,7 +154,7 @@ class Lifecycle:
         return step.take(gradient, *found), step
 
     def _plan_for(self, optimizer: torch.optim.Optimizer) -> Plan | None:
-        """The plan for the optimizer that has been seen to call; None if there can be none: then the state is `Failed`.
+        """The plan for the calling optimizer; None if there can be none: the state is then `Failed`.
 
         Raises what `take` does.
         """
@@ -168,7 +169,7 @@ class Lifecycle:
         horovod_optimizer.factor_of(optimizer, 1)
         try:
             return self._attach(optimizer)
-        except Exception as error:  # noqa: BLE001  # raised when the others, who wait for this rank, have heard of it
+        except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
             residuals = self.residuals()
             self._hook(optimizer)
             ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
@@ -188,7 +189,7 @@ class Lifecycle:
     def _parameter_of(
         self, compressor: object, gradient: torch.Tensor, caller: FrameType
     ) -> tuple[str, torch.Tensor] | None:
-        """Name and parameter whose gradient this is, or None; raises what `take` does."""
+        """Name and parameter of this gradient, or None. Raises what `take` does."""
         if isinstance(self.state, Stepping) and caller.f_code in self._callers:
             found = self.state.plan.binding.parameter_of(gradient, caller)
             if found is not None and found[0] not in self.state.step.intake.taken:
@@ -207,11 +208,11 @@ class Lifecycle:
         return found if found is not None or parameter is None else plan.binding.named_like(parameter)
 
     def _begin(self) -> Step:
-        """A step of the current plan begins. One before it that was not collected is given up."""
-        plan: Plan = self.plan  # type: ignore[assignment]  # whose gradient it is was known
+        """Begin a step of the current plan. Give up a step before it that was not collected."""
+        plan: Plan = self.plan  # type: ignore[assignment]  # the gradient's parameter was known, so there is a plan
         previous = self._leave()
         if previous is not None and isinstance(self.state, Stepping):
-            self._levels.steps = previous.number  # which it was not: whoever has collected it differs in this one
+            self._levels.steps = previous.number  # not collected: a rank that did collect it now differs
         step = Step(
             plan,
             turn=self._levels.next(alone=plan.binding.world_size == 1),
@@ -233,7 +234,7 @@ class Lifecycle:
         return left
 
     def collect(self, step: Step | FailedStep) -> None:
-        """Ends a step, and tells the optimizer, which steps next, how its gradients have come.
+        """End a step, and tell the optimizer, which steps next, at how many bits its gradients came.
 
         Raises what `Step.collect` does.
         """
@@ -251,7 +252,7 @@ class Lifecycle:
             if horovod_optimizer.synchronized(optimizer):
                 if speaks and plan.slots and bits != UNCOMPRESSED:
                     self._advice.warn("again", REDUCED_AGAIN)
-                return  # means that the user has changed, and that were reduced again: they came at the level before
+                return  # means, changed by the user and reduced again: they came at the level before
             bits = UNCOMPRESSED
         leave_out(optimizer, plan.waiting, bits)
         if speaks:
@@ -260,10 +261,10 @@ class Lifecycle:
             self._advice.warn("momentum", advice(optimizer) if bits < 1 and plan.waiting else "")
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Takes over what `residuals` has returned; a step in flight is given up.
+        """Take over what `residuals` returned; a step in flight is given up.
 
         Raises:
-            ValueError: it does not belong here, as far as that is known yet; nothing has changed then.
+            ValueError: it does not belong here, as far as is known yet; nothing has changed.
         """
         if self.plan is not None:
             residual_state.check(self.plan.buckets, saved, self.plan.binding.rank, self.plan.binding.world_size)
@@ -271,13 +272,13 @@ class Lifecycle:
         self.state = Unbound(saved)
 
     def suspend(self) -> None:
-        """To be called when ranks may have come or gone: residuals stay this process's own, whatever its rank."""
+        """Unbind, because ranks may have come or gone: residuals stay this process's own, whatever its rank."""
         self._abandon()
-        self._left = None  # with the ranks that it was for
+        self._left = None  # the ranks that it was for may be gone
         self.state = Unbound({**self.residuals(), "rank": None})
 
     def forget(self) -> None:
-        """Nothing is carried any more."""
+        """Drop all residuals."""
         if self.plan is not None:
             for bucket in self.plan.buckets:
                 bucket.residuals.drop()
@@ -285,7 +286,7 @@ class Lifecycle:
             self.state = Unbound(None)
 
     def residuals(self) -> dict[str, Any]:
-        """Both residuals by parameter name (`residual_state.export`), and whose they are."""
+        """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
         if isinstance(self.state, (Unbound, Failed)) and self.state.residuals is not None:
             return dict(self.state.residuals)
         if self.plan is not None:
@@ -293,7 +294,7 @@ class Lifecycle:
         return {"rank": 0, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
 
     def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
-        """What a new plan for `optimizer` takes over: its own parameters' residuals, and not another model's."""
+        """The residuals that a new plan for `optimizer` takes over: its own parameters', never another model's."""
         if self.plan is None:
             return self.state.residuals  # type: ignore[union-attr]  # Unbound or Failed
         parameters = set(horovod_optimizer.reduced_parameters(optimizer))
@@ -301,14 +302,14 @@ class Lifecycle:
         return {**self.residuals(), "rank": None} if same else None
 
     def _abandon(self) -> None:
-        """A step in flight does no more by itself: to be called before its plan's residuals are read or left."""
+        """Stop the background work of a step in flight. Call it before its plan's residuals are read or left."""
         if isinstance(self.state, Stepping):
             self._left = self.state.step
             self._left.abandon()
 
 
 def _compare(lifecycle: Lifecycle | None) -> None:
-    """Before Horovod waits for gradients, and perhaps for what never comes: do all ranks do the same?"""
+    """Check that all ranks do the same, before Horovod waits for gradients that may never come."""
     step = None if lifecycle is None else lifecycle.step
     if step is not None:
         with torch.inference_mode(False), torch.no_grad():  # as in the quantizer

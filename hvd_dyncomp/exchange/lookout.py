@@ -1,8 +1,9 @@
-"""Notices that other ranks train while this one is in `Controller.step`.
+"""Notice that other ranks train while this one is in `Controller.step`.
 
-`if hvd.rank() == 0: controller.step(...)` would leave rank 0 waiting for the others' metrics, and the others for its
-handshake, for ever. So whoever has waited in `Controller.step` for a while shakes hands as well, with a flag, for every
-optimizer that the controller's quantizers work for. Who trains sees the flag; who only came late shakes hands, too.
+`if hvd.rank() == 0: controller.step(...)` would make rank 0 wait for the others' metrics, and the others for its
+handshake, for ever. So a rank that has waited in `Controller.step` for a while shakes hands as well, with a flag, for
+every optimizer that the controller's quantizers work for. A rank that trains sees the flag. A rank that only came late
+shakes hands, too.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ _LOOK_SECONDS = 1e-3  # between two looks at the others' hands
 
 
 class Labelled(Protocol):
-    """What has an optimizer, or will: a `Lifecycle`."""
+    """Something that has an optimizer, or will have one: a `Lifecycle`."""
 
     @property
     def label(self) -> str | None:
-        """In the names of its collectives; None if there are none among all workers, or not yet."""
+        """Part of the names of its collectives; None if it has none among all ranks, or none yet."""
 
 
 _lifecycles: weakref.WeakKeyDictionary[object, weakref.WeakSet[Labelled]] = weakref.WeakKeyDictionary()
 
 
 def register(controller: object, lifecycle: Labelled) -> None:
-    """Of a quantizer that takes its level from the controller."""
+    """Register a quantizer's lifecycle under the controller that gives its level."""
     _lifecycles.setdefault(controller, weakref.WeakSet()).add(lifecycle)
 
 
 class Lookout:
-    """In one call of `Controller.step`.
+    """The lookout of one call of `Controller.step`.
 
     Args:
         controller: the controller.
@@ -58,10 +59,10 @@ class Lookout:
         return sorted(self._handshakes)
 
     def wait(self, handle: Any) -> None:
-        """Until a collective is over for which this rank waits first in `Controller.step`.
+        """Wait for the first collective of `Controller.step`.
 
         Raises:
-            LockstepError: another rank trains. It is told so as well.
+            LockstepError: another rank trains. That rank raises it, too.
         """
         if self._transport.wait_for(handle, _PATIENCE_SECONDS):
             return
@@ -73,10 +74,10 @@ class Lookout:
                     handshake.check()
 
     def end(self, labels: Iterable[str]) -> None:
-        """When all ranks are in `Controller.step`: shakes the hands that any of them has held out. Collective.
+        """When all ranks are in `Controller.step`: complete the handshakes that any rank has begun. Collective.
 
         Args:
-            labels: all ranks'.
+            labels: of all ranks.
         """
         self._shake(labels)
         for label in self.labels:

@@ -1,4 +1,4 @@
-"""What all messages of one bucket in one step have in common: their headers, names and randomness."""
+"""What all messages of one bucket in one step share: headers, names and randomness."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hvd_dyncomp.kernels import Noise
 
 
 class Messages:
-    """Makes messages.
+    """The messages of one bucket in one step.
 
     Args:
         bucket: what travels.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
-        stochastic: whether values are rounded stochastically, or to nearest.
+        stochastic: round values stochastically instead of to nearest.
 
     Attributes:
         bucket, bits: see above.
-        coding: of its blocks.
-        where: for error messages.
+        coding: of the bucket's blocks.
+        where: begins error messages.
     """
 
     def __init__(self, bucket: Bucket, bits: float, step: int, stochastic: bool) -> None:
@@ -45,11 +45,12 @@ class Messages:
     def room(
         self, phase: Phase, counts: list[int], payloads: list[int]
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
-        """Room for messages of one phase, headers written.
+        """Memory for the messages of one phase, with their headers written.
 
         Args:
-            counts: blocks of each.
-            payloads: bytes of each, without its header.
+            phase: of the messages.
+            counts: blocks of each message.
+            payloads: bytes of each message, without its header.
 
         Returns:
             All messages as one uint8 vector, views of their payloads, their lengths.
@@ -67,14 +68,16 @@ class Messages:
         return headers_tensor(headers, self.bucket.device).split(HEADER_BYTES)
 
     def codes(self, phase: Phase, spans: list[Span]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
-        """As `room`, for the codes of some blocks each."""
+        """Memory as `room` makes it, for codes: one message per span."""
         return self.room(phase, [span.blocks for span in spans], [self.coding.nbytes(span) for span in spans])
 
     def around(self, phase: Phase, spans: list[Span], payload: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Messages made of codes that are there already.
+        """Messages from codes that exist already.
 
         Args:
-            payload: of all spans, which follow each other.
+            phase: of the messages.
+            spans: of each message, consecutive.
+            payload: the codes of all spans.
 
         Returns:
             All messages as one uint8 vector, their lengths.
@@ -87,15 +90,17 @@ class Messages:
     def split(
         self, received: torch.Tensor, phase: Phase, spans: list[Span], senders: tuple[int, ...]
     ) -> list[torch.Tensor]:
-        """Cuts messages of codes apart: per span, its payload, a uint8 view into `received`.
+        """Cut messages of codes apart: per span, its payload as a uint8 view into `received`.
 
         Args:
             received: (bytes,) uint8, the messages one after the other.
-            senders: the rank that each came from.
+            phase: of the messages.
+            spans: of each message.
+            senders: the rank that sent each.
 
         Raises:
-            LockstepError: a message is not what this rank expects; the text names the rank and what differs. `read`
-                says so where messages are on a GPU, if their lengths are right.
+            LockstepError: a message is not as expected; the text names the rank and what differs. For messages on a
+                GPU, `read` raises it instead, unless a length is wrong.
         """
         headers = [self.header(phase, span.blocks) for span in spans]
         return self.cut(received, headers, [self.coding.nbytes(span) for span in spans], senders)
@@ -103,7 +108,7 @@ class Messages:
     def cut(
         self, received: torch.Tensor, headers: list[Header], sizes: list[int], senders: Sequence[int]
     ) -> list[torch.Tensor]:
-        """As `split`, for what is not codes: headers, and bytes of each message without its header."""
+        """Cut messages apart as `split` does, given their headers and their sizes in bytes without header."""
         beginnings: list[torch.Tensor] = []
 
         def read_later(message: torch.Tensor, *expected: object) -> None:
@@ -116,7 +121,7 @@ class Messages:
         return bodies
 
     def read(self) -> None:
-        """Checks what could not be read when it came. To be called when the device has caught up.
+        """Check the headers that `cut` could not read. Call it when the device has caught up.
 
         Raises:
             LockstepError: as `split` does.
@@ -127,32 +132,32 @@ class Messages:
         self._unread = []
 
     def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:
-        """So many messages that say that there will be none: one uint8 vector, and their lengths."""
+        """`count` abort messages, in place of the real ones: one uint8 vector, and their lengths."""
         header = header_tensor(self.header(Phase.ABORT, 0), self.bucket.device)
         return header.repeat(count), [HEADER_BYTES] * count
 
     def noise(self, phase: Phase) -> Noise | None:
-        """Randomness for the bucket's values, counted from its first."""
+        """Randomness for the bucket's values, counted from its first; None unless rounding is stochastic."""
         if not self._stochastic:
             return None
         return noise_for(self.bucket.rank, self._step, f"{self.bucket.name}/{phase.name}")
 
     def dither(self, phase: Phase) -> int:
-        """What rounds the residual that this phase leaves, counted from the bucket's first block.
+        """The word that rounds the residual of this phase, counted from the bucket's first block.
 
-        It depends on nothing that a saved state lacks, and on no name: a run that is resumed rounds as it would have
-        gone on, and one with other names (`torch.compile`) alike.
+        It depends only on what a saved state has, and on no name: a resumed run rounds as the uninterrupted one would,
+        and so does a run with other names (`torch.compile`).
         """
         about = f"{self.bucket.rank}/{self._step}/{self.bucket.slots[0].bucket}/{phase.name}"
         return int.from_bytes(hashlib.blake2b(about.encode(), digest_size=4).digest())  # a microsecond
 
     def name(self, phase: Phase) -> str:
-        """What the collective of a phase is called."""
+        """The name of the collective of a phase."""
         return f"{self.bucket.collective}.{phase.name.lower()}"
 
 
 def check_header(message: torch.Tensor, expected: Header, rank: int, where: str) -> None:
-    """Compares the header that begins `message` with the one expected of `rank`.
+    """Compare the header at the start of `message` with the one expected of `rank`.
 
     Raises:
         LockstepError: they differ; the text names `where`, the rank and what differs.
@@ -178,21 +183,21 @@ def split(
     senders: Sequence[int],
     check: Callable[[torch.Tensor, Header, int, str], None] = check_header,
 ) -> list[torch.Tensor]:
-    """Cuts what a collective delivered into its messages and checks every header.
+    """Cut what a collective delivered into its messages and check every header.
 
     Args:
         received: (bytes,) uint8, the messages one after the other.
         expected: their headers.
-        sizes: bytes in each, without the header.
-        where: for the error message, and
-        senders: the rank that each came from.
-        check: compares headers that are as long as they should be.
+        sizes: bytes of each, without the header.
+        where: begins the error message.
+        senders: the rank that sent each.
+        check: compares a header of the right length.
 
     Returns:
         Their payloads, uint8 views into `received`.
 
     Raises:
-        LockstepError: a message is not what this rank expects; the text names the rank and what differs.
+        LockstepError: a message is not as expected; the text names the rank and what differs.
     """
     bodies, start = [], 0
     for rank, header, size in zip(senders, expected, sizes, strict=True):
@@ -210,7 +215,7 @@ def split(
 
 
 def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
-    """(16,) uint8. Does not wait for the device."""
+    """A header as (16,) uint8. Does not wait for the device."""
     return headers_tensor([header], device)
 
 
@@ -221,6 +226,6 @@ def headers_tensor(headers: Sequence[Header], device: torch.device) -> torch.Ten
 
 
 def noise_for(rank: int, step: int, message: str) -> Noise:
-    """Randomness of one message: depends on the arguments alone and touches no global generator."""
+    """Randomness of one message. It depends only on the arguments, and leaves every global generator alone."""
     words = random.Random(f"0/{rank}/{step}/{message}")  # strings are hashed with SHA-512: stable everywhere
     return Noise((words.getrandbits(32), words.getrandbits(32)))

@@ -1,8 +1,7 @@
 """The exchange of one bucket in one step.
 
-A gradient is read where autograd left it when the bucket is complete, and the mean is written back there; no copy is
-made on the way unless dtype or strides ask for one. Everything is asynchronous and named: nothing here blocks but
-`wait`, which is not called inside a backward hook.
+A complete bucket is read where autograd left the gradients, and the means are written back there. A copy is made only
+if dtype or strides require it. Everything is asynchronous and named. Only `wait` blocks, and no backward hook calls it.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from hvd_dyncomp.transport.group import Group
 
 
 class Exchange:
-    """One bucket, one step. Level and step are fixed at its creation: what moves them later does not reach it.
+    """The exchange of one bucket in one step. Level and step are fixed when it is made; later changes do not affect it.
 
     Args:
         bucket: what travels. It may be arranged anew until something is quantized or sent.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
-        factor: what the sum over ranks is multiplied by (1/N for a mean).
-        stochastic: whether values are rounded stochastically, or to nearest.
-        transport: who carries the messages.
+        factor: multiplies the sum over ranks (1/N for a mean).
+        stochastic: round values stochastically instead of to nearest.
+        transport: sends the messages.
 
     Attributes:
-        gradients: what has been added, by slot.
-        collectives: how many have been started.
-        nonfinite_blocks: blocks of the result that are not finite, because some rank's values were not; after
-            `conclude`.
-        error: why there is no result: a LockstepError, if the ranks disagree about level, step or bucket. It has sent
-            all that the others wait for even so.
+        gradients: those added so far, by slot.
+        collectives: number of collectives started.
+        nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
+            not.
+        error: why there is no result, for instance a LockstepError if the ranks differ in level, step or bucket. Even
+            then the exchange has sent all that the others wait for.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Exchange:
         self.collectives = self.nonfinite_blocks = 0
 
     def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Takes one parameter's gradient, of any strides and floating dtype. May be repeated with the same one."""
+        """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing."""
         if slot.index in self._missing:
             self._origins.add(self._streams.origin())
             self.gradients[slot.index] = gradient
@@ -68,18 +67,18 @@ class Exchange:
 
     @property
     def complete(self) -> bool:
-        """Whether all gradients have come."""
+        """Whether all gradients have arrived."""
         return not self._missing
 
     def prepare(self) -> None:
-        """Makes the first messages, which `start` does otherwise. Nothing the second time."""
+        """Make the first messages, if `start` or an earlier call has not. No effect on later calls."""
         if self._collectives is None:
             self._collectives = self._all_of_it()
             with self._streams.outgoing(self._origins):
                 self._resume(None)
 
     def give_up(self, error: Exception) -> None:
-        """Gradients are neither read nor written any more; the others are told so in place of what is missing."""
+        """Stop reading and writing gradients. The other ranks get aborts in place of missing messages."""
         self._failure, self._given_up = self._failure or error, True
 
     @property
@@ -90,10 +89,10 @@ class Exchange:
         return self._handle is not None and self._transport.poll(self._handle)
 
     def drained(self, *, wait: bool = False) -> bool:
-        """Whether it is over and nothing is under way, not even what nobody wants any more after an error.
+        """Whether it is over and nothing is in flight, with the rest of a failed exchange.
 
         Args:
-            wait: if it is over, block until nothing is.
+            wait: if it is over, block until nothing is in flight.
         """
         if not self.over:
             return False
@@ -105,25 +104,25 @@ class Exchange:
         return not any(group.under_way for group in self.groups)
 
     def start(self) -> None:
-        """Sends the first message, with zeros for gradients that have not come. Does nothing the second time.
+        """Send the first message, with zeros for missing gradients. No effect on later calls.
 
-        Horovod exchanges gradients that stay sparse by itself: they never come.
+        Horovod exchanges sparse gradients itself: they never arrive here.
         """
         if not self._started:
             self.prepare()
             self._started = True
-            with self._streams.outgoing(self._origins):
+            with self._streams.outgoing(()):  # in which the messages were made; later gradients are none of theirs
                 self._resume(None)
 
     @property
     def groups(self) -> list[Group]:
-        """Who talked to whom, with what this rank has sent them."""
+        """The groups of ranks that communicate, with the bytes that this rank has sent in each."""
         return self._route.groups if self._route else []
 
     def advance(self) -> bool:
-        """Does what is possible without blocking: starts, when all gradients are in; returns whether it is over.
+        """Do what is possible without blocking, once all gradients are in; return whether the exchange is over.
 
-        May be called in a backward hook: an error is kept in `error`. Raised in a hook it would reach the ranks at
+        A backward hook may call it: an error is kept in `error`. Raised in a hook, it would reach the ranks at
         different points.
         """
         if not self._missing or self._started:
@@ -134,11 +133,11 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """Whether every gradient that was added holds the reduced one, or there is an error."""
+        """Whether every added gradient holds the reduced one, or there is an error."""
         return self._started and self._handle is None
 
     def wait(self) -> None:
-        """Blocks until one collective is over that has been started, and does all that can be done then."""
+        """Block until the collective in flight is over, and do all that is possible then."""
         with self._streams.incoming():
             try:
                 received = self._receive()
@@ -155,7 +154,7 @@ class Exchange:
         return self._transport.wait(self._handle)
 
     def conclude(self) -> None:
-        """Looks at what has come to the host, when all is over and the device has caught up: errors, and counts."""
+        """Read counts and errors from the host's copy. Call it when all is over and the device has caught up."""
         if self._nonfinite is None or self.error is not None:
             return
         self.nonfinite_blocks = int(self._nonfinite)
@@ -165,14 +164,14 @@ class Exchange:
             self.error = error
 
     def _resume(self, received: torch.Tensor | None) -> None:
-        """Does all that can be done with what was received."""
+        """Do all that is possible with what was received."""
         self._handle = None
         collectives: Collectives[torch.Tensor] = self._collectives  # type: ignore[assignment]  # `prepare` comes first
         if self.error is not None:
             return
         try:
             if self._given_up and received is not None:
-                handle = collectives.throw(self._failure)  # type: ignore[arg-type]  # there is one since then
+                handle = collectives.throw(self._failure)  # type: ignore[arg-type]  # set when it was given up
             else:
                 handle = collectives.send(received)
             while handle is None and self._started:  # it may send
@@ -203,7 +202,7 @@ class Exchange:
         return nonfinite_blocks
 
     def _floats(self) -> list[torch.Tensor]:
-        """All values, as contiguous float32 tensors: the gradients themselves where they are."""
+        """All values as contiguous float32 tensors: the gradients themselves where possible."""
         values = [self._float(*pair) for pair in zip(self._bucket.slots, self.gradients, strict=True)]
         self._streams.keep(*values)
         return values
@@ -211,15 +210,15 @@ class Exchange:
     def _float(self, slot: Slot, gradient: torch.Tensor | None) -> torch.Tensor:
         if gradient is None:
             return torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
-        if gradient.is_inference():  # Horovod's zeros, where `step` is called in inference mode: not to be written here
+        if gradient.is_inference():  # Horovod's zeros, if `step` is called in inference mode: not writable here
             gradient = gradient.clone()
         return gradient.to(torch.float32).contiguous()  # both leave a contiguous float32 tensor as it is
 
     def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Codes of few bits overshoot: what float16 could hold before is not to become infinite by that.
+        """Keep overshoot of few bits finite in float16: values that fitted before must not become infinite.
 
-        A mean of float16 values can always be held. A sum that is more than twice too large for float16 is no
-        overshoot, and becomes infinite, as it would uncompressed: gradient scalers rely on it.
+        A mean of float16 values always fits. A sum more than twice too large for float16 is no overshoot. It becomes
+        infinite, as uncompressed: gradient scalers rely on that.
         """
         if dtype is not torch.float16:
             return value

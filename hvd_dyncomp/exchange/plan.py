@@ -1,4 +1,4 @@
-"""Which gradient of an optimizer travels in which bucket. Each rank makes its own; handshakes compare them."""
+"""The plan: which gradient travels in which bucket. Each rank makes its own; handshakes compare them."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ Whose = TypeVar("Whose", bound=Source)
 
 
 class Plan(Generic[Whose]):
-    """What there is to know before a step.
+    """What a step needs to know in advance.
 
     Args:
-        binding: whose gradients.
-        settings: see there.
-        skip: as `make_buckets` has it.
+        binding: the source of the gradients.
+        settings: see `Settings`.
+        skip: as in `make_buckets`.
         state: of a quantizer, whose residuals are taken over; None for none.
 
     Attributes:
         binding, settings: see above.
         transport: the binding's.
-        buckets: what travels together, with its residuals.
+        buckets: the buckets, with their residuals.
         slots: a compressed parameter's place, by name.
-        waiting: parameters of which at few bits something always waits in residuals: large ones, with error feedback.
-        composition: checksum over everything that the ranks must agree about, but for level and step.
-        topology: which ranks share a host; before `locate`, what was assumed.
+        waiting: parameters whose residuals always hold something at few bits: large ones, with error feedback.
+        composition: checksum over all that the ranks must agree on, except level and step.
+        topology: which ranks share a host; an assumption before `locate`.
         topology_checksum: its checksum; 0 before `locate`.
         arranged: the topology by which the buckets are divided.
-        tickets: what Horovod reduces in the place of compressed gradients.
-        ticket_bytes: of each, on the wire.
+        tickets: what Horovod reduces in place of compressed gradients.
+        ticket_bytes: bytes of a ticket on the wire.
 
     Raises:
-        ValueError: the state is another rank's or of other parameters.
+        ValueError: the state belongs to another rank or other parameters.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Plan(Generic[Whose]):
         mixed = len(self.slots) < len(self.binding.named)
         self.tickets = Tickets(self.slots, on_device=mixed and binding.tickets_on_device)
         self.ticket_bytes = Tickets.nbytes if binding.leaves_tickets else 0
-        # As it was when the state was saved, so that nothing has to move if it still is so.
+        # Assume the topology of the saved state: then nothing moves if it is still the same.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
         self.topology = Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.apart(world_size)
@@ -98,7 +98,7 @@ class Plan(Generic[Whose]):
         logger.info(
             "bound to %s%s: %d of %d parameters compressed, in %d buckets",
             binding.kind,
-            f", at {MOST_BITS} bits and less without its momentum" if binding.without_momentum else "",
+            f" (without momentum at {MOST_BITS} bits and less)" if binding.without_momentum else "",
             len(self.slots),
             len(self.binding.named),
             len(self.buckets),
@@ -106,14 +106,14 @@ class Plan(Generic[Whose]):
 
     @property
     def hierarchical(self) -> bool:
-        """Whether gradients travel within hosts first, and then between them."""
+        """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is not False and not self.topology.obstacle
 
     def locate(self, greetings: Sequence[Greeting]) -> None:
-        """Learns from the first handshake where the ranks are, and sees that it stays so.
+        """Learn from the first handshake which ranks share a host. Later, check that this has not changed.
 
         Raises:
-            LockstepError: somebody has worked with another topology. On all ranks.
+            LockstepError: a rank has worked with another topology. On all ranks.
             ValueError: `hierarchical` is True, and there is an obstacle. On all ranks.
         """
         names = [greeting.host for greeting in greetings]
@@ -124,8 +124,8 @@ class Plan(Generic[Whose]):
         for rank, greeting in enumerate(greetings):
             if greeting.topology not in (0, number):
                 raise LockstepError(
-                    f"rank {rank} has trained with workers on other hosts than now, where the ranks of each host are "
-                    f"{list(map(list, topology.hosts))} (elastic training: give the quantizer to "
+                    f"rank {rank} has trained with workers on other hosts than now: the ranks of each host are "
+                    f"{list(map(list, topology.hosts))} (elastic training: pass the quantizer to "
                     "hvd.elastic.TorchState)"
                 )
         if self.topology_checksum:
@@ -137,7 +137,7 @@ class Plan(Generic[Whose]):
             self._say()
 
     def check_lengths(self, bits: float) -> None:
-        """Once it is known where the ranks are, and on all of them alike: can every bucket be sent at this level?
+        """Check that every bucket can be sent at this level. Needs the topology; same result on all ranks.
 
         Raises:
             ValueError: a message would be too long.
@@ -148,12 +148,12 @@ class Plan(Generic[Whose]):
             if max(codes, near) > MOST_BYTES:
                 raise ValueError(
                     f"bucket {bucket.name} of {bucket.values} values cannot be sent at {bits} bits: its messages would "
-                    f"have {max(codes, near)} bytes, and MPI takes {MOST_BYTES} at most; use fewer bits, `skip` it, or "
-                    "divide the parameter"
+                    f"have {max(codes, near)} bytes, and MPI takes {MOST_BYTES} at most; use fewer bits, or `skip` or "
+                    "split the parameter"
                 )
 
     def arrange(self) -> None:
-        """Divides the buckets as the topology says. Before anything of a step is quantized or released."""
+        """Divide the buckets by the topology. Call it before a step quantizes or releases anything."""
         if self.arranged == self.topology:
             return
         self.arranged = self.topology
@@ -169,12 +169,12 @@ class Plan(Generic[Whose]):
             logger.info("%d hosts of %d workers: hierarchical exchange", len(hosts), len(hosts[0]))
         elif self.settings.hierarchical is None and self.topology.uneven:
             logger.warning(
-                "gradients are exchanged among all workers at once, so that more leaves a host than the level says: %s",
+                "gradients are exchanged among all workers at once, so more leaves a host than the level says: %s",
                 self.topology.obstacle,
             )
 
     def residuals(self) -> dict[str, Any]:
-        """Both residuals by parameter name (`residual_state.export`), and whose they are."""
+        """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
         return {
             "rank": self.binding.rank,
             "world_size": self.binding.world_size,
@@ -184,7 +184,7 @@ class Plan(Generic[Whose]):
         }
 
     def about(self, bits: float, step: int) -> dict[str, Any]:
-        """What the ranks tell each other when they disagree (`introduction.Introduction`)."""
+        """What the ranks tell each other when they disagree (`handshake.Introduction`)."""
         about = self._about()
         return {**about, "settings": {"bits": bits, "step": step, **about["settings"]}}
 
@@ -197,12 +197,12 @@ class Plan(Generic[Whose]):
 
 
 class Tickets:
-    """One float32 for each compressed parameter: more than 0 after the reduction if any rank has a gradient for it.
+    """One float32 per compressed parameter. After the reduction it is more than 0 if any rank has a gradient.
 
     Args:
         names: of the parameters.
-        on_device: whether a ticket must be where the gradient is: Horovod may reduce it in one call with gradients that
-            travel uncompressed. Otherwise all are in main memory: Horovod is to wait for no GPU for them.
+        on_device: whether a ticket must be on the gradient's device, because Horovod may reduce it in one call with
+            uncompressed gradients. Otherwise all are in main memory, so that Horovod waits for no GPU.
     """
 
     nbytes = 4
@@ -210,15 +210,17 @@ class Tickets:
     def __init__(self, names: Iterable[str], *, on_device: bool) -> None:
         self._index = {name: index for index, name in enumerate(names)}
         self._on_device = on_device
-        # Written once a gradient by numpy: an operator of torch's for one value costs more than all else.
+        # Numpy writes them, one per gradient: a torch operator for one value costs more than everything else.
         values = torch.zeros(len(self._index), dtype=torch.float32, device="cpu")
         self._each, self._values = list(values.split(1)), values.numpy()
 
     def fill(self, name: str, in_use: bool, device: torch.device) -> torch.Tensor:
-        """A parameter's, for one reduction: 1 if this rank has a gradient and 0 if it has none; (1,) float32.
+        """A parameter's ticket for one reduction: 1 if this rank has a gradient, otherwise 0; (1,) float32.
 
         Args:
-            device: where the gradient is.
+            name: of the parameter.
+            in_use: whether this rank has a gradient.
+            device: of the gradient.
         """
         if self._on_device and device.type != "cpu":
             return torch.full((1,), float(in_use), dtype=torch.float32, device=device)

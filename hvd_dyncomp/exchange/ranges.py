@@ -1,7 +1,7 @@
-"""Marks what is done, and waited for, in the traces of torch's profiler: ranges with names such as hvd_dyncomp.encode.
+"""Ranges with names such as hvd_dyncomp.encode in the traces of torch's profiler.
 
-While no profiler runs, a call costs a fraction of a microsecond more; torch's own `record_function` costs several, even
-then. It is for what is called a few times for each bucket and step, not for each tensor.
+While no profiler runs, a call costs a fraction of a microsecond more (torch's own `record_function`: several). Use it
+for what is called a few times per bucket and step, not per tensor.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Result = TypeVar("Result")
 
 
 def marked(name: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Has the calls of a function be ranges of this name."""
+    """Make every call of a function a range of this name."""
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @functools.wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            # torch keeps it for such checks, but in no documentation; without it, every call is recorded.
+            # torch has it for such checks, but undocumented; without it, every call is recorded.
             if not getattr(profiler, "_is_profiler_enabled", True):
                 return function(*args, **kwargs)
             with profiler.record_function(f"hvd_dyncomp.{name}"):

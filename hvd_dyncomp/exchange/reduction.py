@@ -1,4 +1,4 @@
-"""A section of a bucket, reduced among a group of ranks: what comes out are bytes that everyone decodes to one sum."""
+"""Reduction of a section of a bucket among a group of ranks: the result is bytes that all ranks decode to one sum."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
 from hvd_dyncomp.transport.group import Group
 
 Result = TypeVar("Result")
-# One collective after the other. Yields None where messages are made and may not have been asked for yet, and goes on
-# when they may be sent; yields the handle of a collective where it has to wait, and is sent what was received.
+# One collective after the other. Yields None when messages are ready, and is resumed when they may be sent. Yields the
+# handle of a collective when it has to wait, and is sent what was received.
 Collectives = Generator[Any, Any, Result]
 Outgoing = tuple[torch.Tensor, list[int]]  # messages one after the other, and their lengths
 
 
 class Reduction(ABC):
-    """One section in one step.
+    """The reduction of one section in one step.
 
     Args:
         messages: of the bucket.
-        section: which blocks.
-        group: who reduces them; None where this rank does not, and only decodes.
+        section: the blocks.
+        group: the ranks that reduce them; None if this rank only decodes.
 
     Attributes:
         section: see above.
@@ -46,7 +46,7 @@ class Reduction(ABC):
 
     @property
     def result_bytes(self) -> int:
-        """Length of what `collectives` returns."""
+        """Length of what `collectives` returns, bytes."""
         _, spans = self._result
         return sum(HEADER_BYTES + self._messages.coding.nbytes(span) for span in spans)
 
@@ -54,26 +54,26 @@ class Reduction(ABC):
     def collectives(
         self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
-        """All collectives; returns the bytes that everyone has then.
+        """Run all collectives; return the bytes that every rank then has.
 
         Args:
-            values, origin: as `encode` takes them.
-            failure: why there are no values. The other ranks are told that there will be no result, as after an error
-                here, and it is raised.
+            values, origin: as in `encode`.
+            failure: why there are no values, or None. The other ranks get aborts, as after an error here, and it is
+                raised.
         """
 
     @abstractmethod
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
-        """Quantizes the section, with its residual.
+        """Quantize the section with its residual.
 
         Args:
-            values: contiguous float32 tensors that stand for the bucket's values from the `origin`-th on.
+            values: contiguous float32 tensors with the bucket's values from number `origin` on.
         """
 
     def _first_messages(
         self, values: list[torch.Tensor], failure: Exception | None, origin: int, count: int
     ) -> tuple[Outgoing, Exception | None]:
-        """What `encode` makes, or `count` messages that say that there is nothing, and why."""
+        """What `encode` makes and None; or `count` aborts and the error."""
         if failure is None:
             try:
                 return self.encode(values, origin), None
@@ -90,28 +90,31 @@ class Reduction(ABC):
     def decode(
         self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
     ) -> torch.Tensor:
-        """Writes the sum, times `factor`, into the bucket's values; returns how many blocks are not finite, an int64.
+        """Write the sum, times `factor`, into the bucket's values; return the number of nonfinite blocks, an int64.
 
         Args:
-            result: what `collectives` has returned, here or on another rank.
-            senders: for error messages, whom each message came from.
+            result: what `collectives` returned, here or on another rank.
+            values: contiguous float32 tensors, by slot.
+            factor: multiplies the sum.
+            senders: the rank that sent each message, for error messages.
 
         Raises:
-            LockstepError: a message is not what it should be.
+            LockstepError: a message is not as expected.
         """
 
     def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
-        """The payloads in the result, by rank of the section; arguments and errors as those of `decode`."""
+        """The payloads in the result, by rank of the section; arguments and errors as in `decode`."""
         return self._messages.split(result, *self._result, senders)
 
 
 class PairReduction(Reduction):
-    """The reduction of two workers: each sends the other its whole section, and both sum.
+    """Reduction between two workers: each sends the other its whole section, and both sum.
 
-    With two workers this costs the bytes of scatter, reduce, gather, 2(N-1)/N * bits = bits a value, and needs one
-    quantization and one collective less. With more it would cost (N-1) * bits.
+    With two workers this costs as many bytes as scatter, reduce and gather, 2(N-1)/N * bits = bits per value, and saves
+    one quantization and one collective. With more workers it would cost (N-1) * bits.
 
-    By an alltoall: Horovod fuses allgathers that it finds together, and nothing could be decoded before all has come.
+    It uses an alltoall, because Horovod fuses allgathers that are ready together, and then nothing could be decoded
+    before all had arrived.
     """
 
     @marked("encode")
@@ -151,19 +154,19 @@ class PairReduction(Reduction):
 
 
 class ShardedReduction(Reduction):
-    """The reduction in two halves: scatter, reduce, gather (docs/math.md, equations 1 to 5).
+    """Reduction in three parts: scatter, reduce, gather (docs/math.md, equations 1 to 5).
 
     1. Every rank quantizes gradient + residual, cuts the blocks into one shard per rank and sends each shard to its
        owner (an alltoall of bytes).
     2. The owner decodes the versions of its shard, sums them, adds the shard's residual and quantizes the sum.
-    3. An allgather of bytes returns it to everyone. All ranks decode the same bytes, and so hold the same bits.
+    3. An allgather of bytes returns the sum to all ranks. They all decode the same bytes, and so hold the same bits.
 
-    Whatever the number of workers N, a value costs a worker 2(N-1)/N * bits on the wire, and is quantized twice.
+    With any number of workers N, a value costs a worker 2(N-1)/N * bits on the wire, and is quantized twice.
     """
 
     @property
     def _in_one(self) -> bool:
-        # On a GPU a call is a launch: one for each rank would keep the program busy. So codes are copied.
+        # On a GPU a call is a launch, and one per rank would keep the program busy. So codes are copied.
         return self._bucket.streams.late
 
     @marked("encode")
@@ -209,7 +212,7 @@ class ShardedReduction(Reduction):
 
     @marked("reduce")
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:
-        """From all versions of this rank's shard to the message with their sum."""
+        """The message with the sum of all versions of this rank's shard."""
         bucket, section = self._bucket, self.section
         own = section.shards[section.ranks.index(bucket.rank)]
         versions = self._messages.split(received, Phase.SCATTER, [own] * len(section.ranks), section.ranks)

@@ -1,4 +1,4 @@
-"""The residuals of all buckets: saved and restored, by parameter name, and held against the gradients."""
+"""The residuals of all buckets: saved and restored by parameter name, and compared with the gradients."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ KEYS = ("residuals", "shard_residuals")
 
 
 def export(buckets: list[Bucket]) -> dict[str, Any]:
-    """Copies of both residuals, in main memory.
+    """Copy both kinds of residuals into main memory.
 
     Returns:
-        "residuals": {parameter name: bfloat16 tensor of its shape};
-        "shard_residuals": {bucket name: {"layout": checksum, "first": where in the bucket the shard begins,
-        "carries": bool, "values": (own shard,) bfloat16}}.
+        "residuals": {parameter name: bfloat16 tensor of its shape}; "shard_residuals": {bucket name: {"layout":
+        checksum, "first": where in the bucket the shard begins, "carries": bool, "values": (own shard,) bfloat16}}.
     """
     own, shards = {}, {}
     for bucket in buckets:
@@ -44,14 +43,14 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
 
 
 def checked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A deep copy of a state whose parts that belong here have the types and ranges that `restore` relies on.
+    """A deep copy of a state, with the types and ranges that `restore` needs.
 
     Raises:
-        KeyError, TypeError, ValueError: they have not.
+        KeyError, TypeError, ValueError: the state is different.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"state must be a mapping, got {shown(state)}")
-    # A copy, because it is put back at the first gradient only, and its owner may go on with it before.
+    # A copy: it is restored only at the first gradient, and its owner may change it before.
     own = copy.deepcopy(dict(state))
     size = integer("world_size", own["world_size"], 1)
     if own["rank"] is not None:
@@ -61,7 +60,7 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
     if own.get("hosts") is not None:
         ranks = [integer("hosts", rank, 0) for host in own["hosts"] for rank in host]
         if sorted(ranks) != list(range(size)) or not all(own["hosts"]):
-            raise ValueError(f"hosts must have every rank once, got {shown(own['hosts'])}")
+            raise ValueError(f"hosts must list every rank once, got {shown(own['hosts'])}")
     for name, values in dict(own["residuals"]).items():
         _check_values(f"residuals[{name!r}]", values)
     for name, shard in dict(own["shard_residuals"]).items():
@@ -82,14 +81,14 @@ def _check_values(name: str, values: Any) -> None:
 
 
 def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:
-    """Whether `restore` can put back this state.
+    """Check that `restore` can use this state.
 
     Raises:
-        ValueError: it is another rank's, or of other parameters.
+        ValueError: it belongs to another rank or other parameters.
     """
     if state["world_size"] == world_size and state["rank"] not in (rank, None):
         raise ValueError(
-            f"state is that of rank {state['rank']}, loaded on rank {rank}: residuals are each rank's own, "
+            f"state is that of rank {state['rank']}, loaded on rank {rank}: every rank has its own residuals, "
             "so save and load one state_dict per rank"
         )
     saved: Mapping[str, torch.Tensor] = state["residuals"]
@@ -107,25 +106,24 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
     for name in sorted({*shapes, *theirs}):
         if shapes.get(name) != theirs.get(name):
             raise ValueError(
-                f"state has residuals of other parameters: {name} has shape {theirs.get(name)} there and "
-                f"{shapes.get(name)} in this optimizer (skip says which are compressed)"
+                f"state has residuals of other parameters: {name} has shape {theirs.get(name)} in the state and "
+                f"{shapes.get(name)} in this optimizer (skip decides which are compressed)"
             )
 
 
 def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int, factor: float) -> None:
-    """Puts back what `export` saved. Checks everything before it changes anything.
+    """Restore what `export` saved. Checks everything before it changes anything.
 
-    A residual r comes to factor * r in the result. Where the number of workers has changed, and with it the factor, r
-    is scaled so that it comes to what it was; the residual of a shard that has moved joins the residuals of its
-    own rank, from where it arrives once as well; and so does what is of values that another rank quantizes now.
-    `launch/study.py --simulate resize` compares this with other rules. Sums are float32, and rounded when they are put
-    back.
+    A residual r adds factor * r to the result. If the number of workers changed, and the factor with it, r is scaled so
+    that it still adds the same. The residual of a shard that moved joins the residuals of its own rank, from where it
+    also arrives once; so do residuals of values that another rank now quantizes. `launch/study.py --simulate resize`
+    compares this with other rules. Sums are float32, and rounded when they are restored.
 
     Args:
-        factor: what sums over ranks are multiplied by now; state["factor"] is what it was.
+        factor: multiplies sums over ranks now; state["factor"] is the former one.
 
     Raises:
-        ValueError: as `check` does.
+        ValueError: as in `check`.
     """
     check(buckets, state, rank, world_size)
     scale = state["factor"] / factor
@@ -163,9 +161,9 @@ def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str
 def relative_errors(
     buckets: list[Bucket], named: Sequence[tuple[str, torch.Tensor]], factor: float
 ) -> dict[str, float]:
-    """By `Slot.counted_as`; `DynamicQuantizer.errors` says of what.
+    """Relative errors by `Slot.counted_as`; see `DynamicQuantizer.relative_errors`.
 
-    A residual r is missing from the mean as factor * r. Several ranks' are taken for independent: squares add up.
+    The mean lacks factor * r for a residual r. Residuals of several ranks count as independent: their squares add up.
     """
     gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
     squares: dict[str, tuple[float, float]] = {}
@@ -187,7 +185,7 @@ def _norm(values: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Of each parameter, as far as this rank quantizes it first: whose it counts as, its residual, its gradient."""
+    """For each parameter that this rank quantizes first, as far as it does: counted name, residual, gradient."""
     if not bucket.residuals.enabled:
         return
     section = bucket.residuals.extent.section

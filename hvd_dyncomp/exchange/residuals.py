@@ -1,6 +1,6 @@
-"""What error feedback carries of one bucket from step to step: a ledger of what has been quantized away, or has waited.
+"""What error feedback carries from step to step for one bucket: what quantization lost, and what waited.
 
-Whatever is in it arrives once, with a later gradient, unless somebody drops it.
+All of it arrives once, with a later gradient, unless it is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Extent(NamedTuple):
     Attributes:
         values: of the bucket, padding included.
         section: those that it quantizes first: of its gradients, or of its host's sum.
-        shard: those whose sum over ranks it quantizes; none where two ranks exchange all of a section.
+        shard: those whose sum over ranks it quantizes; empty if two ranks exchange the whole section.
     """
 
     values: int
@@ -29,18 +29,18 @@ class Extent(NamedTuple):
 
 
 class Residuals:
-    """One bucket's, on one rank.
+    """The residuals of one bucket on one rank.
 
     Args:
         extent: which values this rank quantizes.
-        device: where the gradients are.
-        enabled: False for none: nothing is ever carried.
+        device: of the gradients.
+        enabled: False: nothing is ever carried.
 
     Attributes:
         extent, enabled: see above.
-        own: (values of the section,) bfloat16, what the first quantization has left.
-        shard: (values of the shard,) bfloat16, what the quantization of the sum over ranks has left.
-        carries: whether any may be other than zero.
+        own: (values of the section,) bfloat16, left by the first quantization.
+        shard: (values of the shard,) bfloat16, left by the quantization of the sum over ranks.
+        carries: whether any residual may be nonzero.
     """
 
     def __init__(self, extent: Extent, device: torch.device, *, enabled: bool) -> None:
@@ -49,15 +49,15 @@ class Residuals:
         self.own = torch.zeros(own, dtype=RESIDUAL_DTYPE, device=device)
         self.shard = torch.zeros(shard, dtype=RESIDUAL_DTYPE, device=device)
         streams_of(device).keep(self.own, self.shard)
-        # (values of the bucket,) bfloat16: what joins gradients before anybody quantizes them. It is of values that
-        # another rank quantizes now (since the bucket was arranged anew), or of all, when nobody does (32 bits).
+        # (values of the bucket,) bfloat16: residuals that join gradients before any rank quantizes them. Nonzero for
+        # values that another rank quantizes since the bucket was arranged anew; at 32 bits, for all.
         self._pending: torch.Tensor | None = None
         self.carries = False
         self._waits = False  # whether a gradient that has come since `release` has left what was pending of it
 
     @property
     def _whole(self) -> bool:
-        """Whether this rank quantizes all of the bucket first."""
+        """Whether this rank is the first to quantize every value of the bucket."""
         return self.own.numel() == self.extent.values
 
     def section(self, part: slice = slice(None)) -> torch.Tensor | None:
@@ -69,11 +69,11 @@ class Residuals:
         return self.shard if self.enabled else None
 
     def quantized(self) -> None:
-        """To be called when a kernel has written `own`."""
+        """Note that a kernel has written `own`."""
         self.carries = self.enabled
 
     def undelivered(self) -> torch.Tensor:
-        """(values,) bfloat16: all but the shard's. May be `own` itself. With error feedback only."""
+        """(values,) bfloat16: all residuals but the shard's. May be `own` itself. Only with error feedback."""
         if self._whole:
             return self.own
         if self._pending is None:
@@ -84,9 +84,9 @@ class Residuals:
         return total
 
     def _collected(self) -> torch.Tensor:
-        """As `undelivered`, with the shard's, which is then zero.
+        """`undelivered` plus the shard's residual, which becomes zero.
 
-        That is a part of the sum over ranks: delivered once, by its owner, it arrives once.
+        The shard's residual is a part of the sum over ranks: its owner delivers it once, so it arrives once.
         """
         total = self.undelivered()
         if self.shard.numel():
@@ -96,7 +96,7 @@ class Residuals:
         return total
 
     def put(self, undelivered: torch.Tensor) -> None:
-        """Takes what `undelivered` has returned, here or elsewhere, in place of all but the shard's.
+        """Replace all residuals but the shard's by what `undelivered` returned, here or elsewhere.
 
         Args:
             undelivered: (values,), bfloat16 or float32.
@@ -110,7 +110,7 @@ class Residuals:
             self._pending = rest if rest.any() else None
 
     def arranged(self, extent: Extent) -> Residuals:
-        """The same where this rank quantizes other values. This one is of no use any more."""
+        """The same residuals for another extent. This object must not be used afterwards."""
         new = Residuals(extent, self._device, enabled=self.enabled)
         if self.carries:
             new.put(self._collected())
@@ -118,13 +118,13 @@ class Residuals:
         return new
 
     def drop(self) -> None:
-        """Nothing is carried any more."""
+        """Set all residuals to zero."""
         self.own.zero_()
         self.shard.zero_()
         self._pending, self.carries = None, False
 
     def release(self) -> None:
-        """From here on `join` hands out all that there is."""
+        """Make `join` hand out all residuals from now on."""
         self._waits = False
         if self.carries:
             self._pending = self._collected()
@@ -137,9 +137,9 @@ class Residuals:
         return self._pending is not None
 
     def join(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """A parameter's gradient plus what is pending of it, in the gradient's dtype; that is then zero here.
+        """A parameter's gradient plus its pending residual, in the gradient's dtype. The residual becomes zero.
 
-        As where it is quantized, a gradient of zeros, or one that is not finite, takes nothing along.
+        As in quantization, a gradient of zeros, or one that is not finite, takes no residual along.
         """
         if self._pending is None:
             return gradient
@@ -158,7 +158,7 @@ class Residuals:
         return total.to(gradient.dtype)
 
     def join_all(self, slots: list[Slot], values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The same for all slots of the bucket."""
+        """`join` for all slots of the bucket."""
         if self._pending is None:
             return values
         self._waits = False
@@ -168,7 +168,7 @@ class Residuals:
         return total
 
     def released(self, joined: bool) -> None:
-        """At the end of a step that has sent what `join` returned; `joined`: it was called."""
+        """End a step that sent what `join` returned; `joined`: whether `join` was called."""
         self.carries = self._waits or (self.carries and not joined)
         if self.carries and not self._whole:
             self.put(self.undelivered())  # as it would be if it was saved and loaded

@@ -1,4 +1,4 @@
-"""How the values of a bucket become their sum over all ranks: among all at once, or within hosts and between them."""
+"""How a bucket's values become their sum over all ranks: among all at once, or within hosts and between them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hvd_dyncomp.transport.group import Group
 
 
 class Route(ABC):
-    """One bucket in one step.
+    """The route of one bucket in one step.
 
     Attributes:
-        groups: who talks among themselves, with what they have sent.
+        groups: the groups of ranks that communicate, with what they have sent.
     """
 
     groups: list[Group]
@@ -29,23 +29,24 @@ class Route(ABC):
     def collectives(
         self, values: list[torch.Tensor], failure: Exception | None, factor: float
     ) -> Collectives[torch.Tensor]:
-        """All collectives; writes the sum, times `factor`, into the values; returns how many blocks are not finite.
+        """Run all collectives, write the sum times `factor` into the values; return the number of nonfinite blocks.
 
-        That is an int64 on the values' device.
+        That number is an int64 on the values' device.
 
         Args:
             values: contiguous float32 tensors, by slot.
-            failure: why there are none: the other ranks are told so, and it is raised.
+            failure: why there are none, or None. The other ranks get aborts, and it is raised.
+            factor: multiplies the sum.
         """
 
 
 def route_of(messages: Messages, transport: Transport) -> Route:
-    """As the bucket is arranged."""
+    """The route that fits the bucket's arrangement."""
     return (Hierarchical if messages.bucket.arrangement.hierarchical else Flat)(messages, transport)
 
 
 def _reduction(messages: Messages, section: Section, group: Group | None) -> Reduction:
-    """The right one for so many ranks."""
+    """The reduction for the section's number of ranks."""
     return (ShardedReduction if section.sharded else PairReduction)(messages, section, group)
 
 
@@ -66,16 +67,16 @@ class Flat(Route):
 
 
 class Hierarchical(Route):
-    """On hosts of several workers: within hosts, between them, within hosts (docs/math.md, equation 9).
+    """On hosts of several workers: within hosts, between hosts, within hosts (docs/math.md, equation 9).
 
-    1. Every rank sends each neighbour on its host the values of that neighbour's section; the owner sums them up.
-    2. The owner reduces its section of the host's sum with those who own the same section on other hosts, as all ranks
-       would do in the flat way: at the controller's level, with error feedback.
-    3. The owner hands what has come of it to its neighbours as it is, in codes. Everyone decodes the same bytes.
+    1. Every rank sends each neighbour on its host the values of that neighbour's section; the owner sums them.
+    2. The owner reduces its section of the host's sum with the owners of the same section on other hosts, as all ranks
+       do in the flat exchange: at the controller's level, with error feedback.
+    3. The owner sends the result to its neighbours unchanged, as codes. All ranks decode the same bytes.
 
-    So what leaves a host does not grow with the number of its workers, and a worker quantizes its section only. Within
-    a host values travel as bfloat16 at levels up to 7 bits, beside which its rounding is small, and as float32 above;
-    docs/design.md has what the alternatives cost.
+    So what leaves a host does not grow with its workers, and a worker quantizes only its section. Within a host, values
+    travel as bfloat16 at levels up to 7 bits, where its rounding is small in comparison, and as float32 above;
+    docs/design.md has the cost of the alternatives.
     """
 
     def __init__(self, messages: Messages, transport: Transport) -> None:
@@ -115,7 +116,7 @@ class Hierarchical(Route):
         del sums  # when they are quantized, nobody needs them any more
         try:
             result = yield from between
-            self._own.messages_in(result, self._own.section.ranks)  # who is to blame is known here, not to neighbours
+            self._own.messages_in(result, self._own.section.ranks)  # only here is the failing rank known
         except Exception as error:  # noqa: BLE001
             failure, (result, _) = error, self._messages.aborts(1)
         handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))
@@ -125,7 +126,7 @@ class Hierarchical(Route):
 
     @marked("scatter_on_host")
     def _scatter(self, values: list[torch.Tensor]) -> tuple[Outgoing, list[torch.Tensor]]:
-        """The neighbours' sections, and this rank's own."""
+        """Messages with the neighbours' sections, and the values of this rank's own."""
         others = [section for section in self._arrangement.sections if section is not self._own.section]
         sizes = [self._size(section) * self._dtype.itemsize for section in others]
         messages, payloads, lengths = self._messages.room(Phase.LOCAL_SCATTER, [s.blocks for s in others], sizes)
@@ -153,7 +154,7 @@ class Hierarchical(Route):
 
     @marked("sum_on_host")
     def _add(self, sums: list[torch.Tensor], received: torch.Tensor) -> None:
-        """The neighbours' versions of this rank's section, in the order of their ranks."""
+        """Add the neighbours' versions of this rank's section, in the order of their ranks."""
         section, [total] = self._own.section, sums
         others = [rank for rank in self._neighbours.ranks if rank != self._bucket.rank]
         header = self._messages.header(Phase.LOCAL_SCATTER, section.blocks)

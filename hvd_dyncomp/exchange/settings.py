@@ -1,4 +1,4 @@
-"""How gradients travel: what must be the same on all ranks."""
+"""Settings of the exchange that must be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import torch
 
 from hvd_dyncomp.checks import boolean, integer, shown
 
-Skip = Callable[[str, torch.Tensor], bool]  # of a name and a parameter: is it to travel uncompressed?
+Skip = Callable[[str, torch.Tensor], bool]  # (name, parameter): whether it travels uncompressed
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`DynamicQuantizer` has the meaning of each. Plain Python values, whatever was given.
+    """Settings as plain Python values; `DynamicQuantizer` documents each.
 
     Raises:
-        ValueError: one of them is out of range, or of another type; the text names it.
+        ValueError: a setting is out of range or of another type; the message names it.
     """
 
     error_feedback: bool = True
     block_size: int = 512
     min_numel: int = 1024
     bucket_bytes: int = 8 * 2**20
-    fp16_uncompressed: bool = False
+    fp16_skipped: bool = False
     auto_level: bool = False
     hierarchical: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("error_feedback", "fp16_uncompressed", "auto_level"):
+        for name in ("error_feedback", "fp16_skipped", "auto_level"):
             boolean(name, getattr(self, name))
         if self.hierarchical is not None:
             boolean("hierarchical", self.hierarchical)
         for name, least, most in (("block_size", 64, 65536), ("min_numel", 1, None), ("bucket_bytes", 1, None)):
             value = getattr(self, name)
             plain = integer(name, value, least) if most is None else integer(name, value, least, most)
-            object.__setattr__(self, name, plain)  # of numpy's numbers, say, the same one
+            object.__setattr__(self, name, plain)  # a plain Python value, also for numpy's
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(self.block_size)}")

@@ -1,4 +1,4 @@
-"""Where the values of parameters are within buckets, and the levels of their blocks."""
+"""The places of parameters' values in buckets, and the levels of their blocks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from hvd_dyncomp.exchange.coding import Run, Span
 from hvd_dyncomp.exchange.settings import Skip
 
-# What is small has no fewer bits: biases, norms. They cost next to nothing, and float32 would cost more than all else.
+# Least bits of small tensors (biases, norms). They cost next to nothing; as float32 they would cost more than the rest.
 SMALL_BITS = 8
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter's place: the `index`-th of bucket `bucket`, with its values `start` to `start + numel`.
+    """A parameter's place: number `index` in bucket `bucket`, with its values from `start` to `start + numel`.
 
     Attributes:
         small: whether it has fewer than `min_numel` values, and so at least `SMALL_BITS`.
-        counted_as: its name; of what is small, that of the first small one in its bucket.
+        counted_as: its name; for small parameters, the name of the first small one in the bucket.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Slot:
 def divided(
     parameters: list[tuple[str, torch.Tensor]], min_numel: int, bucket_bytes: int, skip: Skip | None
 ) -> list[tuple[torch.device, list[Slot]]]:
-    """The places of all parameters, by bucket, and each bucket's device; `buckets.make_buckets` has the arguments."""
+    """The places of all parameters, by bucket, and each bucket's device; arguments as in `buckets.make_buckets`."""
     groups: list[tuple[torch.device, list[tuple[str, torch.Tensor]]]] = []
     nbytes = 0
     for name, parameter in reversed(parameters):
@@ -54,7 +54,7 @@ def divided(
 
 
 def _slots(members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int) -> list[Slot]:
-    """Their places, one after the other, small ones last."""
+    """Consecutive places, small parameters last."""
     slots: list[Slot] = []
     start, first_small = 0, ""
     for name, parameter in sorted(members, key=lambda member: member[1].numel() < min_numel):
@@ -69,9 +69,9 @@ def _slots(members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int)
 
 
 def runs(slots: list[Slot], bits: float, block_size: int) -> list[Run]:
-    """The levels of a bucket's blocks at one of a step: large tensors have it, and small ones `SMALL_BITS` at least.
+    """The levels of a bucket's blocks in a step: `bits` for large tensors, at least `SMALL_BITS` for small ones.
 
-    A block of both has the higher one.
+    A block of both has the higher level.
     """
     end = slots[-1].start + slots[-1].numel
     blocks = -(-end // block_size)
@@ -83,9 +83,9 @@ def runs(slots: list[Slot], bits: float, block_size: int) -> list[Run]:
 
 
 def spans(slots: list[Slot], block_size: int) -> dict[str, Span]:
-    """The blocks that have values of what counts under one name (`Slot.counted_as`), by name.
+    """The blocks that hold values counted under one name (`Slot.counted_as`), by name.
 
-    The first and the last may have others' as well.
+    The first and the last block may hold other values, too.
     """
     found: dict[str, Span] = {}
     for slot in slots:

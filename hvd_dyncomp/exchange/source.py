@@ -1,4 +1,4 @@
-"""Who hands over gradients: what a plan and its steps ask, whoever it is."""
+"""The source of gradients: what a plan and its steps need to know about it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hvd_dyncomp.transport.base import Transport
 
 
 class Source(ABC):
-    """Of the gradients of one model. `binding.Binding` is Horovod's optimizer.
+    """The gradients of one model. `binding.Binding` is Horovod's optimizer.
 
     Attributes:
-        transport: among the ranks over which it reduces.
-        rank, world_size: there, when this was made.
-        factor: what the sum over ranks is multiplied by.
-        kind: in log lines.
+        transport: connects the ranks over which it reduces.
+        rank, world_size: in that group, when this object was made.
+        factor: multiplies the sum over ranks.
+        kind: name in log lines.
         label: in the names of collectives; the same on all ranks.
         named: (name, parameter) of every parameter that is reduced, in the same order on all ranks.
-        leaves_tickets: whether it reduces something itself in the place of a gradient that travels compressed, and
-        tickets_on_device: whether that has to be where the gradients are.
-        without_momentum: whether its optimizer steps without its momentum.
+        leaves_tickets: whether it reduces a ticket itself in place of a compressed gradient.
+        tickets_on_device: whether tickets must be on the gradients' device.
+        without_momentum: whether its optimizer steps without momentum.
     """
 
     transport: Transport

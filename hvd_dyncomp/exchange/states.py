@@ -1,4 +1,4 @@
-"""The states of a quantizer; `lifecycle` has what leads from one to another."""
+"""The states of a quantizer; `lifecycle` has the transitions between them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hvd_dyncomp.transport.base import Transport, in_background
 
 
 class FailedStep:
-    """In place of a step, on a rank that has no plan: the others hear why, and then it raises as well.
+    """Stands in for a step on a rank that has no plan: tells the other ranks why, then raises on this one, too.
 
     Args:
         error: why.
         transport, label, number, bits: as in `Step`, `Binding` and `Plan`.
     """
 
-    over = False  # it raises whenever somebody asks
+    over = False  # every request raises its error
 
     def __init__(self, error: Exception, *, transport: Transport, label: str, number: int, bits: float) -> None:
         self._error, self._bits = error, bits
@@ -39,14 +39,14 @@ class FailedStep:
         in_background(transport, self._in_background)
 
     def take(self, gradient: torch.Tensor) -> Taken:
-        """Horovod reduces what has the shape that it has on the other ranks, so that they come as far as to hear."""
-        # But for what is skipped there: `skip` may be what has failed.
+        """Give Horovod a tensor of the other ranks' shape, so that they get far enough to hear of the error."""
+        # Except for tensors that they skip: perhaps `skip` itself has failed here.
         compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point() and bool(gradient.numel())
         wire = torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient)
         return Taken(wire, gradient, compressed)
 
     def check(self) -> None:
-        """Raises the error, when all ranks have heard of it."""
+        """Raise the error once all ranks know it."""
         with self._lock:
             try:
                 self._handshake.check()
@@ -57,7 +57,7 @@ class FailedStep:
     collect = check
 
     def _in_background(self) -> bool:
-        """The others wait for what this rank has to say, and it may come to `check` only after them."""
+        """The others wait for this rank's error, and it may reach `check` only after them."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -68,7 +68,7 @@ class FailedStep:
 
 
 class Unbound(NamedTuple):
-    """No optimizer is known: before the first gradient, after a state was loaded, or when ranks have come or gone.
+    """No optimizer is known: before the first gradient, after a state was loaded, or when ranks may have come or gone.
 
     Attributes:
         residuals: what the next plan takes over; None for nothing.
@@ -78,7 +78,7 @@ class Unbound(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Between steps."""
+    """Between two steps."""
 
     plan: Plan
 
@@ -87,7 +87,7 @@ class Stepping(NamedTuple):
     """From the first gradient of a step until it is collected.
 
     Attributes:
-        pending: what Horovod has of the step.
+        pending: what Horovod keeps of the step.
     """
 
     plan: Plan
@@ -102,7 +102,7 @@ class Stepping(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """This rank cannot make a plan; it raises as soon as the others have heard of it."""
+    """This rank cannot make a plan. It raises as soon as the other ranks know."""
 
     step: FailedStep
     residuals: Mapping[str, Any] | None

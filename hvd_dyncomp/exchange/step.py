@@ -1,4 +1,4 @@
-"""All that one training step has in flight."""
+"""Everything that one training step has in flight."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ logger = logging.getLogger(__name__)
 class Step:
     """The gradients of one step, from the first `compress` to the last `decompress`.
 
-    What was interrupted before `start` has not begun.
+    An interruption before `start` leaves the step not begun.
 
-    Everything that does not have to wait is also done in the background: what other ranks wait for must go out while
-    this one is busy with something else, such as another optimizer's step.
+    Whatever does not have to wait is also done in the background: what other ranks wait for must go out while this rank
+    is busy with something else, such as another optimizer's step.
 
     Args:
-        plan: what travels where.
-        turn: its number, level and epoch; what the controller does meanwhile concerns the next one.
-        stochastic: whether values are rounded stochastically, or to nearest.
+        plan: the buckets.
+        turn: number, level and epoch; later changes of the controller concern the next step.
+        stochastic: round values stochastically instead of to nearest.
         fresh: whether backward has run since the last exchange.
-        meter: where its bytes are counted.
-        previous: a step that was given up: nothing is sent while anything of it is under way.
+        meter: counts the bytes.
+        previous: a step that was given up: nothing is sent while anything of it is in flight.
 
     Attributes:
         number, bits: of the turn.
-        intake: the gradients that have come.
+        intake: the gradients that have arrived.
         proposal: rank 0's, once `collect` has been called.
         over: whether `collect` has been called.
-        overwritten: whether the means replace what the program has made of this rank's gradients. Known when `collect`
-            is over.
+        overwritten: whether the means replace changes that the program made to this rank's gradients. Known when
+            `collect` is over.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Step:
         self._again: list[UncompressedExchange] = []
 
     def start(self) -> None:
-        """Greets the other ranks; from here on, whatever can be done without waiting is done in the background."""
+        """Greet the other ranks. From here on, whatever can be done without waiting is done in the background."""
         with self._lock:
             self._agreement.greet(wait=False)
         in_background(self._plan.transport, self._in_background)
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent in its epoch at its level."""
+        """What this rank has sent in the step's epoch at its level."""
         return self._tally.traffic
 
     @property
@@ -99,11 +99,11 @@ class Step:
 
     @property
     def assigned(self) -> bool:
-        """Whether this rank has had gradients that would travel compressed, if any backward had made them."""
+        """Whether this rank had gradients that would travel compressed if a backward pass had made them."""
         return self.intake.in_use and not self.fresh
 
     def take(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
-        """Takes a parameter's gradient. It may be interrupted, and is to be called again then."""
+        """Take a parameter's gradient. If interrupted, call it again."""
         slot = self._plan.slots.get(name)
         if slot is None or self.bits == UNCOMPRESSED:
             return self.intake.uncompressed(gradient, name, slot)
@@ -120,8 +120,8 @@ class Step:
 
     def _go_on(self, exchange: Exchange) -> None:
         with self._lock:
-            # Where nothing is fresh, it may be that nothing is anywhere; then there is nothing to quantize. And before
-            # the first handshake it is not known who quantizes what.
+            # If no gradient is fresh here, perhaps none is on any rank: then there is nothing to quantize. And before
+            # the first handshake it is unknown which rank quantizes what.
             if exchange.complete and self._fresh and self._plan.topology_checksum:
                 exchange.prepare()
             self._advance()
@@ -134,7 +134,7 @@ class Step:
         return self.fresh and any(exchange.ready for exchange in self._under_way)
 
     def check(self) -> None:
-        """Blocks until it is known that all ranks do the same in this step.
+        """Block until all ranks are known to do the same in this step.
 
         Raises:
             LockstepError: they do not.
@@ -145,20 +145,20 @@ class Step:
             self._advance()  # Horovod waits for its own next
 
     def collect(self) -> None:
-        """Ends all exchanges. Called when every gradient of the step is in, so that each wait has an end.
+        """End all exchanges. Called when every gradient of the step is in, so that every wait ends.
 
         Raises:
-            LockstepError: the ranks disagree about level, step or parameters.
+            LockstepError: the ranks differ in level, step or parameters.
             ValueError: `hierarchical` cannot be True here.
         """
         with self._lock:
             self.over, self.overwritten = True, self.intake.changed
-            # First of all: ranks that disagree wait for exchanges that never come.
-            self._agreement.reach()
-            self.proposal = self._agreement.proposal
-            tickets = sum(taken.compressed for taken in self.intake.taken.values())
-            self._tally.reduced(tickets * self._plan.ticket_bytes)
             try:
+                # First of all: ranks that disagree wait for exchanges that never come.
+                self._agreement.reach()
+                self.proposal = self._agreement.proposal
+                tickets = sum(taken.compressed for taken in self.intake.taken.values())
+                self._tally.reduced(tickets * self._plan.ticket_bytes)
                 if self.fresh:
                     self._finish()
                 else:
@@ -167,13 +167,13 @@ class Step:
                 self._join()
 
     def abandon(self) -> None:
-        """Nothing is done in the background any more. It may still be collected, if its optimizer asks for it."""
+        """Stop all background work. The optimizer may still collect the step."""
         with self._lock:
             self._abandoned = True
             self._join()
 
     def give_up(self) -> None:
-        """Nobody will collect it. What others wait for is sent in the background: an error, for what is missing."""
+        """Give up: nobody will collect the step. What others wait for, or an abort, goes out in the background."""
         with self._lock:
             self._given_up = True
             for exchange in self._exchanges:
@@ -181,7 +181,7 @@ class Step:
         in_background(self._plan.transport, self._in_background)
 
     def drained(self, *, wait: bool = False) -> bool:
-        """Whether nothing of a step that was given up is under way any more.
+        """Whether nothing of a given-up step is in flight.
 
         Args:
             wait: block until that is so.
@@ -192,7 +192,7 @@ class Step:
     def _drained(self, wait: bool) -> bool:
         try:
             return self._drain(wait)
-        except Exception:  # noqa: BLE001  # nothing comes of it. What the ranks disagree about the next step will tell.
+        except Exception:  # noqa: BLE001  # nobody wants the result; the next step names any disagreement
             return True
 
     def _drain(self, wait: bool) -> bool:
@@ -221,8 +221,8 @@ class Step:
     def _exchange(self) -> None:
         for exchange in self._exchanges:
             exchange.start()
-        # Every exchange sends all that others wait for, also after an error in another one. The least far one is waited
-        # for first, on all ranks: so no two wait for each other, and a bucket's sum is made while another's values
+        # Every exchange sends all that others wait for, even after an error in another one. All ranks wait for the
+        # least advanced one first: so no two wait for each other, and one bucket is summed while another's values
         # travel.
         while under_way := [exchange for exchange in self._exchanges if not exchange.over]:
             min(under_way, key=lambda exchange: exchange.collectives).wait()
@@ -246,7 +246,7 @@ class Step:
         self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
 
     def _finish_uncompressed(self) -> None:
-        """What no rank's backward has made is reduced as it is (`exchange.uncompressed`)."""
+        """Reduce gradients that no rank's backward has made, as they are (`exchange.uncompressed`)."""
         again = self._reduce_again()
         for exchange in again:
             exchange.deliver()
@@ -265,7 +265,7 @@ class Step:
         return self._again
 
     def _in_background(self) -> bool:
-        """Whether it is over; else does what can be done without waiting, unless the program is at it itself."""
+        """Do what is possible without waiting, unless the program does so itself; return whether the step is over."""
         if self._lock.acquire(blocking=False):
             try:
                 if self._given_up:
@@ -282,11 +282,11 @@ class Step:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
 
     def _note_nonfinite(self, blocks: int) -> None:
-        """Counts blocks that are not finite; says so once for each record of the meter, that is epoch and level."""
+        """Count blocks that are not finite; log the first ones of each meter record, that is of epoch and level."""
         if blocks and not self.traffic.nonfinite_blocks:
             logger.warning(
-                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; more of them in "
-                "this epoch are counted in the meter only (nonfinite_blocks)",
+                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; further ones in "
+                "this epoch are only counted in the meter (nonfinite_blocks)",
                 self.number,
                 blocks,
             )

@@ -1,4 +1,4 @@
-"""Which level each step has: the controller's, at least the warm-up's, and with `auto_level` the fastest above it."""
+"""The level of each step: the controller's, at least the warm-up's, and with `auto_level` the fastest above it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 logger = logging.getLogger(__name__)
 
-# Levels worth a trial above the controller's own: the rest lie between two of them in time as well.
+# Levels above the controller's that are tried. The others lie between two of these, in time as well.
 TRIED = (2, 4, 8, 16, UNCOMPRESSED)
-VISITS = 5  # of each level in turn, so that a slow spell of the machine meets all alike
-STEPS_PER_VISIT = 2  # the first pays for the switch (a residual is flushed, memory is got) and does not count
+VISITS = 5  # of each level in turn: a slow phase of the machine then affects all levels alike
+STEPS_PER_VISIT = 2  # the first pays for the switch (residuals are flushed, memory is allocated) and does not count
 REPROBE_EPOCHS = 5  # after which a choice is tried again
 MARGIN = 0.03  # a level with more bits must be faster by this fraction; less is noise
 
 
 class AutoLevel:
-    """Finds out which level makes the steps shortest: compression that costs more time than it saves is not used.
+    """Find the level with the shortest steps, so that no compression is used that costs more time than it saves.
 
-    The controller's level is the least that quality allows. Here it is tried against levels above it, 32 bits included,
-    for a few steps each, and the fastest serves until the controller moves or some epochs have passed. What counts is
-    the time from one step to the next as a user feels it, on rank 0: the workers wait for each other in every step
-    anyway.
+    The controller's level is the least that quality allows. It is tried against levels above it, 32 bits included, for
+    a few steps each. The fastest is used until the controller moves or some epochs have passed. What counts is the time
+    from one step to the next as a user feels it, on rank 0: the workers wait for each other in every step anyway.
 
-    No collective is added. The schedule of a trial follows from the number of steps, which is the same on all ranks,
-    and rank 0's proposal rides in the handshake that every step has (`hvd_dyncomp.exchange.handshake`). Same calls with
-    the same arguments on every rank, but for `now`.
+    It adds no collective. The schedule of a trial follows from the number of steps, which is the same on all ranks, and
+    rank 0's proposal is part of the handshake that every step has (`hvd_dyncomp.exchange.handshake`). All ranks make
+    the same calls with the same arguments, except `now`.
 
     Attributes:
         bits: level of the step begun last; None before the first.
-        verdict: what this rank has measured to be fastest, for the handshake of the step just begun; 0 for nothing.
+        verdict: the fastest level that this rank has measured, for the handshake of the step just begun; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -53,12 +52,12 @@ class AutoLevel:
         self.verdict: float = 0
 
     def next_level(self, floor: float, epoch: int, now: float) -> float:
-        """Fixes the level of a step that begins, and returns it.
+        """Fix the level of a step that begins, and return it.
 
         Args:
             floor: the controller's level.
-            epoch: the epoch that the step belongs to.
-            now: a monotonic clock, in seconds.
+            epoch: the epoch of the step.
+            now: a monotonic clock, seconds.
         """
         self.bits = self._level(floor, epoch, now)
         return self.bits
@@ -81,7 +80,7 @@ class AutoLevel:
         return floor
 
     def _note(self, epoch: int, now: float) -> None:
-        """Files the time since the last step under that step's level. Between epochs other things are done as well."""
+        """Record the time since the last step under that step's level. Not across epochs: other work lies between."""
         index = self._next - 1
         if self._last and self._last[0] == epoch and index >= 0 and index % STEPS_PER_VISIT == STEPS_PER_VISIT - 1:
             self._times.setdefault(self._schedule[index], []).append(now - self._last[1])
@@ -94,39 +93,39 @@ class AutoLevel:
         return min(faster, key=seconds.__getitem__) if faster else self._floor
 
     def learn(self, proposal: float) -> None:
-        """Takes over rank 0's verdict, from the handshake of a step that is over; 0 changes nothing.
+        """Take over rank 0's verdict, from the handshake of a finished step. 0 changes nothing.
 
-        Nor does one of a trial that a loaded state has ended in the middle of that step.
+        Nor does a verdict of a trial that a loaded state ended during that step.
 
         Raises:
-            ValueError: it is no level that was tried.
+            ValueError: this rank has not tried that level.
         """
         if not proposal or self._chosen or not self._schedule:
             return
         if proposal not in self._schedule:
             raise ValueError(
-                f"rank 0 chose the level {proposal}, which was not tried; tried were {set(self._schedule)}"
+                f"rank 0 chose the level {proposal}, which this rank has not tried (it tried {set(self._schedule)})"
             )
         figures = ", ".join(f"{level} bits {1e3 * median(times):.1f} ms" for level, times in self._times.items())
-        logger.info("auto level: %s a step; %s bits from here on", figures, proposal)
+        logger.info("auto level: time per step: %s; now at %s bits", figures, proposal)
         self._chosen = proposal
         self._restart()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data. A trial that is under way is begun anew after loading."""
+        """Plain data. A trial in progress starts anew after loading."""
         return {"floor": self._floor, "chosen": self._chosen, "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` returned.
+        """Take over what `state_dict` returned.
 
         Raises:
-            ValueError: `state` is something else; nothing has changed then.
+            ValueError: `state` is something else; nothing has changed.
         """
         try:
             floor, chosen = check_level("floor", state["floor"]), state["chosen"]
             chosen = None if chosen is None else check_level("chosen", chosen)
             since = integer("since", state["since"], 0)
-        except Exception as error:  # a file may have brought anything
+        except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"auto_level must come from a state_dict(), got {shown(state)}: {cause}") from error
         self._restart()
@@ -136,11 +135,11 @@ class AutoLevel:
 
 
 class LevelSource(Protocol):
-    """Who says at how many bits: a `Controller`."""
+    """Gives the number of bits: a `Controller`."""
 
     @property
     def bits(self) -> float:
-        """From the next step on."""
+        """The level from the next step on, bits per value."""
 
     @property
     def epoch(self) -> int:
@@ -153,8 +152,8 @@ class Turn(NamedTuple):
     Attributes:
         number: of the step, the same on all ranks.
         bits: its level.
-        proposal: this rank's, of a level for the steps after it; 0 for none.
-        epoch: that it belongs to.
+        proposal: the level that this rank proposes for later steps; 0 for none.
+        epoch: of the step.
     """
 
     number: int
@@ -164,19 +163,19 @@ class Turn(NamedTuple):
 
 
 class StepLevels:
-    """Of one quantizer.
+    """The levels of the steps of one quantizer.
 
     Args:
         source: the controller.
-        warmup_steps: so many first steps have at least
-        warmup_bits: this level.
-        auto_level: whether levels above the one that is demanded are tried.
+        warmup_steps: number of first steps that have at least `warmup_bits`.
+        warmup_bits: least level of these steps.
+        auto_level: whether levels above the demanded one are tried.
 
     Attributes:
-        steps: how many have begun.
+        steps: number of steps begun.
 
     Raises:
-        ValueError: an argument is out of range; the text names it.
+        ValueError: an argument is out of range; the message names it.
     """
 
     def __init__(self, source: LevelSource, *, warmup_steps: int, warmup_bits: float, auto_level: bool) -> None:
@@ -188,7 +187,7 @@ class StepLevels:
 
     @property
     def bits(self) -> float:
-        """As `DynamicQuantizer.bits`."""
+        """See `DynamicQuantizer.bits`."""
         return self._demanded if self._auto is None or self._auto.bits is None else self._auto.bits
 
     @property
@@ -198,10 +197,10 @@ class StepLevels:
         return max(bits, self._warmup_bits) if self.steps < self._warmup_steps else bits
 
     def next(self, *, alone: bool) -> Turn:
-        """A step begins.
+        """Begin a step.
 
         Args:
-            alone: whether there is nobody to send to.
+            alone: whether there are no other ranks.
         """
         number, epoch = self.steps, self._source.epoch
         bits = UNCOMPRESSED if alone else self._demanded
@@ -213,7 +212,7 @@ class StepLevels:
         return Turn(number, bits, proposal, epoch)
 
     def learn(self, proposal: float) -> None:
-        """What rank 0 has proposed in the handshake of a step that is over."""
+        """Take over what rank 0 proposed in the handshake of a finished step."""
         if self._auto is not None:
             self._auto.learn(proposal)
 
@@ -223,7 +222,7 @@ class StepLevels:
 
     @staticmethod
     def check(state: Mapping[str, Any]) -> None:
-        """Whether `load_state_dict` can take over what is in a quantizer's state.
+        """Check that `load_state_dict` can use a quantizer's state.
 
         Raises:
             KeyError, TypeError, ValueError: it cannot.
@@ -233,7 +232,7 @@ class StepLevels:
             AutoLevel().load_state_dict(state["auto_level"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` returned; raises what `check` does, and nothing has changed then."""
+        """Take over what `state_dict` returned; raises what `check` does, and nothing has changed then."""
         self.check(state)
         self.steps = integer("steps", state["steps"], 0)
         if self._auto is not None and state.get("auto_level"):

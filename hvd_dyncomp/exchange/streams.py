@@ -1,9 +1,9 @@
-"""Where the work on a device's gradients is queued: nowhere on a CPU, in two CUDA streams of their own on a GPU.
+"""The streams of a device: none on a CPU, two CUDA streams of this package on a GPU.
 
-A GPU does what is queued later, while the program goes on. Two streams, because messages are made while backward runs,
-each as soon as its gradients are there, and what has been received must not wait behind those that are not: one stream
-for what goes out, one for what comes in. The program waits for the GPU once a step, in `catch_up`, when all has been
-received, and in hooks only where residuals are divided anew, as ranks have come or gone, or is handed out at 32 bits.
+A GPU executes queued work later, while the program continues. One stream is for outgoing messages, which are made
+during backward, each as soon as its gradients exist. The other is for incoming messages, which must not wait behind
+gradients that are still missing. The program waits for the GPU once per step, in `catch_up`, when everything has been
+received. Hooks wait only where residuals are divided anew after the ranks have changed, or are released at 32 bits.
 
 Never run on a GPU: tests/exchange/test_streams.py looks for races with simulated streams.
 """
@@ -21,48 +21,48 @@ from hvd_dyncomp.exchange.ranges import marked
 
 
 class Streams:
-    """Of a CPU, on which everything is done when it is called.
+    """The streams of a CPU, which does everything at once.
 
     Attributes:
-        late: whether what is copied to the host is there only after `catch_up`.
+        late: whether a copy to the host is complete only after `catch_up`.
     """
 
     late = False
 
     def origin(self) -> Any:
-        """Where the program queues now what it computes: autograd may use several streams."""
+        """The current stream of the program: autograd may use several."""
         return None
 
     def outgoing(self, origins: Iterable[Any]) -> AbstractContextManager[Any]:
-        """Queues what makes messages, after what is queued in `origins` by now."""
+        """Queue the making of messages, after all that is queued in `origins` now."""
         return nullcontext()
 
     def incoming(self) -> AbstractContextManager[Any]:
-        """Queues what works on received messages. Before them, on some rank, came all that made them."""
+        """Queue work on received messages. Everything that made them is complete, on the rank that sent them."""
         return nullcontext()
 
     def queued_in(self, origin: Any) -> AbstractContextManager[Any]:
-        """Queues where the program did, as `origin` said: for a thread that goes on in its place."""
+        """Queue in the stream that `origin` returned: for a thread that continues the program's work."""
         return nullcontext()
 
     def join(self) -> None:
-        """What has been queued in either direction comes before what the program will queue. In each step, last."""
+        """Order all that is queued in both streams before the program's further work. The last call in each step."""
 
     def keep(self, *tensors: torch.Tensor) -> None:
-        """To be called for what was made elsewhere and is used in `incoming`: its memory is in use until then."""
+        """Keep the memory of tensors that were made elsewhere until `incoming` has used it."""
 
     def catch_up(self) -> None:
-        """Blocks until all is done that has been queued in `incoming`."""
+        """Block until everything queued in `incoming` is done."""
 
 
 class CudaStreams(Streams):
-    """Of a GPU. See `Streams`."""
+    """The streams of a GPU. See `Streams`."""
 
     late = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Before backward's kernels where both could run: others wait for the messages.
+        # Higher priority than backward's kernels: other ranks wait for the messages.
         self._outgoing = torch.cuda.Stream(device, priority=-1)
         self._incoming = torch.cuda.Stream(device, priority=-1)
 
@@ -79,8 +79,8 @@ class CudaStreams(Streams):
 
     @contextmanager
     def queued_in(self, origin: torch.cuda.Stream) -> Iterator[None]:
-        # A thread of its own begins with device 0. By itself `torch.cuda.stream` would set that again when it leaves,
-        # which takes memory there, for every rank of a machine; `torch.cuda.device` does so only where it has some.
+        # A new thread begins with device 0. `torch.cuda.stream` alone would set device 0 again on exit, which takes
+        # memory there for every rank of a machine; `torch.cuda.device` does so only if the process uses device 0.
         with torch.cuda.device(self._device), torch.cuda.stream(origin):
             yield
 
@@ -106,10 +106,10 @@ def _cuda_streams(device: torch.device) -> CudaStreams:
 
 
 def streams_of(device: torch.device) -> Streams:
-    """Those that all buckets on a device share."""
+    """The streams that all buckets on a device share."""
     return _cuda_streams(device) if device.type == "cuda" else _CPU
 
 
 def uploaded(here: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor of main memory on a device, for which nothing waits."""
+    """A copy on a device of a tensor in main memory. Does not wait for the device."""
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

@@ -1,4 +1,4 @@
-"""What one step sends, counted in the meter: by epoch and level, and by tensor."""
+"""Counts what one step sends, in the meter: by epoch and level, and by tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_dyncomp.transport.group import Group
 
 
 def count_outside(tensor: torch.Tensor, traffic: Traffic, transport: Transport) -> None:
-    """Counts a tensor that Horovod reduces as it is, outside any step, where no topology is known."""
+    """Count a tensor that Horovod reduces unchanged, outside any step, where no topology is known."""
     size, neighbours = transport.size, transport.local_size
     hosts = -(-size // neighbours)  # as if all had as many workers as this one
     nbytes, float32_bytes = tensor.numel() * tensor.element_size(), tensor.numel() * 4
@@ -25,11 +25,11 @@ def count_outside(tensor: torch.Tensor, traffic: Traffic, transport: Transport) 
 
 
 class Tally:
-    """Of a step. What is no tensor's own, such as handshake and tickets, counts in the record of epoch and level only.
+    """The counts of one step. What belongs to no tensor (handshake, tickets) is only in the record of epoch and level.
 
     Args:
-        plan: what travels where.
-        meter: where it is counted.
+        plan: the buckets.
+        meter: takes the counts.
         epoch, bits: of the step.
 
     Attributes:
@@ -45,27 +45,27 @@ class Tally:
         self._float32_bytes = 0  # all of it, if it was float32
 
     def compresses(self, bucket: Bucket) -> None:
-        """It is to travel compressed."""
+        """Note that this bucket travels compressed."""
         self._float32_bytes += 4 * bucket.values
 
     def hands_over(self, name: str, nbytes: int, float32_bytes: int) -> None:
-        """Horovod is to reduce a parameter's gradient in `nbytes` bytes; as float32 they would be so many."""
+        """Note that Horovod will reduce a parameter's gradient in `nbytes` bytes, as float32 in `float32_bytes`."""
         if name not in self._uncompressed:
             self._float32_bytes += float32_bytes
         self._uncompressed[name] = nbytes
 
     def reduced(self, tickets: int) -> None:
-        """Horovod reduces what it has been handed, and that many bytes of tickets."""
+        """Count what Horovod was given to reduce, and `tickets` bytes of tickets."""
         self._count_reduced(tickets + sum(self._uncompressed.values()), self._float32_bytes)
         self._divide_reduced(self._uncompressed)
 
     def reduced_again(self, bytes_by_name: Mapping[str, int], handshake_bytes: int) -> None:
-        """What no backward has made, in an allreduce of our own, after that handshake."""
+        """Count our own allreduce of gradients that no backward has made, and its handshake."""
         self._count_reduced(sum(bytes_by_name.values()) + handshake_bytes)
         self._divide_reduced(bytes_by_name)
 
     def exchanged(self, bucket: Bucket, groups: Iterable[Group]) -> None:
-        """The messages of a bucket; they are divided among tensors as their codes are long."""
+        """Count a bucket's messages, divided among tensors in proportion to the lengths of their codes."""
         sent = leaving = 0
         for group in groups:
             sent += group.sent_bytes
@@ -79,7 +79,7 @@ class Tally:
             own.leaving_bytes += share * leaving
 
     def shook_hands(self, nbytes: int, *, compressed: bool) -> None:
-        """The allreduce of a handshake, which is compression's own unless the step is not compressed."""
+        """Count the allreduce of a handshake: as compressed bytes unless the step is uncompressed."""
         if not compressed:
             self._count_reduced(nbytes)
             return
@@ -104,6 +104,6 @@ class Tally:
         leaving = self._plan.topology.leaving(1, self._plan.binding.rank)
         for name, nbytes in bytes_by_name.items():
             slot = self._plan.slots.get(name)
-            own = self._tensor(slot.counted_as if slot else name)  # what is skipped counts for itself
+            own = self._tensor(slot.counted_as if slot else name)  # a skipped tensor counts under its own name
             own.sent_bytes += sent * nbytes
             own.leaving_bytes += leaving * nbytes

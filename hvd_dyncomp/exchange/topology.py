@@ -1,7 +1,7 @@
-"""Which ranks share a host, and who reduces which blocks of a bucket.
+"""Which ranks share a host, and which rank reduces which blocks of a bucket.
 
-*Flat*: all ranks reduce all blocks. *Hierarchical*, on hosts that have equally many workers: the blocks are cut into as
-many sections as a host has workers, and each section is reduced among those who have the same place on their hosts.
+*Flat*: all ranks reduce all blocks. *Hierarchical*, if all hosts have equally many workers: the blocks are cut into as
+many sections as a host has workers. The workers with the same place on their hosts reduce one section.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_BITS_OF_BFLOAT16 = 7
 
 
 def dtype_within_host(bits: float) -> torch.dtype:
-    """In which values travel to their neighbours, at a level."""
+    """The dtype in which values travel to neighbours on the host, at a level."""
     return torch.bfloat16 if bits <= MOST_BITS_OF_BFLOAT16 else torch.float32
 
 
@@ -35,7 +35,7 @@ class Topology(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[Hashable]) -> Topology:
-        """From what each rank calls its host."""
+        """The topology from every rank's name of its host."""
         hosts: dict[Hashable, list[int]] = {}
         for rank, name in enumerate(names):
             hosts.setdefault(name, []).append(rank)
@@ -43,7 +43,7 @@ class Topology(NamedTuple):
 
     @classmethod
     def apart(cls, size: int) -> Topology:
-        """Every rank on a host of its own: what is assumed before anything is known."""
+        """Every rank on a host of its own: the assumption before anything is known."""
         return cls.of(range(size))
 
     @property
@@ -73,14 +73,14 @@ class Topology(NamedTuple):
         return "" if len(self.hosts[0]) > 1 else "every host has one worker"
 
     def host_of(self, rank: int) -> tuple[int, ...]:
-        """All ranks on a rank's host, itself included."""
+        """All ranks on this rank's host, with itself."""
         return next(host for host in self.hosts if rank in host)
 
     def leaving(self, nbytes: float, rank: int) -> float:
-        """Of an allreduce of `nbytes` bytes, what leaves a rank's host, divided among the host's workers.
+        """The bytes of an allreduce of `nbytes` bytes that leave a rank's host, divided among the host's workers.
 
-        As where every value crosses between two hosts once in each direction: what Open MPI's algorithms need, and a
-        ring of more than one worker a host exceeds.
+        Counts every value once in each direction between two hosts: what Open MPI's algorithms need. A ring of several
+        workers per host sends more.
         """
         return allreduce_bytes(nbytes, len(self.hosts)) / len(self.host_of(rank))
 
@@ -91,12 +91,12 @@ def shard_bounds(blocks: int, world_size: int) -> list[int]:
 
 
 class Section(NamedTuple):
-    """Consecutive blocks of a bucket, and who reduces them.
+    """Consecutive blocks of a bucket, and the ranks that reduce them.
 
     Attributes:
         first: the first of its blocks.
-        blocks: their number.
-        ranks: who reduces them, ascending: each a shard; if they are two, each all of it.
+        blocks: number of blocks.
+        ranks: ascending. Each reduces a shard; if there are two, each reduces the whole section.
     """
 
     first: int
@@ -124,9 +124,9 @@ class Arrangement(NamedTuple):
 
     Attributes:
         sections: all of them, in order.
-        own: index of the section that this rank takes part in reducing.
-        neighbours: the ranks of its host, itself included; where it is hierarchical, in the order of the sections that
-            they take part in.
+        own: index of the section that this rank helps to reduce.
+        neighbours: the ranks of its host, with itself; if hierarchical, in the order of the sections that they help to
+            reduce.
     """
 
     sections: tuple[Section, ...]
@@ -144,7 +144,7 @@ def flat(blocks: int, rank: int, topology: Topology) -> Arrangement:
 
 
 def hierarchical(blocks: int, rank: int, topology: Topology) -> Arrangement:
-    """Where there is no obstacle: a section for each worker of a host."""
+    """A section for each worker of a host. Call it only where there is no obstacle."""
     neighbours = topology.host_of(rank)
     bounds = shard_bounds(blocks, len(neighbours))
     sections = tuple(

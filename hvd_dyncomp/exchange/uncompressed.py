@@ -1,8 +1,8 @@
-"""A bucket's gradients as they are, without residuals: for steps before which no rank's backward has run.
+"""A bucket's gradients unchanged and without residuals: for steps before which no rank has run backward.
 
-`optimizer.synchronize()`, clipping, `optimizer.step()` (without `skip_synchronize`) reduces what has been reduced, and
-what the user has made of it. Horovod does so, with a warning. Nothing of it is new: a residual that joined it would
-undo the clipping.
+`optimizer.synchronize()`, clipping, `optimizer.step()` (without `skip_synchronize`) reduces the reduced gradients
+again, with the user's changes. Horovod does so with a warning. The gradients are not new: a residual that joined them
+would undo the clipping.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _HOROVOD_FLOATS = (torch.float16, torch.float32, torch.float64)
 
 
 def wire_form(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient as Horovod can reduce it: contiguous, and not bfloat16, which travels as float32."""
+    """A gradient as Horovod can reduce it: contiguous, and with bfloat16 as float32."""
     if gradient.is_floating_point() and gradient.dtype not in _HOROVOD_FLOATS:
         gradient = gradient.float()
     return gradient.contiguous()
 
 
 class UncompressedExchange:
-    """One bucket, one step.
+    """The uncompressed exchange of one bucket in one step.
 
     Args:
         bucket: what travels.
-        gradients: by slot; None for one that has not come, and has no result.
-        factor: what the sum over ranks is multiplied by.
-        transport: who carries it.
+        gradients: by slot; None for one that is missing and gets no result.
+        factor: multiplies the sum over ranks.
+        transport: sends it.
 
     Attributes:
-        nbytes: what is reduced, by parameter's name.
+        nbytes: bytes reduced, by parameter's name.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class UncompressedExchange:
         self.nbytes: dict[str, int] = {}
 
     def start(self) -> None:
-        """Sends everything. All ranks have the same slots: those without a gradient send zeros."""
+        """Send everything. All ranks have the same slots: a rank without a gradient sends zeros."""
         for slot, gradient in zip(self._bucket.slots, self._gradients, strict=True):
             if gradient is None:
                 gradient = torch.zeros(slot.shape, dtype=torch.float32, device=self._bucket.device)
@@ -55,7 +55,7 @@ class UncompressedExchange:
             self._handles.append(self._transport.sum(wire, f"{self._bucket.collective}.{slot.index}.uncompressed"))
 
     def drained(self, *, wait: bool = False) -> bool:
-        """Whether nothing is under way any more; for one that nobody wants delivered.
+        """Whether nothing is in flight; for an exchange whose result nobody wants.
 
         Args:
             wait: block until that is so.
@@ -65,7 +65,7 @@ class UncompressedExchange:
         return not self._handles
 
     def deliver(self) -> None:
-        """Blocks until every gradient holds the reduced one."""
+        """Block until every gradient holds the reduced one."""
         for gradient, handle in zip(self._gradients, self._handles, strict=True):
             total = self._transport.wait(handle)
             if gradient is not None:

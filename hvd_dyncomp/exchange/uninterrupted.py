@@ -1,11 +1,12 @@
 """Work that no signal handler can interrupt: handlers wait until it is over.
 
-Python runs signal handlers in the main thread, between any two bytecodes, and what they raise comes out there:
+Python runs signal handlers in the main thread, between any two bytecodes, and their exceptions come out there:
 KeyboardInterrupt of Ctrl-C or of a notebook's stop button, an error of a DataLoader that has lost a worker. In the
-middle of an exchange that would leave this rank with half a step, and the others waiting for the rest. So handlers are
-called when the work is over, as they are after Horovod's own waits, which no handler interrupts either.
+middle of an exchange, this rank would be left with half a step, and the others would wait for the rest. So handlers run
+when the work is over, as after Horovod's own waits, which no handler interrupts either.
 
-What is cheap and may be repeated needs none of this, and no thread but the main one does: there the work is just done.
+Work that is cheap and may be repeated does not need this. Nor does any thread but the main one: there the work is just
+done.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def interruptible() -> bool:
 
 
 def uninterrupted(work: Callable[[], Result]) -> Result:
-    """Does `work` to its end; returns what it returns, and raises what it raises.
+    """Do `work` to its end; return what it returns, raise what it raises.
 
     Raises:
-        BaseException: what a signal handler has raised; before the work has begun, or when it is over.
+        BaseException: from a signal handler, before the work begins or after it ends.
     """
     if not interruptible():
         return work()
@@ -38,7 +39,7 @@ def uninterrupted(work: Callable[[], Result]) -> Result:
 
 
 class Deferred:
-    """Within it, signals that have a handler of Python's are noted; at its end, the handlers are called."""
+    """Context in which signals with a Python handler are noted; the handlers run when it ends."""
 
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
@@ -69,7 +70,7 @@ class Deferred:
         self._noted.append((number, frame))
 
     def _restore(self) -> BaseException | None:
-        """Puts all handlers back, whatever one of them raises meanwhile, which is returned."""
+        """Restore all handlers, even if one of them raises meanwhile; return what it raised."""
         raised = None
         while True:
             try:

@@ -1,10 +1,10 @@
-"""The wire format: what a message is made of, and how a bucket is cut into shards. docs/wire_format.md mirrors this.
+"""The wire format: the content of a message, and how a bucket is cut into shards. docs/wire_format.md mirrors this.
 
 A message is a header of 16 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
-rank s sends to every rank r one message with its version of shard r; in the gather phase rank r sends to everyone one
-message with the reduced shard r. Two workers need one phase only, in which each sends all blocks to the other. On hosts
-of several workers these phases are between hosts, and there is one within hosts before and after. Before any of them,
-all ranks send greetings.
+rank s sends every rank r one message with its version of shard r. In the gather phase rank r sends everyone one message
+with the reduced shard r. Two workers need only one phase, in which each sends all blocks to the other. On hosts of
+several workers these phases run between hosts, with a phase within hosts before and after. Before any of them, all
+ranks send greetings.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ GREETING_BYTES = _GREETING.size
 
 
 class Phase(IntEnum):
-    """What a message is for.
+    """The purpose of a message.
 
     SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A LOCAL_SCATTER has
-    values for a neighbour on the same host; LOCAL_GATHER hands on, among neighbours, messages as they came. A HANDSHAKE
-    begins a step; an ABORT stands in for what a rank cannot send, and has no blocks.
+    values for a neighbour on the same host; LOCAL_GATHER passes messages on to neighbours unchanged. A HANDSHAKE begins
+    a step. An ABORT replaces what a rank cannot send, and has no blocks.
     """
 
     SCATTER = 0
@@ -44,17 +44,17 @@ class Phase(IntEnum):
 
 
 class Header(NamedTuple):
-    """What sender and receiver of a message must agree about.
+    """What sender and receiver of a message must agree on.
 
     Attributes:
         version: of the wire format.
         phase: see `Phase`.
         bits: level of the step.
         reserved: always 0.
-        composition: checksum of the bucket's parameters (names, shapes), block size, world size, and who reduces which
-            blocks.
-        step: the exchange's number, modulo 2^32.
-        blocks: blocks that follow.
+        composition: checksum of the bucket's parameters (names, shapes), block size, world size, and which rank reduces
+            which blocks.
+        step: number of the exchange, modulo 2^32.
+        blocks: number of blocks that follow.
     """
 
     version: int
@@ -81,12 +81,12 @@ class Greeting(NamedTuple):
         version: of the wire format.
         phase: HANDSHAKE.
         bits: level of the step; 32 means uncompressed.
-        proposal: on rank 0, the level that it wants from the next step on (`auto_level`); otherwise 0.
+        proposal: on rank 0, the level that it proposes from the next step on (`auto_level`); otherwise 0.
         composition: checksum of all parameters, settings and world size.
         step: its number, modulo 2^32.
         flags: see `Flag`.
         host: checksum of the name of its host.
-        topology: checksum of the `Topology` that it has worked with before; 0 if it has not.
+        topology: checksum of the `Topology` that it has worked with before; 0 if there was none.
     """
 
     version: int
@@ -109,10 +109,10 @@ class Greeting(NamedTuple):
 
 
 class Flag(IntFlag):
-    """In a greeting.
+    """Flags of a greeting.
 
-    FRESH: backward has run on this rank since the last exchange. FAILED: this rank has no use for its quantizer, and
-    will say why. CONTROLLER: this rank is in `Controller.step`.
+    FRESH: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer, and will
+    say why. CONTROLLER: this rank is in `Controller.step`.
     """
 
     FRESH = 1

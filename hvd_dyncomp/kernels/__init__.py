@@ -1,10 +1,11 @@
-"""The arithmetic. `reference` is the specification, in plain torch operators, and runs on every device; `native` is
-the same in C++, bit for bit, for tensors on the CPU, and `triton` is the same for GPUs. `backends` says which kernels
-serve a type of device.
+"""The arithmetic of quantization.
 
-What is here works in memory of the caller's, so that a gradient is read and written where autograd left it and a
-message is built where it is sent from. `values` is a sequence of contiguous float32 tensors of any shape that stands
-for the concatenation of their elements, followed by zeros without end: the parameters of a bucket.
+`reference` is the specification, in plain torch operators, for every device. `native` is the same in C++, bit for bit,
+for tensors on the CPU; `triton` is the same for GPUs. `backends` has the kernels in use, by type of device.
+
+Kernels work in the caller's memory: a gradient is read and written where autograd left it, and a message is built where
+it is sent from. `values` is a sequence of contiguous float32 tensors of any shape, the parameters of a bucket. It
+stands for the concatenation of their elements, followed by endless zeros.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ logger = logging.getLogger(__name__)
 native: Any
 try:
     from hvd_dyncomp.kernels import native
-except ImportError as error:  # said with the first tensor: who only looks at runs has none
+except ImportError as error:  # logged at the first tensor: reports about runs have none
     native, _why = None, str(error)
 
-# By type of device ("cuda"): a module with the three operations below, on checked arguments, as `portable` has them.
-# Where there is none `portable` serves. That of GPUs is found with their first tensor.
+# By type of device ("cuda"): a module with the three operations below, on checked arguments, as in `portable`. Without
+# an entry `portable` is used. The entry for GPUs is made at the first tensor on one.
 backends: dict[str, Any] = {} if native is None else {"cpu": native}
 
 __all__ = [
@@ -48,7 +49,7 @@ __all__ = [
 ]
 
 BLOCK_SIZES = frozenset(2**exponent for exponent in range(6, 17))
-_MOST_VALUES = 2**62  # what an index may be: far below what C's size_t holds
+_MOST_VALUES = 2**62  # limit of an index: far below C's size_t
 
 
 def encode_into(
@@ -62,10 +63,10 @@ def encode_into(
     noise: Noise | None = None,
     dither: int = 0,
 ) -> None:
-    """Quantizes n values + residual into `out`; what is lost becomes the new residual (equations 1, 1a and 1b).
+    """Quantize n values + residual into `out`; what is lost becomes the new residual (equations 1, 1a and 1b).
 
-    What is behind the last of the values is padding: it has no residual, and counts in no block's mean. Blocks whose
-    values are all zero are sent as zeros, and keep their residual as it was.
+    Everything after the last value is padding: it has no residual, and counts in no block's mean. Blocks whose values
+    are all zero are sent as zeros, and their residual stays.
 
     Args:
         out: (n / block_size * block_bytes(bits, block_size),) uint8, overwritten.
@@ -73,15 +74,15 @@ def encode_into(
         residual: (n,) bfloat16, updated in place; None for no error feedback.
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
-        first: index of the first of the n values.
-        noise: stochastic rounding with this randomness; None rounds to nearest, and so do 1 bit with a residual and all
+        first: index of the first of the n values; default 0.
+        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 bit with a residual and all
             levels below.
-        dither: a word of 32 bits that decides how the new residual is rounded (`reference.stored`). It has to be
-            another in every step, or small gradients may be lost.
+        dither: a word of 32 bits that decides how the new residual is rounded (`reference.stored`). It must differ in
+            every step, or small gradients may be lost.
 
     Raises:
-        ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the text names
-            it.
+        ValueError, TypeError: an argument has another type, dtype, size or device, or is not contiguous; the message
+            names it.
     """
     blocks = _blocks("out", out, bits, block_size)
     _check_values(values, first, out)
@@ -101,12 +102,13 @@ def decode_into(
     first: int = 0,
     factor: float = 1.0,
 ) -> None:
-    """Writes the sum of what `versions` stand for, times `factor` (equations 4 and 5).
+    """Write the sum of `versions`, decoded, times `factor` (equations 4 and 5).
 
     Args:
-        values: where to, see the module; what would fall behind the last of them is dropped.
+        values: the output, see the module; what falls after the last value is dropped.
         versions: one or more (n / block_size * block_bytes(bits, block_size),) uint8, added in this order.
-        first: index of the first of the n values.
+        bits, block_size: as in `encode_into`.
+        first: index of the first of the n values; default 0.
         factor: multiplied into the scales, in float32.
 
     Raises:
@@ -129,12 +131,12 @@ def reduce_into(
     noise: Noise | None = None,
     dither: int = 0,
 ) -> None:
-    """Decodes and sums `versions`, and quantizes the sum + residual into `out` (equations 5, 1, 1a and 1b).
+    """Decode and sum `versions`, and quantize the sum + residual into `out` (equations 5, 1, 1a and 1b).
 
     Args:
-        out, residual, noise, dither: as in `encode_into`.
+        out, residual, bits, block_size, noise, dither: as in `encode_into`.
         versions: as in `decode_into`; `out` may not overlap them.
-        real: so many of the n values are not padding; None, or more than n, for all.
+        real: number of the n values that are not padding; None, or more than n, for all.
 
     Raises:
         ValueError, TypeError: as in `encode_into`.
@@ -153,7 +155,7 @@ def reduce_into(
 
 
 def _backend(tensor: torch.Tensor) -> Any:
-    kind = "cpu" if tensor.is_cpu else tensor.device.type  # a device takes long to look at
+    kind = "cpu" if tensor.is_cpu else tensor.device.type  # reading a device is slow
     if kind == "cuda" and kind not in backends:
         backends[kind] = _for_gpus()
     if kind == "cpu" and native is None and kind not in backends:
@@ -163,35 +165,35 @@ def _backend(tensor: torch.Tensor) -> Any:
 
 def _without_native() -> Any:
     logger.warning(
-        "the native kernels are missing (%s); the reference kernels serve, at a small part of their speed. "
-        "Installing the package where there is a C++ compiler builds them.",
+        "the native kernels are missing (%s); the reference kernels run instead, much more slowly. "
+        "To build the native ones, install the package where there is a C++ compiler.",
         _why,
     )
     return portable
 
 
 def _for_gpus() -> Any:
-    """Importing Triton takes as long as importing this package, and is for those only who have a GPU."""
+    """The kernels for GPUs. Importing Triton takes as long as importing this package, so only GPU users pay for it."""
     try:
         from hvd_dyncomp.kernels import triton
 
         triton.check()
     except (ImportError, RuntimeError) as error:
         logger.warning(
-            "the Triton kernels cannot serve on this GPU (%s); the reference kernels do, at a part of their speed.",
+            "the Triton kernels cannot run on this GPU (%s); the reference kernels run instead, more slowly.",
             str(error).strip().split("\n")[0],
         )
         return portable
     return triton
 
 
-# The checks are called for every small bucket of every step, and the native kernels trust them with addresses.
+# These checks run for every small bucket of every step, and the native kernels trust the addresses after them.
 
 
 def _check_values(values: Sequence[torch.Tensor], first: int, payload: torch.Tensor) -> None:
     if not isinstance(first, int) or not 0 <= first < _MOST_VALUES:
         raise ValueError(f"first must be a whole number that is not negative, got {shown(first)}")
-    if not isinstance(values, (list, tuple)):  # what can be read once only would be empty after this check
+    if not isinstance(values, (list, tuple)):  # a generator would be empty after this check
         raise TypeError(f"values must be a list or a tuple of tensors, got {shown(values)}")
     on_cpu = payload.is_cpu
     for tensor in values:
@@ -202,7 +204,7 @@ def _check_values(values: Sequence[torch.Tensor], first: int, payload: torch.Ten
 
 
 def _check_versions(versions: Sequence[torch.Tensor], bits: float, block_size: int) -> int:
-    """The number of blocks in each."""
+    """Check them; return the number of blocks in each."""
     if not isinstance(versions, (list, tuple)) or not versions:
         raise ValueError(f"versions must be a list or a tuple of one or more tensors, got {shown(versions)}")
     blocks = _blocks("versions", versions[0], bits, block_size)
@@ -213,8 +215,8 @@ def _check_versions(versions: Sequence[torch.Tensor], bits: float, block_size: i
 
 
 def _blocks(name: str, payload: torch.Tensor, bits: float, block_size: int) -> int:
-    """The number of blocks in `payload`."""
-    # By type, too: 4.0 is a key of the tables, and no number of bits to shift by; and True == 1.
+    """Check `payload`; return its number of blocks."""
+    # Check the type, too: 4.0 is a key of the tables, but no number of bits to shift by; and True == 1.
     plain = isinstance(bits, float) and bits < 1 or isinstance(bits, int) and bits is not True
     if not plain or bits not in LEVELS or bits == UNCOMPRESSED:
         raise ValueError(f"bits must be a level below 32, got {shown(bits)}")
@@ -248,7 +250,7 @@ def _check_dither(dither: int) -> None:
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, size: int, near: torch.Tensor) -> None:
-    """`near`: a tensor whose device it must be on."""
+    """Check a tensor; `near`: a tensor on the device that it must be on."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor, got {shown(tensor)}")
     if tensor.dtype is not dtype or tensor.numel() != size or not tensor.is_contiguous():

@@ -1,6 +1,6 @@
 """The C++ kernels in csrc/, for tensors on the CPU: the operations of `hvd_dyncomp.kernels`, on checked arguments.
 
-The extension takes addresses and sizes, and knows nothing of torch: it runs with any version of it.
+The extension takes addresses and sizes. It does not depend on torch, and so works with every version of it.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def reduce_into(
 
 
 def variants() -> list[str]:
-    """The instruction sets that this processor can run the kernels with, the fastest, which is in use, first."""
+    """The instruction sets of this processor that the kernels have; the fastest, which is in use, first."""
     return _native.variants()
 
 
 @contextmanager
 def using(variant: str) -> Iterator[None]:
-    """Runs the kernels with another instruction set, in all threads: for tests and benchmarks.
+    """Run the kernels with another instruction set, in all threads: for tests and benchmarks.
 
     Raises:
         ValueError: this processor does not have it.

@@ -1,4 +1,4 @@
-"""How codes of a few bits lie in bytes."""
+"""How codes of a few bits are packed into bytes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Packs codes of `bits` bits; planar, so that it vectorizes.
+    """Pack codes of `bits` bits; planar, so that it vectorizes.
 
     16-bit codes are little-endian words. Below that, the bits of a code, from the lowest, are divided into fields of 8,
-    4, 2 and 1 bits as the binary digits of `bits` say (7 = 4 + 2 + 1), and every field is a section of its own, in that
-    order. A section of fields of w bits has m = n * w / 8 bytes; byte j holds the fields of codes j, j + m, j + 2m ...
-    from its lowest bits up.
+    4, 2 and 1 bits, as the binary digits of `bits` say (7 = 4 + 2 + 1). Every field has its own section, in that order.
+    A section of fields of w bits has m = n * w / 8 bytes; byte j holds the fields of codes j, j + m, j + 2m ... from
+    its lowest bits up.
 
     Args:
         codes: (blocks, n) int32 in [0, 2^bits).
@@ -48,7 +48,7 @@ def unpack(packed: torch.Tensor, bits: int, block_size: int) -> torch.Tensor:
 
 
 def _fields(bits: int) -> list[tuple[int, int]]:
-    """(width, shift) of the sections that a code of `bits` < 16 bits is divided into."""
+    """(width, shift) of the sections of a code of `bits` < 16 bits."""
     fields, shift = [], 0
     for width in (8, 4, 2, 1):
         if bits & width:

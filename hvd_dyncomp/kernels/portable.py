@@ -83,7 +83,7 @@ def _decode_sum(
 
 
 def _pieces(values: Sequence[torch.Tensor], first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Flat views of the parts of `values` among elements `first` to `first + count`, and where each begins there."""
+    """Flat views of the parts of `values` within elements `first` to `first + count`, and each one's start there."""
     start = -first
     for tensor in values:
         begin, end = max(0, -start), min(tensor.numel(), count - start)

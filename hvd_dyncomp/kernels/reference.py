@@ -23,11 +23,11 @@ from hvd_dyncomp.kernels.packing import pack, unpack
 from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes, tree_sum
 
 # What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one
-# bit on; below, see `residual_bound`. docs/math.md tells how the number was found.
+# bit on; below one bit see `residual_bound`. docs/math.md says how the number was found.
 RESIDUAL_BOUND = 2.0
 
-# How residuals are rounded (`stored`): a block has so many dithers, which its values use in turn, and each is the one
-# before plus this step, 2^32 over the golden ratio, so that the dithers of many blocks are spread evenly.
+# How residuals are rounded (`stored`): the values of a block take turns with so many dithers. Each dither is the one
+# before plus this step, 2^32 over the golden ratio: this spreads the dithers of many blocks evenly.
 DITHERS = 4
 DITHER_STEP = 0x9E3779B1
 RESIDUAL_DTYPE = torch.bfloat16
@@ -35,10 +35,10 @@ LARGEST_RESIDUAL = torch.finfo(RESIDUAL_DTYPE).max
 
 
 class Placement(NamedTuple):
-    """Where the codes of a level sit, as multiples of the scale (equations 2 and 3).
+    """The places of a level's codes, as multiples of the scale (equations 2 and 3).
 
     Attributes:
-        half: mid-rise codes sit at k + 1/2 for -half <= k < half; mid-tread codes at k for -half <= k <= half.
+        half: mid-rise codes are at k + 1/2 for -half <= k < half; mid-tread codes at k for -half <= k <= half.
         mid_rise: 2^b codes and none at zero; otherwise 2^b - 1 codes with one at zero.
         rms: with nearest rounding the scale is rms * (root mean square) + maximum * (maximum) of the block.
         maximum: see `rms`.
@@ -52,8 +52,8 @@ class Placement(NamedTuple):
 
 # Few codes: clip, with a scale near the one of least squared error for Gauss, Laplace and Student-t values alike; the
 # share of the maximum widens the scale for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
-# From 5 bits nothing is clipped. docs/math.md tells how the constants were found. One bit has a rule of its own, and
-# levels below have `sparse.MAGNITUDES`.
+# From 5 bits nothing is clipped. docs/math.md says how the constants were found. One bit has its own rule; levels below
+# one bit have `sparse.MAGNITUDES`.
 PLACEMENTS = {
     1: Placement(1, True, 0.0, 0.0),
     2: Placement(2, True, 0.85, 0.05),
@@ -64,10 +64,10 @@ PLACEMENTS = {
 
 
 class Noise(NamedTuple):
-    """Randomness for stochastic rounding: a counter-based generator, so that no state is kept anywhere.
+    """Randomness for stochastic rounding: a counter-based generator without state.
 
     Attributes:
-        key: two 32-bit words, drawn from (seed, rank, step, message) by the caller.
+        key: two 32-bit words, drawn from (rank, step, message) by the caller.
         first: index of the first value; value i of the call uses counter `first + i` modulo 2^32.
     """
 
@@ -76,7 +76,7 @@ class Noise(NamedTuple):
 
 
 def residual_bound(bits: float) -> float:
-    """Equation 1a's c. Below one bit a value waits for about 8 / bits steps until it travels: residuals are larger."""
+    """Equation 1a's c. Larger below one bit: there a value waits for about 8 / bits steps until it travels."""
     return RESIDUAL_BOUND / min(bits, 1)
 
 
@@ -90,23 +90,23 @@ def encode(
     noise: Noise | None = None,
     dither: int = 0,
 ) -> torch.Tensor:
-    """Quantizes gradient + residual; what is lost becomes the new residual (equations 1 and 1b).
+    """Quantize gradient + residual; what is lost becomes the new residual (equations 1 and 1b).
 
-    What a residual adds to a block is bounded by the block's gradient (`residual_bound`); what is cut off is given up.
-    Blocks whose gradient is zero throughout decode to zeros and leave their residual as it was: what is owed to
-    parameters that are frozen, or unused in this step, waits until they are used again. Blocks with a NaN, an
-    infinity, or values so large that a code would overflow (`LARGEST_VALUE`) decode to NaN everywhere and leave their
-    residual as it was, too.
+    The block's gradient bounds what a residual adds to the block (`residual_bound`); the rest is dropped. Blocks with
+    an all-zero gradient decode to zeros and keep their residual: what is owed to parameters that are frozen, or unused
+    in this step, waits until they are used again. Blocks with a NaN, an infinity, or values so large that a code would
+    overflow (`LARGEST_VALUE`) decode to NaN everywhere and keep their residual, too.
 
     Args:
         gradient: (n,) float32, n a multiple of `block_size`.
         residual: (n,) bfloat16, updated in place; None for no error feedback.
         bits: a level below 32.
         block_size: values per block, a power of two of at least 8.
-        real: so many values count; the others are padding, whatever they are, and have a residual of zero. None: all.
-        noise: stochastic rounding with this randomness; None rounds to nearest, and so do 1 bit with a residual and all
+        real: number of values that count; the others are padding, whatever they are, and have a residual of zero. None:
+            all.
+        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 bit with a residual and all
             levels below.
-        dither: how the new residual is rounded, see `stored`.
+        dither: decides how the new residual is rounded, see `stored`.
 
     Returns:
         (n / block_size, block_bytes(bits, block_size)) uint8.
@@ -123,8 +123,8 @@ def encode(
         before = own.to(torch.float32)
         x, waits = _add(x, before, residual_bound(bits))
     if bits == 1 and residual is not None:
-        # Unbiased codes of one bit are as large as the maximum, and lose more than there was: fed back, that doubles
-        # the residual in every step. A residual makes up for the bias anyway.
+        # Unbiased codes of one bit are as large as the maximum, so the loss is larger than the value: fed back, it
+        # doubles the residual in every step. The residual corrects the bias of nearest rounding anyway.
         noise = None
     real_values = is_real.sum(dim=1, keepdim=True)
     if bits < 1:
@@ -135,14 +135,14 @@ def encode(
     if residual is not None:
         finite = ~scale.isnan()
         lost = torch.where(finite & ~waits & is_real, x - decoded, before)
-        own.copy_(stored(lost, dither))  # what was there before is a bfloat16 already, and stays the same
+        own.copy_(stored(lost, dither))  # an unchanged residual is bfloat16 already, and stays the same
     return torch.cat([scales.to_bytes(scale, bits), codes], dim=1)
 
 
 def _encode_each(
     x: torch.Tensor, real: torch.Tensor, bits: int, noise: Noise | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; what they stand for."""
+    """One bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; their values."""
     placement = PLACEMENTS[bits]
     scale = _scale(x, real, bits, noise is not None)
     live = scale >= SMALLEST_SCALE  # False for NaN
@@ -156,12 +156,13 @@ def _encode_each(
 
 
 def stored(residual: torch.Tensor, dither: int) -> torch.Tensor:
-    """A residual as it is stored: bfloat16, rounded up or down at random, right on average (equation 1b).
+    """Store a residual: bfloat16, rounded up or down at random, right on average (equation 1b).
 
-    Rounded to nearest, a gradient below 1/512 of its residual would add nothing, step after step. So a number of 16
-    bits, the dither, is added below the last bit that is kept, and the rest is cut off. The dither of value i of block
-    b is the upper half of `dither` + (4 b + i mod 4) * DITHER_STEP, modulo 2^32: uniform, if `dither` is. The caller
-    draws it anew for every step. Values of a block may share one, since it decides about 1/128 of each at most.
+    With rounding to nearest, a gradient below 1/512 of its residual would add nothing, step after step. So a number of
+    16 bits, the dither, is added below the last bit that is kept, and the rest is cut off. The dither of value i of
+    block b is the upper half of `dither` + (4 b + i mod 4) * DITHER_STEP, modulo 2^32: uniform, if `dither` is. The
+    caller draws `dither` anew for every step. Values of a block may share one, because it decides about at most 1/128
+    of each.
 
     Args:
         residual: (blocks, block_size) float32. Magnitudes above the largest bfloat16 become that one.
@@ -175,19 +176,19 @@ def stored(residual: torch.Tensor, dither: int) -> torch.Tensor:
 
 
 def rounded(residual: torch.Tensor) -> torch.Tensor:
-    """As `stored`, but to nearest: for what is rounded once, and not in every step."""
+    """`stored`, but to nearest: for what is rounded once, and not in every step."""
     if residual.dtype is RESIDUAL_DTYPE:
         return residual
     return residual.clamp(-LARGEST_RESIDUAL, LARGEST_RESIDUAL).to(RESIDUAL_DTYPE)
 
 
 def dither_from(dither: int, first: int) -> int:
-    """The dither of a call that begins with the `first` block of those that `dither` is for."""
+    """The dither of a call that begins with block `first` of those that `dither` is for."""
     return (dither + first * DITHERS * DITHER_STEP) & 0xFFFFFFFF
 
 
 def bounded(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """What a residual may add to the gradient of a step, as one block: for those who add without quantizing.
+    """What a residual may add to the gradient of a step, as one block: for code that adds without quantizing.
 
     Args:
         residual: float32, of any shape.
@@ -202,7 +203,7 @@ def bounded(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def decode(payload: torch.Tensor, *, bits: float, block_size: int, factor: float = 1.0) -> torch.Tensor:
-    """The values that `payload` stands for, times `factor`, which is multiplied into the scales (equation 4).
+    """Decode `payload`. `factor` is multiplied into the scales (equation 4).
 
     Args:
         payload: (blocks, block_bytes(bits, block_size)) uint8.

@@ -1,11 +1,10 @@
-"""Levels below one bit, in plain torch operators: of every group of values the largest travels. Part of the reference.
+"""Levels below one bit, in plain torch operators: the largest value of every group travels. Part of the reference.
 
-A block is divided into groups of g = 8 / bits values: 16, 32 or 64. There are n = block_size / g of them. A block is g
-rows of n values, and each has one value of every group: row s has that of group j in column j xor ((s xor s // n) mod
-n). So neither neighbours meet in a group nor, as far as that can be, values that are a power of two apart, such as
-those of a column of a matrix. On the wire a group is one byte: from its lowest bits up the place s of its largest
-magnitude, its sign, and its magnitude as a multiple of the block's scale. A magnitude of zero sends nothing, and the
-byte is zero.
+A block is divided into n = block_size / g groups of g = 8 / bits values: 16, 32 or 64. A block is g rows of n values,
+and each row has one value of every group: row s has that of group j in column j xor ((s xor s // n) mod n). So a group
+has no neighbours and, as far as possible, no values that are a power of two apart, such as those of a column of a
+matrix. On the wire a group is one byte: from its lowest bits up the place s of its largest magnitude, its sign, and its
+magnitude as a multiple of the block's scale. A magnitude of zero sends nothing, and the byte is zero.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, tree_sum
 
 
 class Magnitudes(NamedTuple):
-    """What the magnitudes of a level may be (equations 2c and 3e).
+    """The magnitudes that a level can send (equations 2c and 3e).
 
     Attributes:
         most: they are 0 to `most` times the scale.
@@ -31,21 +30,21 @@ class Magnitudes(NamedTuple):
     maximum: float
 
 
-# docs/math.md tells how the constants were found.
+# docs/math.md says how the constants were found.
 MAGNITUDES = {0.5: Magnitudes(7, 0.22, 0.03), 0.25: Magnitudes(3, 0.40, 0.05), 0.125: Magnitudes(1, 0.80, 0.10)}
 
 
 def group_size(bits: float) -> int:
-    """Values of which one travels."""
+    """Number of values in a group, of which one travels."""
     return round(8 / bits)
 
 
 def encode(x: torch.Tensor, real: torch.Tensor, bits: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """What travels of blocks of values.
+    """Encode blocks of values.
 
     Args:
         x: (blocks, block_size) float32.
-        real: (blocks, 1), how many values of each block count; the others are zero.
+        real: (blocks, 1), number of values of each block that count; the others are zero.
         bits: a level below one.
 
     Returns:
@@ -69,7 +68,7 @@ def encode(x: torch.Tensor, real: torch.Tensor, bits: float) -> tuple[torch.Tens
 
 
 def decode(codes: torch.Tensor, scale: torch.Tensor, bits: float) -> torch.Tensor:
-    """The values that codes stand for.
+    """Decode codes into values.
 
     Args:
         codes: (blocks, groups) uint8.
@@ -90,7 +89,7 @@ def decode(codes: torch.Tensor, scale: torch.Tensor, bits: float) -> torch.Tenso
 
 
 def _places(size: int, block_size: int, device: torch.device) -> torch.Tensor:
-    """(block_size,) int64: where the values of a block are that come in the order of places, then groups; and back."""
+    """(block_size,) int64: where the values of a block are in the order of places, then groups; and the inverse."""
     groups = block_size // size
     row, group = torch.arange(size, device=device).view(-1, 1), torch.arange(groups, device=device)
     return (row * groups + (group ^ ((row ^ row // groups) % groups))).view(-1)

@@ -1,4 +1,4 @@
-"""Which level comes next. `base` holds the contract, `arguments` what several check; every other file is one policy."""
+"""Policies: which level comes next. `base` has the contract, `arguments` shared checks; other files are policies."""
 
 from hvd_dyncomp.policies.base import Decision, Policy, Record
 from hvd_dyncomp.policies.critical_regime import CriticalRegime

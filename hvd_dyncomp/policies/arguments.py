@@ -1,4 +1,4 @@
-"""What several policies are told, checked: ladders of levels, and names of metrics; and the metrics of an epoch."""
+"""Checks of arguments that several policies share: ladders of levels and names of metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def ascending_levels(levels: Any) -> tuple[float, ...]:
     """One or more levels, each with more bits than the one before.
 
     Raises:
-        ValueError, TypeError: they are something else; the message names `levels` and the value.
+        ValueError, TypeError: `levels` is something else; the message names `levels` and the value.
     """
     plain = tuple(check_level("levels", bits) for bits in sequence("levels", levels))
     if not plain or not _ascend(plain):
@@ -22,10 +22,10 @@ def ascending_levels(levels: Any) -> tuple[float, ...]:
 
 
 def one_way_levels(levels: Any) -> tuple[float, ...]:
-    """One or more levels that ascend or descend.
+    """One or more levels, all ascending or all descending.
 
     Raises:
-        ValueError, TypeError: they are something else; the message names `levels` and the value.
+        ValueError, TypeError: `levels` is something else; the message names `levels` and the value.
     """
     plain = tuple(check_level("levels", bits) for bits in sequence("levels", levels))
     if not plain or not (_ascend(plain) or _ascend(plain[::-1])):
@@ -34,10 +34,14 @@ def one_way_levels(levels: Any) -> tuple[float, ...]:
 
 
 def metric_name(name: str, value: Any) -> str:
-    """The name of a metric, under which `Controller.step` is handed it.
+    """The name of a metric, as passed to `Controller.step`.
+
+    Args:
+        name: of the argument, for the error message.
+        value: the name of the metric.
 
     Raises:
-        ValueError: it is no string, or empty; the message names the argument `name` and the value.
+        ValueError: `value` is not a string, or is empty; the message names the argument and the value.
     """
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be the name of a metric, got {shown(value)}")
@@ -45,10 +49,10 @@ def metric_name(name: str, value: Any) -> str:
 
 
 def metric_of(record: Record, name: str, policy: object) -> float:
-    """What an epoch's metrics have under a name.
+    """The value of a metric in a record.
 
     Raises:
-        ValueError: nothing; the message has the name, who watches it and what there is.
+        ValueError: the record lacks it; the message has the metric's name, the policy and the metrics that are there.
     """
     if name not in record.metrics:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a policy is (`Policy` has the contract), what it is told, and what it answers."""
+"""What a policy is (`Policy` has the contract), its input and its answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 
 class Decision(NamedTuple):
-    """The level of the next epoch and, for people, why.
+    """The level of the next epoch in bits per value, and the reason, for people.
 
     Examples:
         >>> Decision(4, "static").bits
@@ -25,9 +25,9 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One finished epoch: its number, its metrics averaged over the workers, and what was decided after it.
+    """One finished epoch: its number, its metrics averaged over the ranks, and the decision after it.
 
-    `usable` is False where metrics were not finite or the policy failed: policies never see that epoch.
+    `usable` is False if metrics were not finite or the policy failed: policies never see that epoch.
 
     Raises:
         ValueError, TypeError: a field is out of range or of another type; the message names it and its value.
@@ -44,7 +44,7 @@ class Record:
     usable: bool = True
 
     def __post_init__(self) -> None:
-        # What is kept is a copy: the caller may go on filling its own.
+        # A copy: the caller may go on filling its own.
         object.__setattr__(self, "epoch", integer("epoch", self.epoch, 0))
         object.__setattr__(self, "metrics", check_metrics(self.metrics))
         object.__setattr__(self, "bits", check_level("bits", self.bits))
@@ -54,10 +54,10 @@ class Record:
 
 
 def check_metrics(metrics: Any) -> dict[str, float]:
-    """A copy with names in sorted order and plain floats; NaN and infinities pass.
+    """A copy of `metrics`: names sorted, values plain floats. NaN and infinities pass.
 
     Raises:
-        TypeError: it is no mapping from strings.
+        TypeError: `metrics` is not a mapping from strings.
         ValueError: a value is not a number; the message names it.
     """
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
@@ -66,10 +66,10 @@ def check_metrics(metrics: Any) -> dict[str, float]:
 
 
 def check_history(history: Any) -> Sequence[Record]:
-    """Returns `history` if it is what `Policy.decide` takes.
+    """Return `history` if `Policy.decide` can take it.
 
     Raises:
-        TypeError: it is no sequence of records.
+        TypeError: it is not a sequence of records.
         ValueError: its epochs do not ascend.
     """
     epochs = []
@@ -84,19 +84,19 @@ def check_history(history: Any) -> Sequence[Record]:
 
 
 class Policy(ABC):
-    """Decides which level comes next, from the history of metrics, in plain Python.
+    """Base class of policies: choose the next level from the history of metrics, in plain Python.
 
-    The contract of a policy:
+    The contract:
 
-    - `decide(history)` gets the records of all finished epochs, oldest first, and says at how many bits the next epoch
-      runs. An empty history asks for the level of the first epoch. 32 bits means uncompressed.
-    - It is deterministic and depends on nothing but its configuration and the history. A resumed run that has the
-      history therefore traces the same levels as one that was never interrupted, with no further state to save.
-    - After an epoch it is called on rank 0 only; `Controller` broadcasts the decision. (Every rank asks once, with an
-      empty history, for the level to begin with.)
-    - `config()` is plain data that tells two configurations apart.
+    - `decide(history)` gets the records of all finished epochs, oldest first, and returns the level of the next epoch.
+      An empty history asks for the level of the first epoch. 32 bits means uncompressed.
+    - `decide` is deterministic, and depends only on the configuration and the history. A resumed run that has the
+      history therefore goes through the same levels as an uninterrupted one, with no further state to save.
+    - After an epoch only rank 0 calls `decide`; `Controller` broadcasts the decision. (Every rank calls it once with an
+      empty history, for the first level.)
+    - `config()` returns plain data that tells two configurations apart.
 
-    A new policy is a file with one class that has these two methods; nothing needs to be registered.
+    To add a policy, write one class with these two methods; there is nothing to register.
 
     Examples:
         >>> class EveryOther(Policy):
@@ -113,11 +113,11 @@ class Policy(ABC):
 
     @abstractmethod
     def decide(self, history: Sequence[Record]) -> Decision:
-        """The level of the epoch after the last one in `history`."""
+        """Return the level of the epoch after the last one in `history`."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The configuration as plain data, the class's name under "policy"."""
+        """Return the configuration as plain data, with the class's name under "policy"."""
 
     def __repr__(self) -> str:
         arguments = (f"{name}={value!r}" for name, value in self.config().items() if name != "policy")

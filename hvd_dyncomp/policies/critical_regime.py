@@ -12,29 +12,28 @@ from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 
 class CriticalRegime(Policy):
-    """Two levels: the high one while the norm of the gradients changes fast, the low one otherwise.
+    """Two levels: `high` while the norm of the gradients changes fast, `low` otherwise.
 
-    The rule of Accordion (Agarwal et al., 2021). After every `interval` epochs the norm G of the gradients is compared
-    with what it was `interval` epochs before. The epochs that follow are critical, and have the high level, if
+    The rule of Accordion (Agarwal et al., 2021): every `interval` epochs, compare the gradient norm G with the norm
+    `interval` epochs before. The next epochs are critical, at the high level, if
 
         | G_before - G | >= eta * G_before
 
-    and those before the first comparison are. It protects the start of a training, where `StepFunction` with an
-    ascending ladder saves most. Unlike the source, one level serves all tensors, and a fall of the learning rate alone
-    is no critical epoch: with a smooth schedule all would be.
+    Epochs before the first comparison are critical, too. The rule protects the start of training, where `StepFunction`
+    with an ascending ladder saves most. Two things differ from the paper: all tensors have the same level, and a drop
+    of the learning rate alone is not critical. (With a smooth schedule every epoch would be.)
 
-    The norm comes with the other metrics, so that it costs no collective. As in the source, it should be that of the
-    gradients summed up (or averaged) over the whole epoch: the norm of a single step is mostly that of its noise. Take
-    them after their exchange: then all ranks have the same ones, and what a step leaves in residuals arrives later in
-    the same sum.
-    `launch/training/gradients.py` has it in a few lines. Where the number of steps differs between epochs, average.
+    The norm is one of the metrics, so it costs no collective. As in the paper, it should be the norm of the gradients
+    summed (or averaged) over the whole epoch: the norm of a single step is mostly noise. Sum them after their exchange:
+    then all ranks have the same sum, and what a step leaves in residuals arrives later in it.
+    `launch/training/gradients.py` does this in a few lines. If epochs differ in their number of steps, average.
 
     Args:
-        low: level of ordinary epochs, bits a value.
-        high: of critical ones, more than `low`.
-        monitor: name of the metric that is the norm, in any unit.
-        eta: relative change of the norm from which on epochs are critical.
-        interval: epochs between two comparisons. The source has 10 in trainings of 300 epochs.
+        low: level of ordinary epochs, bits per value.
+        high: level of critical epochs, more than `low`.
+        monitor: name of the metric with the norm, in any unit.
+        eta: relative change of the norm at which epochs become critical.
+        interval: epochs between two comparisons. The paper has 10 in runs of 300 epochs.
 
     Raises:
         ValueError: an argument is out of range or of another type; the message names it and its value.
@@ -73,7 +72,7 @@ class CriticalRegime(Policy):
             return Decision(self.high, "critical: nothing to compare with yet")
         before, now = compared[-2:]
         went = f"{self.monitor} went from {before:.4g} to {now:.4g}"
-        # A norm of 0 says nothing, and is critical, as in the source.
+        # A norm of 0 says nothing: critical, as in the paper.
         if abs(before - now) >= self.eta * abs(before):
             return Decision(self.high, f"critical: {went}")
         return Decision(self.low, went)

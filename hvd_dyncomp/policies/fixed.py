@@ -1,4 +1,4 @@
-"""Policies that look at no metric: a constant level, and levels by epoch."""
+"""Policies that use no metric: a constant level, and levels by epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 
 class Static(Policy):
-    """The same level for ever.
+    """The same level in every epoch.
+
+    Args:
+        bits: the level, bits per value.
+
+    Raises:
+        ValueError: `bits` is not a level.
 
     Examples:
         >>> Static(8).decide([])
@@ -30,7 +36,13 @@ class Static(Policy):
 
 
 class Schedule(Policy):
-    """Levels by epoch, each in force from its epoch until the next one named.
+    """Levels by epoch: each holds from its epoch until the next one listed.
+
+    Args:
+        levels: {epoch: bits per value}, with an entry for epoch 0.
+
+    Raises:
+        ValueError: `levels` is something else.
 
     Examples:
         >>> warm_up = Schedule({0: 32, 2: 4})
@@ -46,7 +58,7 @@ class Schedule(Policy):
             epoch = integer("an epoch in levels", epoch, 0)
             plain[epoch] = check_level(f"levels[{epoch}]", bits)
         if 0 not in plain:
-            raise ValueError(f"levels must say the level of epoch 0, got {shown(levels)}")
+            raise ValueError(f"levels must have an entry for epoch 0, got {shown(levels)}")
         self.levels = dict(sorted(plain.items()))
 
     def decide(self, history: Sequence[Record]) -> Decision:
@@ -56,5 +68,5 @@ class Schedule(Policy):
         return Decision(self.levels[since], f"scheduled from epoch {since}")
 
     def config(self) -> dict[str, Any]:
-        # Lists of pairs, because JSON has no integer keys and the configuration is compared after a round trip.
+        # Lists of pairs: JSON has no integer keys, and configurations are compared after a round trip.
         return {"policy": "Schedule", "levels": [list(item) for item in self.levels.items()]}

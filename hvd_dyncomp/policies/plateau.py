@@ -1,4 +1,4 @@
-"""More bits where a metric has stopped improving: what `ReduceLROnPlateau` does to a learning rate, done to a level."""
+"""More bits when a metric stops improving: `ReduceLROnPlateau`'s rule, applied to levels."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 
 class Plateau(Policy):
-    """The next level of a ladder after each plateau, by the rule of `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+    """Climb a ladder of levels, one level per plateau, by the rule of `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 
-    An epoch is bad if `monitor` is no better than the best so far by more than `threshold`. When more than `patience`
-    epochs in a row are bad, the level rises, and for `cooldown` epochs none counts as bad. Arguments and their defaults
-    are torch's, but for `factor` and `min_lr`: a factor on bits would hit levels that do not exist (twice 3, half of
-    5) and treat alike what differs (from 8 to 16 bits nearly nothing is gained, from 1 to 2 much), so the ladder says
-    what follows what, and where it ends. It is never climbed down. (DAdaQuant, Hoenig et al., 2022, raises levels in
-    this way when the loss of federated training stalls.)
+    An epoch is bad unless `monitor` is better than the best so far by more than `threshold`. After more than `patience`
+    bad epochs in a row the level rises. During the next `cooldown` epochs no epoch counts as bad. The level never
+    falls.
 
-    A plateau that the learning rate has caused looks the same. Where the rate falls on plateaus, too, give it the
+    Arguments and defaults are torch's, but a ladder replaces `factor` and `min_lr`. A factor on bits would hit levels
+    that do not exist (twice 3, half of 5) and would treat unequal steps alike (from 8 to 16 bits gains nearly nothing,
+    from 1 to 2 much). (DAdaQuant, Hoenig et al., 2022, raises levels in this way when the loss of federated training
+    stalls.)
+
+    A plateau caused by the learning rate looks the same. If the learning rate falls on plateaus, too, give it the
     longer patience, so that the level moves first.
 
     Args:
-        levels: ascending, bits a value; 32, uncompressed, may be the last.
+        levels: ascending levels, bits per value; the last may be 32, uncompressed.
         monitor: name of the metric.
-        mode: "min" where less of it is better, "max" where more is.
-        patience: bad epochs in a row that must be exceeded.
-        threshold: what counts as better. From 0 up to, but not, 1 in "rel" mode.
+        mode: "min" if less of it is better, "max" if more is.
+        patience: number of bad epochs in a row that does not yet raise the level.
+        threshold: least improvement that counts, at least 0; in "rel" mode less than 1.
         threshold_mode: "rel": better than best * (1 - threshold), with "max" best * (1 + threshold); "abs": better by
             more than `threshold`, in the metric's unit.
         cooldown: epochs after a rise in which none counts as bad.
@@ -62,7 +64,7 @@ class Plateau(Policy):
         self.threshold = finite("threshold", threshold, 0)
         self.threshold_mode = one_of("threshold_mode", threshold_mode, ("rel", "abs"))
         if self.threshold_mode == "rel" and self.threshold >= 1:
-            raise ValueError(f"threshold must be less than 1 where threshold_mode is 'rel', got {shown(threshold)}")
+            raise ValueError(f"threshold must be less than 1 if threshold_mode is 'rel', got {shown(threshold)}")
         self.cooldown = integer("cooldown", cooldown, 0)
 
     def config(self) -> dict[str, Any]:

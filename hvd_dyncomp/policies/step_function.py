@@ -1,4 +1,4 @@
-"""The paper's policy: levels climb with accuracy, or when the loss stalls, and are released when training is stuck."""
+"""The paper's policy: climb a ladder of levels with accuracy or a stalled loss; release when training is stuck."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Trace:
-    """Where `StepFunction` stands after the epochs it has replayed."""
+    """The state of `StepFunction` after the epochs replayed so far."""
 
     step: int = 0
     previous_loss: float | None = None
-    slow_epochs: int = 0  # in a row, whose loss improved by less than min_improvement
-    stuck_epochs: int = 0  # since the step was reached, or since the monitor improved
+    slow_epochs: int = 0  # in a row: the loss improved by less than min_improvement
+    stuck_epochs: int = 0  # since the step was reached, or since `monitor` improved
     best: float = -math.inf
     release_left: int = 0
     cooldown_left: int = 0
 
 
 class StepFunction(Policy):
-    """The paper's rule: a ladder of levels that training climbs, with releases to 32 bits when it is stuck.
+    """The paper's rule: a ladder of levels that training climbs, and a release to 32 bits when it is stuck.
 
     With levels l_0, l_1, ... and thresholds tau_1 < tau_2 < ..., after every epoch:
 
     1. Accuracy: the step is at least the number of thresholds that `monitor` has reached.
-    2. Loss: when `loss` fell by less than the fraction `min_improvement` in each of `loss_patience` epochs in a row,
-       the step rises by one.
-    3. The step never falls (a ratchet) and ends at the top of the ladder.
-    4. Stagnation: after more than `stagnation_patience` epochs at the same step (`stagnation="time"`), or without a
-       new best of `monitor` (`"plateau"`), compression is released to 32 bits for `release_epochs` epochs; it then
-       returns to its step, and for `cooldown` epochs nothing counts towards the next release.
+    2. Loss: if `loss` fell by less than the fraction `min_improvement` in each of `loss_patience` epochs in a row, the
+       step rises by one.
+    3. Ratchet: the step never falls. It ends at the top of the ladder.
+    4. Stagnation: compression is released to 32 bits for `release_epochs` epochs, after more than `stagnation_patience`
+       epochs at the same step (`stagnation="time"`) or without a new best of `monitor` (`"plateau"`). It then returns
+       to its step, and for `cooldown` epochs nothing counts towards the next release.
 
-    Epochs of a release count towards neither rule 2 nor rule 4; rule 1 goes on, and what it raises holds afterwards.
+    Epochs of a release do not count for rules 2 and 4. Rule 1 goes on; a step that it raises holds after the release.
 
-    The paper's ladder ascends. One that descends, l_0 > l_1 > ..., protects the start of a training instead: the same
-    rules take it from step to step, to ever fewer bits. Rule 2 then means that a loss that hardly falls any more needs
-    fewer bits; where it should not mean that, `loss=None` leaves the steps to the thresholds.
+    The paper's ladder ascends. A descending ladder, l_0 > l_1 > ..., protects the start of training instead: the same
+    rules lead from step to step, to ever fewer bits. Rule 2 then means that a loss that hardly falls needs fewer bits;
+    if that is not wanted, `loss=None` leaves the steps to the thresholds.
 
     Args:
-        levels: levels below 32, all ascending or all descending.
-        thresholds: ascending values of `monitor`, one fewer than levels. They must be reachable at the level they
-            leave: as a rule, what an uncompressed run passes at 15 % and 40 % of its epochs.
-        monitor: name of the metric for the thresholds and for "plateau"; greater is better.
-        loss: name of the loss for rule 2, where less is better; None switches the rule off.
-        min_improvement: relative fall of the loss under which an epoch counts as slow, from 0 up to, but not, 1.
+        levels: levels below 32, bits per value, all ascending or all descending.
+        thresholds: ascending values of `monitor`, one fewer than levels. Each must be reachable at the level before it:
+            as a rule, take what an uncompressed run passes at 15 % and 40 % of its epochs.
+        monitor: name of the metric for the thresholds and for "plateau"; more is better.
+        loss: name of the loss for rule 2, less is better; None switches the rule off.
+        min_improvement: relative fall of the loss below which an epoch is slow; at least 0, less than 1.
         loss_patience: slow epochs in a row that raise the step.
         stagnation: "time", "plateau" or None (never release).
-        stagnation_patience: epochs that must be exceeded before a release.
+        stagnation_patience: number of epochs that does not yet cause a release.
         release_epochs: length of a release, epochs.
         cooldown: epochs after a release in which nothing counts towards the next.
         release_at_top: whether the last step is released, too.
-        total_epochs: length of the run if known; a release that could not finish in it is not begun.
+        total_epochs: length of the run if known: a release that could not finish in it does not begin.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type; the message names it and its value.
@@ -110,7 +110,7 @@ class StepFunction(Policy):
         return {"policy": "StepFunction", **plain}
 
     def decide(self, history: Sequence[Record]) -> Decision:
-        # Replaying the whole history keeps the policy free of state of its own; a thousand epochs take milliseconds.
+        # Replay the whole history: so the policy has no state of its own. A thousand epochs take milliseconds.
         trace = _Trace()
         decision = Decision(self.levels[0], "start")
         if len(check_history(history)) == 1:
@@ -120,22 +120,22 @@ class StepFunction(Policy):
         return decision
 
     def _warn_of_units(self, record: Record) -> None:
-        """Accuracies are fractions or percent, and thresholds in the other unit do the wrong thing without a word."""
+        """Warn if accuracy and thresholds differ in unit, fraction or percent: the levels would be wrong silently."""
         value = record.metrics.get(self.monitor, 0.0)
         if "acc" not in self.monitor.lower() or not self.thresholds:
             return
         too_high, too_low = 0 < value <= 1 < self.thresholds[0], self.thresholds[-1] <= 1 < value
         if too_high or too_low:
             logger.warning(
-                "%s is %.4g and thresholds are %s, as if one were a fraction and the other percent: the level will %s",
+                "%s is %.4g and thresholds are %s: if one is a fraction and the other percent, the level will %s",
                 self.monitor,
                 value,
                 self.thresholds,
-                "never leave the first step" if too_high else "be at the last step at once",
+                "never leave the first step" if too_high else "go to the last step at once",
             )
 
     def _advance(self, trace: _Trace, record: Record) -> Decision:
-        """One epoch: moves `trace` and says what follows."""
+        """Replay one epoch: move `trace`, return the decision after it."""
         value = metric_of(record, self.monitor, self)
         was_released = trace.release_left > 0
         improved = value > trace.best
@@ -163,7 +163,7 @@ class StepFunction(Policy):
         return Decision(self.levels[trace.step], "hold")
 
     def _count_slow(self, trace: _Trace, record: Record, was_released: bool) -> bool:
-        """Keeps the count of slow epochs; True when there are enough of them."""
+        """Count slow epochs; True when there are enough of them."""
         if self.loss is None:
             return False
         loss, before = metric_of(record, self.loss, self), trace.previous_loss
@@ -176,7 +176,7 @@ class StepFunction(Policy):
         return trace.slow_epochs >= self.loss_patience
 
     def _raise_step(self, trace: _Trace, value: float, slow: bool) -> str:
-        """Rules 1 to 3; returns the reason if the step rose, otherwise ""."""
+        """Apply rules 1 to 3; return the reason if the step rose, otherwise ""."""
         before, top = trace.step, len(self.levels) - 1
         reached = sum(value >= threshold for threshold in self.thresholds)
         trace.step = max(before, reached, min(before + slow, top))
@@ -189,7 +189,7 @@ class StepFunction(Policy):
         return f"{self.loss} improved by less than {self.min_improvement:.3g} for {self.loss_patience} epochs"
 
     def _cool(self, trace: _Trace) -> bool:
-        """Spends an epoch of the cooldown, if there is one left."""
+        """Count down the cooldown; return whether this epoch belonged to it."""
         cooling = trace.cooldown_left > 0
         trace.cooldown_left -= cooling
         return cooling
@@ -209,7 +209,7 @@ class StepFunction(Policy):
 def _ladder(levels: Sequence[float]) -> tuple[float, ...]:
     plain = one_way_levels(levels)
     if UNCOMPRESSED in plain:
-        raise ValueError(f"levels must be below 32, which is what a release is for, got {shown(levels)}")
+        raise ValueError(f"levels must be below 32, the level of a release, got {shown(levels)}")
     return plain
 
 

@@ -1,4 +1,4 @@
-"""Writes a page about training runs; see --help."""
+"""Write a page about training runs; see --help."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hvd_dyncomp.report.runs import METRICS, UnreadableRun, read_runs
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the page and say where it is.
+    """Write the page and print its path.
 
     Returns:
-        0; or 2 after one line on stderr, where a run cannot be read or the page not be written.
+        0, or 2 after one line on stderr if a run is unreadable or the page cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="python -m hvd_dyncomp.report",

@@ -15,7 +15,7 @@ _BAR = 18  # height of a bar of bytes
 
 
 def times(key: str, run: Run, runs: Sequence[Run]) -> Markup:
-    """Seconds of a run by epoch, compute below exchange; the axes are those of all ``runs``, to be compared."""
+    """Seconds of a run by epoch, compute below exchange. The axes fit all ``runs``, so that figures can be compared."""
     bottom = drawing.TOP + drawing.PANEL * 2 / 3
     sums = [_seconds(other, COMPUTE, at) + _seconds(other, EXCHANGE, at) for other in runs for at in _places(other)]
     scale, marks = drawing.vertical([0.0, *sums], drawing.TOP, bottom)
@@ -26,7 +26,7 @@ def times(key: str, run: Run, runs: Sequence[Run]) -> Markup:
     return drawing.frame(
         key,
         f"Time in compute and exchange by epoch: {run.name}",
-        f"In all epochs together: {totals}.",
+        f"All epochs: {totals}.",
         bottom + 56 + drawing.LEGEND_ROW * len(legend),
         drawing.value_axis(scale, marks, "time of an epoch, seconds"),
         drawing.epoch_axis(across, bottom),
@@ -59,9 +59,10 @@ def _seconds(run: Run, part: str, at: int) -> float:
 
 
 def bytes_by_level(runs: Sequence[Run], key: str) -> list[dict[float, float]]:
-    """Bytes of each run by the level they were sent at.
+    """Bytes of each run by the level at which they were sent.
 
-    An epoch whose steps had several levels is divided among them by steps times bits: its line has only the sum.
+    An epoch whose steps had several levels is divided among them by steps times bits, because its line has only the
+    sum.
     """
     found = []
     for run in runs:
@@ -80,7 +81,7 @@ def _parts(steps: Mapping[float, float], level: float) -> dict[float, float]:
 
 
 def by_level(runs: Sequence[Run], sent: Sequence[Mapping[float, float]], whose: str) -> Markup:
-    """Bars of MB, to the right, a group for each level with a bar for each run that was at it."""
+    """Horizontal bars of MB: a group per level, with a bar for each run that was at it."""
     rows = [
         (level, index, by_level[level])
         for level in sorted({level for by_level in sent for level in by_level})
@@ -103,7 +104,7 @@ def by_level(runs: Sequence[Run], sent: Sequence[Mapping[float, float]], whose: 
 
 
 def _row(place: int, rows: Sequence[tuple[float, int, float]], runs: Sequence[Run], across: drawing.Scale) -> Markup:
-    """A bar, its MB behind it, and before the first of a level the level."""
+    """A bar with its MB behind it. The first bar of a level has the level before it."""
     level, index, nbytes = rows[place]
     y = drawing.TOP + 8.0 + place * (_BAR + 4)
     end = across(nbytes / 1e6)
@@ -120,7 +121,7 @@ def _row(place: int, rows: Sequence[tuple[float, int, float]], runs: Sequence[Ru
 
 
 def by_layer(key: str, run: Run, whose: str) -> Markup:
-    """Bars of MB, to the right, one for each tensor, in pieces by the level of the epochs that they were sent in."""
+    """Horizontal bars of MB, one per tensor, in pieces by the level of the epochs in which they were sent."""
     names = layers.names([epoch.tensor_bytes for epoch in run.epochs])
     sums = {name: sum(epoch.tensor_bytes.get(name, 0.0) for epoch in run.epochs) for name in names}
     used = layers.levels_used(run)
@@ -131,16 +132,16 @@ def by_layer(key: str, run: Run, whose: str) -> Markup:
     return drawing.frame(
         key,
         f"Bytes by layer: {run.name}",
-        f"{len(names)} tensors; most is {megabytes(sums[most])} MB of {most}.",
+        f"{len(names)} tensors; the largest is {most} with {megabytes(sums[most])} MB.",
         bottom + 74,
         _axis(across, marks, bottom, f"sent {whose} in all epochs, MB"),
         *(_tensor(run, name, drawing.TOP + layers.ROW * row, across) for row, name in enumerate(names)),
-        layers.key("bits a value:", entries, bottom + 56),
+        layers.key("bits per value:", entries, bottom + 56),
     )
 
 
 def _tensor(run: Run, name: str, top: int, across: drawing.Scale) -> Markup:
-    """A tensor's bar, a piece for each level."""
+    """A tensor's bar, one piece per level."""
     by_level: dict[float, float] = {}
     for epoch in run.epochs:
         by_level[epoch.level] = by_level.get(epoch.level, 0.0) + epoch.tensor_bytes.get(name, 0.0)

@@ -1,4 +1,4 @@
-"""Figures with a curve by epoch for each run, before its level as shaded steps."""
+"""Figures with one curve by epoch per run, in front of its level as shaded steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Quantity:
     """What a figure shows.
 
     Attributes:
-        key: of the figure.
-        title: above it.
+        key: name of the figure, unique on the page.
+        title: above the figure.
         label: of its axis, with the unit.
-        values: for each run, a value for each of its epochs; None where there is none.
+        values: for each run, one value per epoch; None where it is missing.
         from_zero: whether the axis begins at 0.
     """
 
@@ -36,7 +36,7 @@ class Quantity:
 
 
 def draw(quantity: Quantity, runs: Sequence[Run]) -> Markup:
-    """The figure; at least one value must be there."""
+    """Draw the figure. At least one value must be present."""
     present = [value for values in quantity.values for value in values if value is not None]
     scale, marks = drawing.vertical([*present, *([0.0] if quantity.from_zero else [])], drawing.TOP, _BOTTOM)
     numbers = [epoch.number for run in runs for epoch in run.epochs]
@@ -57,7 +57,7 @@ def draw(quantity: Quantity, runs: Sequence[Run]) -> Markup:
 
 
 def _curve(index: int, run: Run, quantity: Quantity, across: drawing.Scale, scale: drawing.Scale) -> Markup:
-    """Lines between neighbours; where a value is missing, the line is interrupted."""
+    """Lines between neighbours; a missing value interrupts the line."""
     pieces: list[list[str]] = [[]]
     points = []
     colour = drawing.colour(index)
@@ -82,7 +82,7 @@ def _radius(run: Run) -> float:
 
 
 def _levels(runs: Sequence[Run], across: drawing.Scale) -> Markup:
-    """The level of every run on an axis of its own; filled where it moves, or where there is one run only."""
+    """Every run's level, on an axis of its own; filled if it changes, or if there is only one run."""
     levels = [epoch.level for run in runs for epoch in run.epochs]
     # The lower edge lies below the lowest level in use, so that it is seen.
     scale = drawing.Scale(min(levels) / 1.5, max(*levels, 32) * 1.25, _BOTTOM, drawing.TOP, logarithmic=True)
@@ -94,7 +94,7 @@ def _levels(runs: Sequence[Run], across: drawing.Scale) -> Markup:
 
 
 def _steps(index: int, run: Run, across: drawing.Scale, scale: drawing.Scale, *, filled: bool) -> Markup:
-    """Epoch e is a box from e - 1/2 to e + 1/2, under the point that its numbers are drawn at."""
+    """Epoch e is a box from e - 1/2 to e + 1/2, centred under its points."""
     colour = drawing.colour(index)
     boxes, edges = [], []
     for first, last, level in drawing.spans([(epoch.number, epoch.level) for epoch in run.epochs]):
@@ -109,7 +109,7 @@ def _steps(index: int, run: Run, across: drawing.Scale, scale: drawing.Scale, *,
 
 
 def _switches(runs: Sequence[Run], across: drawing.Scale) -> Markup:
-    """A dotted line after the epoch that a switch was decided in, with its number in the table below the figures."""
+    """A dotted line after the epoch that decided a switch, with its number in the table below the figures."""
     parts = []
     for number, (index, switch) in enumerate(all_switches(runs), start=1):
         x = across(switch.epoch + 0.5)
@@ -124,7 +124,7 @@ def _switches(runs: Sequence[Run], across: drawing.Scale) -> Markup:
 def _described(quantity: Quantity, run: Run, values: Sequence[float | None]) -> str:
     present = [(epoch.number, value) for epoch, value in zip(run.epochs, values, strict=True) if value is not None]
     if not present:
-        return f"{run.name}: nothing."
+        return f"{run.name}: no values."
     (first, begin), (last, end) = present[0], present[-1]
     if first == last:
         return f"{run.name}: {begin:.4g} in epoch {first + 1}."

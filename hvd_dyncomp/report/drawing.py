@@ -1,4 +1,4 @@
-"""What all figures share: scales, axes, the colours of runs, the legend, and the frame with its text for readers."""
+"""Shared by all figures: scales, axes, colours of runs, legend, and the frame with its text for screen readers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LEVEL_TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 
 def colour(run: int) -> str:
-    """Of the run with this index."""
+    """Colour of the run with this index."""
     return _COLOURS[run % len(_COLOURS)]
 
 
 def dash(run: int) -> str | None:
-    """Line style, which repeats the distinction in print; one to the second seven runs, another to the next."""
+    """Line style of a run, for print. Colours repeat after seven runs; styles then shift by one."""
     return _DASHES[(run + run // len(_COLOURS)) % len(_DASHES)]
 
 
@@ -48,7 +48,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from the last one below ``low`` to the first one above ``high``, in round steps: 1, 2, 5, 10 ..."""
+    """Round numbers from at or below ``low`` to at or above ``high``, in round steps: 1, 2, 5, 10 ..."""
     size = max(abs(low), abs(high))
     if size < 1e-100:
         low, high = 0.0, 1.0
@@ -61,7 +61,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def labels(values: Sequence[float]) -> list[str]:
-    """Of two ticks or more: as many decimals as their distance asks for."""
+    """Labels of two or more ticks, with as many decimals as their distance needs."""
     step = abs(values[1] - values[0])
     if step < 1e-6 or step >= 1e6:
         return [f"{value:.6g}" for value in values]
@@ -70,18 +70,18 @@ def labels(values: Sequence[float]) -> list[str]:
 
 
 def vertical(values: Sequence[float], top: float, bottom: float) -> tuple[Scale, list[float]]:
-    """A linear scale upwards that has room for ``values``, and its ticks."""
+    """A linear vertical scale for ``values``, and its ticks."""
     marks = ticks(min(values), max(values))
     return Scale(marks[0], marks[-1], bottom, top), marks
 
 
 def epoch_scale(first: int, last: int) -> Scale:
-    """Epochs counted from 0, each with half an epoch to both sides."""
+    """A scale for epochs, counted from 0, with half an epoch of room on both sides."""
     return Scale(first - 0.5, last + 0.5, LEFT, RIGHT)
 
 
 def epoch_axis(scale: Scale, bottom: float) -> Markup:
-    """Ticks and label below; people count epochs from 1."""
+    """Ticks and label below. Labels count epochs from 1."""
     first, last = round(scale.low + 0.5), round(scale.high - 0.5)
     step = max(1, math.ceil((last - first + 1) / 15))
     parts = [_line(LEFT, bottom, RIGHT, bottom, "axis")]
@@ -95,7 +95,7 @@ def epoch_axis(scale: Scale, bottom: float) -> Markup:
 
 
 def value_axis(scale: Scale, marks: Sequence[float], label: str) -> Markup:
-    """Grid lines, ticks and the label to the left."""
+    """Grid lines, ticks and the label on the left."""
     parts = []
     for value, text in zip(marks, labels(marks), strict=True):
         y = scale(value)
@@ -105,23 +105,23 @@ def value_axis(scale: Scale, marks: Sequence[float], label: str) -> Markup:
 
 
 def level_axis(scale: Scale) -> Markup:
-    """Levels, to the right."""
+    """Levels, on the right."""
     parts = []
     for bits in LEVEL_TICKS:
         if scale.low <= bits <= scale.high:
             text = decimal(bits, 3)
             parts.append(element("text", text, x=RIGHT + 6.0, y=scale(bits) + 4, class_="tick level"))
-    return joined(*parts, upright("level, bits a value (shaded)", WIDTH - 8.0, (scale.start + scale.end) / 2))
+    return joined(*parts, upright("level, bits per value (shaded)", WIDTH - 8.0, (scale.start + scale.end) / 2))
 
 
 def upright(text: str, x: float, y: float) -> Markup:
-    """The label of an axis that goes up, centred at this place."""
+    """The label of a vertical axis, centred at this place."""
     turned = f"rotate(-90 {decimal(x)} {decimal(y)})"
     return element("text", text, x=x, y=y, class_="label", text_anchor="middle", transform=turned)
 
 
 def legend(entries: Sequence[tuple[str, Markup]], top: float) -> Markup:
-    """A row for each entry: its sign, 28 wide, and its name, which is cut where it is too long for the figure."""
+    """One row per entry: its sign, 28 wide, and its name, cut if it is too long for the figure."""
     parts = []
     for row, (name, sign) in enumerate(entries):
         y = top + row * LEGEND_ROW
@@ -143,13 +143,13 @@ def box_sign(fill: str) -> Markup:
 
 
 def frame(key: str, title: str, description: str, height: float, *parts: str) -> Markup:
-    """The SVG element: as wide as there is room for.
+    """The SVG element of a figure; it fills the width that there is.
 
     Args:
-        key: tells the figure apart from the others on the page, for the references between its parts.
-        title, description: read to those who do not see it; the title is above the figure as well.
-        height: of 720 in width.
-        parts: what is in it.
+        key: name of the figure, unique on the page, for references between its parts.
+        title, description: screen readers read them; the title is also above the figure.
+        height: for a width of 720.
+        parts: the content.
     """
     return element(
         "svg",
@@ -166,7 +166,7 @@ def frame(key: str, title: str, description: str, height: float, *parts: str) ->
 
 
 def spans(values: Sequence[tuple[int, float]]) -> list[tuple[int, int, float]]:
-    """Neighbouring epochs of the same value put together: (first, last, value)."""
+    """Neighbouring epochs of the same value, joined: (first, last, value)."""
     found: list[tuple[int, int, float]] = []
     for epoch, value in values:
         if found and found[-1][1] == epoch - 1 and found[-1][2] == value:

@@ -1,4 +1,4 @@
-"""Errors of tensors: a row for each tensor, a column for each epoch."""
+"""Errors of tensors: one row per tensor, one column per epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tables = Mapping[int, Mapping[str, float]]
 
 
 def errors(key: str, run: Run) -> Markup:
-    """How far the means of the last step of each epoch were off; one of the epochs at least must say so."""
+    """Relative errors of the means, last step of each epoch. At least one epoch must have errors."""
     tables = {epoch.number: epoch.tensor_errors for epoch in run.epochs}
     found = [error for table in tables.values() for error in table.values()]
     marks = [LEAST_ERROR * 4**power for power in range(5)]
@@ -50,7 +50,7 @@ def _row(tables: Tables, name: str, top: int, across: drawing.Scale) -> Markup:
     cells = []
     for first, last, value in drawing.spans(present):
         left, right = across(first - 0.5), across(last + 0.5)
-        said = f"{name}, {epochs(first, last)}: off by {percent(value, 1)} % of the mean's norm"
+        said = f"{name}, {epochs(first, last)}: error {percent(value, 1)} % of the mean's norm"
         box = {"x": left, "y": top, "width": right - left, "height": ROW, "data_value": repr(value)}
         fill = layers.colour(value, LEAST_ERROR)
         cells.append(element("rect", element("title", said), **box, fill=fill, stroke="#fff", stroke_width=0.5))

@@ -1,4 +1,4 @@
-"""What figures with a row for each tensor share: the names before the rows, and colours by what has an order."""
+"""Shared by figures with one row per tensor: names before the rows, and colours for ordered values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _COLOURS = ("#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#
 
 
 def names(tables: Sequence[Mapping[str, float]]) -> list[str]:
-    """Of all tensors in tables of a run's epochs, in the order in which they are met."""
+    """All tensors in the tables of a run's epochs, in the order of first appearance."""
     return list(dict.fromkeys(name for table in tables for name in table))
 
 
 def label(name: str, top: float) -> Markup:
-    """A tensor's name before its row; the end of a name tells tensors apart better than its beginning."""
+    """A tensor's name before its row. A long name keeps its end, which tells tensors apart better."""
     shown = name if len(name) <= 36 else f"…{name[-35:]}"
     return element("text", element("title", name), shown, x=NAMES - 6, y=top + 11, class_="name", text_anchor="end")
 
 
 def colour(value: float, least: float) -> str:
-    """By the logarithm: ``least`` and below is lightest, and 256 times that, or more, darkest."""
+    """The colour on a logarithmic scale: ``least`` and below is lightest, 256 times that or more is darkest."""
     place = _place(value, least)
     below = min(int(place), len(_COLOURS) - 2)
     ends = [[int(fill[at : at + 2], 16) for at in (1, 3, 5)] for fill in _COLOURS[below : below + 2]]
@@ -36,12 +36,12 @@ def colour(value: float, least: float) -> str:
 
 
 def is_dark(value: float, least: float) -> bool:
-    """Whether white can be read on that colour better than black."""
+    """Whether white text is easier to read than black on that colour."""
     return _place(value, least) >= 4.5
 
 
 def _place(value: float, least: float) -> float:
-    """Among the colours."""
+    """The place on the colour scale."""
     return min(math.log2(value / least), len(_COLOURS) - 1.0) if value > least else 0.0
 
 
@@ -57,5 +57,5 @@ def key(said: str, entries: Sequence[tuple[str, str]], y: float) -> Markup:
 
 
 def levels_used(run: Run) -> list[float]:
-    """All levels that a run's epochs have begun with, ascending."""
+    """All levels at which a run's epochs began, ascending."""
     return sorted({epoch.level for epoch in run.epochs})

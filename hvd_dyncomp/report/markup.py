@@ -1,4 +1,4 @@
-"""HTML and SVG as text: elements, and the rule that whatever is not known to be markup is escaped."""
+"""HTML and SVG as text: elements. What is not known to be markup is escaped."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ _VOID = {"link", "meta"}
 
 
 class Markup(str):
-    """Text that is markup already. Made by this module's functions only."""
+    """Text that is markup already. Only this module's functions make it."""
 
     __slots__ = ()
 
 
 def escaped(text: str) -> Markup:
-    """``text`` as itself, between tags or between quotes; a character that XML does not have becomes U+FFFD."""
+    """``text`` escaped, for use between tags or quotes. A character that XML does not have becomes U+FFFD."""
     return text if isinstance(text, Markup) else Markup(html.escape(_IMPOSSIBLE.sub("\ufffd", text)))
 
 
 def joined(*parts: str) -> Markup:
-    """One after the other, escaped where they are no markup."""
+    """The parts one after the other; those that are not markup are escaped."""
     return Markup("".join(map(escaped, parts)))
 
 
 def element(name: str, /, *children: str, **attributes: Any) -> Markup:
-    """An element; children and attributes are escaped unless they are markup.
+    """An element. Children and attributes are escaped unless they are markup.
 
     Args:
         name: of the element, as it is.
-        children: what is in it.
-        attributes: ``stroke_width=2`` is ``stroke-width="2"``, ``class_`` is ``class``. Floats have two decimals at
-            most. None leaves an attribute out.
+        children: the content.
+        attributes: ``stroke_width=2`` is ``stroke-width="2"``, ``class_`` is ``class``. Floats have at most two
+            decimals. None leaves an attribute out.
     """
     opening = name
     for key, value in attributes.items():
@@ -47,7 +47,7 @@ def element(name: str, /, *children: str, **attributes: Any) -> Markup:
 
 
 def decimal(value: float, places: int = 2) -> str:
-    """With ``places`` decimals at most, and without zeros at the end; never "-0"."""
+    """A number with at most ``places`` decimals, without zeros at the end; never "-0"."""
     text = f"{value:.{places}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text == "-0" else text

@@ -1,4 +1,4 @@
-"""The page: tables and figures in their order, in one file that needs nothing else."""
+"""The page: tables and figures in order, in one file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The HTML of a report of these runs; their colours are by their order.
+    """The HTML of a report of these runs. A run's colour follows its place in the list.
 
     Examples:
         >>> html = page([Run("low", epochs=(), config={"bits": 4})])
-        >>> "low: no epoch is over yet." in html
+        >>> "low: no epoch is finished yet." in html
         True
     """
     title = f"Training run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} training runs"
@@ -55,20 +55,20 @@ def _sections(runs: Sequence[Run]) -> Iterator[Markup]:
 def _notes(runs: Sequence[Run]) -> Iterator[Markup]:
     for run in runs:
         if not run.epochs:
-            yield element("p", f"{run.name}: no epoch is over yet.")
+            yield element("p", f"{run.name}: no epoch is finished yet.")
         if run.cut_short:
-            yield element("p", f"{run.name}: the last line of its metrics is half written, and left out.")
+            yield element("p", f"{run.name}: the last line of its metrics is incomplete and was left out.")
 
 
 def _note_on_figures(runs: Sequence[Run]) -> Markup:
-    several = " Levels that do not change are lines only." if len(runs) > 1 else ""
-    text = f"Behind the curves is the level, on the axis to the right.{several} Dotted lines are changes of level, "
-    text += "numbered as in the table below. Points have their values as tooltips."
+    several = " A level that never changes is a line only." if len(runs) > 1 else ""
+    text = f"The shaded steps are the level (right axis).{several} Dotted lines mark changes of level, numbered as in "
+    text += "the table below. Point at a marker to see its value."
     return element("p", text, class_="note")
 
 
 def quantities(runs: Sequence[Run]) -> list[Quantity]:
-    """What is drawn by epoch, without what no run has."""
+    """What is drawn by epoch; left out is what no run has."""
     sent, whose = carried(runs)
     drawn = [
         Quantity(
@@ -83,9 +83,9 @@ def quantities(runs: Sequence[Run]) -> list[Quantity]:
 
 
 def carried(runs: Sequence[Run]) -> tuple[str, str]:
-    """The key of the bytes that compression is about in all of these runs, and whose they are, in words.
+    """The key of the bytes that compression is about in these runs, and their owner, in words.
 
-    From host to host, where every run has several; otherwise of a worker, to whomever.
+    From host to host if every run has several hosts; otherwise per worker, to any other worker.
     """
     if all(run.total("bytes_float32_leaving_host") for run in runs if run.epochs):
         return "bytes_leaving_host", "from each host"
@@ -119,19 +119,19 @@ def _levels(runs: Sequence[Run]) -> Iterator[Markup]:
     key, whose = carried(runs)
     if any(run.total(key) is not None for run in runs):
         mixed = any(len(epoch.steps_by_level) > 1 for run in runs for epoch in run.epochs)
-        note = "Epochs whose steps had several levels are divided by steps times bits." if mixed else ""
+        note = "An epoch whose steps had several levels is divided by steps times bits." if mixed else ""
         yield _figure(bars.by_level(runs, bars.bytes_by_level(runs, key), whose), note)
 
 
 def _layers(runs: Sequence[Run]) -> Iterator[Markup]:
-    """Of one run after the other: their layers need not be the same."""
+    """Per run, one after the other: their layers may differ."""
     for number, run in enumerate(runs, start=1):
         if any(epoch.tensor_bytes for epoch in run.epochs):
             whose = carried([run])[1]
-            note = "Biases and norms that travel together have the name of one of them. Handshakes are no layer's."
+            note = "Biases and norms that travel together count under one name. Handshakes belong to no layer."
             yield _figure(bars.by_layer(f"layers-{number}", run, whose), note)
         if any(epoch.tensor_errors for epoch in run.epochs):
-            note = "What a step leaves out stays in residuals and arrives later: the sum of many steps is off by less."
+            note = "What a step leaves out stays in residuals and arrives later: a sum over many steps is closer."
             yield _figure(heatmap.errors(f"errors-{number}", run), note)
 
 

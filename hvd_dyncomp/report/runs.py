@@ -1,4 +1,4 @@
-"""What runs have left: metrics.jsonl, a line after every epoch, and summary.json, when they are complete."""
+"""The files of a run: metrics.jsonl, a line after every epoch, and summary.json, written when it is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST = 1e100  # what is added up, squared or drawn from here on stays a floa
 
 
 class UnreadableRun(Exception):
-    """A run that cannot be reported, in one line that names the file and, where there is one, the line in it."""
+    """A run cannot be reported. The message is one line with the file and, if known, the line in it."""
 
 
 class Switch(NamedTuple):
@@ -33,13 +33,13 @@ class Epoch:
 
     Attributes:
         number: counted from 0.
-        level: bits a value that the epoch began with.
-        next_level: what was decided after it; None where the line does not say.
+        level: bits per value at the start of the epoch.
+        next_level: level decided after it; None if the line does not say.
         reason: of that decision, for people; may be empty.
         steps_by_level: {level: steps}; may be empty.
-        tensor_bytes: {name: bytes} of what was sent, without what is no tensor's; may be empty.
+        tensor_bytes: {name: bytes sent}, without what belongs to no tensor; may be empty.
         tensor_errors: {name: norm of the error of the last step's mean / norm of the mean}; may be empty.
-        numbers: all other numbers of the line; what is not finite is not among them.
+        numbers: all other finite numbers of the line.
     """
 
     number: int
@@ -57,11 +57,11 @@ class Run:
     """All that is known of a run.
 
     Attributes:
-        name: tells it apart from the others on the page.
-        epochs: ascending; none where the first one is not over yet.
+        name: unique on the page.
+        epochs: ascending; empty until the first one is finished.
         config: the flags; empty until the run is complete.
-        planned: number of epochs; None where that is not known.
-        cut_short: whether the last line was half written, and is left out.
+        planned: number of epochs; None if unknown.
+        cut_short: whether the last line was incomplete, and was left out.
     """
 
     name: str
@@ -71,16 +71,16 @@ class Run:
     cut_short: bool = False
 
     def values(self, key: str) -> list[float | None]:
-        """A number by epoch; None where it is missing, or was not finite."""
+        """A number by epoch; None where it is missing or not finite."""
         return [epoch.numbers.get(key) for epoch in self.epochs]
 
     def total(self, key: str) -> float | None:
-        """The sum over all epochs that have it; None where none has."""
+        """The sum over all epochs that have the number; None if none has."""
         present = [value for value in self.values(key) if value is not None]
         return sum(present) if present else None
 
     def switches(self) -> list[Switch]:
-        """Every change of level, the one after the last epoch included."""
+        """Every change of level, with the one after the last epoch."""
         found = []
         for epoch, following in zip_longest(self.epochs, self.epochs[1:]):
             level = following.level if following else epoch.level
@@ -91,12 +91,12 @@ class Run:
 
 
 def all_switches(runs: Sequence[Run]) -> list[tuple[int, Switch]]:
-    """Those of all runs in one list, whose order is their numbering; each with its run's index."""
+    """The switches of all runs in one list, each with its run's index. The place in the list is its number."""
     return [(index, switch) for index, run in enumerate(runs) for switch in run.switches()]
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs of these folders, in their order, under names that differ.
+    """Read the runs of these folders, in order, under unique names.
 
     Raises:
         UnreadableRun: a folder has no metrics.jsonl, or a file in it is damaged.
@@ -116,10 +116,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """A run, complete or under way.
+    """Read a run, complete or in progress.
 
     Raises:
-        UnreadableRun: there is no metrics.jsonl, or a file is damaged; half a last line is no damage.
+        UnreadableRun: there is no metrics.jsonl, or a file is damaged. (An incomplete last line is not damage.)
     """
     epochs, cut_short = _read_metrics(folder / METRICS)
     config = _read_config(folder / SUMMARY)
@@ -137,11 +137,11 @@ def _read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
         if not isinstance(line, dict):
             if number == len(lines):
                 return tuple(epochs), True
-            raise UnreadableRun(f"{path}: line {number} is no JSON object")
+            raise UnreadableRun(f"{path}: line {number} is not a JSON object")
         try:
             epoch = _epoch(line)
             if epochs and epoch.number <= epochs[-1].number:
-                raise ValueError(f"is of epoch {epoch.number}, after epoch {epochs[-1].number}")
+                raise ValueError(f"has epoch {epoch.number} after epoch {epochs[-1].number}")
         except ValueError as error:
             raise UnreadableRun(f"{path}: line {number} {error}") from None
         epochs.append(epoch)
@@ -153,7 +153,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         return {}
     summary = _parsed(_content(path))
     if not isinstance(summary, dict) or not isinstance(summary.get("config", {}), dict):
-        raise UnreadableRun(f"{path} is no summary of a run")
+        raise UnreadableRun(f"{path} is not the summary of a run")
     return summary.get("config", {})
 
 
@@ -174,12 +174,12 @@ def _parsed(text: bytes) -> Any:
 
 
 def _epoch(line: dict[str, Any]) -> Epoch:
-    """Raises ValueError, whose text goes on after "line 3"."""
+    """The `Epoch` of a line. Raises ValueError with a text that continues "line 3"."""
     number, reason = line.get("epoch"), line.get("reason", "")
     if type(number) is not int or not 0 <= number < 2**53:
-        raise ValueError("has no number of an epoch, counted from 0, under 'epoch'")
+        raise ValueError("has no epoch number, a whole number from 0, under 'epoch'")
     if not isinstance(reason, str):
-        raise ValueError("has a 'reason' that is no text")
+        raise ValueError("has a 'reason' that is not a string")
     following = line.get("next_level")
     told = ("epoch", "level", "next_level")
     return Epoch(
@@ -195,24 +195,24 @@ def _epoch(line: dict[str, Any]) -> Epoch:
 
 
 def _table(line: dict[str, Any], key: str) -> list[tuple[str, float]]:
-    """The entries of an object of numbers."""
+    """The entries of a JSON object of numbers."""
     table = line.get(key) or {}
     if not isinstance(table, dict) or any(_finite(value) is None for value in table.values()):
-        raise ValueError(f"has a '{key}' that is no object of numbers")
+        raise ValueError(f"has a '{key}' that is not an object of numbers")
     return list(table.items())
 
 
 def _amounts(line: dict[str, Any], key: str) -> dict[str, float]:
     amounts = dict(_table(line, key))
     if any(amount < 0 for amount in amounts.values()):
-        raise ValueError(f"has a '{key}' with what is less than nothing")
+        raise ValueError(f"has a '{key}' with a negative number")
     return amounts
 
 
 def _level(value: Any, key: str) -> float:
     bits = _finite(value)
     if bits is None or not 0 < bits <= 64:
-        raise ValueError(f"has no bits a value, above 0 and up to 64, under '{key}'")
+        raise ValueError(f"has no level above 0 and up to 64 bits per value under '{key}'")
     return bits
 
 
@@ -224,7 +224,7 @@ def _number(text: str) -> float | None:
 
 
 def _finite(value: Any) -> float | None:
-    """A JSON number of a size that can be drawn; JSON's null, NaN and everything else are None."""
+    """A JSON number of a size that can be drawn. JSON's null, NaN and everything else become None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if -_LARGEST < value < _LARGEST else None  # not so for NaN

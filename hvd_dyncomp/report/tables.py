@@ -1,4 +1,4 @@
-"""The tables of the page: a row for each run, the changes of level, the flags."""
+"""The tables of the page: a row per run, the changes of level, the flags."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hvd_dyncomp.report.words import bits, megabytes, minutes, percent, share
 
 
 def summary(runs: Sequence[Run]) -> Markup:
-    """What each run came to."""
+    """The result of each run, one row each."""
     across_hosts = any(run.total("bytes_float32_leaving_host") for run in runs)
-    head = ["run", "what", "epochs", "levels, bits", "final test accuracy, %", "best (epoch)"]
+    head = ["run", "settings", "epochs", "levels, bits", "final test accuracy, %", "best (epoch)"]
     head += ["sent per worker, MB", "% of float32"]
     head += ["left each host, MB", "% of float32"] if across_hosts else []
     head += ["minutes", "compute, minutes", "exchange, minutes"]
@@ -32,10 +32,10 @@ def summary(runs: Sequence[Run]) -> Markup:
 
 
 def setting(run: Run) -> str:
-    """Model, data, workers and compression in a few words; the whole of it is in the table of flags."""
+    """Model, data, workers and compression in a few words. The table of flags has the rest."""
     config = run.config
     if not config:
-        return "flags are not known yet"
+        return "not known yet"
     parts = [config.get("model"), config.get("dataset")]
     if config.get("world_size"):
         parts.append(f"{_shown(config['world_size'])} workers")
@@ -46,7 +46,7 @@ def setting(run: Run) -> str:
 
 
 def _telling(config: Mapping[str, Any]) -> list[str]:
-    """The flags that say most about how a run's gradients travelled."""
+    """The flags that say most about the compression of a run."""
     flags = {"static": ["bits"], "dynamic": ["policy"]}.get(str(config.get("compression")), [])
     if "policy" in flags:
         flags.append({"schedule": "schedule", "static": "bits"}.get(str(config.get("policy")), "levels"))
@@ -54,10 +54,10 @@ def _telling(config: Mapping[str, Any]) -> list[str]:
 
 
 def switches(runs: Sequence[Run]) -> Markup:
-    """Every change of level and its reason, under the numbers that they have in the figures."""
+    """Every change of level and its reason, with its number in the figures."""
     found = all_switches(runs)
     if not found:
-        return element("p", "No level has changed.")
+        return element("p", "The level did not change.")
     rows = [
         [str(number), _name(index, runs[index]), str(switch.epoch + 1)]
         + [bits(switch.before), bits(switch.after), switch.reason or "—"]
@@ -67,10 +67,10 @@ def switches(runs: Sequence[Run]) -> Markup:
 
 
 def flags(runs: Sequence[Run]) -> Markup:
-    """All flags of the runs that have said them, side by side; rows in which they differ are marked."""
+    """The flags of all complete runs, side by side; rows with differences are marked."""
     known = [(index, run) for index, run in enumerate(runs) if run.config]
     if not known:
-        return element("p", "The flags of a run are known when it is complete.")
+        return element("p", "The flags appear when a run is complete.")
     keys = dict.fromkeys(key for _, run in known for key in run.config)
     head = [element("th", "flag", scope="col"), *(element("th", _name(*one), scope="col") for one in known)]
     rows = []
@@ -83,7 +83,7 @@ def flags(runs: Sequence[Run]) -> Markup:
 
 
 def table(key: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> Markup:
-    """A table whose first ``texts`` columns are text, the others numbers; the first cell of a row names it."""
+    """A table whose first ``texts`` columns are text, the others numbers. The first cell of a row is its header."""
     header = element("tr", *(element("th", cell, scope="col", class_=_kind(at, texts)) for at, cell in enumerate(head)))
     body = []
     for first, *others in rows:
@@ -107,7 +107,7 @@ def _epochs(run: Run) -> str:
 
 
 def _levels(run: Run) -> str:
-    """In the order they were in force; a long ladder by its ends."""
+    """The levels in the order of use; of a long ladder only both ends."""
     steps = [decimal(level, 3) for _, _, level in drawing.spans([(e.number, e.level) for e in run.epochs])]
     if len(steps) > 7:
         steps = [*steps[:3], "…", *steps[-3:]]
@@ -125,7 +125,7 @@ def _accuracies(run: Run) -> tuple[str, str]:
 
 
 def _shown(value: Any) -> str:
-    """A flag's value as it is typed, more or less."""
+    """A flag's value, nearly as the user types it."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):

@@ -1,4 +1,4 @@
-"""How quantities read."""
+"""How the page writes quantities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def bits(level: float) -> str:
 
 
 def epochs(first: int, last: int) -> str:
-    """Counted from 0, said from 1."""
+    """Epochs counted from 0, written from 1."""
     return f"epoch {first + 1}" if first == last else f"epochs {first + 1} to {last + 1}"
 
 
@@ -24,7 +24,7 @@ def switched(switch: Switch) -> str:
 
 
 def megabytes(nbytes: float | None) -> str:
-    """In MB of 10^6 bytes, with three digits at least."""
+    """MB of 10^6 bytes, with at least three digits."""
     if nbytes is None:
         return "—"
     size = nbytes / 1e6
@@ -36,7 +36,7 @@ def percent(fraction: float | None, places: int = 2) -> str:
 
 
 def share(part: float | None, whole: float | None) -> str:
-    """In % of the whole."""
+    """``part`` in % of ``whole``."""
     return percent(part / whole, 1) if part is not None and whole else "—"
 
 

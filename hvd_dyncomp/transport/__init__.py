@@ -1,4 +1,4 @@
-"""Who carries the bytes: `base` has the contract; `horovod`, `torch_distributed` and `in_process` keep it."""
+"""Transports send the bytes: `base` has the contract; `horovod`, `torch_distributed` and `in_process` fulfil it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from hvd_dyncomp.transport.base import Transport
 
 
 def given_or_horovod(transport: Any) -> Transport:
-    """`transport`; for None Horovod's, among all workers. Horovod is imported then only, and may be initialized later.
+    """`transport`, or Horovod's among all ranks if it is None.
+
+    Only then is Horovod imported. It may be initialized later.
 
     Raises:
-        TypeError: it is neither.
-        HorovodMissing: Horovod is needed and not there.
+        TypeError: `transport` is neither a `Transport` nor None.
+        HorovodMissing: Horovod is needed and missing.
     """
     if transport is None:
         from hvd_dyncomp.transport.horovod import HorovodTransport

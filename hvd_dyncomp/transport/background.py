@@ -1,4 +1,4 @@
-"""What goes on beside the program: one thread a process for each kind of transport."""
+"""Work in the background: one thread per process for each kind of transport."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 
 class Background:
-    """A thread which calls what it was given until there is nothing left to do, and then sleeps.
+    """A thread that calls functions in rounds until each returns True. It sleeps while it has none.
 
     Args:
-        pause: called between two rounds; waits a little.
+        pause: called between two rounds; waits for a short time.
     """
 
     def __init__(self, pause: Callable[[], object]) -> None:
@@ -20,9 +20,9 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def add(self, work: Callable[[], bool]) -> None:
-        """Has `work` called in every round until it returns True."""
+        """Call `work` in every round until it returns True."""
         self._new.put(work)
-        if self._thread is None or not self._thread.is_alive():  # a process that was forked has no thread
+        if self._thread is None or not self._thread.is_alive():  # a forked process has no thread
             self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
             self._thread.start()
 
@@ -33,5 +33,5 @@ class Background:
             while not self._new.empty():
                 works.append(self._new.get())
             works = [work for work in works if not work()]
-            if not works:  # a list of its own: what is over must not live on here
+            if not works:  # in the same list: finished work must not be kept alive
                 works.append(self._new.get())

@@ -1,10 +1,10 @@
-"""Who carries the bytes: what an exchange needs of it, whoever it is.
+"""The transport: what an exchange needs from whatever sends its bytes.
 
-An exchange knows nothing of Horovod. It is handed a `Transport`, one rank's end of a group of ranks, and starts named
+An exchange knows nothing of Horovod. It gets a `Transport`, one rank's end of a group of ranks, and starts named
 collectives on it: `horovod.HorovodTransport` in training, `in_process.World` where N ranks live in one process.
 
-Collectives meet by name. A name must be the same on all ranks and must not depend on the order of calls or on the type
-of what is sent.
+Collectives are matched by name. A name must be the same on all ranks, and must not depend on the order of calls or on
+the type of what is sent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """Of this process, within the group; it may change when the group is formed anew."""
+        """This process's rank in the group; it may change when the group is formed anew."""
 
     @property
     @abstractmethod
@@ -43,12 +43,12 @@ class Transport(ABC):
     @property
     @abstractmethod
     def host(self) -> str:
-        """The name of the machine on which this process runs: ranks that have the same are near each other."""
+        """The name of this process's machine. Ranks with the same name share a host."""
 
     @property
     @abstractmethod
     def local_size(self) -> int:
-        """The number of workers on this machine, of this group or not."""
+        """The number of workers on this machine, in this group or not."""
 
     @abstractmethod
     def obstacle(self, device: torch.device) -> str:
@@ -56,19 +56,19 @@ class Transport(ABC):
 
     @abstractmethod
     def within(self, process_set: Any) -> Transport:
-        """The same for the ranks of a process set; None for all."""
+        """A transport for the ranks of a process set; None for all."""
 
     @abstractmethod
     def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> Any:
-        """Starts sending `splits[r]` bytes of the uint8 vector `tensor` to each rank r; returns a handle."""
+        """Start sending `splits[r]` bytes of the uint8 vector `tensor` to each rank r; return a handle."""
 
     @abstractmethod
     def allgather(self, tensor: torch.Tensor, name: str) -> Any:
-        """Starts gathering every rank's uint8 vector, in rank order; lengths may differ; returns a handle."""
+        """Start gathering every rank's uint8 vector, in rank order; lengths may differ; return a handle."""
 
     @abstractmethod
     def sum(self, tensor: torch.Tensor, name: str) -> Any:
-        """Starts adding up every rank's `tensor` (int64 or floating), in its own memory; returns a handle."""
+        """Start adding up every rank's `tensor` (int64 or floating), in its own memory; return a handle."""
 
     @abstractmethod
     def poll(self, handle: Any) -> bool:
@@ -76,10 +76,10 @@ class Transport(ABC):
 
     @abstractmethod
     def wait(self, handle: Any) -> torch.Tensor:
-        """Blocks until the collective is over and returns what was received."""
+        """Block until the collective is over; return what was received."""
 
     def wait_for(self, handle: Any, seconds: float) -> bool:
-        """Blocks until `wait(handle)` would return at once, about `seconds` at most; returns whether it would."""
+        """Block until `wait(handle)` would return at once, for about `seconds` at most; return whether it would."""
         until = time.monotonic() + seconds
         while not self.poll(handle):
             if time.monotonic() >= until:
@@ -89,26 +89,26 @@ class Transport(ABC):
 
     @abstractmethod
     def in_background(self, work: Callable[[], bool]) -> None:
-        """Has `work` called now and then, whatever the program does or waits for, until it returns True.
+        """Call `work` now and then until it returns True, whatever the program does or waits for.
 
-        It must be quick, never block and never raise.
+        `work` must be quick, never block and never raise.
         """
 
     @abstractmethod
     def give_way(self) -> None:
-        """Lets whoever carries the bytes have this thread's core for a moment, if what has been started needs that."""
+        """Give this thread's core to the sender of the bytes for a moment, if started collectives need that."""
 
     @abstractmethod
     def advise(self, devices: Iterable[torch.device]) -> None:
-        """Says in the log what would make it faster here, if anything. Once a process.
+        """Log what would make sending faster here, if anything. Once per process.
 
         Args:
-            devices: on which gradients are; the current stream of each is that in which they are made.
+            devices: of the gradients; they are made in the current stream of each.
         """
 
 
 def in_background(transport: Transport, work: Callable[[], bool]) -> None:
-    """As `Transport.in_background`, for a method: until it returns True, or its object has been deleted."""
+    """`Transport.in_background` for a method: until it returns True or its object has been deleted."""
     this = weakref.WeakMethod(work)
 
     def alive() -> bool:
@@ -119,27 +119,27 @@ def in_background(transport: Transport, work: Callable[[], bool]) -> None:
 
 
 def start_gather_json(transport: Transport, value: Any, name: str) -> Any:
-    """Starts `gather_json`; returns a handle for `finish_gather_json`."""
+    """Start `gather_json`; return a handle for `finish_gather_json`."""
     # json.dumps never emits a newline by itself, so that a newline can end a rank's text.
     text = json.dumps(value).encode() + b"\n"
     return transport.allgather(torch.frombuffer(bytearray(text), dtype=torch.uint8), name)
 
 
 def finish_gather_json(transport: Transport, handle: Any) -> list[Any]:
-    """Blocks; returns every rank's value, in rank order."""
+    """Block; return every rank's value, in rank order."""
     return [json.loads(line) for line in transport.wait(handle).numpy().tobytes().splitlines()]
 
 
 def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
-    """Every rank's `value`, in rank order, on every rank. Collective, blocking.
+    """Every rank's `value`, in rank order, on every rank. Collective; blocks.
 
-    JSON, because what comes from another worker should be data and never code, and because an allgather of bytes does
-    not care whether the ranks agree about the shape of what they send: a disagreement can be seen and named, where an
-    allreduce or a broadcast would fail or hang.
+    JSON, because what another worker sends should be data and never code. An allgather of bytes, because it works even
+    if the ranks send different shapes: the disagreement can be seen and named, while an allreduce or a broadcast would
+    fail or hang.
 
     Args:
         value: plain data (dicts, lists, numbers with NaN and infinities, strings, None).
-        name: what the collective is called on the wire.
+        name: of the collective.
     """
     if transport.size == 1:
         return [json.loads(json.dumps(value))]

@@ -28,8 +28,8 @@ class Collective:
 
     Attributes:
         name: see the module.
-        missing: the ranks that nothing has come from.
-        error: why it will never be over.
+        missing: the ranks whose message has not arrived.
+        error: why it cannot complete.
     """
 
     def __init__(self, name: str, rank: int, parts: list[torch.Tensor], finish: Finish) -> None:
@@ -40,11 +40,11 @@ class Collective:
 
     @property
     def over(self) -> bool:
-        """Whether all has come, and all that was sent from this rank's memory has left it; or there is an error."""
+        """Whether all messages have arrived and all of this rank's are sent; or there is an error."""
         return self.error is not None or not (self.missing or self._unsent)
 
     def result(self) -> torch.Tensor:
-        """What was received, when it is over. To be called once.
+        """The result, when it is over. Call it once.
 
         Raises:
             Exception: `error`.
@@ -62,19 +62,19 @@ class Collective:
 
 
 class Collectives:
-    """One rank's end of all collectives of a group. May be used by several threads.
+    """One rank's end of all collectives of a group. Several threads may use it.
 
     Args:
         rank, size: of the group.
         post: sends a message.
 
     Attributes:
-        changed: a condition that is notified when a collective is over; it guards all else.
+        changed: a condition, notified when a collective is over; its lock guards everything else.
     """
 
     def __init__(self, rank: int, size: int, post: Post) -> None:
         self._rank, self._size, self._post = rank, size, post
-        self.changed = threading.Condition(threading.RLock())  # a message may have left before `post` returns
+        self.changed = threading.Condition(threading.RLock())  # a message may be sent before `post` returns
         self._expected: defaultdict[tuple[int, bytes], deque[Collective]] = defaultdict(deque)
         self._early: defaultdict[tuple[int, bytes], deque[torch.Tensor]] = defaultdict(deque)
         self._lost: dict[int, Exception] = {}
@@ -90,7 +90,7 @@ class Collectives:
         return self._start("allgather", name, [tensor.detach()] * self._size, functools.partial(joined, like=tensor))
 
     def sum(self, tensor: torch.Tensor, name: str) -> Collective:
-        """As `base.Transport` has it. Every rank sends all of it to every other, which small tensors can afford."""
+        """As `base.Transport.sum`. Every rank sends the whole tensor to every other rank, so use it for small ones."""
         mine = tensor.detach().contiguous()
 
         def add(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -122,7 +122,7 @@ class Collectives:
         return collective
 
     def arrived(self, rank: int, key: bytes, body: torch.Tensor) -> None:
-        """A message has come: (n,) uint8, which is this object's from here on."""
+        """Take a message that has arrived: (n,) uint8, which this object keeps."""
         with self.changed:
             collective = self._taken(self._expected, (rank, key))
             if collective is None:
@@ -132,7 +132,7 @@ class Collectives:
                 self._notify(collective)
 
     def lost(self, rank: int, error: Exception) -> None:
-        """Nothing more will come from a rank: what waits for it, or will, gets the error."""
+        """Nothing more will arrive from a rank: all that waits for it, now or later, gets the error."""
         with self.changed:
             self._lost[rank] = error
             for sender, key in list(self._expected):
@@ -152,7 +152,7 @@ class Collectives:
 
     @staticmethod
     def _taken(queues: defaultdict[tuple[int, bytes], deque], which: tuple[int, bytes]):
-        """The first of a queue, which is no more if it has nothing else."""
+        """Take the first of a queue; delete the queue if it is then empty."""
         queue = queues.get(which)
         if queue is None:
             return None

@@ -27,16 +27,16 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.socket], list[str]]:
     """A connection to every other rank of a group, by rank; and the names of all ranks' hosts. Collective, blocking.
 
-    Who connects must know a secret, which rank 0 makes up and the group carries.
+    A connection must begin with a secret that rank 0 makes and the group carries.
 
     Args:
         group: a process group of any backend; None for that of all ranks.
-        host: the name of this rank's.
-        seconds: for all of it.
+        host: the name of this rank's host.
+        seconds: time limit for all of it.
 
     Raises:
-        TimeoutError: a rank has not come, or cannot be reached.
-        OSError: no socket can be had.
+        TimeoutError: a rank does not connect, or cannot be reached.
+        OSError: no socket can be made.
     """
     rank, size, until = dist.get_rank(group), dist.get_world_size(group), time.monotonic() + seconds
     both = socket.has_dualstack_ipv6()
@@ -45,7 +45,7 @@ def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.s
         socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=size) as listener,
         socket.socket(socket.AF_UNIX) as near,
     ):
-        # A name without a file, which nobody has to remove: it is gone with its socket.
+        # An abstract name: there is no file to remove, the name ends with its socket.
         local = f"hvd_dyncomp-{secrets.token_hex(16)}"
         near.bind(f"\0{local}")
         near.listen(size)
@@ -54,7 +54,7 @@ def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.s
         secret = cards[0]["secret"].encode()
         found: dict[int, socket.socket] = {}
         try:
-            # A listener takes connections before it is asked for them: nobody waits in a circle.
+            # A listener accepts connections before `accept` is called, so no ranks wait for each other in a circle.
             for other in range(rank):
                 found[other] = _near(cards[other], host) or _far(cards[other], other, until)
                 found[other].sendall(_HELLO.pack(secret, rank))
@@ -72,12 +72,14 @@ def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.s
 
 
 def _exchanged(card: dict[str, Any], group: Any) -> list[dict[str, Any]]:
-    """Every rank's card. As JSON: what comes from another rank is data, and is not unpickled."""
+    """Every rank's card, as JSON: data from another rank is not unpickled."""
     text = json.dumps(card).encode()
     if len(text) > _CARD_BYTES:
         raise ValueError(f"the names of this host are too long: {text.decode()}")
     backends = dist.get_backend(group)  # one, or "cpu:gloo,cuda:nccl"
-    device = "cuda" if "nccl" in backends and "gloo" not in backends else "cpu"
+    own = group or dist.group.WORLD
+    nccl = "nccl" in backends and "gloo" not in backends
+    device = (getattr(own, "bound_device_id", None) or "cuda") if nccl else "cpu"
     mine = torch.frombuffer(bytearray(text.ljust(_CARD_BYTES)), dtype=torch.uint8).to(device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine, group=group)
@@ -85,7 +87,7 @@ def _exchanged(card: dict[str, Any], group: Any) -> list[dict[str, Any]]:
 
 
 def _address() -> str:
-    """Under which other hosts reach this one: the interface that Gloo is told to use, or that which leads to rank 0."""
+    """The address of this host for others: of the interface that Gloo uses, or of the one that leads to rank 0."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     master = os.environ.get("MASTER_ADDR")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -98,11 +100,11 @@ def _address() -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(there)  # sends nothing
         mine = probe.getsockname()[0]
-    return master if mine == there[0] else mine  # on rank 0's own host, as others call it
+    return master if mine == there[0] else mine  # on rank 0's host: the address that others use
 
 
 def _near(card: dict[str, Any], host: str) -> socket.socket | None:
-    """A connection to a rank on this host. None to another's, or in another network namespace of it."""
+    """A connection to a rank on this host; None if it is on another host, or in another network namespace."""
     if card["host"] != host:
         return None
     connection = socket.socket(socket.AF_UNIX)
@@ -129,7 +131,7 @@ def _far(card: dict[str, Any], rank: int, until: float) -> socket.socket:
 def _accepted(
     listeners: tuple[socket.socket, ...], secret: bytes, expected: set[int], until: float
 ) -> tuple[int, socket.socket]:
-    """The next connection of a rank that is expected. Others are closed."""
+    """The next connection of an expected rank. Connections of others are closed."""
     while (left := until - time.monotonic()) > 0:
         with selectors.DefaultSelector() as waiting:
             for listener in listeners:
@@ -153,7 +155,7 @@ def _tune(connection: socket.socket) -> None:
     if connection.family == socket.AF_UNIX:
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A host that has lost its power says nothing: noticed within a minute and a half.
+    # A host that has lost power sends nothing; this notices it within a minute and a half.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,4 +1,4 @@
-"""Some ranks of a transport, which talk among themselves."""
+"""A group: some ranks of a transport that exchange messages among themselves."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hvd_dyncomp.transport.base import Transport
 
 
 class Group:
-    """Ranks of a transport, as a small transport of bytes. No process set is needed: the others are sent 0 bytes.
+    """A transport of bytes among some ranks of another. It needs no process set: the other ranks are sent 0 bytes.
 
     All ranks of the transport must start the same collective under the same name, each in a group of its own.
 
     Args:
-        transport: whose ranks they are.
-        ranks: which, ascending.
+        transport: the transport of all ranks.
+        ranks: the ranks of the group, ascending.
         near: the ranks on this rank's host.
 
     Attributes:
         ranks: see above.
-        sent_bytes: what this rank has handed over for others.
-        leaving_bytes: so much of it as was for other hosts.
-        under_way: handles of what has been started; to be taken out by who waits for it.
+        sent_bytes: bytes that this rank has sent to other ranks.
+        leaving_bytes: the part of them that went to other hosts.
+        under_way: handles of started collectives. Code that waits for one removes it.
     """
 
     def __init__(self, transport: Transport, ranks: tuple[int, ...], near: tuple[int, ...]) -> None:
@@ -32,7 +32,7 @@ class Group:
         self.under_way: set[Any] = set()
 
     def alltoall(self, messages: torch.Tensor, lengths: list[int], name: str) -> Any:
-        """Starts sending `lengths[i]` bytes of a uint8 vector to the i-th rank; received are theirs, in their order."""
+        """Start sending `lengths[i]` bytes of a uint8 vector to the i-th rank. The result is in rank order."""
         self._count(lengths)
         splits = lengths
         if len(self.ranks) < self._transport.size:
@@ -42,7 +42,7 @@ class Group:
         return self._started(self._transport.alltoall(messages, splits, name))
 
     def allgather(self, message: torch.Tensor, name: str) -> Any:
-        """Starts gathering every rank's uint8 vector, in their order; lengths may differ."""
+        """Start gathering every rank's uint8 vector, in the order of the ranks; lengths may differ."""
         lengths = [message.numel()] * len(self.ranks)
         if len(self.ranks) < self._transport.size:
             return self.alltoall(message.repeat(len(self.ranks)), lengths, name)

@@ -1,4 +1,4 @@
-"""Horovod as the transport. The only file that imports Horovod."""
+"""The transport over Horovod. The only file that imports Horovod."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ logger = logging.getLogger(__name__)
 _advised: set[str] = set()
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
 _WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
-# With either, Horovod says of a GPU's collective that it is over when it has only begun, and has the default stream
-# wait for it, as its source reads. None of our streams is that one.
+# With either, by its source, Horovod reports a GPU's collective as over when it has only begun, and makes the default
+# stream wait for it. None of our streams is the default one.
 _EARLY = ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS")
 
 
 class HorovodTransport(Transport):
-    """The ranks of a Horovod process set, or all workers."""
+    """The ranks of a Horovod process set, or all ranks."""
 
     def __init__(self, process_set: Any = None) -> None:
         self._process_set = process_set
@@ -62,8 +62,8 @@ class HorovodTransport(Transport):
 
     @property
     def host(self) -> str:
-        # Not Horovod's cross_rank: it counts hosts among the ranks of equal local rank, and so another host may have
-        # the same number for another local rank.
+        # Not Horovod's cross_rank: it counts hosts among ranks of equal local rank, so two hosts may have the same
+        # number for different local ranks.
         return socket.gethostname()
 
     @property
@@ -73,7 +73,7 @@ class HorovodTransport(Transport):
     def obstacle(self, device: torch.device) -> str:
         if device.type != "cuda":
             return ""
-        # As its source reads, it would start a copy to main memory, and send what is there before that is over.
+        # By its source, it would start a copy to main memory and send before the copy is over.
         if torch.version.hip is not None:  # torch calls AMD's GPUs "cuda", too
             if not hvd.rocm_built():
                 return "Horovod was built without ROCm; build it with HOROVOD_GPU=ROCM"
@@ -81,7 +81,7 @@ class HorovodTransport(Transport):
             return "Horovod was built without CUDA; build it with HOROVOD_GPU_OPERATIONS=NCCL, or HOROVOD_GPU=CUDA"
         for name in _EARLY:
             if os.environ.get(name, "").lstrip(" 0")[:1].isdigit():  # as Horovod reads it
-                return f"{name} is set, with which gradients would be read before they have come; unset it"
+                return f"{name} is set, so gradients would be read before they have arrived; unset it"
         return ""
 
     def within(self, process_set: Any) -> HorovodTransport:
@@ -107,8 +107,8 @@ class HorovodTransport(Transport):
         _background.add(work)
 
     def give_way(self) -> None:
-        # Horovod's thread, which polls and yields, gets every other turn of a core that backward keeps busy; it needs
-        # some in a row to find what is new and to put it on the socket.
+        # Horovod's thread polls and yields. On a core that backward keeps busy it gets every other turn, but needs
+        # several in a row to find new requests and to put them on the socket.
         time.sleep(_WAY_SECONDS)
 
     def advise(self, devices: Iterable[torch.device]) -> None:
@@ -119,7 +119,7 @@ class HorovodTransport(Transport):
                     _advised.add(advice)
 
     def _about_mpi(self, devices: Iterable[torch.device]) -> str:
-        """What Open MPI should have been told and was not; docs/benchmarks.md has what that costs."""
+        """The settings that this job's Open MPI lacks; docs/benchmarks.md has their cost."""
         if not hvd.mpi_enabled():
             return ""
         by_mpi = not hvd.nccl_built() or any(device.type == "cpu" for device in devices)
@@ -131,7 +131,7 @@ class HorovodTransport(Transport):
         if not missing:
             return ""
         return (
-            f"steps are longer than need be with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
+            f"steps are longer than necessary with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
         )
 
     @property
@@ -140,13 +140,13 @@ class HorovodTransport(Transport):
 
 
 def _about_streams(devices: Iterable[torch.device]) -> str:
-    """As its source reads, Horovod's thread waits for a GPU's default stream before each alltoall."""
+    """By its source, Horovod's thread waits for a GPU's default stream before each alltoall."""
     gpus = [device for device in devices if device.type == "cuda"]
     if all(torch.cuda.current_stream(gpu) != torch.cuda.default_stream(gpu) for gpu in gpus):
         return ""
     return (
-        "gradients are made in the default stream, for which Horovod waits before it sends them; "
-        "torch.cuda.set_stream(torch.cuda.Stream()) before model and optimizer are made (docs/howto-gpus.md)"
+        "gradients are made in the default stream, and Horovod waits for that stream before it sends; call "
+        "torch.cuda.set_stream(torch.cuda.Stream()) before you make model and optimizer (docs/howto-gpus.md)"
     )
 
 
@@ -158,7 +158,7 @@ _background = Background(_pause)
 
 
 def averaging_factor(op: object, world_size: int) -> float:
-    """What a sum over ranks is multiplied by under Horovod's reduction `op`.
+    """The factor of a sum over ranks under Horovod's reduction `op`.
 
     Raises:
         ValueError: the reduction is not linear in the gradients (Adasum, Min, ...).
@@ -172,7 +172,7 @@ def averaging_factor(op: object, world_size: int) -> float:
 
 
 def register_state_handler(kind: type, handler: type[StateHandler]) -> None:
-    """Has `hvd.elastic.TorchState` keep objects of a kind by a handler, instead of pickling them."""
+    """Make `hvd.elastic.TorchState` keep objects of a class with a handler, instead of pickling them."""
     registry = get_handler_registry()
     if (kind, handler) not in registry:
         registry.append((kind, handler))

@@ -1,14 +1,14 @@
-"""N ranks in one process: for tests, in which a scheduler decides who goes on and what has arrived, and simulations.
+"""N ranks in one process, for simulations and for tests. A scheduler decides which rank runs and what has arrived.
 
     world = World(3)
     for transport in world.transports:           # ranks that never wait for each other, one after the other
         ...
     results = world.run(lambda transport: ...)   # or a program per rank, with everything that Horovod allows
 
-`run` gives every rank a thread, of which one at a time runs. At every call of its transport a rank may lose its turn;
-`choose` decides who goes on, whether a collective that is complete has arrived yet at a rank that polls, when
-background work is done, and who has waited for so many seconds (`wait_for`). No clock is read: so many seconds have
-passed at the latest when no rank can go on. Runs with the same choices are the same.
+`run` gives every rank a thread; one thread runs at a time. At every call of its transport a rank may lose its turn.
+`choose` decides which rank runs next, whether a polling rank sees a complete collective yet, when background work runs,
+and which rank's `wait_for` times out. No clock is read: at the latest, time is up when no rank can run. Runs with the
+same choices are the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Deadlock(RuntimeError):
-    """Every rank that has not ended waits for something that will never come. The text says who waits for what."""
+    """All ranks that still run wait for something that will never arrive. The message says which waits for what."""
 
 
 class InProcessTransport(Transport):

@@ -1,8 +1,8 @@
 """A connection to every other rank, and one thread that reads and writes all of them.
 
-torch's own point-to-point messages do not serve: whether one has come cannot be asked without blocking, who blocks
-cannot be woken, a message longer than was expected ends the process, and a thread that waits for one when Python ends
-ends it with an error.
+torch's own point-to-point messages cannot be used: there is no way to test without blocking whether one has arrived, or
+to wake a thread that blocks; a message longer than expected ends the process; and a thread that waits for a message
+when Python exits ends the process with an error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from hvd_dyncomp.transport.collectives import KEY_BYTES
 
 _HEADER = struct.Struct(f"<{KEY_BYTES}sQ")  # key, bytes in the body
-_CLOSE_SECONDS = 10.0  # for what is still to be sent when the mesh is closed
-_MOST_BYTES = 2**40  # no message is as long
+_CLOSE_SECONDS = 10.0  # for unsent messages when the mesh is closed
+_MOST_BYTES = 2**40  # no message is that long
 _SMALL_BYTES = 1024
 
 Room = Callable[[int], torch.Tensor]
@@ -36,7 +36,7 @@ class _Peer:
     """The connection to one rank.
 
     Attributes:
-        outgoing: what is left to send, in order, and what to call when that has left.
+        outgoing: data still to be sent, in order, and what to call when each piece has been sent.
     """
 
     def __init__(self, rank: int, connection: socket.socket, room: Room) -> None:
@@ -50,10 +50,10 @@ class _Peer:
         self._room, self._in_body = memoryview(self._header), False
 
     def read(self, arrived: Callable[[int, bytes, torch.Tensor], None]) -> None:
-        """Reads what has come.
+        """Read what has arrived.
 
         Raises:
-            OSError: the connection is broken, or was closed.
+            OSError: the connection is broken or closed.
         """
         while True:
             try:
@@ -77,7 +77,7 @@ class _Peer:
                 arrived(self.rank, key, body)
 
     def write(self) -> None:
-        """Writes what the connection takes.
+        """Write as much as the connection takes.
 
         Raises:
             OSError: the connection is broken.
@@ -97,15 +97,15 @@ class _Peer:
 
 
 class Mesh:
-    """Sends messages to other ranks, in order, and hands on theirs.
+    """Sends messages to other ranks, in order, and receives theirs.
 
     Args:
-        connections: by rank; they are the mesh's from here on.
-        arrived: called with rank, key and body (uint8) of every message that comes.
-        lost: called with a rank and an error, once, when nothing more can come from it.
-        room: called with a number of bytes; returns a uint8 vector in main memory for what arrives.
+        connections: by rank; the mesh closes them.
+        arrived: called with rank, key and body (uint8) of every message that arrives.
+        lost: called once with a rank and an error, when nothing more can arrive from that rank.
+        room: called with a number of bytes; returns a uint8 vector in main memory for a message that arrives.
 
-    All are called by the mesh's thread; they must be quick and not raise.
+    The mesh's thread calls all three; they must be quick and must not raise.
     """
 
     def __init__(
@@ -125,31 +125,31 @@ class Mesh:
         for peer in self._peers.values():
             self._selector.register(peer.connection, selectors.EVENT_READ, peer)
         self._posted: deque[tuple[int, memoryview, memoryview, Callable[[], None]]] = deque()
-        self._until: float | None = None  # when it ends at the latest
+        self._until: float | None = None  # the latest end of the thread
         self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp.mesh", daemon=True)
         self._thread.start()
 
     def post(self, rank: int, key: bytes, body: torch.Tensor, sent: Callable[[], None]) -> None:
-        """Sends a message. Does not block.
+        """Send a message. Does not block.
 
         Args:
             key: `KEY_BYTES` bytes.
-            body: (n,) uint8 in main memory, which must not change before
-            sent: is called: it has left, or there is nobody who would take it.
+            body: (n,) uint8 in main memory; it must not change until `sent` is called.
+            sent: called when the message has been sent, or its receiver is gone.
         """
         view = _view(body)
         self._posted.append((rank, memoryview(_HEADER.pack(key, len(view))), view, sent))
         self._ring()
 
     def close(self) -> None:
-        """Sends what is left, for some seconds at most, and closes all connections."""
+        """Send unsent messages, for some seconds at most, and close all connections."""
         self._until = time.monotonic() + _CLOSE_SECONDS
         self._ring()
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_SECONDS)
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # it is full, or the thread has ended
+        with contextlib.suppress(OSError):  # the bell is full, or the thread has ended
             self._bell.send(b"\0")
 
     def _loop(self) -> None:
@@ -162,6 +162,7 @@ class Mesh:
                 else:
                     self._serve(key.data, events)
             if self._until is not None:
+                self._take_posted()  # perhaps something else than the bell has woken this thread
                 self._hang_up()
         for peer in list(self._peers.values()):
             self._lose(peer, ConnectionError("this rank has left the group"))
@@ -170,9 +171,9 @@ class Mesh:
         self._selector.close()
 
     def _hang_up(self) -> None:
-        """Tells those that have everything that no more comes; they hang up then.
+        """Tell peers that have received everything that no more will come; they close then.
 
-        Not the other way round: a connection that is closed with something unread in it takes back what was sent.
+        Not the other way round: closing a connection with unread data in it discards data that was sent.
         """
         for peer in self._peers.values():
             if not peer.outgoing:
@@ -194,7 +195,7 @@ class Mesh:
             self._serve(peer, selectors.EVENT_WRITE)
 
     def _serve(self, peer: _Peer, events: int) -> None:
-        if peer.rank not in self._peers:  # it was lost a moment ago
+        if peer.rank not in self._peers:  # lost a moment ago
             return
         try:
             if events & selectors.EVENT_READ:
@@ -202,7 +203,7 @@ class Mesh:
             peer.write()
             wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
             self._selector.modify(peer.connection, wanted, peer)
-        except Exception as error:  # noqa: BLE001  # whatever it is, nothing more can be read of that rank
+        except Exception as error:  # noqa: BLE001  # after any error nothing more can be read from that rank
             self._lose(peer, error)
 
     def _lose(self, peer: _Peer, error: Exception) -> None:

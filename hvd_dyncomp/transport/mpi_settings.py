@@ -1,17 +1,17 @@
-"""What Open MPI is best told. MPI_Init reads it from the environment (docs/benchmarks.md, "Open MPI")."""
+"""Recommended settings of Open MPI. MPI_Init reads them from the environment (docs/benchmarks.md, "Open MPI")."""
 
 from __future__ import annotations
 
-# Horovod's thread asks the other ranks for news every millisecond, and Open MPI polls while it waits; on as many cores
-# as workers that takes a third of the time from the arithmetic, unless it yields.
+# Horovod's thread contacts the other ranks every millisecond, and Open MPI polls while it waits. With as many workers
+# as cores that takes a third of the computing time, unless Open MPI yields.
 _FEW_CORES = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 _OVER_TCP = {
-    # By default a large message is put on the socket in one piece. A rank that begins later has its permission to send
-    # queued behind the other's message, and what ought to go both ways at once goes one way after the other.
+    # By default a large message is put on the socket in one piece. If a rank starts later, its permission to send is
+    # queued behind the other rank's message, and the two directions run one after the other instead of at once.
     "OMPI_MCA_btl_tcp_flags": "send",
-    # A bucket of 8 MiB at 4 bits is sent at once. Longer messages ask for permission first, which comes when the other
-    # rank's thread has its turn; and they are cut into pieces, of which three are under way at a time.
+    # With this limit a bucket of 8 MiB at 4 bits is sent at once. Longer messages wait for a permission, which the
+    # other rank's thread gives when it runs next, and are cut into pieces, of which three are in flight at a time.
     "OMPI_MCA_btl_tcp_eager_limit": "1310720",
     "OMPI_MCA_btl_tcp_max_send_size": "1310720",
 }
@@ -20,10 +20,10 @@ DEFAULTS = {**_FEW_CORES, **_OVER_TCP}
 
 
 def settings(*, few_cores: bool, over_tcp: bool) -> dict[str, str]:
-    """Those of `DEFAULTS` that serve a job.
+    """The settings in `DEFAULTS` that help a job.
 
     Args:
-        few_cores: hardly more cores than workers.
-        over_tcp: it has several hosts, whose messages Open MPI carries.
+        few_cores: the job has hardly more cores than workers.
+        over_tcp: the job has several hosts, and Open MPI carries messages between them.
     """
     return {**(_FEW_CORES if few_cores else {}), **(_OVER_TCP if over_tcp else {})}

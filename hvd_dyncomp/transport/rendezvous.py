@@ -6,17 +6,17 @@ import torch
 
 
 class Mismatch(RuntimeError):
-    """Ranks have started different collectives under one name, or one rank has started one twice."""
+    """Ranks started different collectives under one name, or one rank started a collective twice."""
 
 
 class Collective:
-    """One collective under way.
+    """One collective in flight.
 
     Attributes:
-        kind: alltoall, allgather or sum.
+        kind: "alltoall", "allgather" or "sum".
         sent: what each rank has sent.
-        received: what each rank gets, once all have sent.
-        error: why nobody gets anything.
+        received: the result of each rank, when all have sent.
+        error: why there is no result.
     """
 
     def __init__(self, kind: str, name: str, size: int) -> None:

@@ -1,19 +1,19 @@
-"""Messages of a GPU: they leave from main memory and come back from there. Never run on a GPU.
+"""Messages of a GPU, which are sent and received through main memory. Never run on a GPU.
 
-A copy to main memory is only queued when it is asked for. It is complete later, after what was queued in its stream
-before, and a hook must not wait for that. So a thread for each stream waits for the copies and hands them on.
+A copy to main memory is queued in a stream and is complete later, after all earlier work in that stream. A hook must
+not wait for it. So one thread for each stream waits for its copies and sends them.
 """
 
 from __future__ import annotations
 
-import contextlib
+import queue
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-# Sends a message: rank, key, body (uint8), and what to call when the body's memory is no longer read. Never blocks.
+# Sends a message: rank, key, body (uint8), and a function to call when the body's memory is free. Never blocks.
 Post = Callable[[int, bytes, torch.Tensor, Callable[[], None]], None]
 
 
@@ -23,7 +23,7 @@ def on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def pinned(nbytes: int) -> torch.Tensor:
-    """(nbytes,) uint8 of main memory, from and to which a GPU copies while the program goes on."""
+    """(nbytes,) uint8 of pinned main memory, with which a GPU copies while the program continues."""
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
 
@@ -39,61 +39,93 @@ def joined(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     stream = torch.cuda.current_stream(like.device)
     for part, room in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
         room.copy_(part, non_blocking=True)
-        if on_gpu(part):  # made in another stream: its memory must not be used anew before it has been copied
+        if on_gpu(part):  # made in another stream: its memory must not be reused before it is copied
             part.record_stream(stream)
     return whole
 
 
+class _Copies:
+    """Those of one stream: a thread that waits for one after the other. A daemon, unlike an executor's, which Python
+    joins when it exits: a GPU that waits for a rank that has ended would keep it.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp.staging", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def close(self, seconds: float) -> None:
+        """End when all jobs are done; block until then, for some seconds at most."""
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+
+    def _loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # and the memory that it holds
+
+
 class Staging:
-    """Sends messages from main memory, those of a GPU when they have been copied there. Several threads may use it.
+    """Sends messages; those of a GPU when they have been copied to main memory. Several threads may use it.
 
     Args:
-        post: sends what is in main memory.
+        post: sends a message from main memory.
         failed: called with the error if a GPU cannot copy.
     """
 
     def __init__(self, post: Post, failed: Callable[[Exception], None]) -> None:
         self._post, self._failed = post, failed
         self._lock = threading.Lock()
-        self._waiting: dict[Hashable, ThreadPoolExecutor] = {}  # by stream
+        self._copies: dict[Hashable, _Copies] = {}  # by stream
+        self._device: torch.device | None = None  # of the latest message of a GPU
 
     def post(self, rank: int, key: bytes, body: torch.Tensor, sent: Callable[[], None]) -> None:
-        """As `Post` has it. A copy is queued in the current stream."""
+        """Send a message, see `Post`. A copy is queued in the current stream."""
         if not on_gpu(body):
             self._post(rank, key, body, sent)
             return
+        self._device = device = body.device
         copy = pinned(body.numel())
         copy.copy_(body, non_blocking=True)
-        stream = torch.cuda.current_stream(body.device)
+        stream = torch.cuda.current_stream(device)
         complete = torch.cuda.Event(blocking=True)  # the thread sleeps meanwhile
         complete.record(stream)
-        device = body.device
 
         def hand_on() -> None:
             try:
-                with torch.cuda.device(device):  # a new thread's is 0, where waiting would take memory for every rank
+                with torch.cuda.device(device):  # a new thread has device 0, where waiting would take memory
                     complete.synchronize()
-            except Exception as error:  # noqa: BLE001  # raised by whoever waits for a message
+            except Exception as error:  # noqa: BLE001  # the waiting thread raises it
                 self._failed(error)
                 sent()
             else:
                 self._post(rank, key, copy, sent)
 
-        self._thread_of(stream).submit(hand_on)
+        self._copies_of(stream).submit(hand_on)
 
-    def _thread_of(self, stream: Hashable) -> ThreadPoolExecutor:
-        """No copy waits for those in another stream: what was received must not wait for backward."""
+    def _copies_of(self, stream: Hashable) -> _Copies:
+        """One thread per stream: copies of received data must not wait for backward."""
         with self._lock:
-            if stream not in self._waiting:
-                self._waiting[stream] = ThreadPoolExecutor(1, "hvd_dyncomp.staging")
-            return self._waiting[stream]
+            if stream not in self._copies:
+                self._copies[stream] = _Copies()
+            return self._copies[stream]
 
     def room(self, nbytes: int) -> torch.Tensor:
-        """(nbytes,) uint8 of main memory for what arrives."""
-        return pinned(nbytes) if self._waiting else torch.empty(nbytes, dtype=torch.uint8)
+        """(nbytes,) uint8 of main memory for a message that arrives; pinned, if that is possible."""
+        if self._device is None:
+            return torch.empty(nbytes, dtype=torch.uint8)
+        try:
+            with torch.cuda.device(self._device):  # as above: the allocator looks at the current one's events
+                return pinned(nbytes)
+        except RuntimeError:  # other memory is right as well, only slower
+            return torch.empty(nbytes, dtype=torch.uint8)
 
-    def close(self) -> None:
-        """Hands on all copies that have been queued; blocks until then."""
-        for thread in self._waiting.values():
-            with contextlib.suppress(RuntimeError):  # it is this thread that closes, which cannot wait for itself
-                thread.shutdown()
+    def close(self, seconds: float = 10.0) -> None:
+        """Send all queued copies; block until then, for some seconds at most."""
+        until = time.monotonic() + seconds
+        for copies in self._copies.values():
+            copies.close(max(0.0, until - time.monotonic()))

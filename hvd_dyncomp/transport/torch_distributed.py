@@ -1,8 +1,8 @@
-"""A torch process group as the transport. The group says who the ranks are; messages go by connections of our own.
+"""A torch process group as the transport. The group defines the ranks; messages use connections of this package.
 
-torch's collectives meet in the order of calls, which may not be the same on all ranks here, and its messages between
-two ranks cannot be polled (`mesh`). So nothing here disturbs what else is sent in the group, such as
-`DistributedDataParallel`'s own collectives, whenever that is.
+torch matches collectives by the order of calls, which differs between ranks here, and its messages between two ranks
+cannot be polled (`mesh`). So nothing here interferes with other traffic in the group, such as the collectives of
+`DistributedDataParallel`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hvd_dyncomp.transport.connect import connected
 from hvd_dyncomp.transport.mesh import Mesh
 from hvd_dyncomp.transport.staging import Staging
 
-_BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background, if nothing arrives
+_BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if nothing arrives
 
 _news = threading.Event()
 
@@ -39,18 +39,18 @@ _background = Background(_pause)
 
 
 class ProcessGroupTransport(base.Transport):
-    """The ranks of a process group. To be made by all of them at once; blocks until they have connected.
+    """The ranks of a process group. All of them make it at the same time; it blocks until they have connected.
 
     Args:
-        group: of any backend; None for that of all ranks.
-        timeout: for whatever is waited for; a rank that waits longer raises an error instead of going on for ever.
+        group: of any backend; None for the group of all ranks.
+        timeout: of every wait; a rank that waits longer raises an error.
 
     Attributes:
-        models: how many have been compressed over it, the same on all ranks.
+        models: number of models compressed over it, the same on all ranks.
 
     Raises:
-        ValueError: torch.distributed is not initialized, or this process is no member of the group.
-        TimeoutError: a rank has not come.
+        ValueError: torch.distributed is not initialized, or this process is not a member of the group.
+        TimeoutError: a rank does not connect.
     """
 
     def __init__(self, group: Any = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
@@ -63,7 +63,7 @@ class ProcessGroupTransport(base.Transport):
         connections, self._hosts = connected(group, self.host, self._seconds)
         self._collectives, close = _wired(self._rank, self._size, connections)
         self.models = 0
-        self._end = weakref.finalize(self, close)  # also when Python ends: what others wait for must leave
+        self._end = weakref.finalize(self, close)  # also when Python exits: other ranks wait for unsent messages
 
     @property
     def rank(self) -> int:
@@ -102,23 +102,27 @@ class ProcessGroupTransport(base.Transport):
         return handle.over
 
     def wait(self, handle: Collective) -> torch.Tensor:
-        """As the contract has it.
+        """As `base.Transport.wait`.
 
         Raises:
-            ConnectionError: a rank is gone.
-            TimeoutError: a rank has not started the collective.
+            ConnectionError: a rank has ended.
+            TimeoutError: a rank has not started the collective in time.
         """
         with self._collectives.changed:
             if not self._collectives.changed.wait_for(lambda: handle.over, self._seconds):
-                ranks = sorted(handle.missing)
-                raise TimeoutError(f"{handle.name}: nothing has come from ranks {ranks} in {self._seconds:g} s")
+                ranks = sorted(handle.missing) or [rank for rank in range(self._size) if rank != self._rank]
+                what = "nothing has come from" if handle.missing else "messages have not been sent to"
+                error = TimeoutError(f"{handle.name}: {what} ranks {ranks} in {self._seconds:g} s")
+                for rank in ranks:  # what else waits for them has waited long enough
+                    self._collectives.lost(rank, error)
+                handle.error = error
         return handle.result()
 
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
 
     def give_way(self) -> None:
-        pass  # the mesh's thread sleeps until it is rung, so the system lets it run at once; to wait cost 7 % of a step
+        pass  # the mesh's thread sleeps until it is woken, and then runs at once; a pause here cost 7 % of a step
 
     def advise(self, devices: Iterable[torch.device]) -> None:
         pass
@@ -129,12 +133,12 @@ class ProcessGroupTransport(base.Transport):
         return not self._end.alive
 
     def close(self) -> None:
-        """Sends what others wait for and closes the connections. Whoever waits for this rank then gets an error."""
+        """Send unsent messages and close the connections. Ranks that wait for this one then get an error."""
         self._end()
 
 
 def _wired(rank: int, size: int, connections: dict[int, socket.socket]) -> tuple[Collectives, Callable[[], None]]:
-    """Collectives over connections, and what ends them. Neither keeps the transport alive."""
+    """Collectives over connections, and a function that closes them. Neither keeps the transport alive."""
 
     def arrived(*message: Any) -> None:
         collectives.arrived(*message)
@@ -154,16 +158,17 @@ def _wired(rank: int, size: int, connections: dict[int, socket.socket]) -> tuple
     return collectives, close
 
 
-# For as long as there is the group: whether one has to be made must not depend on what a rank has collected as garbage.
+# Kept as long as the group exists: all ranks must agree whether a transport has to be made, whatever a rank's garbage
+# collector has done.
 _transports: weakref.WeakKeyDictionary[Any, ProcessGroupTransport] = weakref.WeakKeyDictionary()
 
 
 def transport(group: Any = None, *, timeout: timedelta = timedelta(minutes=30)) -> ProcessGroupTransport:
-    """The transport over a process group, as `Controller` takes it. There is one a group; collective the first time.
+    """The transport over a process group, for `Controller`. There is one per group; the first call is collective.
 
     Args:
-        group: None for that of all ranks.
-        timeout: for whatever is waited for, when it is made.
+        group: None for the group of all ranks.
+        timeout: of every wait; used by the first call.
 
     Raises:
         ValueError, TimeoutError: see `ProcessGroupTransport`.

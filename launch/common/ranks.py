@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hvd_dyncomp.transport import given_or_horovod
-from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.base import Transport, gather_json
 
 
 def under_torchrun() -> bool:
@@ -25,6 +25,15 @@ def start() -> None:
         import horovod.torch as hvd
 
         hvd.init()
+
+
+def end() -> None:
+    """Leave the others, when nothing more is exchanged. Otherwise torch complains where there is NCCL."""
+    if under_torchrun():
+        import torch.distributed as dist
+
+        gather_json(transport(), None, "end")  # nobody needs rank 0's store any more
+        dist.destroy_process_group()
 
 
 def transport() -> Transport:

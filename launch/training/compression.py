@@ -65,7 +65,7 @@ class Baseline:
         """Not counted: all are sent alike."""
         return {}
 
-    def errors(self) -> dict[str, float]:
+    def relative_errors(self) -> dict[str, float]:
         """None is known."""
         return {}
 
@@ -125,9 +125,9 @@ class Quantized:
         """What this rank has sent of each tensor so far."""
         return self.quantizer.meter.by_tensor()
 
-    def errors(self) -> dict[str, float]:
+    def relative_errors(self) -> dict[str, float]:
         """By tensor, how far the latest step's means are off, as this rank estimates it."""
-        return self.quantizer.errors()
+        return self.quantizer.relative_errors()
 
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """How many of an epoch's steps ran at which level: of several with ``--auto-level`` and in a warm-up only."""

@@ -67,7 +67,7 @@ class WithDdp:
                 self.forward, compression.controller, optimizer=optimizer, **compression.arguments
             )
         elif compression.bits == 16:
-            self.forward.register_comm_hook(None, fp16_compress_hook)
+            self.forward.register_comm_hook(self._group, fp16_compress_hook)
 
     def broadcast(self) -> None:
         """Gives all ranks rank 0's parameters and buffers. Collective."""

@@ -87,6 +87,7 @@ def main() -> None:
             f"test accuracy {summary['test_accuracy']:.2%}, {sent}, {summary['seconds'] / 60:.1f} minutes; "
             f"{run.output_dir}"
         )
+    ranks.end()
 
 
 def set_up(args: argparse.Namespace) -> Run:
@@ -224,7 +225,7 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     )
     hosts = len(run.topology.hosts)
     sent = over_ranks(since(run.compression.sent(), before), hosts)
-    tensors = tensors_over_ranks(run.compression.by_tensor(), tensors_before, run.compression.errors(), hosts)
+    tensors = tensors_over_ranks(run.compression.by_tensor(), tensors_before, run.compression.relative_errors(), hosts)
     average_buffers(run.model)
     check_replicas(run.model)
     shard = {"rank": ranks.transport().rank, "size": ranks.transport().size}

@@ -313,7 +313,7 @@ class MachinesWithMessages(BackgroundOfMachines, MessageWorld):
         machine, world = self.machine, self
 
         class Waiting:
-            def __init__(self, threads: int, name: str) -> None:
+            def __init__(self) -> None:
                 self._stream = machine.stream
 
             def submit(self, hand_on) -> None:
@@ -322,7 +322,7 @@ class MachinesWithMessages(BackgroundOfMachines, MessageWorld):
 
         monkeypatch.setattr(staging, "on_gpu", lambda tensor: not machine.of(tensor).on_host)
         monkeypatch.setattr(staging, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
-        monkeypatch.setattr(staging, "ThreadPoolExecutor", Waiting)
+        monkeypatch.setattr(staging, "_Copies", Waiting)
 
     def broken(self, error: Exception) -> None:
         raise error

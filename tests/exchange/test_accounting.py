@@ -21,7 +21,7 @@ def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
         worker.optimizer.synchronize()  # reduces a second time
         return worker.quantizer.meter
 
-    meters, world = on_ranks(ranks, program, SIZES, bits, fp16_uncompressed=fp16, hosts=hosts)
+    meters, world = on_ranks(ranks, program, SIZES, bits, fp16_skipped=fp16, hosts=hosts)
     share = 2 * (ranks - 1) / ranks
     for rank in range(ranks):
         total = meters[rank].total()

@@ -81,7 +81,7 @@ def test_errors_are_how_far_means_are_off(ranks, hosts, bits):
 
     def program(worker: Worker):
         means = worker.step(scaled(worker.noise(0)))
-        return worker.quantizer.errors(), means
+        return worker.quantizer.relative_errors(), means
 
     sizes = {"a": 64 * 40, "b": 64 * 50}
     results, _ = on_ranks(ranks, program, sizes, bits, hosts=hosts)
@@ -94,7 +94,7 @@ def test_errors_are_how_far_means_are_off(ranks, hosts, bits):
 
 
 def test_among_three_they_are_those_of_the_first_quantization():
-    results, _ = on_ranks(3, lambda w: (w.step(w.noise(0)), w.quantizer.errors()), {"a": 6400}, 4)
+    results, _ = on_ranks(3, lambda w: (w.step(w.noise(0)), w.quantizer.relative_errors()), {"a": 6400}, 4)
     expected = true_errors(results[0][0], 0, 3)["a"]
     for _, errors in results:
         assert expected / 1.6 < errors["a"] < expected
@@ -104,20 +104,22 @@ def test_among_three_they_are_those_of_the_first_quantization():
 def test_a_worker_knows_of_the_values_that_it_quantizes(ranks, hosts):
     """Its section of a bucket: two tensors as long as each other, two workers a host."""
     results, _ = on_ranks(
-        ranks, lambda w: w.step(w.noise(0)) and w.quantizer.errors(), {"a": 640, "b": 640}, 4, hosts=hosts
+        ranks, lambda w: w.step(w.noise(0)) and w.quantizer.relative_errors(), {"a": 640, "b": 640}, 4, hosts=hosts
     )
     assert [list(errors) for errors in results] == [["b"] if rank % 2 == 0 else ["a"] for rank in range(ranks)]
 
 
 def test_without_gradients_steps_or_feedback_there_are_none():
     def program(worker: Worker):
-        before = worker.quantizer.errors()
+        before = worker.quantizer.relative_errors()
         worker.step(worker.noise(0))
         worker.optimizer.zero_grad()
-        return before, worker.quantizer.errors()
+        return before, worker.quantizer.relative_errors()
 
     assert on_ranks(2, program, {"a": 640}, 4)[0] == [({}, {})] * 2
-    found, _ = on_ranks(2, lambda w: w.step(w.noise(0)) and w.quantizer.errors(), {"a": 640}, 4, error_feedback=False)
+    found, _ = on_ranks(
+        2, lambda w: w.step(w.noise(0)) and w.quantizer.relative_errors(), {"a": 640}, 4, error_feedback=False
+    )
     assert found == [{}, {}]
-    found, _ = on_ranks(2, lambda w: w.step(w.noise(0)) and w.quantizer.errors(), {"a": 640}, 32)
+    found, _ = on_ranks(2, lambda w: w.step(w.noise(0)) and w.quantizer.relative_errors(), {"a": 640}, 32)
     assert found == [{"a": 0.0}] * 2

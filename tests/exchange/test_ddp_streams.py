@@ -1,6 +1,7 @@
 """A backward pass of DistributedDataParallel on a GPU: means are there for whoever waits for its futures. Simulated."""
 
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -64,6 +65,9 @@ def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
         def set_result(self, value) -> None:
             self.queued = machine.clock(machine.stream)
 
+        def done(self) -> bool:
+            return hasattr(self, "queued")
+
         def wait(self) -> None:
             machine.wait_until(self.queued)
 
@@ -123,3 +127,47 @@ def test_whoever_waits_for_no_future_races(monkeypatch):
     """Also says that the simulation would find a race."""
     with pytest.raises(Race, match="add_ in .*program.* may run before aten::copy_ in .*autograd 1"):
         passed(monkeypatch, compressed=False, waits=False)
+
+
+class Plain:
+    """Streams in which nothing is queued; `broken`: entering or leaving them raises."""
+
+    def __init__(self, broken: str = "") -> None:
+        self._broken = broken
+
+    def origin(self) -> None:
+        return None
+
+    @contextmanager
+    def queued_in(self, origin):
+        if self._broken == "entering":
+            raise RuntimeError("CUDA error")
+        yield
+        if self._broken == "leaving":
+            raise RuntimeError("CUDA error")
+
+
+@pytest.mark.parametrize("where", ["entering", "leaving", "the future", "collecting"])
+def test_an_error_anywhere_ends_the_pass(monkeypatch, where):
+    """As it is after a kernel that has failed: any call may raise. The model waits for every future."""
+    ended, error = [], RuntimeError("CUDA error")
+
+    def failing(*args):
+        raise error
+
+    monkeypatch.setattr(backward, "streams_of", lambda device: Plain(where))
+    step = SimpleNamespace(
+        take=lambda gradient, name, parameter: Taken(gradient, gradient, True),
+        collect=failing if where == "collecting" else lambda: None,
+        traffic=SimpleNamespace(seconds=0.0),
+    )
+    one = backward.Backward(step, factor=0.5, group=None, ended=lambda *args: ended.append(args))
+    futures = [one.add(bucket, {bucket.parameter: "it"}) for bucket in (Bucket(), Bucket())]
+    if where == "the future":  # torch's is complete before it records an event, which may raise
+        result = futures[0].set_result
+        one._futures[0] = (SimpleNamespace(set_result=lambda value: failing(result(value)), done=futures[0].done), None)
+    one.end()
+    assert one.over.wait(10)
+    for future in futures:
+        future.wait()
+    assert isinstance(ended[-1][1], RuntimeError)

@@ -45,7 +45,7 @@ CASES = {
     "uncompressed": ({}, SIZES, 32, "rank 0 has bits 4, rank 1 has 32"),
     "another block size": ({"block_size": 128}, SIZES, 4, "rank 0 has block_size 64, rank 1 has 128"),
     "error feedback": ({"error_feedback": False}, SIZES, 4, "rank 0 has error_feedback True, rank 1 has False"),
-    "fp16": ({"fp16_uncompressed": True}, SIZES, 4, "rank 0 has fp16_uncompressed False, rank 1 has True"),
+    "fp16": ({"fp16_skipped": True}, SIZES, 4, "rank 0 has fp16_skipped False, rank 1 has True"),
     "skip": (
         {"skip": lambda name, p: name == "b"},
         SIZES,
@@ -82,7 +82,7 @@ def test_a_rank_in_another_step():
         return str(caught.value)
 
     texts, _ = on_ranks(2, program, SIZES, 4)
-    assert len(set(texts)) == 1 and "rank 0 has step 1, rank 1 has 2 (was its state loaded" in texts[0]
+    assert len(set(texts)) == 1 and "rank 0 has step 1, rank 1 has 2 (was the quantizer's state loaded" in texts[0]
 
 
 def test_a_rank_that_moves_to_another_level_later():
@@ -95,7 +95,7 @@ def test_a_rank_that_moves_to_another_level_later():
         return str(caught.value)
 
     texts, _ = on_ranks(2, program, SIZES, 4)
-    assert len(set(texts)) == 1 and "rank 0 has bits 4, rank 1 has 32 (have the controllers" in texts[0]
+    assert len(set(texts)) == 1 and "rank 0 has bits 4, rank 1 has 32 (have all controllers" in texts[0]
 
 
 @WORLDS

@@ -95,6 +95,6 @@ def test_nothing_is_changed_by_a_state_that_does_not_fit():
     del state["residuals"]["p1"]
     new = indebted(0, 2, seed=2)
     before = [bucket.residuals.own.clone() for bucket in new]
-    with pytest.raises(ValueError, match="p1 has shape None there and \\(130,\\)"):
+    with pytest.raises(ValueError, match="p1 has shape None in the state and \\(130,\\)"):
         residual_state.restore(new, state, 0, 2, 0.5)
     assert all(torch.equal(a, bucket.residuals.own) for a, bucket in zip(before, new, strict=True))

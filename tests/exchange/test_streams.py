@@ -1,6 +1,8 @@
 """On a GPU: no two operators race, whoever is fast, and no hook waits for the device. With simulated streams."""
 
 import threading
+import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -186,6 +188,35 @@ def test_a_shard_of_the_rank_itself_is_kept_until_it_has_been_copied(monkeypatch
         on_machines(monkeypatch, 3, (), 4, world=MachinesWithMessages)
 
 
+def test_a_message_waits_for_its_own_gradients_and_for_no_later_ones(monkeypatch):
+    """Each wait is for all that backward has queued by then: one for each bucket, when its gradients are there."""
+    waits = []
+    outgoing = CudaStreams.outgoing
+    monkeypatch.setattr(CudaStreams, "outgoing", lambda self, to: to and waits.append(to) or outgoing(self, to))
+    ranks, buckets = 2, 3
+    on_machines(monkeypatch, ranks, (), 4)
+    assert len(waits) == ranks * buckets * (STEPS + 1)
+
+
+def test_closing_has_an_end_though_a_copy_has_none(monkeypatch):
+    never = threading.Event()
+    stuck = SimpleNamespace(record=nothing, synchronize=never.wait)
+    monkeypatch.setattr(torch.cuda, "Event", lambda blocking: stuck)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "a stream")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(staging, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(staging, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    posted = []
+    here = staging.Staging(lambda *message: posted.append(message), nothing)
+    here.post(1, b"key", torch.ones(4, dtype=torch.uint8), nothing)
+    began = time.monotonic()
+    here.close(0.2)
+    assert time.monotonic() - began < 5 and not posted
+    never.set()
+    here.close()
+    assert len(posted) == 1
+
+
 def test_a_hook_that_reads_is_found(monkeypatch):
     streams = type("Broken", (CudaStreams,), {"keep": lambda self, *tensors: [float(t.sum()) for t in tensors]})
     with pytest.raises(Race, match="in a hook waits"):
@@ -282,11 +313,14 @@ def test_who_waits_for_a_copy_uses_no_other_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(staging, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(staging, "pinned", lambda nbytes: copy)
-    monkeypatch.setattr(staging, "ThreadPoolExecutor", lambda *arguments: SimpleNamespace(submit=waiting.append))
-    staging.Staging(lambda *message: posted.append(message), nothing).post(1, b"key", body, nothing)
+    monkeypatch.setattr(staging, "_Copies", lambda: SimpleNamespace(submit=waiting.append))
+    here = staging.Staging(lambda *message: posted.append(message), nothing)
+    here.post(1, b"key", body, nothing)
     [hand_on] = waiting
     hand_on()
-    assert waited_on == [3] and posted == [(1, b"key", copy, nothing)] and thread.mine == {3}
+    monkeypatch.setattr(staging, "pinned", lambda nbytes: waited_on.append(thread.stream().device.index) or copy)
+    assert here.room(4) is copy
+    assert waited_on == [3, 3] and posted == [(1, b"key", copy, nothing)] and thread.mine == {3}
 
 
 def test_a_graph_that_is_captured_is_refused_before_anything_is_sent(monkeypatch):

@@ -174,7 +174,7 @@ def test_what_is_skipped_travels_as_float16_if_asked(fp16):
     def program(worker: Worker):
         return worker.step(worker.noise(0))["skipped"]
 
-    arguments = {"fp16_uncompressed": fp16, "skip": lambda name, _: name == "skipped"}
+    arguments = {"fp16_skipped": fp16, "skip": lambda name, _: name == "skipped"}
     results, world = on_ranks(2, program, {"a": 130, "skipped": 5}, 4, **arguments)
     [sent, _] = [sent.tensor for sent in world.sent if sent.name == "allreduce.skipped"]
     assert sent.dtype is (torch.float16 if fp16 else torch.float32)

@@ -152,7 +152,7 @@ def test_where_triton_cannot_work_the_reference_serves_and_one_line_says_so(monk
     with caplog.at_level(logging.WARNING):
         assert kernels._backend(GPU) is portable and kernels._backend(GPU) is portable
     [record] = caplog.records
-    assert "Triton kernels cannot serve" in record.getMessage() and "Failed to find C compiler.)" in record.getMessage()
+    assert "Triton kernels cannot run" in record.getMessage() and "Failed to find C compiler.)" in record.getMessage()
 
 
 def test_on_a_gpu_of_amds_the_reference_serves_and_one_line_says_so(monkeypatch, caplog):
@@ -162,7 +162,7 @@ def test_on_a_gpu_of_amds_the_reference_serves_and_one_line_says_so(monkeypatch,
     with caplog.at_level(logging.WARNING):
         assert kernels._backend(GPU) is portable and kernels._backend(GPU) is portable
     [record] = caplog.records
-    assert "Triton kernels cannot serve on this GPU (they are for NVIDIA's GPUs" in record.getMessage()
+    assert "Triton kernels cannot run on this GPU (they are for NVIDIA GPUs" in record.getMessage()
 
 
 def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_serves(tmp_path):
@@ -181,8 +181,8 @@ def test_without_a_gpu_triton_is_not_imported_and_without_triton_the_reference_s
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = done.stderr.splitlines()
-    assert "Triton kernels cannot serve" in first and "import of triton halted" in first
-    assert "Triton kernels cannot serve" in second and "Triton 3.3.1 is older" in second
+    assert "Triton kernels cannot run" in first and "import of triton halted" in first
+    assert "Triton kernels cannot run" in second and "Triton 3.3.1 is older" in second
 
 
 def said_by(command: list[str], folder: Path) -> list[dict]:

@@ -1,20 +1,20 @@
 """Kernels in Triton, for tensors on GPUs: the operations of `hvd_dyncomp.kernels`, on checked arguments.
 
-The same bits as the reference, in one launch an operation. A launch goes to the current stream of the tensors' device
-and does not wait. Blocks of more than 8192 values, which would not fit into registers, are `portable`'s. A kernel is
-compiled when it is first called for at a level, and kept in Triton's cache.
+They make the same bits as the reference, in one launch per operation. A launch goes to the current stream of the
+tensors' device and does not wait. `portable` takes blocks of more than 8192 values, which would not fit into registers.
+A kernel is compiled at its first call for a level, and kept in Triton's cache.
 
-`import triton` in here is the library, as all imports are absolute. Importing this package imports it, and nothing does
-before the first tensor on a GPU.
+In here `import triton` is the library, as all imports are absolute. Importing this package imports Triton; this happens
+only with the first tensor on a GPU.
 
-Never run on a GPU: tests run it in Triton's interpreter, and look at what the compiler makes of it.
+Never run on a GPU: tests run the kernels in Triton's interpreter, and check what the compiler makes of them.
 """
 
 import triton
 
 if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 4):
     raise ImportError(
-        f"Triton {triton.__version__} is older than 3.4, the first with which these kernels were compiled"
+        f"Triton {triton.__version__} is older than 3.4, the oldest version that these kernels were compiled with"
     )
 
 from hvd_dyncomp.kernels.triton.operations import check, decode_into, encode_into, reduce_into

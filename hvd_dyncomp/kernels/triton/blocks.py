@@ -1,7 +1,7 @@
-"""What becomes of a tile of values: scales, codes, and what the codes stand for (equations 2 and 3).
+"""From a tile of values to scales, codes, and the values of the codes (equations 2 and 3).
 
-Tiles are (blocks, block size), `real` (blocks, 1) says how many values of each block are not padding, and scales are
-(blocks, 1): 0 where a block counts as zero, NaN where it is not finite.
+Tiles are (blocks, block size), `real` (blocks, 1) is the number of values per block that are not padding, and scales
+are (blocks, 1): 0 where a block counts as zero, NaN where it is not finite.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def _mixed(x, counted, HALVINGS: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def _on_the_wire(scale, live, finite):
-    """A NaN scale on the wire makes the whole block NaN when it is decoded; which of the NaNs is part of the format."""
+    """The scale as sent. NaN makes the whole block NaN when it is decoded; the format fixes which NaN."""
     bits = tl.where(live, scale, 0.0).to(tl.int32, bitcast=True)
     return tl.where(finite, bits, 0x7FC00000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """One bit and more: scales; codes, a tile of int32; and the values that these stand for.
+    """One bit and more: scales; codes, a tile of int32; and the values of the codes.
 
-    `counter`: a tile of uint32, with key0 and key1 as in `exact.uniform`; nothing without STOCHASTIC.
+    `counter`: a tile of uint32, with key0 and key1 as in `exact.uniform`; unused without STOCHASTIC.
     """
     counted = tl.maximum(real, 1).to(tl.float64)
     if STOCHASTIC or (FORM.rms == 0.0 and FORM.bits > 1):
@@ -67,7 +67,7 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
         if FORM.mid_rise:
             q -= 0.5
     k = floor(q) if STOCHASTIC or FORM.mid_rise else nearest(q)
-    k = tl.where(k == k, k, -FORM.most)  # a NaN has the code 0, as where the reference makes an integer of it
+    k = tl.where(k == k, k, -FORM.most)  # the code of a NaN is 0, as in the reference
     k = tl.minimum(tl.maximum(k, -FORM.most), FORM.most - FORM.mid_rise)
     k = tl.where(live, k, 0.0)
     scale = _on_the_wire(scale, live, finite)
@@ -77,7 +77,7 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
 
 @triton.jit
 def in_groups(FORM: tl.constexpr):
-    """Below one bit: where the values of a block are that come in the order of places, then groups: (1, block size)."""
+    """Below one bit: where a block's values are in the order of places, then groups: (1, block size)."""
     place = tl.arange(0, FORM.size)[None, :] // FORM.groups
     return place * FORM.groups + group_of(place, tl.arange(0, FORM.size)[None, :] % FORM.groups, FORM)
 
@@ -87,7 +87,7 @@ def quantize_groups(x, real, FORM: tl.constexpr):
     """Below one bit, of a tile in the order of `in_groups`: scales; codes, (blocks, groups) int32; and the values."""
     apart = tl.reshape(x, (FORM.rows, FORM.group, FORM.groups))
     place = tl.arange(0, FORM.group)[None, :, None]
-    # The largest magnitude, the first of several, and its sign, all in one number of which the largest is the one.
+    # One number has the magnitude, the place (the first of several wins) and the sign; the largest number is chosen.
     rank = ((magnitude_bits(apart).to(tl.int64) << 6) | (FORM.group - 1 - place)) << 1
     rank = tl.max(rank | (apart.to(tl.int32, bitcast=True) < 0).to(tl.int64), axis=1)
     chosen = FORM.group - 1 - ((rank >> 1) & 63).to(tl.int32)

@@ -1,8 +1,8 @@
 """Arithmetic that is the same on every device: sums in a fixed order, rounding, the bound of a residual, randomness.
 
-A tile is (rows, block size): some blocks, each a row. What the compiler may not be left to choose is spelt out here:
-the order of a sum; constants, which would be float32 beside a float64; and whatever takes numbers next to zero for
-zero, or is an approximation.
+A tile is (rows, block size): some blocks, one per row. Spelt out here is what the compiler must not choose: the order
+of a sum; constants, which would be float32 next to a float64; and operations that flush numbers next to zero to zero,
+or that are approximations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def weighted(x, X: tl.constexpr, y, Y: tl.constexpr):
 
 @triton.jit
 def bound(gradient, residual, BOUND: tl.constexpr, ROWS: tl.constexpr, HALVINGS: tl.constexpr):
-    """What each row's residual is multiplied by (equation 1a); and whether the row waits, as its gradient is zero."""
+    """The factor of each row's residual (equation 1a), and whether the row waits because its gradient is zero."""
     own = tree_sum(squares(gradient), ROWS, HALVINGS)
     carried = tree_sum(squares(residual), ROWS, HALVINGS)
     exceeds = carried > own * tl.full((1, 1), BOUND * BOUND, tl.float64)  # False for NaN
@@ -91,7 +91,7 @@ def floor(q):
 
 @triton.jit
 def to_bfloat16(x):
-    """Rounds to what bfloat16 can hold, to nearest, ties to even. Of a NaN anything may become."""
+    """Round to a bfloat16, to nearest, ties to even. A NaN may become anything."""
     bits = x.to(tl.int32, bitcast=True)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
 

@@ -1,8 +1,8 @@
-"""What the compiler knows of blocks when it compiles a kernel: the reference's own numbers for a level and block size.
+"""What the compiler knows about blocks when it compiles a kernel: the reference's numbers for a level and block size.
 
-They reach a kernel as one argument. Triton's cache of compiled kernels, which outlives the process, tells arguments
-apart, but not what a kernel finds in other modules: with a constant of the reference's changed, it would give the
-kernel of before.
+A kernel gets them as one argument. Triton's cache of compiled kernels, which outlives the process, tells arguments
+apart, but not what a kernel finds in other modules: after a change of the reference's constants it would return the old
+kernel.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from hvd_dyncomp.kernels.reference import DITHER_STEP, DITHERS, LARGEST_RESIDUAL
 from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes
 from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
 
-# A tile is this many values, in as many blocks as that is, or one block that is larger; and a warp for each so many: 16
-# for a lane. So a block of up to 512 values is one warp's own, which waits for no other.
+# A tile has this many values in one or more blocks, or is one larger block. There is a warp for so many values: 16 per
+# lane. So a block of up to 512 values belongs to one warp, which waits for no other.
 TILE = 512
 
 
@@ -70,13 +70,13 @@ class Form:
 
     @property
     def warps(self) -> int:
-        """How many work on a tile."""
+        """The number of warps that work on a tile."""
         return max(1, self.size // TILE)
 
 
 @functools.cache
 def form_of(bits: float, block_size: int) -> Form:
-    """What there is to know of a level below 32 and a block size."""
+    """The form for a level below 32 and a block size."""
     group = group_size(bits) if bits < 1 else 1
     groups = block_size // group
     if bits < 1:

@@ -1,11 +1,11 @@
-"""Where values are: in the tensors of a bucket, by a table of their addresses.
+"""The place of values in the tensors of a bucket, by a table of addresses.
 
-The table is int64: the addresses of tensors that are not empty, then the index of each one's first value, and how many
-values there are in all. A tile looks up its first tensor by bisection and goes on from there, so that a bucket of a
-thousand tensors costs a tile no more than the tensors that it touches, and no value is copied on its way.
+The table is int64: the addresses of the tensors that are not empty, then the index of each one's first value, then the
+number of values in all. A tile finds its first tensor by bisection and goes on from there. So in a bucket of a thousand
+tensors a tile pays only for those that it touches, and no value is copied on its way.
 
-Nothing is assumed of addresses but that a float32's is a multiple of four. So lanes have neighbouring values: every
-access of a warp is one of whole sectors, and the first halvings of a sum stay within a lane.
+Addresses are only assumed to be multiples of four, as a float32's are. So lanes have neighbouring values: every access
+of a warp covers whole sectors, and the first halvings of a sum stay within a lane.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def _tensor_of(starts, count, index):
-    """Which tensor has the value number `index`; the last one, if none has."""
+    """The tensor that has value number `index`; the last one, if none has."""
     low = count * 0
     high = count
     while high - low > 1:
@@ -29,7 +29,7 @@ def _tensor_of(starts, count, index):
 
 @triton.jit
 def read(table, count, begin, at, size):
-    """The values number begin + at for 0 <= at < `size` (int32, any shape); 0 elsewhere, and behind the last tensor."""
+    """The values number begin + at, for 0 <= at < `size` (int32, any shape); 0 elsewhere and after the last tensor."""
     x = at.to(tl.float32) * 0.0
     which = _tensor_of(table + count, count, begin)
     start = tl.load(table + count + which)
@@ -45,7 +45,7 @@ def read(table, count, begin, at, size):
 
 @triton.jit
 def write(table, count, begin, at, size, x):
-    """Writes x to the values that `read` reads."""
+    """Write x to the values that `read` reads."""
     which = _tensor_of(table + count, count, begin)
     start = tl.load(table + count + which)
     while (which < count) & (start < begin + size):

@@ -15,23 +15,23 @@ from hvd_dyncomp.kernels.reference import Noise
 from hvd_dyncomp.kernels.triton import tiles
 from hvd_dyncomp.kernels.triton.form import Form, form_of
 
-LARGEST_BLOCK = 8192  # a tile of one is all that the registers of a multiprocessor should hold
+LARGEST_BLOCK = 8192  # the registers of a multiprocessor should hold no larger tile
 
 
 def check() -> None:
-    """Finds out whether Triton can compile for a GPU here: its launchers need a C compiler.
+    """Check that Triton can compile for a GPU here: its launchers need a C compiler.
 
     Raises:
-        RuntimeError: it cannot, or the GPU is AMD's; the text says why.
+        RuntimeError: it cannot, or the GPU is AMD's; the message says why.
     """
-    # torch calls AMD's GPUs "cuda", too. On most of them a warp is 64 lanes, and which arithmetic Triton's other
-    # compiler takes for these kernels has been looked at by nobody.
+    # torch calls AMD's GPUs "cuda", too. On most of them a warp has 64 lanes, and nobody has checked which arithmetic
+    # Triton's compiler for them chooses for these kernels.
     if torch.version.hip is not None:
-        raise RuntimeError("they are for NVIDIA's GPUs, and this torch is built for AMD's (ROCm)")
+        raise RuntimeError("they are for NVIDIA GPUs, and this torch is built for AMD GPUs (ROCm)")
     try:
         driver.active.get_current_target()
     except (AssertionError, OSError, subprocess.SubprocessError) as error:  # Triton's own build tools raise these
-        raise RuntimeError(f"Triton cannot build what launches its kernels: {error}") from error
+        raise RuntimeError(f"Triton cannot build the launcher of a kernel: {error}") from error
 
 
 def encode_into(
@@ -122,12 +122,12 @@ def _launch(kernel: Any, near: torch.Tensor, blocks: int, form: Form, *known: An
 
 
 def options(form: Form) -> dict[str, Any]:
-    """What Triton's compiler is told: a fused multiply-add would give other bits."""
+    """Options for Triton's compiler. Without fused multiply-add, which would give other bits."""
     return {"num_warps": form.warps, "enable_fp_fusion": False}
 
 
 def _tensors(values: Sequence[torch.Tensor]) -> list[int]:
-    """The table that `memory` looks values up in."""
+    """The table of `memory`."""
     addresses, starts, start = [], [], 0
     for tensor in values:
         size = tensor.numel()
@@ -143,11 +143,11 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _upload(numbers: list[int], near: torch.Tensor) -> torch.Tensor:
-    """(len(numbers),) int64 on the device of `near`. From pinned memory, or else the copy would wait for the device."""
+    """(len(numbers),) int64 on the device of `near`. Pinned memory, or else the copy would wait for the device."""
     pinned = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=near.is_cuda)
     return pinned.to(near.device, non_blocking=True)
 
 
 def _word(number: int) -> int:
-    """The lowest 32 bits, as a signed integer: Triton has a type of its own for what does not fit one."""
+    """The lowest 32 bits, as a signed integer: a larger number would get another type from Triton."""
     return (number + 2**31) % 2**32 - 2**31

@@ -1,6 +1,6 @@
-"""Blocks on the wire: their scales and codes, byte by byte, as a payload may begin at any address.
+"""Blocks on the wire: their scales and codes, byte by byte, because a payload may begin at any address.
 
-`payload` points to the first of a tile's blocks, of which `count` are there. Tiles are (blocks, block size).
+`payload` points to the first block of a tile, of which `count` blocks exist. Tiles are (blocks, block size).
 """
 
 from __future__ import annotations

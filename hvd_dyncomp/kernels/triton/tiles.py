@@ -1,6 +1,6 @@
-"""The kernels: a program for each tile of blocks. `operations` launches them.
+"""The kernels: one program per tile of blocks. `operations` launches them.
 
-Every program reads what it needs of values and residual before it writes, and no other touches the same blocks.
+Every program reads the values and residuals that it needs before it writes, and no other program touches its blocks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hvd_dyncomp.kernels.triton.exact import bound, rounded_by, widened
 from hvd_dyncomp.kernels.triton.memory import read, write
 from hvd_dyncomp.kernels.triton.payload import decode_sum, write_bytes, write_packed, write_scale
 
-# Of numbers that differ from call to call, and of addresses, the compiler is to know nothing: a kernel is compiled once
-# for each level and kind of call.
+# The compiler must not specialize on addresses, or on numbers that differ from call to call: a kernel is compiled once
+# per level and kind of call.
 ENCODE_VARIES = ["out", "table", "entries", "first", "residual", "dither", "real", "blocks", "counter", "key0", "key1"]
 DECODE_VARIES = ["table", "entries", "first", "versions", "blocks", "factor"]
 
@@ -38,7 +38,7 @@ def _carried(residual, at, size, FORM: tl.constexpr):
 
 @triton.jit
 def _dithers(dither, place, at, FORM: tl.constexpr):
-    """What rounds the residuals number `at` of each block: int32 of 16 bits."""
+    """The dithers that round residuals number `at` of each block: int32 of 16 bits."""
     block = place.to(tl.uint32) + tl.arange(0, FORM.rows)[:, None].to(tl.uint32)
     index = block * FORM.dithers + (at & (FORM.dithers - 1)).to(tl.uint32)
     return ((index * FORM.dither_step + dither.to(tl.uint32, bitcast=True)) >> 16).to(tl.int32)
@@ -62,16 +62,16 @@ def encode(
     RESIDUAL: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """Quantizes blocks of values + residual (equations 1, 1a and 1b).
+    """Quantize blocks of values + residual (equations 1, 1a and 1b).
 
     Args:
         out: payload, uint8.
         table: int64, addresses: of `entries` versions, or of as many tensors of values, see `memory`.
         first: index of the first value.
-        residual: bfloat16, as int16; anything without RESIDUAL.
+        residual: bfloat16, as int16; unused without RESIDUAL.
         dither: int32 taken as uint32.
-        real: how many values are not padding.
-        counter, key0, key1: randomness, int32 taken as uint32; anything without STOCHASTIC.
+        real: number of values that are not padding.
+        counter, key0, key1: randomness, int32 taken as uint32; unused without STOCHASTIC.
         FROM_VERSIONS: the values are sums of versions.
     """
     place = tl.program_id(0).to(tl.int64) * FORM.rows  # of the tile's first block
@@ -107,17 +107,17 @@ def encode(
     if RESIDUAL:
         in_tile = row * FORM.size + at
         # One after the other: for a tile-sized "and" of both, the compiler chose a layout in which each lane has a row.
-        # And what was carried is read again, for it would hold as many registers as x.
+        # The old residual is read again, because it would need as many registers as x.
         carried = _carried(residual, at, size, FORM)
         lost = tl.where((scale == scale) & (waits == 0), x - values, carried)
-        # What was carried is a bfloat16, which no dither changes.
+        # The old residual is bfloat16: no dither changes it.
         kept = rounded_by(tl.where(in_tile < size, lost, 0.0), _dithers(dither, place, at, FORM), FORM.largest_residual)
         tl.store(residual + in_tile, kept, mask=in_tile < count * FORM.size)
 
 
 @triton.jit(do_not_specialize=DECODE_VARIES, do_not_specialize_on_alignment=DECODE_VARIES)
 def decode(table, entries, first, versions, blocks, factor, FORM: tl.constexpr):
-    """Writes the sum of versions, times `factor` (equations 4 and 5).
+    """Write the sum of versions, times `factor` (equations 4 and 5).
 
     Args:
         table: int64, of `entries` tensors, see `memory`; behind it, the addresses of `versions` versions.

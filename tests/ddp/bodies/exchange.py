@@ -57,7 +57,7 @@ def test_what_is_not_delivered_is_in_the_residuals(rounding, size):
 
 
 def test_skipped_and_half():
-    model, quantizer = distributed(4, skip=lambda name, parameter: name == "values.1", fp16_uncompressed=True)
+    model, quantizer = distributed(4, skip=lambda name, parameter: name == "values.1", fp16_skipped=True)
     for seed in range(2):
         model.zero_grad()
         model(seed).backward()

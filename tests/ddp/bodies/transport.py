@@ -97,9 +97,14 @@ def test_what_has_come_wakes_the_background(transport, rank):
 def test_a_rank_that_does_not_come(size):
     short = ProcessGroupTransport(timeout=timedelta(seconds=0.5))
     handle = short.sum(torch.ones(1), f"alone.{short.rank}")
+    another = short.sum(torch.ones(1), f"another.{short.rank}")
     others = sorted(set(range(size)) - {short.rank})
     with pytest.raises(TimeoutError, match=rf"alone.{short.rank}: nothing has come from ranks \[{str(others)[1:-1]}\]"):
         short.wait(handle)
+    began = time.monotonic()  # what else waits for them does not wait as long again
+    with pytest.raises(TimeoutError, match=r"alone.\d: nothing has come"):
+        short.wait(another)
+    assert time.monotonic() - began < 0.4
     dist.barrier()
     short.close()
 

@@ -20,7 +20,7 @@ EMBEDDING = (50, 8)  # whose gradient stays sparse, and which Horovod exchanges 
 # With others, Horovod's own sums may depend on what is fused with what.
 ARGUMENTS = {
     "small tensors": {"min_numel": 4000},
-    "stochastic": {"rounding": "stochastic", "fp16_uncompressed": True},
+    "stochastic": {"rounding": "stochastic", "fp16_skipped": True},
     "levels by time": {"auto_level": True},
 }
 
@@ -91,7 +91,7 @@ def ours(**arguments) -> tuple[list[torch.Tensor], list]:
         for _ in range(4):
             run.step()
         run.step(("matrix",) if hvd.rank() else ("matrix", "long"))
-        errors.append(quantizer.errors())
+        errors.append(quantizer.relative_errors())
         run.optimizer.synchronize()  # of what no backward has made
         run.controller.step({"loss": 1.0 / (1 + epoch)}, num_samples=torch.tensor(3 + hvd.rank(), device="cpu"))
         blob = io.BytesIO()

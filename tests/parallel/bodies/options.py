@@ -51,7 +51,7 @@ def test_skipped_tensors_as_float16(request, size):
     """Half the bytes, and the precision of float16; what is compressed is the same."""
     skip = lambda name, _: name.endswith("odd")  # noqa: E731
     full, exact = reduced(request, steps=2, skip=skip)[::2]
-    half, got, _ = reduced(request, steps=2, skip=skip, fp16_uncompressed=True)
+    half, got, _ = reduced(request, steps=2, skip=skip, fp16_skipped=True)
     assert 0 < error(got["odd"], exact["odd"]) < 1e-3
     saved = full.meter.total().uncompressed_bytes - half.meter.total().uncompressed_bytes
     assert saved == pytest.approx(2 * 2 * 1031 * 2 * (size - 1) / size)

@@ -78,7 +78,7 @@ def test_join(steps, bits, rank, size):
     for step in range(steps):
         problem.reduce(problem.draw(seed=step))
     if rank != size - 1:
-        with pytest.raises(LockstepError, match=rf"rank {size - 1} takes no part in this step: it has called hvd.join"):
+        with pytest.raises(LockstepError, match=rf"rank {size - 1} is missing from this step: it has called hvd.join"):
             problem.reduce(problem.draw(seed=steps))
     hvd.join()
     assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))
