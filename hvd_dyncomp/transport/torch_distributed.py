@@ -110,10 +110,11 @@ class ProcessGroupTransport(base.Transport):
         """
         with self._collectives.changed:
             if not self._collectives.changed.wait_for(lambda: handle.over, self._seconds):
-                ranks = sorted(handle.missing) or [rank for rank in range(self._size) if rank != self._rank]
-                what = "nothing has come from" if handle.missing else "messages have not been sent to"
-                error = TimeoutError(f"{handle.name}: {what} ranks {ranks} in {self._seconds:g} s")
-                for rank in ranks:  # what else waits for them has waited long enough
+                ranks = sorted(handle.missing)
+                error = TimeoutError(f"{handle.name}: nothing has come from ranks {ranks} in {self._seconds:g} s")
+                if not ranks:
+                    error = TimeoutError(f"{handle.name}: this rank's messages were not sent in {self._seconds:g} s")
+                for rank in ranks or range(self._size):  # what else waits for them has waited long enough
                     self._collectives.lost(rank, error)
                 handle.error = error
         return handle.result()

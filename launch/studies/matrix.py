@@ -55,7 +55,7 @@ def table(part: Part, runs: Runs) -> str:
         if any(cell != _DASH for cell in cells):
             rows.append((contender, _bits(part, runs, contender), *cells))
     there = sum(key in runs for key in part.keys)
-    note = f"{there} of {len(part.keys)} runs: {part.seeds} of each, (n) where there are n only."
+    note = f"{there} of {len(part.keys)} runs: {part.seeds} per cell; (n): only n."
     return f"{markdown.markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
 
 

@@ -74,7 +74,7 @@ def tuned(part: Tuned, runs: Runs) -> str:
     note = (
         f"{sum(key in runs for key in choosing)} of {len(choosing)} runs that choose rates (seeds {TUNING[0]} and "
         f"{TUNING[1]}), {sum(len(fresh(part, runs, row)) for row in part.rows)} of {len(part.rows) * part.seeds} fresh "
-        f"ones: {part.seeds} of each, (n) where there are n only; — where it is the row's name."
+        f"ones: {part.seeds} per row; (n): only n; —: the row's name."
     )
     return f"{markdown(head, rows)}\n\n{note}" if rows else note
 
@@ -119,4 +119,4 @@ def _largest(part: Largest, runs: Runs, task: str, warm_up: float, contender: st
 
 def _tried(part: Largest) -> str:
     several = {", ".join(f"{rate:g}" for rate in rates) for rates in part.limits.values()}
-    return f"{len(TUNING)} of each; tried were {' and '.join(sorted(several))} times the rate; — where runs are missing"
+    return f"{len(TUNING)} per cell and rate; tried: {' and '.join(sorted(several))} times the rate; —: runs missing"

@@ -109,7 +109,7 @@ def test_a_table_has_differences_errors_and_seeds() -> None:
         "| 1 | 16.00 | -0.50 ± 0.50 (2) | -1.00 (1) |",
         "| 2 | 8.00 | -3.00 ± 0.00 (2) | -3.00 ± 0.00 (2) |",
     ]
-    assert note.startswith("11 of 24 runs: 3 of each")
+    assert note.startswith("11 of 24 runs: 3 per cell")
 
 
 def test_a_table_without_runs_is_a_sentence() -> None:
