@@ -133,7 +133,8 @@ _FIRST = (("uncompressed", "1/4", "4"), ("PowerSGD rank 4",))
 TUNED_REGRESSION = Tuned("tuned, regression", TASKS_OF_RATES[1], _ROWS, 50, _FIRST)
 TUNED_TEXT = Tuned("tuned, text, sgd", "text, sgd, short", {**_ROWS, "fp16": ("fp16",)}, 12, _FIRST)
 TUNED_MLP = Tuned("tuned, mlp", "mlp", _ROWS, 6, _FIRST)
-TUNED_RESNET = Tuned("tuned, resnet8", "resnet8, short", _FEW, 6, (*_FIRST, ("PowerSGD rank 1",)))
+_ON_IMAGES = {**_FEW, "fp16": ("fp16",)}
+TUNED_RESNET = Tuned("tuned, resnet8", "resnet8, short", _ON_IMAGES, 6, (*_FIRST, ("PowerSGD rank 1",), ("fp16",)))
 TUNED_ADAMW = Tuned("tuned, text, adamw", "text, adamw, short", _ON_ADAMW, 12, _FIRST)
 # Two of twelve runs at 1/4 bit ended 4 and 6 points below: twice as many more say how rare that is. These residuals are
 # bfloat16, those of the twelve were float32; what was chosen stays.
