@@ -141,8 +141,9 @@ TUNED_ADAMW = Tuned("tuned, text, adamw", "text, adamw, short", _ON_ADAMW, 12, _
 TUNED_AGAIN = Tuned(
     "tuned, text, sgd, again",
     TUNED_TEXT.task,
-    {name: _ROWS[name] for name in ("uncompressed", "1/4", "1/4, c = 0.5")},
+    {name: _ROWS[name] for name in ("uncompressed", "4", "1/4", "1/4, c = 0.5")},
     24,
+    (("uncompressed", "1/4", "1/4, c = 0.5"),),
     seed=30,
 )
 TUNED = (TUNED_REGRESSION, TUNED_TEXT, TUNED_AGAIN, TUNED_MLP, TUNED_RESNET, TUNED_ADAMW)

@@ -60,7 +60,8 @@ def test_committed_runs_are_declared_and_compact() -> None:
     assert runs.keys() <= set(declared.keys(PARTS))
     assert len(runs) == COMMITTED.read_text().count("\n")
     fields = {"task", "contender", "seed", "score", "loss", "bits", "all_bits", "values", "steps", "seconds"}
-    assert all(run.keys() - {"curve"} == fields for run in runs.values())  # older ones have no curve
+    assert all(run.keys() - {"curve", "residuals"} == fields for run in runs.values())  # which older ones have not
+    assert {run.get("residuals", "float32") for run in runs.values()} == {"float32", "bfloat16"}
     assert all(run["curve"][-1] == pytest.approx(run["score"], abs=1e-3) for run in runs.values() if "curve" in run)
 
 
