@@ -48,7 +48,7 @@ _STYLES = {
     "natural, 9 bits": Style("natural compression", "#D55E00", "D"),
     "1-bit Adam": Style("1-bit Adam", "#F0E442", "s"),
     "uncompressed, no momentum": Style("uncompressed, no momentum", "#000000", "s"),
-    "fp16": Style("fp16", "#000000", "x"),
+    "fp16": Style("fp16", "#000000", "<"),
 }
 
 
