@@ -54,9 +54,8 @@ class Step:
         self._streams.join()
 
 
-def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
-    """A pass of two buckets, whose means the program reads afterwards."""
-    machine, ended = Machine(), []
+def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
+    """Has a backward pass run on a simulated GPU, its thread included."""
 
     class Future:
         def __init__(self, devices) -> None:
@@ -92,12 +91,18 @@ def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
         def wait(self) -> None:
             machine.wait(machine.stream, (0, "nccl"))
 
+    SimulatedCuda(machine, patch)
+    patch.setattr(torch.futures, "Future", Future)
+    patch.setattr(backward, "threading", SimpleNamespace(Thread=Thread, Event=threading.Event))
+    patch.setattr(backward, "on_gpu", lambda tensor: True)
+    patch.setattr(backward.dist, "all_reduce", lambda flat, group, async_op: Work(flat))
+
+
+def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
+    """A pass of two buckets, whose means the program reads afterwards."""
+    machine, ended = Machine(), []
     with monkeypatch.context() as patch, Watched(machine):
-        SimulatedCuda(machine, patch)
-        patch.setattr(torch.futures, "Future", Future)
-        patch.setattr(backward, "threading", SimpleNamespace(Thread=Thread, Event=threading.Event))
-        patch.setattr(backward, "on_gpu", lambda tensor: True)
-        patch.setattr(backward.dist, "all_reduce", lambda flat, group, async_op: Work(flat))
+        simulate(machine, patch)
         with machine.place(rank=0, stream="program", hook=False, off=False):
             here = CudaStreams(torch.device("cpu"))
             patch.setattr(backward, "streams_of", lambda device: here)
