@@ -175,7 +175,7 @@ class Checks:
         return Check(5, "memory, bytes a value", command, 90, self._say_memory, "4 bits <= 3.5, 4.5")
 
     def _ddp(self) -> Check:
-        command = (*_PYTEST, "tests/ddp/test_on_gpus.py")
+        command = (*_PYTEST, "tests/ddp/test_ddp_on_gpus.py")
         environment = {"HVD_DYNCOMP_TEST_DEVICE": self._device}
         return Check(5, "DDP, two ranks do as CPUs do", command, 110, passed, "all pass", environment=environment)
 
