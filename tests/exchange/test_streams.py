@@ -100,19 +100,29 @@ def states_of(ranks):
 WORLDS = pytest.mark.parametrize("world", [WorldOfMachines, MachinesWithMessages])
 
 
-@WORLDS
+def assert_nothing_races(monkeypatch, ranks, hosts, bits, world=WorldOfMachines, **arguments):
+    """And the results are those of a CPU."""
+    expected = plain(ranks, hosts, bits, **arguments)
+    found = on_machines(monkeypatch, ranks, hosts, bits, world=world, **arguments)
+    for mine, theirs in zip(found, expected, strict=True):
+        for name in SIZES:
+            assert torch.equal(mine[name], theirs[name]), name
+
+
 @places("2", "3", "2x2", "3x2")
 @pytest.mark.parametrize(
     ("bits", "arguments"),
     [(4, {}), (0.25, {}), (1, {"min_numel": 300}), (4, {"error_feedback": False}), (2, {"rounding": "stochastic"})],
     ids=str,
 )
-def test_nothing_races_and_the_results_are_those_of_a_cpu(monkeypatch, ranks, hosts, bits, arguments, world):
-    expected = plain(ranks, hosts, bits, **arguments)
-    found = on_machines(monkeypatch, ranks, hosts, bits, world=world, **arguments)
-    for mine, theirs in zip(found, expected, strict=True):
-        for name in SIZES:
-            assert torch.equal(mine[name], theirs[name]), name
+def test_nothing_races(monkeypatch, ranks, hosts, bits, arguments):
+    assert_nothing_races(monkeypatch, ranks, hosts, bits, **arguments)
+
+
+@places("2", "3", "2x2")
+@pytest.mark.parametrize("bits", [0.25, 4])
+def test_nothing_races_where_messages_leave_from_main_memory(monkeypatch, ranks, hosts, bits):
+    assert_nothing_races(monkeypatch, ranks, hosts, bits, world=MachinesWithMessages)
 
 
 @places("2", "2x2")
