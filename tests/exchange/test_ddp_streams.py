@@ -173,6 +173,5 @@ def test_an_error_anywhere_ends_the_pass(monkeypatch, where):
         one._futures[0] = (SimpleNamespace(set_result=lambda value: failing(result(value)), done=futures[0].done), None)
     one.end()
     assert one.over.wait(10)
-    for future in futures:
-        future.wait()
+    assert all(future.done() for future in futures)
     assert isinstance(ended[-1][1], RuntimeError)
