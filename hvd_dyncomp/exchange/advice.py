@@ -36,7 +36,7 @@ REDUCED_AGAIN = (
 
 OVERWRITTEN = (
     "gradients were changed between backward and synchronize, and the means over all ranks replaced them: clipping or "
-    "unscaling had no effect. Call optimizer.synchronize() before clipping or unscaling, and afterwards "
+    "unscaling did not work. Call optimizer.synchronize() before clipping or unscaling, and afterwards "
     "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 

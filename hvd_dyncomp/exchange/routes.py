@@ -94,10 +94,11 @@ class Hierarchical(Route):
     def collectives(
         self, values: list[torch.Tensor], failure: Exception | None, factor: float
     ) -> Collectives[torch.Tensor]:
+        joined: list[torch.Tensor] = []  # values, with what waits in residuals
         sums: list[torch.Tensor] = []  # of this rank's section, over its host
         if failure is None:
             try:
-                outgoing, sums = self._scatter(values)
+                outgoing, joined = self._scatter(values)
             except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
                 failure = error
         if failure is not None:
@@ -108,10 +109,11 @@ class Hierarchical(Route):
         try:
             received = yield handle
             if failure is None:
-                self._add(sums, received)
+                sums = [self._add(joined, received)]
             del received
         except Exception as error:  # noqa: BLE001
             failure = failure or error
+        del joined
         between = self._own.collectives(sums, failure, self._own.section.first * self._bucket.block_size)
         del sums  # when they are quantized, nobody needs them any more
         try:
@@ -126,18 +128,16 @@ class Hierarchical(Route):
 
     @marked("scatter_on_host")
     def _scatter(self, values: list[torch.Tensor]) -> tuple[Outgoing, list[torch.Tensor]]:
-        """Messages with the neighbours' sections, and the values of this rank's own."""
+        """Messages with the neighbours' sections, and all values with what waits in residuals."""
         others = [section for section in self._arrangement.sections if section is not self._own.section]
         sizes = [self._size(section) * self._dtype.itemsize for section in others]
         messages, payloads, lengths = self._messages.room(Phase.LOCAL_SCATTER, [s.blocks for s in others], sizes)
-        own = torch.empty(self._size(self._own.section), dtype=torch.float32, device=self._bucket.device)
-        self._bucket.streams.keep(own)
         values = self._bucket.residuals.join_all(self._bucket.slots, values)
+        self._bucket.streams.keep(*values)
         for section, payload in zip(others, payloads, strict=True):
             self._copy(values, section, payload.view(self._dtype))
-        self._copy(values, self._own.section, own)
         lengths.insert(self._arrangement.own, 0)
-        return (messages, lengths), [own]
+        return (messages, lengths), values
 
     def _size(self, section: Section) -> int:
         """The values of a section, without padding."""
@@ -153,14 +153,21 @@ class Hierarchical(Route):
                 into[begin - first : end - first] = value.view(-1)[begin - slot.start : end - slot.start]
 
     @marked("sum_on_host")
-    def _add(self, sums: list[torch.Tensor], received: torch.Tensor) -> None:
-        """Add the neighbours' versions of this rank's section, in the order of their ranks."""
-        section, [total] = self._own.section, sums
+    def _add(self, values: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
+        """This rank's values of its section, plus the neighbours' in the order of their ranks.
+
+        Its own are copied here and not when they are sent: while a rank waits for its neighbours, it holds one copy of
+        what it sends and none of what it keeps.
+        """
+        section = self._own.section
+        total = torch.empty(self._size(section), dtype=torch.float32, device=self._bucket.device)
+        self._copy(values, section, total)
         others = [rank for rank in self._neighbours.ranks if rank != self._bucket.rank]
         header = self._messages.header(Phase.LOCAL_SCATTER, section.blocks)
         sizes = [self._size(section) * self._dtype.itemsize] * len(others)
         for version in self._messages.cut(received, [header] * len(others), sizes, others):
             total += version.view(self._dtype)
+        return total
 
     def _decode(self, gathered: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         counts, start = [], 0

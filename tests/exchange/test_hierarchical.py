@@ -47,6 +47,37 @@ def test_what_is_not_finite_spoils_its_block_on_every_rank_and_no_other(ranks, h
         assert after.isfinite().all() and torch.equal(after, results[0][1])
 
 
+@BY_HOST
+def test_a_rank_that_waits_for_its_neighbours_has_copied_only_what_it_sends(ranks, hosts, monkeypatch):
+    """A model's worth of memory otherwise, on the rank that is first."""
+    copied: list[tuple[int, torch.dtype]] = []
+    real = routes.Hierarchical._copy
+
+    def copy(route, values, section, into):
+        copied.append((route._bucket.rank, into.dtype))
+        real(route, values, section, into)
+
+    monkeypatch.setattr(routes.Hierarchical, "_copy", copy)
+
+    def program(worker: Worker) -> list[torch.dtype]:
+        worker.step(worker.noise(0))
+        worker.barrier("a step")
+        if worker.transport.rank == 0:
+            copied.clear()
+            worker.backward(worker.noise(1))
+        worker.barrier("rank 0 has run backward")
+        before = [dtype for rank, dtype in copied if rank == 0]
+        worker.barrier("all have looked")
+        if worker.transport.rank != 0:
+            worker.backward(worker.noise(1))
+        worker.optimizer.step()
+        return before
+
+    [before, *_], _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts)
+    assert before and set(before) == {torch.bfloat16}
+    assert (0, torch.float32) in copied
+
+
 @places("2x2", "2x2 dealt", "3x2", "2x3 dealt")
 @pytest.mark.parametrize("size", [10, 64, 65, 130])
 def test_buckets_of_fewer_blocks_than_workers(ranks, hosts, size):
