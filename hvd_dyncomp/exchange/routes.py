@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import torch
 
@@ -135,7 +136,9 @@ class Hierarchical(Route):
         values = self._bucket.residuals.join_all(self._bucket.slots, values)
         self._bucket.streams.keep(*values)
         for section, payload in zip(others, payloads, strict=True):
-            self._copy(values, section, payload.view(self._dtype))
+            message = payload.view(self._dtype)
+            for places, part in self._parts(values, section):
+                message[places] = part
         lengths.insert(self._arrangement.own, 0)
         return (messages, lengths), values
 
@@ -144,29 +147,32 @@ class Hierarchical(Route):
         first = section.first * self._bucket.block_size
         return max(0, min(section.blocks * self._bucket.block_size, self._bucket.values - first))
 
-    def _copy(self, values: list[torch.Tensor], section: Section, into: torch.Tensor) -> None:
+    def _parts(self, values: list[torch.Tensor], section: Section) -> Iterator[tuple[slice, torch.Tensor]]:
+        """A section's values, by slot: their places in the section, and the values."""
         first = section.first * self._bucket.block_size
-        last = first + into.numel()
+        last = first + self._size(section)
         for slot, value in zip(self._bucket.slots, values, strict=True):
             begin, end = max(first, slot.start), min(last, slot.start + slot.numel)
             if begin < end:
-                into[begin - first : end - first] = value.view(-1)[begin - slot.start : end - slot.start]
+                yield slice(begin - first, end - first), value.view(-1)[begin - slot.start : end - slot.start]
 
     @marked("sum_on_host")
     def _add(self, values: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
         """This rank's values of its section, plus the neighbours' in the order of their ranks.
 
-        Its own are copied here and not when they are sent: while a rank waits for its neighbours, it holds one copy of
-        what it sends and none of what it keeps.
+        Its own are read only now: while a rank waits for its neighbours, it holds what it sends and no second copy.
         """
         section = self._own.section
-        total = torch.empty(self._size(section), dtype=torch.float32, device=self._bucket.device)
-        self._copy(values, section, total)
         others = [rank for rank in self._neighbours.ranks if rank != self._bucket.rank]
         header = self._messages.header(Phase.LOCAL_SCATTER, section.blocks)
         sizes = [self._size(section) * self._dtype.itemsize] * len(others)
-        for version in self._messages.cut(received, [header] * len(others), sizes, others):
-            total += version.view(self._dtype)
+        cut = self._messages.cut(received, [header] * len(others), sizes, others)
+        first, *more = [version.view(self._dtype) for version in cut]
+        total = torch.empty(self._size(section), dtype=torch.float32, device=self._bucket.device)
+        for places, part in self._parts(values, section):
+            torch.add(part, first[places], out=total[places])
+        for version in more:
+            total += version
         return total
 
     def _decode(self, gathered: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
