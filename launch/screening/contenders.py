@@ -212,13 +212,20 @@ def _ablations() -> list[Contender]:
     return found
 
 
+def _first(bits: float, until: float) -> Contender:
+    """1/4 bit after `warmup_steps` at more."""
+    return replace(_ladder((0.0, bits), (until, 1 / 4)), name=f"1/4, first {until:.0%} at {level(bits)}")
+
+
+FIRST_STEPS = (_first(4, 0.1), _first(4, 0.3))
+
 CONTENDERS = {
     contender.name: contender
     for contender in (
         *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *_steered()),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
         *(contender for some in RIVALS.values() for contender in some),
-        *ONE_BIT_ADAM,
+        *(*ONE_BIT_ADAM, *FIRST_STEPS),
     )
 }
 

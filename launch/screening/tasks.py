@@ -45,6 +45,7 @@ class Task:
         context: characters of a piece of text.
         width, layers: of a transformer.
         skewed: no two workers see images of the same class.
+        clip: the largest norm of all mean gradients together; larger ones are scaled down. 0: none are.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Task:
     width: int = 64
     layers: int = 2
     skewed: bool = False
+    clip: float = 0.0
 
 
 # Uncompressed gradients train at the last of them, and not at twice that.
@@ -100,6 +102,7 @@ TASKS = {
         replace(_SHORT, name="resnet8, short, skewed", skewed=True),
         replace(_ADAMW_SHORT, name="text, adamw, short, decay 0.1", weight_decay=0.1),
         replace(_TEXT_SHORT, name="text, sgd, short, batch x4", batch=32),
+        replace(_TEXT_SHORT, name="text, sgd, short, clipped", clip=1.0),
         replace(_LARGE, rate=1e-3, weight_decay=0.1, epochs=10, width=368, layers=6),
     )
 }
@@ -130,7 +133,7 @@ LIMITS = {
     "mlp": MORE_RATES,
     "resnet8, short": MORE_RATES,
 }
-TUNED = (*LIMITS, "text, adamw, short")
+TUNED = (*LIMITS, "text, adamw, short", "text, sgd, short, clipped")
 
 for _name in TUNED:
     _vary(_name, RATES)

@@ -130,6 +130,8 @@ def train(task: Task, work: Work, contender: Contender, seed: int) -> dict:
                 gradients.append(list(torch.autograd.grad(loss, parameters)))
                 losses.append(float(loss.detach()))
             average(gradients)
+            if task.clip:
+                nn.utils.clip_grad_norm_(parameters, task.clip)
             steering.stepped()
             if not average.contender.keeps_momentum_at(step / steps):
                 leave_momentum_out(stepper, task, average.contender.momentum, average.contender.factor)

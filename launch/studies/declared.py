@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from screening.contenders import ONE_BIT_ADAM, RECORDED, RIVALS
+from screening.contenders import FIRST_STEPS, ONE_BIT_ADAM, RECORDED, RIVALS
 from screening.results import Key
-from screening.tasks import LIMITS, REGRESSION_RATES
+from screening.tasks import LIMITS, REGRESSION_RATES, varied
 from studies.parts import Largest, Part, Tuned
 
 # In a few hundred steps losses show; the others are there to see what longer trainings and larger models make of them.
@@ -146,7 +146,6 @@ TUNED_AGAIN = Tuned(
     (("uncompressed", "1/4", "1/4, c = 0.5"),),
     seed=30,
 )
-TUNED = (TUNED_REGRESSION, TUNED_TEXT, TUNED_AGAIN, TUNED_MLP, TUNED_RESNET, TUNED_ADAMW)
 
 # The cheap task alone, so that its table is there early.
 _CONTENDERS = ("uncompressed", "4", "1/4", "1/4, c = 0.5")
@@ -166,11 +165,41 @@ MORE_WORKERS = Part(
     ("uncompressed", "4", "1/4", "1/8"),
 )
 LARGE = Part("10 million", ("text, adamw, 10 million",), ("uncompressed", "4", "1/4"), seeds=1)
+# The runs of 1/4 bit that are lost begin with a gradient that is ten times as large as the others. Do they with clipping?
+_CLIPPED = "text, sgd, short, clipped"
+TUNED_CLIPPED = Tuned(
+    "tuned, text, sgd, clipped",
+    _CLIPPED,
+    {
+        **{name: _ROWS[name] for name in ("uncompressed", "4", "1/4", "PowerSGD rank 1", "PowerSGD rank 4")},
+        "fp16": ("fp16",),
+    },
+    12,
+    _FIRST,
+)
+CLIPPED_AGAIN = Tuned(
+    "tuned, text, sgd, clipped, again",
+    _CLIPPED,
+    {name: _ROWS[name] for name in ("uncompressed", "1/4")},
+    24,
+    seed=TUNED_AGAIN.seed,
+)
+# With more seeds, which the figure leaves out.
+AGAIN = (TUNED_AGAIN, CLIPPED_AGAIN)
+
+# What 4 bits in the first steps are good for, at a rate at which 1/4 bit alone is lost at times.
+FIRST = Part(
+    "first steps",
+    (varied(TUNED_TEXT.task, 2), varied(_CLIPPED, 2)),
+    ("uncompressed", "1/4", *(contender.name for contender in FIRST_STEPS)),
+    seeds=12,
+    seed=TUNED_AGAIN.seed,
+)
 
 PARTS = (
     *(TRAINING, LONGER, MAIN, MOMENTUM, RATES, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT),
     *(TUNED_REGRESSION, LARGEST_REGRESSION, TUNED_TEXT, TUNED_AGAIN, TUNED_MLP, TUNED_RESNET, LARGEST, TUNED_ADAMW),
-    *(BREADTH, MORE_WORKERS, LONGER_TEXT, LARGE),
+    *(TUNED_CLIPPED, CLIPPED_AGAIN, FIRST, BREADTH, MORE_WORKERS, LONGER_TEXT, LARGE),
 )
 
 # Whatever of the main table takes a few minutes on two cores.

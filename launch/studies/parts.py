@@ -29,8 +29,9 @@ class Part:
         name: of the marks between which the table stands in a page.
         tasks, contenders: columns and rows; keys of `screening.tasks.TASKS` and of `screening.contenders.CONTENDERS`,
             or among its `RECORDED`.
-        seeds: runs of each pair, from seed 0 on.
+        seeds: runs of each pair.
         once: the contenders of which one run is enough: nothing is concluded from them.
+        seed: the first one.
     """
 
     name: str
@@ -38,10 +39,11 @@ class Part:
     contenders: tuple[str, ...]
     seeds: int = 3
     once: tuple[str, ...] = ()
+    seed: int = 0
 
     def seeds_of(self, contender: str) -> range:
         """Of its runs, in each task."""
-        return range(1 if contender in self.once else self.seeds)
+        return range(self.seed, self.seed + (1 if contender in self.once else self.seeds))
 
     @property
     def keys(self) -> list[Key]:

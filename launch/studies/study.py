@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
     replace_text(args.output_dir / DETAILS, details(there))
     main_part = next(part for part in parts if isinstance(part, Part) and part.name == "main")
     pareto.write(args.output_dir, main_part, runs)
-    panels = [part for part in parts if isinstance(part, Tuned) and part is not declared.TUNED_AGAIN]
+    panels = [part for part in parts if isinstance(part, Tuned) and part not in declared.AGAIN]
     tuned_plot.write(args.output_dir, panels, runs)
     if args.quick:
         print(written["main"])
