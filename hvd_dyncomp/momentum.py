@@ -39,6 +39,8 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     every tensor keeps its momentum. When SGD's momentum comes back, it starts at zero. Call this on every rank or on
     none. `param_groups` stay the user's, and so does all that schedulers, hooks, checkpoints and gradient scalers see.
 
+    A single large gradient then does more harm than with momentum. If training has such spikes, clip gradients.
+
     Args:
         optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them. Pass it
             before `hvd.DistributedOptimizer` wraps it. Its momentum may be 0, and a scheduler may raise it.

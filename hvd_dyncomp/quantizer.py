@@ -91,9 +91,9 @@ class DynamicQuantizer(Compressor):
             leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
             many workers. True: require it. False: exchange among all workers at once, which was faster at 1 and 2 bits
             on two hosts of two workers and 1 Gbit/s.
-        warmup_steps: number of first steps that have at least `warmup_bits`, whatever the controller says. Use it for
-            few bits with a learning rate that is large from the start. Steps count as in `state_dict`, so a run that
-            resumes within its warm-up ends it at the same step.
+        warmup_steps: number of first steps that have at least `warmup_bits`, whatever the controller says. It does not
+            protect a run at 2 bits or less: if the learning rate is large, the switch itself can make it diverge. Steps
+            count as in `state_dict`, so a run that resumes within its warm-up ends it at the same step.
         warmup_bits: least level of the warm-up, bits per value; 32 means uncompressed.
         transport: sends the bytes; default Horovod. For tests and simulations.
 
@@ -111,10 +111,9 @@ class DynamicQuantizer(Compressor):
             one that compresses, Horovod's own error may come first.)
 
     Examples:
-        >>> from hvd_dyncomp import Static
-        >>> quantizer = DynamicQuantizer(Controller(Static(0.25)), warmup_steps=100, warmup_bits=4)
+        >>> quantizer = DynamicQuantizer(4, warmup_steps=100, warmup_bits=8)
         >>> quantizer.bits, quantizer.controller.bits
-        (4, 0.25)
+        (8, 4)
         >>> quantizer.meter.total().sent_bytes
         0.0
     """

@@ -252,7 +252,8 @@ def test_the_largest_rate_is_looked_for_upwards_and_from_a_lost_one_downwards(st
 
 
 def test_the_figure_of_best_rates_has_a_panel_for_each_task_and_a_style_for_each_row(tmp_path: Path) -> None:
-    assert {row for part in PARTS if isinstance(part, Tuned) for row in part.rows} - {BASELINE} == tuned_plot._STYLES.keys()
+    rows = {row for part in PARTS if isinstance(part, Tuned) for row in part.rows}
+    assert rows - {BASELINE} == tuned_plot._STYLES.keys()
     tuned_plot.write(tmp_path, [TUNED], {})
     assert not list(tmp_path.iterdir())
     few = Tuned("x", "mlp", {name: (name,) for name in ("uncompressed", "4", "1/4", "LoCo 4")}, 2)
