@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import types
+from contextlib import contextmanager
 from pathlib import Path
 
 import equality
@@ -231,12 +232,9 @@ def test_compiled_arithmetic_is_exact(compiled, levels, capabilities):
             assert one["rms_bits"] in text.lower(), one  # and not what float32 can hold of it
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="there is a GPU to run them")
-@pytest.mark.parametrize("levels, capabilities", SOME)
-@given(data=st.data())
-@settings(max_examples=12, deadline=None)
-def test_what_the_compiler_makes_is_the_reference(compiled, levels, capabilities, data):
-    """Its instructions, run one after the other: layouts, shuffles and what became of the arithmetic, all but ptxas."""
+@contextmanager
+def instructions_run(compiled, levels, capabilities):
+    """Has kernels run as the compiler's instructions, one after the other; yields the levels that there are."""
     found = {(one["bits"], one["kernel"]): one["ptx"] for one in compiled(levels, capabilities)}
 
     def launch(kernel, _, blocks, form, *known, **constants) -> None:
@@ -245,9 +243,31 @@ def test_what_the_compiler_makes_is_the_reference(compiled, levels, capabilities
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operations, "_launch", launch)
-        bits = data.draw(st.sampled_from(sorted({bits for bits, _ in found})))
+        yield sorted({bits for bits, _ in found})
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="there is a GPU to run them")
+@pytest.mark.parametrize("levels, capabilities", SOME)
+@given(data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_what_the_compiler_makes_is_the_reference(compiled, levels, capabilities, data):
+    """Its instructions, run one after the other: layouts, shuffles and what became of the arithmetic, all but ptxas."""
+    with instructions_run(compiled, levels, capabilities) as all_bits:
+        bits = data.draw(st.sampled_from(all_bits))
         check = data.draw(st.sampled_from([equality.check_encode, equality.check_decode_and_reduce]))
         check(data, bits, DEVICE, block_sizes=st.just(512))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="there is a GPU to run them")
+def test_a_residual_that_is_nan_stays_so(compiled):
+    """Of NaN and a number, a GPU's maximum is the number: it would be sent."""
+    gradient, residual = torch.ones(512), torch.ones(512).bfloat16()
+    residual[20] = float("nan")
+    own = residual.clone()
+    with instructions_run(compiled, *SOME[1]):
+        message = torch.empty(block_bytes(0.5, 512), dtype=torch.uint8)
+        encode_into(message, [gradient], own, bits=0.5, block_size=512, dither=0)
+    assert same_bits(own, residual)
 
 
 def test_without_being_told_the_compiler_would_fuse(compiled):

@@ -59,8 +59,8 @@ def widened(x):
 
 @triton.jit
 def rounded_by(x, dithers, MOST: tl.constexpr):
-    """The bits of bfloat16, int16, from float32 that is not NaN. `dithers`: int32 of 16 bits (equation 1b)."""
-    held = tl.minimum(tl.maximum(x, -MOST), MOST)
+    """The bits of bfloat16, int16, from float32. `dithers`: int32 of 16 bits (equation 1b). NaN stays as it is."""
+    held = tl.where(x == x, tl.minimum(tl.maximum(x, -MOST), MOST), x)  # a GPU's maximum of NaN and 1 is 1
     return ((held.to(tl.int32, bitcast=True) + dithers) >> 16).to(tl.int16)
 
 
