@@ -26,7 +26,7 @@ from benchmarks.tables import rate_title
 from common.device import choose_for
 from common.launcher import TRAINER
 from common.markdown import markdown
-from common.values import at_least_zero, count, folder, learning_rate, model_name
+from common.values import at_least_zero, count, folder, model_name, positive
 from training.report import METRICS, read_lines
 
 TITLES = {
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--limit-train", type=count, default=12000, metavar="N", help="training images (default 12000)")
     add("--val-size", type=count, default=500, metavar="N", help="validation images (default 500)")
     add("--batch-size", type=count, default=8, metavar="N", help="images per worker and step (default 8)")
-    add("--lr", type=learning_rate, default=0.0125, help="learning rate of one worker (default 0.0125)")
+    add("--lr", type=positive, default=0.0125, help="learning rate of one worker (default 0.0125)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
     add("--workers", type=count, default=2, metavar="N", help="one host each, but over shm (default 2)")
     add_shared_arguments(parser)

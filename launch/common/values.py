@@ -62,7 +62,7 @@ def at_least_zero(text: str) -> float:
     return value
 
 
-def learning_rate(text: str) -> float:
+def positive(text: str) -> float:
     """A number greater than 0."""
     value = _number(text)
     if value <= 0:

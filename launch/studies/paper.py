@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from common.errors import RunError
-from common.values import Parser, accuracies, count, learning_rate, natural
+from common.values import Parser, accuracies, count, natural, positive
 from studies import paper_table, plots
 from studies.scenarios import SCENARIOS, Result, Study, measured_thresholds, python_command, shared_flags
 from training.datasets import DATASETS, best_present
@@ -37,7 +37,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--data-dir", default="data", metavar="DIR", help="where data sets lie and are downloaded to")
     add("--limit-train", type=natural, default=0, metavar="N", help="train on N images only; 0: on all")
     add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
-    add("--lr", type=learning_rate, default=0.05, help="learning rate of one worker")
+    add("--lr", type=positive, default=0.05, help="learning rate of one worker")
     add("--workers", type=count, default=2, metavar="N", help="on this machine")
     add(
         "--thresholds",

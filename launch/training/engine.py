@@ -106,10 +106,12 @@ def train_epoch(
     epoch: int,
     on_step: Callable[[Score], None],
     gradient_norm: GradientNorm | None = None,
+    clip_norm: float | None = None,
 ) -> tuple[Score, Seconds]:
     """Train for one epoch on this rank's shard; ``on_step`` is called after every step. Collective.
 
-    ``gradient_norm`` gets the reduced gradients of every step, if anybody wants to know.
+    ``gradient_norm`` gets the reduced gradients of every step, if anybody wants to know. Then they are clipped to a
+    norm of ``clip_norm``, all together, unless it is None.
 
     Returns:
         This rank's score over its training batches, as they were when each was met, and its seconds.
@@ -136,6 +138,8 @@ def train_epoch(
         exchange = time.perf_counter() - waiting + inside
         if gradient_norm is not None:
             gradient_norm.add()
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         with record_function("update"), framework.synchronized():
             optimizer.step()
         compression.stepped()

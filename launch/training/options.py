@@ -17,10 +17,10 @@ from common.values import (
     count,
     folder,
     fraction,
-    learning_rate,
     level,
     model_name,
     natural,
+    positive,
     power_of_two,
 )
 from training.datasets import DATASETS
@@ -120,11 +120,17 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
     add("--epochs", type=count, default=6, metavar="N", help="epochs of the whole plan")
     add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
-    add("--lr", type=learning_rate, default=0.05, help="learning rate of one worker; multiplied by their number")
+    add("--lr", type=positive, default=0.05, help="learning rate of one worker; multiplied by their number")
     add("--warmup-epochs", type=at_least_zero, default=1.0, metavar="E", help="epochs from --lr up to the scaled rate")
     add("--lr-schedule", choices=("cosine", "step"), default="cosine", help="step: a tenth at 50 and at 75 %%")
     add("--momentum", type=fraction, default=0.9, help="of SGD; at 2 bits and less, residuals take its place")
     add("--weight-decay", type=at_least_zero, default=1e-4, metavar="W", help="of SGD")
+    add(
+        "--clip-norm",
+        type=positive,
+        metavar="NORM",
+        help="largest norm of a step's mean gradients; larger ones are clipped",
+    )
     add("--seed", type=natural, default=0, help="of weights, held-out images, order and augmentation")
 
 

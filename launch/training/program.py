@@ -221,7 +221,9 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     if profile is not None:
         profile.begin()
     own, seconds = train_epoch(
-        run.model, run.framework, run.compression, run.rate, run.batches, epoch, on_step, run.gradient_norm
+        *(run.model, run.framework, run.compression, run.rate, run.batches, epoch, on_step),
+        gradient_norm=run.gradient_norm,
+        clip_norm=run.args.clip_norm,
     )
     hosts = len(run.topology.hosts)
     sent = over_ranks(since(run.compression.sent(), before), hosts)

@@ -1,14 +1,29 @@
 """Learning rates, scores, metrics files: what needs no other rank."""
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from common.errors import RunError
-from training.engine import LearningRate, Score
+from training.engine import LearningRate, Score, train_epoch
 from training.gradients import GradientNorm
 from training.report import _NEEDED, Metrics, read_lines
+
+
+class OneBatch:
+    """Of two images."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.eye(4)[:2].view(2, 1, 2, 2), torch.tensor([0, 1])
 
 
 def test_warm_up_goes_from_one_worker_to_all() -> None:
@@ -48,6 +63,25 @@ def test_the_norm_of_gradients_is_that_of_their_mean() -> None:
     norm.add()
     assert norm.take() == pytest.approx(5.0)
     assert norm.take() == 0
+
+
+def test_clipping_is_after_the_exchange_and_after_norms_are_taken() -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3, bias=False))
+    [weight] = model.parameters()
+    before = weight.detach().clone()
+    exchanged: list[float] = []
+    framework = SimpleNamespace(
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        forward=model,
+        synchronize=lambda: exchanged.append(float(weight.grad.mul_(100).norm())),
+        synchronized=nullcontext,
+    )
+    compression = SimpleNamespace(sent=lambda: SimpleNamespace(seconds=0.0), stepped=lambda: None)
+    batches: Any = OneBatch()
+    rate, watched = SimpleNamespace(at=lambda step: 1.0), GradientNorm([weight])
+    train_epoch(model, framework, compression, rate, batches, 0, lambda score: None, watched, clip_norm=0.01)  # type: ignore[arg-type]
+    assert watched.take() == pytest.approx(exchanged[0]) and exchanged[0] > 1
+    assert float((weight.detach() - before).norm()) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_metrics_of_epochs_without_a_checkpoint_are_dropped(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ BAD = [
     ("--lr nan", ["--lr", "'nan'"]),
     ("--momentum 1", ["--momentum", "1"]),
     ("--weight-decay=-1e-4", ["--weight-decay", "-1e-4"]),
+    ("--clip-norm 0", ["--clip-norm", "0"]),
     ("--warmup-epochs 9 --epochs 8", ["--warmup-epochs 9", "--epochs 8"]),
     ("--seed -1", ["--seed", "-1"]),
     ("--val-size -5", ["--val-size", "-5"]),
