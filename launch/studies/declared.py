@@ -147,7 +147,7 @@ TUNED_AGAIN = Tuned(
     seed=30,
 )
 
-# The runs of 1/4 bit that are lost begin with a gradient ten times as large as the others. Are they lost with clipping?
+# A run of 1/4 bit that was lost began with a gradient ten times as large as the others. Are any lost with clipping?
 _CLIPPED = "text, sgd, short, clipped"
 TUNED_CLIPPED = Tuned(
     "tuned, text, sgd, clipped",
