@@ -154,7 +154,8 @@ class Hierarchical(Route):
         for slot, value in zip(self._bucket.slots, values, strict=True):
             begin, end = max(first, slot.start), min(last, slot.start + slot.numel)
             if begin < end:
-                yield slice(begin - first, end - first), value.view(-1)[begin - slot.start : end - slot.start]
+                part = value.detach().view(-1)[begin - slot.start : end - slot.start]
+                yield slice(begin - first, end - first), part
 
     @marked("sum_on_host")
     def _add(self, values: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:

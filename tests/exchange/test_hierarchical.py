@@ -75,6 +75,23 @@ def test_a_rank_that_waits_for_its_neighbours_holds_only_what_it_sends(ranks, ho
     assert values <= grown <= 1.1 * values, "half of the values as bfloat16"
 
 
+@BY_HOST
+def test_gradients_that_have_a_graph_of_their_own(ranks, hosts):
+    """As `backward(create_graph=True)` makes them."""
+
+    def program(worker: Worker, graph: bool) -> torch.Tensor:
+        with torch.enable_grad():
+            worker.backward({name: one.requires_grad_(graph) * 1 for name, one in worker.noise(0).items()})
+            for turn in range(6):  # what has come goes on in the background
+                worker.barrier(str(turn))
+        worker.optimizer.step()
+        return worker.parameters["b"].detach().clone()
+
+    with_graph, _ = on_ranks(ranks, lambda worker: program(worker, True), SIZES, 4, choices=[0], hosts=hosts)
+    without, _ = on_ranks(ranks, lambda worker: program(worker, False), SIZES, 4, choices=[0], hosts=hosts)
+    assert all(torch.equal(a, b) for a, b in zip(with_graph, without, strict=True))
+
+
 @places("2x2", "2x2 dealt", "3x2", "2x3 dealt")
 @pytest.mark.parametrize("size", [10, 64, 65, 130])
 def test_buckets_of_fewer_blocks_than_workers(ranks, hosts, size):
