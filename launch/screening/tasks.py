@@ -102,6 +102,7 @@ TASKS = {
         replace(_SHORT, name="resnet8, short, skewed", skewed=True),
         replace(_ADAMW_SHORT, name="text, adamw, short, decay 0.1", weight_decay=0.1),
         replace(_TEXT_SHORT, name="text, sgd, short, batch x4", batch=32),
+        replace(_TEXT_SHORT, name="text, sgd, short, batch x4, clipped", batch=32, clip=1.0),
         replace(_TEXT_SHORT, name="text, sgd, short, clipped", clip=1.0),
         replace(_LARGE, rate=1e-3, weight_decay=0.1, epochs=10, width=368, layers=6),
     )
