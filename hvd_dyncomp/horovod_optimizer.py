@@ -54,8 +54,8 @@ def names_of(optimizer: Any) -> dict[torch.Tensor, str]:
 
 def label_of(optimizer: Any) -> str:
     """A name for the optimizer: the same on ranks whose models differ a little, different for each optimizer."""
-    # Horovod requires different names for the gradients of two optimizers anyway.
-    return min(names_of(optimizer)[parameter] for parameter in reduced_parameters(optimizer))
+    # Horovod requires different names for the gradients of two optimizers anyway. Alone it reduces none.
+    return min((names_of(optimizer)[parameter] for parameter in reduced_parameters(optimizer)), default="")
 
 
 def process_set_of(optimizer: Any) -> Any:

@@ -36,20 +36,22 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     - Small and skipped tensors keep their momentum: nothing of them waits in residuals.
 
     The level at which a step's own gradients came decides. At more bits, without error feedback or without Horovod,
-    every tensor keeps its momentum. When SGD's momentum comes back, it starts at zero. Call this on every rank or on
+    every tensor keeps its momentum. When momentum comes back, it starts at zero. Call this on every rank or on
     none. `param_groups` stay the user's, and so does all that schedulers, hooks, checkpoints and gradient scalers see.
 
     A single large gradient then does more harm than with momentum. If training has such spikes, clip gradients.
 
     Args:
         optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them. Pass it
-            before `hvd.DistributedOptimizer` wraps it. Its momentum may be 0, and a scheduler may raise it.
+            before `hvd.DistributedOptimizer` wraps it and before a scheduler is made for it. Its momentum may be 0, and
+            a scheduler may raise it.
 
     Returns:
         The same object. Its class is now derived from the class that it had.
 
     Raises:
         TypeError: `optimizer` is another optimizer, or Horovod's, or no optimizer.
+        ValueError: its `step` has been replaced, as schedulers do.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
@@ -63,6 +65,11 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
         raise TypeError(
             "optimizer must be torch.optim.SGD, Adam or AdamW with torch's own step, not yet wrapped by "
             f"hvd.DistributedOptimizer, got {shown(optimizer)}; make any other optimizer with little momentum instead"
+        )
+    if "step" in vars(optimizer):
+        raise ValueError(
+            "optimizer must still have its own step, but it has been replaced: call without_momentum before making a "
+            "learning rate scheduler or anything else that replaces it"
         )
     kind: Any = type(optimizer)
     optimizer.__class__ = _derived(kind)
@@ -89,8 +96,8 @@ def advice(optimizer: torch.optim.Optimizer) -> str:
         return ""
     return (
         f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits the residuals act as a second "
-        "momentum, which may harm training: call hvd_dyncomp.without_momentum(optimizer) for SGD, Adam and AdamW, "
-        "before hvd.DistributedOptimizer; make other optimizers without momentum (docs/howto-levels.md)"
+        "momentum, which may harm training: call hvd_dyncomp.without_momentum(optimizer) where you make an SGD, Adam "
+        "or AdamW; make other optimizers without momentum (docs/howto-levels.md)"
     )
 
 
@@ -102,7 +109,7 @@ class WithoutMomentum(torch.optim.Optimizer):
     """
 
     left_out: Collection[torch.Tensor] = ()
-    _emptied: Collection[torch.Tensor] | None = None  # parameters whose buffers are zero
+    _emptied: Collection[torch.Tensor] | None = None  # parameters whose buffers of SGD are zero
 
     @torch._disable_dynamo  # a compiler would recompile for every view
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -120,16 +127,19 @@ class WithoutMomentum(torch.optim.Optimizer):
         return loss
 
     def _empty(self) -> None:
-        """Zero SGD's momentum buffers of what is left out, once: no gradient may count twice when momentum is back.
+        """Zero the momenta of what is left out: no gradient may count twice when momentum is back.
 
         The state keeps its form: a worker that joins an elastic job must find the same entries as in its own.
         """
-        if self._emptied is self.left_out:
-            return
         for group in self.param_groups:
-            for parameter in group["params"] if "momentum" in _instead(group) else ():
-                if parameter in self.left_out:
-                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            if "betas" in group:  # Adam writes its first moments in every step, with a first beta of 0 as well
+                states = [self.state.get(p, {}) for p in group["params"] if p in self.left_out]
+                if moments := [state["exp_avg"] for state in states if "exp_avg" in state]:
+                    torch._foreach_zero_(moments)
+            elif self._emptied is not self.left_out and "momentum" in _instead(group):
+                for parameter in group["params"]:
+                    if parameter in self.left_out:
+                        self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self._emptied = self.left_out
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,7 +156,9 @@ class WithoutMomentum(torch.optim.Optimizer):
         first, *others = type(self).__bases__
         if first is not WithoutMomentum:  # Horovod's class, which is derived from ours
             return super().__reduce_ex__(protocol)
-        return without_momentum, (_sharing(self, others[0]),)
+        plain = _sharing(self, others[0])
+        vars(plain).pop("step", None)  # a scheduler's
+        return without_momentum, (plain,)
 
 
 @functools.cache

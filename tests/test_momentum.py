@@ -96,8 +96,9 @@ class ByHand:
             large["lr"] = values["lr"] * ((1 - values["dampening"]) / (1 - values["momentum"]))
         give_gradients(self.optimizer, number, self.ORDER)
         self.optimizer.step()
-        for parameter in large["params"] if bits <= 2 and 0 < values.get("momentum", 0) < 1 else ():
-            self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer = "exp_avg" if "betas" in values else "momentum_buffer" if 0 < values["momentum"] < 1 else None
+        for parameter in large["params"] if bits <= 2 and buffer else ():
+            self.optimizer.state[parameter][buffer] = torch.zeros_like(parameter)
 
     def parameters(self) -> list[torch.Tensor]:
         found = parameters_of(self.optimizer)
@@ -396,6 +397,41 @@ def test_momentum_is_emptied_once_and_again_when_somebody_may_have_written_there
     assert step(4) == full and step(1) == empty
 
 
+def test_a_gradient_of_adams_has_no_part_in_later_steps():
+    """A large one at 1 bit, none since: nothing moves when momentum is back, nor where its state is loaded."""
+    optimizer = ours(Adam)
+    give_gradients(optimizer, 0)
+    few(optimizer)
+    optimizer.step()
+    loaded = stock(Adam)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, waiting in ((optimizer, True), (loaded, True), (optimizer, False)):
+        before = [parameter.detach().clone() for parameter in parameters_of(each)]
+        for parameter in parameters_of(each):
+            parameter.grad = torch.zeros_like(parameter)
+        if each is optimizer:
+            few(each, 4)
+        each.step()
+        moved = [not torch.equal(then, now) for then, now in zip(before, parameters_of(each), strict=True)]
+        assert moved == [False, True, False], waiting
+
+
+def test_a_step_of_adams_that_is_differentiated():
+    """By its rate and by the gradient, whose graph holds the first moments."""
+    rate = torch.tensor(0.1, requires_grad=True)
+    optimizer = without_momentum(Adam([torch.zeros(5)], lr=rate, differentiable=True, capturable=False))
+    [group] = optimizer.param_groups
+    group["params"][0] = torch.linspace(-1, 1, 5).requires_grad_().clone()
+    gradient = torch.ones(5, requires_grad=True)
+    group["params"][0].grad = gradient * 1
+    leave_out(optimizer, frozenset(group["params"]), 1)
+    optimizer.step()
+    assert not optimizer.state[group["params"][0]]["exp_avg"].any()
+    group["params"][0].sum().backward()
+    torch.testing.assert_close(rate.grad, torch.tensor(-5.0), rtol=1e-4, atol=0)
+    assert gradient.grad.abs().max() < 1e-3  # a step of Adam's first has the size of its rate
+
+
 @pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.75}), (AdamW, {})])
 @pytest.mark.parametrize(("first", "second"), [(ours, stock), (stock, ours), (ours, ours)])
 def test_checkpoints_of_runs_with_and_without_fit_each_other(first, second, kind, arguments):
@@ -495,6 +531,20 @@ def test_others_are_refused_in_a_sentence(optimizer):
     with pytest.raises(TypeError, match=said):
         without_momentum(optimizer)
     assert type(optimizer) is kind
+
+
+def test_a_scheduler_that_came_first_would_see_no_step():
+    """It has replaced the step, which is therefore refused; a copy has no scheduler's, as stock."""
+    optimizer = SGD(parameters(), lr=0.1, momentum=0.9)
+    lr_scheduler.StepLR(optimizer, 1)
+    with pytest.raises(ValueError, match="before making a learning rate scheduler"):
+        without_momentum(optimizer)
+    assert type(optimizer) is SGD
+    optimizer = without_momentum(SGD(parameters(), lr=0.1, momentum=0.9))
+    lr_scheduler.StepLR(optimizer, 1)
+    for copied in (copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):  # noqa: S301
+        assert "step" not in vars(copied) and type(copied) is type(optimizer)
+    assert "step" in vars(optimizer)
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,16 @@ def test_what_cannot_be_copied_says_why(monkeypatch):
         pickle.dumps(DynamicQuantizer(named_parameters=model.named_parameters()))
 
 
+def test_attached_with_one_worker_whose_gradients_nobody_reduces():
+    quantizer, parameter = DynamicQuantizer(), torch.nn.Parameter(torch.ones(3000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=quantizer)
+    quantizer.attach(optimizer)
+    parameter.sum().backward()
+    optimizer.step()
+    assert not parameter.any() and quantizer.relative_errors() == {}
+    quantizer.load_state_dict(copy.deepcopy(quantizer.state_dict()))
+
+
 def test_attached_to_what_is_not_its_optimizer(monkeypatch):
     quantizer, _, optimizer = trained(monkeypatch)
     quantizer.attach(optimizer)

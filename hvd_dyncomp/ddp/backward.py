@@ -66,9 +66,12 @@ class Backward:
         buffer = bucket.buffer()
         streams = streams_of(buffer.device)
         self._origins[streams] = streams.origin()
+        first = bucket.parameters()[0]
         if buffer.is_sparse:
             work = dist.all_reduce(buffer, group=self._group, async_op=True)
             self._reductions.append(_Reduction([work], [(buffer, [], self._factor)]))
+        elif first.is_complex():  # its gradients are listed as real ones of half their length
+            self._reduce([self._step.take(buffer, names[first], first)])
         else:
             pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
             taken = [self._step.take(gradient, names[parameter], parameter) for gradient, parameter in pairs]

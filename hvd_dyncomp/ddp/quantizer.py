@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,14 +20,14 @@ from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_model
 from hvd_dyncomp.exchange import lookout, residual_state
-from hvd_dyncomp.exchange.advice import CAPTURED
+from hvd_dyncomp.exchange.advice import CAPTURED, NO_OPTIMIZER, Advice
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.momentum import leave_out
+from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.transport.torch_distributed import transport
 
@@ -63,6 +64,8 @@ class Quantizer:
         if unknown:
             raise TypeError(f"compress takes no argument {unknown[0]}")
         self._settings = Settings(**settings)
+        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, got {shown(optimizer)}")
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
@@ -79,12 +82,14 @@ class Quantizer:
             auto_level=self._settings.auto_level,
         )
         self.meter = Meter()
-        sparse = {module.weight for module in model.modules() if getattr(module, "sparse", False)}
+        embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+        sparse = {module.weight for module in embeddings if module.sparse}
         self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
         self._source, self._optimizer = ModelGradients(model, self._transport, optimizer), optimizer
-        self._names = {parameter: name for name, parameter in self._source.named}
+        # All of them: the model's buckets keep what has been frozen since they were made.
+        self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._plan = Plan(self._source, self._settings, self._skip, None)
-        self._lock = threading.Lock()
+        self._lock, self._advice = threading.Lock(), Advice()
         self._backward: Backward | None = None
         self._error: Exception | None = None
         try:
@@ -195,6 +200,8 @@ class Quantizer:
                 self._levels.learn(step.proposal)
                 if self._optimizer is not None:
                     leave_out(self._optimizer, self._plan.waiting, step.bits)
+                if step.bits < 1 and self._plan.waiting and self._source.rank == 0:
+                    self._advice.warn("momentum", advice(self._optimizer) if self._optimizer else NO_OPTIMIZER)
             except Exception as caught:  # noqa: BLE001  # raised where backward ends
                 error = caught
         self._error = error

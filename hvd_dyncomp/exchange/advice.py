@@ -41,6 +41,12 @@ OVERWRITTEN = (
 )
 
 
+NO_OPTIMIZER = (
+    "at few bits the residuals act as a momentum, and a second one in the optimizer may harm training: pass optimizer= "
+    "to compress, made by hvd_dyncomp.without_momentum for SGD, Adam and AdamW (docs/ddp.md)"
+)
+
+
 class Advice:
     """The warnings of one quantizer."""
 

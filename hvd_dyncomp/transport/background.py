@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
 
 
 class Background:
@@ -20,7 +23,7 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def add(self, work: Callable[[], bool]) -> None:
-        """Call `work` in every round until it returns True."""
+        """Call `work` in every round until it returns True or raises an error: the program meets that itself, later."""
         self._new.put(work)
         if self._thread is None or not self._thread.is_alive():  # a forked process has no thread
             self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
@@ -32,6 +35,14 @@ class Background:
             self._pause()
             while not self._new.empty():
                 works.append(self._new.get())
-            works = [work for work in works if not work()]
+            works = [work for work in works if not _over(work)]
             if not works:  # in the same list: finished work must not be kept alive
                 works.append(self._new.get())
+
+
+def _over(work: Callable[[], bool]) -> bool:
+    try:
+        return work()
+    except Exception:  # as when Horovod is shut down with a step in flight
+        logger.debug("background work has ended with an error", exc_info=True)
+        return True

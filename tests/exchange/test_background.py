@@ -1,5 +1,6 @@
 """The thread for what goes on beside the program."""
 
+import logging
 import threading
 import time
 
@@ -22,3 +23,25 @@ def test_work_is_called_until_it_is_over():
         assert over.wait(10)
         time.sleep(0.02)  # it would be called again
     assert calls == ["a"] * 2 + ["b"] * 5 + ["c"]
+
+
+def test_what_fails_is_over_and_what_is_beside_it_goes_on(caplog):
+    """Horovod may be shut down with a step in flight: the program hears of it from its own calls."""
+    background, over, calls = Background(lambda: time.sleep(0.001)), threading.Event(), []
+
+    def fails() -> bool:
+        calls.append("fails")
+        raise ValueError("Horovod has not been initialized")
+
+    def other() -> bool:
+        calls.append("other")
+        if calls.count("other") == 5:
+            over.set()
+        return over.is_set()
+
+    with caplog.at_level(logging.DEBUG, logger="hvd_dyncomp"):
+        background.add(other)
+        background.add(fails)
+        assert over.wait(10)
+    assert calls.count("fails") == 1
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]

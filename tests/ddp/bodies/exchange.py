@@ -168,6 +168,45 @@ def test_sparse_gradients(rank):
     assert quantizer.meter.total().compressed_values == sum(p.numel() for p in model.module.dense.parameters())
 
 
+@pytest.mark.parametrize("bits", [4, 32])
+def test_complex_gradients_travel_as_they_are(bits):
+    """Torch lists them as real ones of half their length."""
+    plain = DistributedDataParallel(Linear(dtype=torch.complex64))
+    model, quantizer = distributed(bits, module=Linear(dtype=torch.complex64))
+    for seed in range(3):
+        for each in (plain, model):
+            each.zero_grad()
+            each(seed).backward()
+        for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
+            assert theirs.imag.any()
+            torch.testing.assert_close(ours, theirs)
+    assert quantizer.meter.total().uncompressed_bytes >= 3 * 8 * sum(Linear.SIZES)
+
+
+def test_what_is_frozen_after_the_model_was_wrapped():
+    """Its bucket still comes, with zeros."""
+    module = Linear()
+    model = DistributedDataParallel(module, bucket_cap_mb=0.01, find_unused_parameters=True)
+    module.values[1].requires_grad_(False)
+    ddp.compress(model, 16, block_size=64)
+    for seed in range(3):
+        model.zero_grad()
+        model(seed).backward()
+        assert module.values[1].grad is None or not module.values[1].grad.any()
+        left = [0, 2, 3]
+        assert_means([module.values[i].grad for i in left], [module.mean(seed)[i] for i in left], 16)
+
+
+class Pruned(nn.Linear):
+    sparse = True  # says nothing of gradients
+
+
+def test_sparse_may_mean_something_else():
+    model, quantizer = distributed(16, module=nn.Sequential(Pruned(64, 64)))
+    model(torch.ones(2, 64)).sum().backward()
+    assert quantizer.meter.total().compressed_values == 64 * 64 + 64
+
+
 def test_ranks_that_have_no_more_data(rank, size):
     """`join`: they take part with zeros."""
     model, _ = distributed(16)

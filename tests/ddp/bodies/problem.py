@@ -25,11 +25,15 @@ class Linear(nn.Module):
     def forward(self, seed: int, used: tuple[int, ...] | None = None) -> Tensor:
         noise = self.noise(seed, dist.get_rank())
         wanted = range(len(noise)) if used is None else used
-        return torch.stack([(self.values[i] * noise[i]).sum().float() for i in wanted]).sum()
+        return torch.stack([(self.values[i] * noise[i]).sum().real.float() for i in wanted]).sum()
 
     def noise(self, seed: int, rank: int) -> list[Tensor]:
         generator = torch.Generator().manual_seed(1000 * seed + rank)
-        return [torch.randn(value.shape, generator=generator).to(value) for value in self.values]
+        kinds = [torch.complex64 if value.is_complex() else torch.float32 for value in self.values]
+        return [
+            torch.randn(value.shape, dtype=kind, generator=generator).to(value)
+            for value, kind in zip(self.values, kinds, strict=True)
+        ]
 
     def mean(self, seed: int) -> list[Tensor]:
         """Of all ranks' gradients."""

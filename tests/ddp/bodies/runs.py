@@ -118,6 +118,22 @@ def test_few_bits_without_momentum():
     assert same_on_all_ranks(list(model.parameters()))
 
 
+@pytest.mark.parametrize(
+    ("momentum", "passed", "bits", "said"),
+    [(0.9, False, 0.25, "pass optimizer="), (0.9, True, 0.25, "SGD has a momentum of 0.9"), (0, True, 0.25, "")]
+    + [(0.9, True, 1, ""), (0.9, False, 4, "")],
+)
+def test_momentum_at_few_bits_is_warned_of_once(momentum, passed, bits, said, rank, caplog):
+    model = DistributedDataParallel(Linear())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    ddp.compress(model, bits, optimizer=optimizer if passed else None)
+    for seed in range(3):
+        model(seed).backward()
+        optimizer.step()
+    records = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [said in record for record in records] == [True] * (rank == 0 and bool(said)), records
+
+
 def test_residuals_are_dropped():
     task = Task()
     task.train(range(2))
@@ -156,6 +172,7 @@ def test_refused_in_a_sentence():
         ({"rounding": "up"}, "rounding must be"),
         ({"skip": "embedding"}, "skip must be a function"),
         ({"warmup_steps": -1}, "warmup_steps must be"),
+        ({"optimizer": model.parameters()}, "optimizer must be a torch.optim.Optimizer or None, got"),
     ):
         with pytest.raises((TypeError, ValueError), match=text):
             ddp.compress(model, 4, **arguments)
