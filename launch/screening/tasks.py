@@ -134,7 +134,7 @@ LIMITS = {
     "mlp": MORE_RATES,
     "resnet8, short": MORE_RATES,
 }
-TUNED = (*LIMITS, "text, adamw, short", "text, sgd, short, clipped")
+TUNED = (*LIMITS, "text, adamw, short", "text, sgd, short, clipped", "text, sgd, short, batch x4, clipped")
 
 for _name in TUNED:
     _vary(_name, RATES)
