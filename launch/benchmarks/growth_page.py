@@ -17,7 +17,8 @@ _DASH = "—"
 _ALLTOALLV = (
     "With 64 to 127 workers and with 256 to 1,023, Open MPI's alltoallv exchanges a message with every other rank in "
     "turn, also with those that get nothing (read from its source, not observed). Hence the long steps of 8x8, 32x8, "
-    "128x4 and others; `OMPI_MCA_coll_tuned_use_dynamic_rules=1 OMPI_MCA_coll_tuned_alltoallv_algorithm=1` should avoid it."
+    "128x4 and others; `OMPI_MCA_coll_tuned_use_dynamic_rules=1 OMPI_MCA_coll_tuned_alltoallv_algorithm=1` should "
+    "avoid it."
 )
 
 
