@@ -48,6 +48,7 @@ class Backward:
 
     Attributes:
         complete: whether all gradients have arrived.
+        gradients: how many have arrived.
         over: set when they are means, or there is an error.
     """
 
@@ -58,11 +59,12 @@ class Backward:
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._reductions: list[_Reduction] = []
         self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
-        self.complete, self.over = False, threading.Event()
+        self.gradients, self.complete, self.over = 0, False, threading.Event()
 
     def add(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> torch.futures.Future[torch.Tensor]:
         """Take all gradients of one of the model's buckets."""
         began = time.perf_counter()
+        self.gradients += len(bucket.parameters())
         buffer = bucket.buffer()
         streams = streams_of(buffer.device)
         self._origins[streams] = streams.origin()

@@ -41,7 +41,11 @@ def check_model(model: Any) -> None:
 
 
 class ModelGradients(Source):
-    """The gradients of one model."""
+    """The gradients of one model.
+
+    Attributes:
+        count: how many gradients the model reduces in a backward pass; also of what is frozen by now.
+    """
 
     kind = "DistributedDataParallel"
     leaves_tickets = tickets_on_device = False
@@ -56,6 +60,7 @@ class ModelGradients(Source):
         self.transport = among
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
         self.label = f"model{among.models}"
+        self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
             (name, parameter)
             for name, parameter in model.module.named_parameters()

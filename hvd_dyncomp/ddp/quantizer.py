@@ -66,6 +66,8 @@ class Quantizer:
         self._settings = Settings(**settings)
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, got {shown(optimizer)}")
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner  # Accelerate and Lightning wrap the one that steps
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
@@ -176,7 +178,8 @@ class Quantizer:
                 self._backward = self._begin()
             backward = self._backward
             future = backward.add(bucket, self._names)
-            if bucket.is_last():
+            # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
+            if backward.gradients == self._source.count:
                 # Raises errors; at the end of backward, before the model waits for its buckets.
                 with contextlib.suppress(RuntimeError):  # `join` calls hooks outside backward
                     Variable._execution_engine.queue_callback(lambda: self._conclude(backward))

@@ -29,21 +29,6 @@ class Taken(NamedTuple):
     compressed: bool
 
 
-def separate(gradient: torch.Tensor) -> None:
-    """Give a gradient that backward has just made memory of its own, if another tensor has all of the same memory.
-
-    After `(a.view(-1) + b.view(-1)).sum().backward()` the gradients of `a` and `b` share it. The mean of one would be
-    written before the other is read, on one rank and not on the next. A buffer that the user's program has written is
-    left alone: it may be shared on purpose.
-    """
-    if gradient.layout is not torch.strided or gradient.is_inference() or gradient._version:
-        return
-    memory = gradient.untyped_storage()
-    # The gradient is one owner, `memory` another.
-    if torch._C._storage_Use_Count(memory._cdata) > 2 and memory.nbytes() == gradient.numel() * gradient.element_size():
-        gradient.data = gradient.detach().clone()
-
-
 class Intake:
     """The gradients of one step.
 

@@ -30,7 +30,7 @@ from hvd_dyncomp.exchange.advice import (
     Advice,
 )
 from hvd_dyncomp.exchange.binding import Binding
-from hvd_dyncomp.exchange.intake import Taken, separate
+from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.states import Bound, Failed, FailedStep, State, Stepping, Unbound
@@ -151,8 +151,6 @@ class Lifecycle:
             return None
         in_flight = isinstance(state, Stepping) and not state.forgotten
         step = state.step if in_flight else uninterrupted(self._begin)  # type: ignore[union-attr]  # it is Stepping
-        if self.plan is not None and self.plan.binding.fresh(found[1]):
-            separate(gradient)
         return step.take(gradient, *found), step
 
     def _plan_for(self, optimizer: torch.optim.Optimizer) -> Plan | None:

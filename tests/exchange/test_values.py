@@ -247,36 +247,6 @@ def test_a_step_that_the_optimizer_has_forgotten_is_given_up(ranks, hosts):
             assert (got[name] - expected).norm() <= 2e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_gradients_that_share_memory_are_each_read_before_the_other_is_written(first):
-    """As after `(a.view(-1) + b.view(-1)).sum().backward()`; one rank is late and finds what it waits for."""
-
-    def program(worker: Worker) -> list[torch.Tensor]:
-        optimizer, (a, b, c) = worker.optimizer, worker.parameters.values()
-        for step in range(3):
-            optimizer.zero_grad()
-            optimizer.backward(c, worker.noise(step)["c"])
-            worker.barrier(f"begun.{step}")
-            shared = noise("a", 640, worker.transport.rank, step)
-            a.grad, b.grad = shared.view(-1), shared.view(-1)
-            del shared
-            optimizer._allreduce_delay.update({a: 0, b: 0})
-            if worker.transport.rank != first:
-                worker.barrier(f"late.{step}")
-            optimizer._submit(b)
-            if worker.transport.rank == first:
-                worker.barrier(f"late.{step}")
-            optimizer._submit(a)
-            optimizer.step()
-        return [a.grad, b.grad]
-
-    seen, world = on_ranks(2, program, {"a": 640, "b": 640, "c": 640}, 16, bucket_bytes=2560, min_numel=1)
-    assert len({sent.name for sent in world.sent if sent.name.endswith("pair")}) >= 3
-    expected = mean_of("a", 640, 2, range(2), 2)
-    for gradient in seen[0] + seen[1]:
-        assert (gradient - expected).norm() <= 2e-3 * expected.norm()
-
-
 def test_gradients_in_a_buffer_of_the_users_stay_there():
     """Filled by backward, or assigned: means are found where the program looks for them."""
 

@@ -91,6 +91,33 @@ def test_ways_of_building_a_model(views, graph):
         assert_means(gradients(model), model.module.mean(seed), 16)
 
 
+class Mixed(nn.Module):
+    """Parameters of several dtypes, and so several buckets in the first pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds = nn.ModuleList(
+            [Linear((3000,), dtype) for dtype in (torch.float32, torch.float64, torch.complex64)]
+        )
+
+    def forward(self, seed: int) -> torch.Tensor:
+        return sum(kind(seed) for kind in self.kinds)
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_static_graph_with_several_buckets_in_its_first_pass(bits):
+    """Torch then calls none the last."""
+    plain = DistributedDataParallel(Mixed())
+    model, quantizer = distributed(bits, module=Mixed(), ddp_arguments={"static_graph": True})
+    for seed in range(3):
+        for each in (plain, model):
+            each.zero_grad()
+            each(seed).backward()
+        for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
+            assert (ours - theirs).norm() <= 1e-3 * theirs.norm()
+    assert quantizer.meter.total().steps == 3
+
+
 def test_unused_parameters(rank, size):
     """One that a single rank has used has a mean; one that nobody has used keeps what it had."""
     model, _ = distributed(16, ddp_arguments={"find_unused_parameters": True})

@@ -134,6 +134,22 @@ def test_momentum_at_few_bits_is_warned_of_once(momentum, passed, bits, said, ra
     assert [said in record for record in records] == [True] * (rank == 0 and bool(said)), records
 
 
+class Wrapper(torch.optim.Optimizer):
+    """As Accelerate and Lightning wrap one."""
+
+    def __init__(self, optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+
+def test_the_optimizer_within_a_wrapper_is_the_one_that_steps():
+    model = DistributedDataParallel(Linear())
+    optimizer = hvd_dyncomp.without_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    ddp.compress(model, 1, optimizer=Wrapper(Wrapper(optimizer)))
+    model(0).backward()
+    assert optimizer.left_out
+
+
 def test_residuals_are_dropped():
     task = Task()
     task.train(range(2))
