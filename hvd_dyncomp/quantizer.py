@@ -253,9 +253,11 @@ class DynamicQuantizer(Compressor):
                 uninterrupted(lambda: self._lifecycle.collect(step))
         if isinstance(step, FailedStep):  # it has raised
             return tensor
+        if not compressed and tensor is gradient:
+            return tensor
+        gradient = step.memory(gradient)
         if not compressed:
-            if tensor is not gradient:
-                gradient.copy_(tensor)
+            gradient.copy_(tensor)
         elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
             gradient.zero_()  # no rank has used this parameter: not even rounding may move it
         step.traffic.seconds += time.perf_counter() - began

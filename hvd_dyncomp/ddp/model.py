@@ -48,6 +48,7 @@ class ModelGradients(Source):
     """
 
     kind = "DistributedDataParallel"
+    own_memory = True  # the model's buckets
     leaves_tickets = tickets_on_device = False
 
     def __init__(

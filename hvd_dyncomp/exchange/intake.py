@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp import kernels
+from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.tally import Tally
@@ -36,16 +37,19 @@ class Intake:
         plan: the buckets of the step.
         tally: counts its bytes.
         fresh: whether backward has run since the last exchange.
+        in_place: whether a gradient that is not compressed may be reduced where it is.
 
     Attributes:
         taken: by parameter's name. A gradient may come twice: its hook was interrupted, and Horovod does not know that
             it came. It then gets the same answer.
         in_use: whether any of the compressed parameters has a gradient on this rank.
+        apart: after `set_apart`, by identity of a gradient whose mean cannot be written there: other memory.
     """
 
-    def __init__(self, plan: Plan, tally: Tally, *, fresh: bool) -> None:
-        self._plan, self._tally, self._fresh = plan, tally, fresh
+    def __init__(self, plan: Plan, tally: Tally, *, fresh: bool, in_place: bool) -> None:
+        self._plan, self._tally, self._fresh, self._in_place = plan, tally, fresh, in_place
         self.taken: dict[str, Taken] = {}
+        self.apart: dict[int, torch.Tensor] = {}
         self.in_use = False
         self._versions: list[tuple[torch.Tensor, int]] = []  # each gradient's version when it arrived
 
@@ -80,8 +84,18 @@ class Intake:
             wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
         if slot is None and self._plan.settings.fp16_skipped and wire.dtype is torch.float32:
             wire = wire.half()
+        if wire is gradient and not self._in_place:
+            wire = gradient.clone()
         self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
         self.taken[name] = Taken(wire, gradient, False)
+
+    def set_apart(self) -> None:
+        """Give memory of its own to each gradient that shares some with another one; it keeps its values.
+
+        On another rank they may not share any, and have different means. Call it before any of these are written.
+        """
+        written = [taken.gradient for taken in self.taken.values() if taken.wire is not taken.gradient]
+        self.apart = {id(written[i]): written[i].clone() for i in overlapping(written)}
 
     def _count(self, gradient: torch.Tensor) -> None:
         """Note the gradient's version, if only the program writes to it with torch operators.

@@ -1,19 +1,22 @@
 """The exchange of one bucket in one step.
 
-A complete bucket is read where autograd left the gradients, and the means are written back there. A copy is made only
-if dtype or strides require it. Everything is asynchronous and named. Only `wait` blocks, and no backward hook calls it.
+A complete bucket is read where autograd left the gradients, and the means are written back there: at once if nobody
+else owns that memory, otherwise when all of the step have been read. A copy is made only if dtype or strides require
+it. Everything is asynchronous and named. Only `wait` blocks, and no backward hook calls it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.exchange.memory import is_sole_owner
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.reduction import Collectives
+from hvd_dyncomp.exchange.reduction import Collectives, Gate
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.transport.base import Transport
@@ -30,9 +33,10 @@ class Exchange:
         factor: multiplies the sum over ranks (1/N for a mean).
         stochastic: round values stochastically instead of to nearest.
         transport: sends the messages.
+        own_memory: whether no two gradients share memory, and nobody else uses it.
 
     Attributes:
-        gradients: those added so far, by slot.
+        gradients: those added so far, by slot. Their memory gets the means.
         collectives: number of collectives started.
         nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
             not.
@@ -41,7 +45,15 @@ class Exchange:
     """
 
     def __init__(
-        self, bucket: Bucket, *, bits: float, step: int, factor: float, stochastic: bool, transport: Transport
+        self,
+        bucket: Bucket,
+        *,
+        bits: float,
+        step: int,
+        factor: float,
+        stochastic: bool,
+        transport: Transport,
+        own_memory: bool,
     ) -> None:
         self._bucket, self._factor, self._transport, self._streams = bucket, factor, transport, bucket.streams
         self._messages = Messages(bucket, bits, step, stochastic)
@@ -52,7 +64,8 @@ class Exchange:
         self._started = False
         self._origins: set[Any] = set()
         self._nonfinite: torch.Tensor | None = None
-        self._handle: Any = None
+        self._at: Any = None  # a gate, or the handle of the collective in flight; None before the first and at the end
+        self._may_write = own_memory
         self._failure: Exception | None = None
         self._given_up = False
         self.error: Exception | None = None
@@ -80,13 +93,21 @@ class Exchange:
     def give_up(self, error: Exception) -> None:
         """Stop reading and writing gradients. The other ranks get aborts in place of missing messages."""
         self._failure, self._given_up = self._failure or error, True
+        if self._at is Gate.WRITE:
+            self._resume(None)
+
+    def set_apart(self, apart: Mapping[int, torch.Tensor]) -> None:
+        """Use other memory for some gradients, by the gradients' identity. It has their values."""
+        self.gradients = [apart.get(id(gradient), gradient) for gradient in self.gradients]
 
     @property
     def ready(self) -> bool:
         """Whether `advance` would do something."""
         if not self._started:
             return self.complete
-        return self._handle is not None and self._transport.poll(self._handle)
+        if self._at is None or isinstance(self._at, Gate):
+            return False
+        return self._transport.poll(self._at)
 
     def drained(self, *, wait: bool = False) -> bool:
         """Whether it is over and nothing is in flight, with the rest of a failed exchange.
@@ -127,14 +148,26 @@ class Exchange:
         """
         if not self._missing or self._started:
             self.start()
-            while self._handle is not None and self._transport.poll(self._handle):
+            while self.ready:
                 self.wait()
         return self.over
 
     @property
     def over(self) -> bool:
         """Whether every added gradient holds the reduced one, or there is an error."""
-        return self._started and self._handle is None
+        return self._started and self._at is None
+
+    @property
+    def received(self) -> bool:
+        """Whether every gradient has been read, and nothing is in flight; there may be means to `write`."""
+        return self._started and (self._at is None or self._at is Gate.WRITE)
+
+    def write(self) -> None:
+        """Write the means. Call it when every gradient of the step has been read. No effect on later calls."""
+        self._may_write = True
+        if self._at is Gate.WRITE:
+            with self._streams.incoming():
+                self._resume(None)
 
     def wait(self) -> None:
         """Block until the collective in flight is over, and do all that is possible then."""
@@ -142,7 +175,7 @@ class Exchange:
             try:
                 received = self._receive()
             except Exception as error:  # noqa: BLE001  # raised by the step, when it has sent all that others wait for
-                self.error, self._handle = error, None
+                self.error, self._at = error, None
             else:
                 self._streams.keep(received)
                 self._resume(received)
@@ -150,8 +183,8 @@ class Exchange:
     @marked("wait")
     def _receive(self) -> torch.Tensor:
         for group in self.groups:
-            group.under_way.discard(self._handle)
-        return self._transport.wait(self._handle)
+            group.under_way.discard(self._at)
+        return self._transport.wait(self._at)
 
     def conclude(self) -> None:
         """Read counts and errors from the host's copy. Call it when all is over and the device has caught up."""
@@ -165,24 +198,28 @@ class Exchange:
 
     def _resume(self, received: torch.Tensor | None) -> None:
         """Do all that is possible with what was received."""
-        self._handle = None
         collectives: Collectives[torch.Tensor] = self._collectives  # type: ignore[assignment]  # `prepare` comes first
         if self.error is not None:
             return
         try:
-            if self._given_up and received is not None:
-                handle = collectives.throw(self._failure)  # type: ignore[arg-type]  # set when it was given up
+            if self._given_up and (received is not None or self._at is Gate.WRITE):
+                self._at = collectives.throw(self._failure)  # type: ignore[arg-type]  # set when it was given up
             else:
-                handle = collectives.send(received)
-            while handle is None and self._started:  # it may send
-                handle = collectives.send(None)
+                self._at = collectives.send(received)
+            while self._is_open(self._at):
+                self._at = collectives.send(None)
         except StopIteration as over:
+            self._at = None
             self._nonfinite = over.value.to("cpu", non_blocking=True)
         except Exception as error:  # noqa: BLE001  # as in wait
-            self.error = error
+            self._at, self.error = None, error
         else:
-            self._handle = handle
-            self.collectives += handle is not None
+            self.collectives += not isinstance(self._at, Gate)
+
+    def _is_open(self, gate: Any) -> bool:
+        if gate is Gate.WRITE and not self._may_write:
+            return all(gradient is None or is_sole_owner(gradient) for gradient in self.gradients)
+        return gate is Gate.WRITE or (gate is Gate.SEND and self._started)
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
         self._route = route_of(self._messages, self._transport)
@@ -193,26 +230,40 @@ class Exchange:
                 values = self._floats()
             except Exception as error:  # noqa: BLE001  # the others are told
                 failure = error
-        nonfinite_blocks = yield from self._route.collectives(values, failure, self._factor)
+        collectives = self._route.collectives(values, failure)
+        del values  # what was read is not kept until the means are there
+        result = yield from collectives
+        yield Gate.WRITE
+        values = self._room()
+        nonfinite_blocks = self._route.decode(result, values, self._factor)
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient is not value:
                 with torch.inference_mode(gradient.is_inference()), torch.no_grad():
-                    gradient.copy_(self._representable(value, gradient.dtype))
+                    gradient.copy_(self._representable(value, gradient.dtype).view(gradient.shape))
         self.gradients = []
         return nonfinite_blocks
 
     def _floats(self) -> list[torch.Tensor]:
         """All values as contiguous float32 tensors: the gradients themselves where possible."""
-        values = [self._float(*pair) for pair in zip(self._bucket.slots, self.gradients, strict=True)]
+        values = [
+            torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
+            if gradient is None
+            else gradient.to(torch.float32).contiguous()  # both leave a contiguous float32 tensor as it is
+            for slot, gradient in zip(self._bucket.slots, self.gradients, strict=True)
+        ]
         self._streams.keep(*values)
         return values
 
-    def _float(self, slot: Slot, gradient: torch.Tensor | None) -> torch.Tensor:
-        if gradient is None:
-            return torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
-        if gradient.is_inference():  # Horovod's zeros, if `step` is called in inference mode: not writable here
-            gradient = gradient.clone()
-        return gradient.to(torch.float32).contiguous()  # both leave a contiguous float32 tensor as it is
+    def _room(self) -> list[torch.Tensor]:
+        """Contiguous float32 tensors for all means: the gradients themselves where possible."""
+        room = [
+            gradient
+            if gradient is not None and _is_writable(gradient)
+            else torch.empty(slot.numel, dtype=torch.float32, device=self._bucket.device)
+            for slot, gradient in zip(self._bucket.slots, self.gradients, strict=True)
+        ]
+        self._streams.keep(*room)
+        return room
 
     def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Keep overshoot of few bits finite in float16: values that fitted before must not become infinite.
@@ -225,3 +276,8 @@ class Exchange:
         most = torch.finfo(dtype).max
         clipped = value.clamp(-most, most)
         return clipped if self._factor < 1 else torch.where(value.abs() <= 2 * most, clipped, value)
+
+
+def _is_writable(gradient: torch.Tensor) -> bool:
+    """Whether kernels can write means into it. (Not into Horovod's zeros, if `step` is called in inference mode.)"""
+    return gradient.dtype is torch.float32 and gradient.is_contiguous() and not gradient.is_inference()

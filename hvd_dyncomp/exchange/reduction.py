@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
+from enum import Enum
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +17,21 @@ from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
 from hvd_dyncomp.transport.group import Group
 
 Result = TypeVar("Result")
-# One collective after the other. Yields None when messages are ready, and is resumed when they may be sent. Yields the
-# handle of a collective when it has to wait, and is sent what was received.
+
+
+class Gate(Enum):
+    """What an exchange yields where it must not go on by itself.
+
+    SEND: its first messages are ready; nothing is sent before all ranks agree. WRITE: the means are ready to be
+    decoded; nothing is written into memory that somebody has yet to read.
+    """
+
+    SEND = "send"
+    WRITE = "write"
+
+
+# One collective after the other. Yields a gate, and is resumed when it is open. Yields the handle of a collective when
+# it has to wait, and is sent what was received.
 Collectives = Generator[Any, Any, Result]
 Outgoing = tuple[torch.Tensor, list[int]]  # messages one after the other, and their lengths
 
@@ -133,7 +147,7 @@ class PairReduction(Reduction):
     ) -> Collectives[torch.Tensor]:
         (own, [length]), failure = self._first_messages(values, failure, origin, 1)
         del values
-        yield None
+        yield Gate.SEND
         to_the_other = [0 if rank == self._bucket.rank else length for rank in self.section.ranks]
         handle = self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
         if failure is not None:
@@ -194,7 +208,7 @@ class ShardedReduction(Reduction):
     ) -> Collectives[torch.Tensor]:
         outgoing, failure = self._first_messages(values, failure, origin, len(self.section.ranks))
         del values
-        yield None
+        yield Gate.SEND
         handle = self._group.alltoall(*outgoing, self._messages.name(Phase.SCATTER))
         del outgoing  # the transport has it
         if failure is None:

@@ -10,7 +10,7 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.reduction import Collectives, Outgoing, PairReduction, Reduction, ShardedReduction
+from hvd_dyncomp.exchange.reduction import Collectives, Gate, Outgoing, PairReduction, Reduction, ShardedReduction
 from hvd_dyncomp.exchange.topology import Section, dtype_within_host
 from hvd_dyncomp.exchange.wire import Phase
 from hvd_dyncomp.transport.base import Transport
@@ -27,16 +27,21 @@ class Route(ABC):
     groups: list[Group]
 
     @abstractmethod
-    def collectives(
-        self, values: list[torch.Tensor], failure: Exception | None, factor: float
-    ) -> Collectives[torch.Tensor]:
-        """Run all collectives, write the sum times `factor` into the values; return the number of nonfinite blocks.
-
-        That number is an int64 on the values' device.
+    def collectives(self, values: list[torch.Tensor], failure: Exception | None) -> Collectives[torch.Tensor]:
+        """Run all collectives; return the bytes that `decode` takes.
 
         Args:
             values: contiguous float32 tensors, by slot.
             failure: why there are none, or None. The other ranks get aborts, and it is raised.
+        """
+
+    @abstractmethod
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
+        """Write the sum times `factor` into the values; return the number of nonfinite blocks, an int64.
+
+        Args:
+            result: what `collectives` returned.
+            values: contiguous float32 tensors, by slot.
             factor: multiplies the sum.
         """
 
@@ -60,10 +65,10 @@ class Flat(Route):
         self.groups = [Group(transport, section.ranks, arrangement.neighbours)]
         self._reduction = _reduction(messages, section, self.groups[0])
 
-    def collectives(
-        self, values: list[torch.Tensor], failure: Exception | None, factor: float
-    ) -> Collectives[torch.Tensor]:
-        result = yield from self._reduction.collectives(values, failure)
+    def collectives(self, values: list[torch.Tensor], failure: Exception | None) -> Collectives[torch.Tensor]:
+        return self._reduction.collectives(values, failure)
+
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         return self._reduction.decode(result, values, factor, self._reduction.section.ranks)
 
 
@@ -92,9 +97,7 @@ class Hierarchical(Route):
         self._own = self._reductions[arrangement.own]
         self._dtype = dtype_within_host(messages.bits)
 
-    def collectives(
-        self, values: list[torch.Tensor], failure: Exception | None, factor: float
-    ) -> Collectives[torch.Tensor]:
+    def collectives(self, values: list[torch.Tensor], failure: Exception | None) -> Collectives[torch.Tensor]:
         joined: list[torch.Tensor] = []  # values, with what waits in residuals
         sums: list[torch.Tensor] = []  # of this rank's section, over its host
         if failure is None:
@@ -102,9 +105,10 @@ class Hierarchical(Route):
                 outgoing, joined = self._scatter(values)
             except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
                 failure = error
+        del values
         if failure is not None:
             outgoing = self._messages.aborts(len(self._neighbours.ranks))
-        yield None
+        yield Gate.SEND
         handle = self._neighbours.alltoall(*outgoing, self._messages.name(Phase.LOCAL_SCATTER))
         del outgoing  # the transport has it
         try:
@@ -125,7 +129,7 @@ class Hierarchical(Route):
         handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))
         if failure is not None:
             raise failure
-        return self._decode((yield handle), values, factor)
+        return (yield handle)
 
     @marked("scatter_on_host")
     def _scatter(self, values: list[torch.Tensor]) -> tuple[Outgoing, list[torch.Tensor]]:
@@ -176,12 +180,12 @@ class Hierarchical(Route):
             total += version
         return total
 
-    def _decode(self, gathered: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         counts, start = [], 0
         for owner, section in zip(self._arrangement.neighbours, self._reductions, strict=True):
-            result = gathered[start : start + section.result_bytes]
-            counts.append(section.decode(result, values, factor, (owner,) * len(section.section.ranks)))
+            own = result[start : start + section.result_bytes]
+            counts.append(section.decode(own, values, factor, (owner,) * len(section.section.ranks)))
             start += section.result_bytes
-        if start != gathered.numel():
-            raise LockstepError(f"{self._messages.where}: {gathered.numel()} bytes arrived, expected {start}")
+        if start != result.numel():
+            raise LockstepError(f"{self._messages.where}: {result.numel()} bytes arrived, expected {start}")
         return torch.stack(counts).sum()

@@ -20,6 +20,7 @@ class Source(ABC):
         label: in the names of collectives; the same on all ranks.
         named: (name, parameter) of every parameter that is reduced, in the same order on all ranks.
         leaves_tickets: whether it reduces a ticket itself in place of a compressed gradient.
+        own_memory: whether no two gradients share memory, and nobody else uses it before a step is over.
         tickets_on_device: whether tickets must be on the gradients' device.
         without_momentum: whether its optimizer steps without momentum.
     """
@@ -31,6 +32,7 @@ class Source(ABC):
     kind: str
     label: str
     named: list[tuple[str, torch.Tensor]]
+    own_memory: bool
     leaves_tickets: bool
     tickets_on_device: bool
     without_momentum: bool

@@ -60,7 +60,6 @@ class Step:
         number, bits, _, epoch = turn
         self._plan, self.bits, self.number, self._fresh = plan, bits, number, fresh
         self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
-        self.intake = Intake(plan, self._tally, fresh=fresh)
         self.proposal: float = 0
         self.over = self.overwritten = self._abandoned = self._given_up = False
         self._lock = threading.Lock()  # between the program and what is done in the background
@@ -71,13 +70,23 @@ class Step:
             for bucket in plan.buckets:
                 bucket.residuals.release()
         else:
-            factor, transport = plan.binding.factor, plan.transport
             for bucket in plan.buckets:
                 exchange = Exchange(
-                    bucket, bits=bits, step=number, factor=factor, stochastic=stochastic, transport=transport
+                    bucket,
+                    bits=bits,
+                    step=number,
+                    factor=plan.binding.factor,
+                    stochastic=stochastic,
+                    transport=plan.transport,
+                    own_memory=plan.binding.own_memory,
                 )
                 self._exchanges.append(exchange)
                 self._tally.compresses(bucket)
+        # What is not compressed is reduced in its place, as without this package, unless a compressed gradient or
+        # something that waits in a residual may be in the same memory.
+        waits = any(bucket.residuals.releases for bucket in plan.buckets)
+        in_place = plan.binding.own_memory or (bits == UNCOMPRESSED and not waits)
+        self.intake = Intake(plan, self._tally, fresh=fresh, in_place=in_place)
         self._under_way = list(self._exchanges)
         self._again: list[UncompressedExchange] = []
 
@@ -157,6 +166,7 @@ class Step:
                 # First of all: ranks that disagree wait for exchanges that never come.
                 self._agreement.reach()
                 self.proposal = self._agreement.proposal
+                self._set_apart()
                 tickets = sum(taken.compressed for taken in self.intake.taken.values())
                 self._tally.reduced(tickets * self._plan.ticket_bytes)
                 if self.fresh:
@@ -165,6 +175,10 @@ class Step:
                     self._finish_uncompressed()
             finally:
                 self._join()
+
+    def memory(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Where the mean of a gradient is: in its place, unless another gradient's mean is there."""
+        return self.intake.apart.get(id(gradient), gradient)
 
     def abandon(self) -> None:
         """Stop all background work. The optimizer may still collect the step."""
@@ -218,15 +232,24 @@ class Step:
         for streams in self._streams:
             streams.join()
 
+    def _set_apart(self) -> None:
+        if not self._plan.binding.own_memory:
+            self.intake.set_apart()
+        if self.intake.apart:
+            for exchange in self._exchanges:
+                exchange.set_apart(self.intake.apart)
+
     def _exchange(self) -> None:
         for exchange in self._exchanges:
             exchange.start()
         # Every exchange sends all that others wait for, even after an error in another one. All ranks wait for the
         # least advanced one first: so no two wait for each other, and one bucket is summed while another's values
         # travel.
-        while under_way := [exchange for exchange in self._exchanges if not exchange.over]:
+        while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
             min(under_way, key=lambda exchange: exchange.collectives).wait()
             self._advance()
+        for exchange in self._exchanges:
+            exchange.write()
 
     def _finish(self) -> None:
         self._exchange()

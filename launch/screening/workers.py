@@ -61,7 +61,13 @@ class Workers:
         exchanges = []
         for bucket, gradient, transport in zip(self._buckets, reduced, self._world.transports, strict=True):
             exchange = Exchange(
-                bucket, bits=bits, step=self._step, factor=1 / self.size, stochastic=False, transport=transport
+                bucket,
+                bits=bits,
+                step=self._step,
+                factor=1 / self.size,
+                stochastic=False,
+                transport=transport,
+                own_memory=True,
             )
             exchange.add(bucket.slots[0], gradient)
             exchanges.append(exchange)

@@ -65,7 +65,11 @@ class SimulatedOptimizer(torch.optim.SGD):
     def backward(self, p: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """What a hook does: `gradient` has come for `p`."""
         gradient = gradient.to(p.device)
-        p.grad = gradient.clone() if p.grad is None else p.grad.add_(gradient)
+        self.hand_over(p, gradient.clone() if p.grad is None else p.grad.add_(gradient))
+
+    def hand_over(self, p: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """As `backward`, but `p.grad` is this very tensor, as autograd does where it can."""
+        p.grad = gradient
         self._allreduce_delay[p] -= 1
         self._submit(p)
 

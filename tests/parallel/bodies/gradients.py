@@ -1,6 +1,7 @@
 """Every kind of gradient that Horovod's optimizer can hand over."""
 
 import logging
+import time
 
 import horovod.torch as hvd
 import pytest
@@ -123,6 +124,51 @@ def test_sparse_gradients_are_left_to_horovod(rank):
     own[rank : 50 + rank] = 1
     torch.testing.assert_close(table.weight.grad.to_dense().double(), exact_mean(own, "mean"), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(other.grad, torch.full((3000,), (hvd.size() + 1) / 2), rtol=1e-3, atol=0)
+
+
+# Autograd gives two parameters one memory, or one that it reads later.
+SHARED = {
+    "cat": lambda a, b, c, d: torch.cat([a, b]) + torch.cat([c, d]),
+    "stack": lambda a, b, c, d: torch.stack([a, b]) + torch.stack([c, d]),
+    "view": lambda a, b, c, d: (a.view(-1) + b.view(-1)) * (c.view(-1) + d.view(-1)),
+    "read later": lambda a, b, c, d: a.view(-1) + (b + 1).view(-1).sin() + (c + d).exp().view(-1),
+}
+
+
+@pytest.mark.parametrize("bits", [4, PRECISE, 32])
+@pytest.mark.parametrize("shared", SHARED)
+def test_gradients_that_share_memory(rank, size, shared, bits):
+    """Also if a rank is late between two of them, so that others have sent what it waits for."""
+    named = {name: torch.nn.Parameter(torch.zeros(64, 64)) for name in "abcd"}
+    for p in named.values():
+        p.data.fill_(0.5)  # of no product with zero
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(named.values(), lr=0.0),
+        named_parameters=named.items(),
+        compression=quantizer(bits, bucket_bytes=1),
+    )
+    for step in range(2):
+
+        def loss(step=step):
+            found = SHARED[shared](*named.values())
+            generator = torch.Generator().manual_seed(step * size + rank)
+            return (found * torch.randn(found.shape, generator=generator)).sum()
+
+        own = dict(zip(named, torch.autograd.grad(loss(), list(named.values())), strict=True))
+        late = [p.register_hook(lambda g, s=step: time.sleep(0.06 * (rank == s % size))) for p in named.values()]
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.synchronize()
+        for handle in late:
+            handle.remove()
+        for name, p in named.items():
+            # What waits since the last step comes with this one.
+            bound = {4: 0.35}.get(bits, 0)
+            mean = exact_mean(own[name], f"mean.{name}")
+            assert (p.grad - mean).norm() <= max(bound, 1e-3) * mean.norm(), (name, step)
+        assert same_on_all_ranks([p.grad for p in named.values()], "shared")
+        with optimizer.skip_synchronize():
+            optimizer.step()
 
 
 def test_another_default_dtype():
