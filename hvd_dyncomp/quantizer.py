@@ -91,6 +91,8 @@ class DynamicQuantizer(Compressor):
             leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
             many workers. True: require it. False: exchange among all workers at once, which was faster at 1 and 2 bits
             on two hosts of two workers and 1 Gbit/s.
+        discardable: keep a copy of the residuals of the step before, 2 bytes per value, so that `discard` can undo a
+            step. Use it if your program throws exchanged gradients away.
         warmup_steps: number of first steps that have at least `warmup_bits`, whatever the controller says. It does not
             protect a run at 2 bits or less: if the learning rate is large, the switch itself can make it diverge. Steps
             count as in `state_dict`, so a run that resumes within its warm-up ends it at the same step.
@@ -132,6 +134,7 @@ class DynamicQuantizer(Compressor):
         bucket_bytes: int = 8 * 2**20,
         auto_level: bool = False,
         hierarchical: bool | None = None,
+        discardable: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
@@ -263,8 +266,22 @@ class DynamicQuantizer(Compressor):
         step.traffic.seconds += time.perf_counter() - began
         return gradient
 
+    def discard(self) -> None:
+        """Make the residuals what they were before the latest step, whose gradients the program throws away.
+
+        Otherwise a part of them arrives with later gradients, and what they delivered of earlier ones is lost. Call it
+        on every rank, after `optimizer.synchronize()` and instead of `optimizer.step()`. A second call has no effect.
+
+        Raises:
+            RuntimeError: gradients are in flight, or the quantizer was made without `discardable=True`; nothing has
+                changed.
+        """
+        if self._lifecycle.in_flight:
+            raise RuntimeError("discard must be called between steps, but gradients are in flight")
+        self._lifecycle.discard()
+
     def drop_residuals(self) -> None:
-        """Drop all residuals: for programs that discard a step.
+        """Drop all residuals: for a run that begins anew, such as another fold of a cross-validation.
 
         Call it on every rank, between steps: after `optimizer.synchronize()` or `optimizer.step()`.
 

@@ -282,6 +282,7 @@ TABLE = {
             "bucket_bytes": COUNT,
             "auto_level": SWITCH,
             "hierarchical": SWITCH[1:],
+            "discardable": SWITCH,
             "warmup_steps": NATURAL,
             "warmup_bits": LEVEL,
             "transport": [4, "mpi", [], object(), Unspeakable()],

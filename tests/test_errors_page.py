@@ -29,6 +29,7 @@ CONSTANTS = (
     "ASSIGNED",
     "REDUCED_AGAIN",
     "OVERWRITTEN",
+    "THROWN_AWAY",
     "NO_OPTIMIZER",
     "HOOKED",
     "_HINTS",

@@ -100,6 +100,7 @@ EXCHANGE = {
     "topology": {"coding", "wire"},
     "residuals": {"slots", "streams"},
     "buckets": {"coding", "residuals", "settings", "slots", "streams", "topology", "wire"},
+    "memory": set(),
     "messages": {"buckets", "coding", "streams", "wire"},
     "residual_state": {"buckets"},
     "uncompressed": {"buckets"},
@@ -108,8 +109,8 @@ EXCHANGE = {
     "routes": {"messages", "ranges", "reduction", "topology", "wire"},
     "agreement": {"handshake", "plan", "ranges", "step_levels", "wire"},
     "tally": {"buckets", "plan"},
-    "one_bucket": {"buckets", "messages", "ranges", "reduction", "routes", "slots"},
-    "intake": {"plan", "slots", "tally", "uncompressed", "uninterrupted"},
+    "one_bucket": {"buckets", "memory", "messages", "ranges", "reduction", "routes", "slots"},
+    "intake": {"memory", "plan", "slots", "tally", "uncompressed", "uninterrupted"},
     "step": {"agreement", "intake", "one_bucket", "plan", "step_levels", "tally", "uncompressed", "uninterrupted"},
     "states": {"handshake", "intake", "plan", "step", "uncompressed", "wire"},
     "lifecycle": {

@@ -31,7 +31,7 @@ def compress(
         controller: a policy or a level makes a controller over the model's process group. Or pass
             `Controller(policy, transport=hvd_dyncomp.ddp.transport())`.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
-            fp16_skipped, bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Also
+            fp16_skipped, bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits. Also
             `optimizer`, if `without_momentum` made it, and `timeout`, a timedelta: of every wait (30 minutes).
 
     Raises:

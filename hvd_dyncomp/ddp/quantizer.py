@@ -116,8 +116,18 @@ class Quantizer:
         plan = self._plan
         return residual_state.relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
 
+    def discard(self) -> None:
+        """As `DynamicQuantizer.discard`: after `backward` and instead of `optimizer.step()`, on every rank.
+
+        Raises:
+            RuntimeError: backward is under way, or `compress` was called without `discardable=True`; nothing has
+                changed.
+        """
+        self._between_steps("discard")
+        self._plan.discard()
+
     def drop_residuals(self) -> None:
-        """Forget all residuals, after a step is discarded. Call it on every rank, between steps.
+        """Drop all residuals, as for another fold of a cross-validation. Call it on every rank, between steps.
 
         Raises:
             RuntimeError: backward is under way; nothing has changed then.

@@ -40,6 +40,11 @@ OVERWRITTEN = (
     "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 
+THROWN_AWAY = (
+    "gradients were synchronized, and backward has run again without optimizer.step(): if they were thrown away (a "
+    "skipped step, a GAN's other network), what the level left of them in the residuals arrives with later gradients. "
+    "Call quantizer.discard() before zero_grad(), or do not exchange them (docs/howto-training.md)"
+)
 
 NO_OPTIMIZER = (
     "at few bits the residuals act as a momentum, and a second one in the optimizer may harm training: pass optimizer= "

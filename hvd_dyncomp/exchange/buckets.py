@@ -38,6 +38,7 @@ class Bucket:
         rank: int,
         world_size: int,
         error_feedback: bool,
+        discardable: bool = False,
         device: torch.device,
         label: str = "",
     ) -> None:
@@ -56,7 +57,7 @@ class Bucket:
         self.failure: Exception | None = None
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
         self.composition = self._composition(None)
-        self.residuals = Residuals(self._extent, device, enabled=error_feedback)
+        self.residuals = Residuals(self._extent, device, enabled=error_feedback, discardable=discardable)
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
         """Divide the blocks anew and move the residuals. Call it before a step quantizes or releases anything.

@@ -27,6 +27,7 @@ from hvd_dyncomp.exchange.advice import (
     IN_FLIGHT,
     OVERWRITTEN,
     REDUCED_AGAIN,
+    THROWN_AWAY,
     Advice,
 )
 from hvd_dyncomp.exchange.binding import Binding
@@ -74,6 +75,7 @@ class Lifecycle:
         self._left: Step | None = None  # the latest step abandoned before it was collected
         self._unhook: Callable[[], None] | None = None
         self._advice = Advice()
+        self._discarded = False  # whether the latest step was
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
 
     @property
@@ -210,6 +212,7 @@ class Lifecycle:
     def _begin(self) -> Step:
         """Begin a step of the current plan. Give up a step before it that was not collected."""
         plan: Plan = self.plan  # type: ignore[assignment]  # the gradient's parameter was known, so there is a plan
+        self._warn_of_waste(plan)
         previous = self._leave()
         if previous is not None and isinstance(self.state, Stepping):
             self._levels.steps = previous.number  # not collected: a rank that did collect it now differs
@@ -224,6 +227,14 @@ class Lifecycle:
         self.state = Stepping(plan, step, horovod_optimizer.pending_of(plan.binding.optimizer))
         step.start()
         return step
+
+    def _warn_of_waste(self, plan: Plan) -> None:
+        """Warn, on rank 0, if the means of the step before were reduced for nothing."""
+        optimizer = plan.binding.optimizer
+        unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_fresh(optimizer)
+        if unused and not self._discarded and plan.waiting and plan.binding.rank == 0:
+            self._advice.warn("waste", THROWN_AWAY if self._levels.bits < UNCOMPRESSED else "")
+        self._discarded = False
 
     def _leave(self) -> Step | None:
         self._abandon()
@@ -270,6 +281,12 @@ class Lifecycle:
             residual_state.check(self.plan.buckets, saved, self.plan.binding.rank, self.plan.binding.world_size)
         self._abandon()
         self.state = Unbound(saved)
+
+    def discard(self) -> None:
+        """Undo what the latest step did to the residuals; see `Plan.discard`."""
+        if self.plan is not None:
+            self.plan.discard()
+            self._discarded = True
 
     def suspend(self) -> None:
         """Unbind, because ranks may have come or gone: residuals stay this process's own, whatever its rank."""

@@ -71,6 +71,7 @@ class Plan(Generic[Whose]):
             skip=skip,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
+            discardable=settings.discardable,
             rank=rank,
             world_size=world_size,
             label=self.binding.label,
@@ -172,6 +173,17 @@ class Plan(Generic[Whose]):
                 "gradients are exchanged among all workers at once, so more leaves a host than the level says: %s",
                 self.topology.obstacle,
             )
+
+    def discard(self) -> None:
+        """Make all residuals what they were when the latest step began.
+
+        Raises:
+            RuntimeError: they were not kept.
+        """
+        if not self.settings.discardable:
+            raise RuntimeError("discard needs a copy of the residuals: make the quantizer with discardable=True")
+        for bucket in self.buckets:
+            bucket.residuals.put_back()
 
     def residuals(self) -> dict[str, Any]:
         """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""

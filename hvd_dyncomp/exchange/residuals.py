@@ -35,6 +35,7 @@ class Residuals:
         extent: which values this rank quantizes.
         device: of the gradients.
         enabled: False: nothing is ever carried.
+        discardable: whether `put_back` can undo a step.
 
     Attributes:
         extent, enabled: see above.
@@ -43,7 +44,7 @@ class Residuals:
         carries: whether any residual may be nonzero.
     """
 
-    def __init__(self, extent: Extent, device: torch.device, *, enabled: bool) -> None:
+    def __init__(self, extent: Extent, device: torch.device, *, enabled: bool, discardable: bool = False) -> None:
         self.extent, self.enabled, self._device = extent, enabled, device
         own, shard = ((part.stop - part.start) * enabled for part in (extent.section, extent.shard))
         self.own = torch.zeros(own, dtype=RESIDUAL_DTYPE, device=device)
@@ -53,6 +54,8 @@ class Residuals:
         # values that another rank quantizes since the bucket was arranged anew; at 32 bits, for all.
         self._pending: torch.Tensor | None = None
         self.carries = False
+        self._copies = [torch.empty_like(values) for values in (self.own, self.shard) if discardable and enabled]
+        self._before: tuple[torch.Tensor | None, bool] | None = None  # what was pending, and `carries`
         self._waits = False  # whether a gradient that has come since `release` has left what was pending of it
 
     @property
@@ -111,17 +114,33 @@ class Residuals:
 
     def arranged(self, extent: Extent) -> Residuals:
         """The same residuals for another extent. This object must not be used afterwards."""
-        new = Residuals(extent, self._device, enabled=self.enabled)
+        new = Residuals(extent, self._device, enabled=self.enabled, discardable=bool(self._copies))
         if self.carries:
             new.put(self._collected())
             new.carries = True
+        if self._before is not None:
+            new.remember()
         return new
+
+    def remember(self) -> None:
+        """Begin a step that `put_back` may undo: keep a copy of all that is carried, if this is to be possible."""
+        if self._copies:
+            for copy, values in zip(self._copies, (self.own, self.shard), strict=True):
+                copy.copy_(values)
+            self._before = None if self._pending is None else self._pending.clone(), self.carries
+
+    def put_back(self) -> None:
+        """Carry again what was carried when the latest step began. No effect on later calls."""
+        if self._before is not None:
+            for copy, values in zip(self._copies, (self.own, self.shard), strict=True):
+                values.copy_(copy)
+            (self._pending, self.carries), self._before = self._before, None
 
     def drop(self) -> None:
         """Set all residuals to zero."""
         self.own.zero_()
         self.shard.zero_()
-        self._pending, self.carries = None, False
+        self._pending, self._before, self.carries = None, None, False
 
     def release(self) -> None:
         """Make `join` hand out all residuals from now on."""

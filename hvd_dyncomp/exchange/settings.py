@@ -27,9 +27,10 @@ class Settings:
     fp16_skipped: bool = False
     auto_level: bool = False
     hierarchical: bool | None = None
+    discardable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("error_feedback", "fp16_skipped", "auto_level"):
+        for name in ("error_feedback", "fp16_skipped", "auto_level", "discardable"):
             boolean(name, getattr(self, name))
         if self.hierarchical is not None:
             boolean("hierarchical", self.hierarchical)

@@ -66,6 +66,9 @@ class Step:
         self._exchanges: list[Exchange] = []
         self._agreement = Agreement(plan, turn, fresh=fresh, previous=previous)
         self._streams = {bucket.streams for bucket in plan.buckets}
+        for bucket in plan.buckets:
+            with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
+                bucket.residuals.remember()
         if bits == UNCOMPRESSED:
             for bucket in plan.buckets:
                 bucket.residuals.release()

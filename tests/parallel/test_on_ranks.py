@@ -15,7 +15,7 @@ STEPS = ["arithmetic", "gradients", "devices", "features", "options", "refusals"
 # What many steps make of a run. First the one that looks at the process's memory, which must have no holes yet in which
 # growth would not be seen.
 RUNS = ["memory", "auto_level", "resume", "replicas"]
-LOOPS = ["loops_order", "loops_load", "loops_values", "loops_momentum", "loops_interrupted"]
+LOOPS = ["loops_order", "loops_load", "loops_values", "loops_momentum", "loops_interrupted", "thrown_away"]
 # From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are comparable
 # bit by bit only without fusion.
 UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}

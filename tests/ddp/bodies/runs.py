@@ -1,5 +1,6 @@
 """What many steps make of a run, and what is refused."""
 
+import contextlib
 import copy
 from types import SimpleNamespace
 
@@ -148,6 +149,30 @@ def test_the_optimizer_within_a_wrapper_is_the_one_that_steps():
     ddp.compress(model, 1, optimizer=Wrapper(Wrapper(optimizer)))
     model(0).backward()
     assert optimizer.left_out
+
+
+def test_a_discarded_step_leaves_the_residuals_as_they_were():
+    """After it, gradients that were exchanged for nothing are as if they had not been: a GAN's discriminator."""
+    task = Task(discardable=True)
+    task.train(range(2))
+    for wasted in (False, True):
+        before = task.state()["quantizer"]
+        context = contextlib.nullcontext() if wasted else task.model.no_sync()
+        with context:
+            out = task.model(torch.randn(32, 32))  # within no_sync: nothing is exchanged
+            out.square().mean().backward()
+        task.optimizer.zero_grad()
+        if wasted:
+            changed = task.state()["quantizer"]
+            assert not torch.equal(changed["residuals"]["0.weight"], before["residuals"]["0.weight"])
+            task.quantizer.discard()
+        after = task.state()["quantizer"]
+        for kind in ("residuals", "shard_residuals"):
+            torch.testing.assert_close(after[kind], before[kind], rtol=0, atol=0)
+    task.train(range(2, 4))
+    assert same_on_all_ranks(task.weights)
+    with pytest.raises(RuntimeError, match="make the quantizer with discardable=True"):
+        Task().quantizer.discard()
 
 
 def test_residuals_are_dropped():
