@@ -52,6 +52,32 @@ def test_ranks_that_give_up_the_same_step_go_on(place, data):
 
 
 @WORLDS
+@settings(deadline=None, max_examples=20)
+@given(choices=CHOICES)
+def test_means_that_waited_to_be_written_hold_up_nobody(ranks, hosts, choices):
+    """Of gradients in memory that the program owns, too. The next step begins while a rank is busy with a loss."""
+
+    def program(worker: Worker) -> list[torch.Tensor]:
+        clean_step(worker, 0)
+        worker.optimizer.zero_grad()
+        owned = worker.noise(7)
+        for name, gradient in owned.items():
+            worker.optimizer.hand_over(worker.parameters[name], gradient[:])
+        for number in range(3):
+            worker.barrier(f"all is received {number}")
+        worker.optimizer.forget()
+        worker.backward(worker.noise(8))
+        if worker.transport.rank == 0:
+            worker.optimizer.synchronize()
+        worker.barrier("loss")
+        worker.optimizer.step()
+        return [parameter.grad for parameter in worker.parameters.values()]
+
+    seen, _ = on_ranks(ranks, program, SIZES, 4, choices=choices, hosts=hosts, **SHAPE)
+    assert same_on_all(seen)
+
+
+@WORLDS
 def test_a_state_that_is_loaded_brings_back_what_was_owed(ranks, hosts):
     """After a rollback of optimizer and quantizer, what follows is what would have followed without the lost step."""
 
