@@ -89,12 +89,18 @@ class Intake:
         self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
         self.taken[name] = Taken(wire, gradient, False)
 
-    def set_apart(self) -> None:
+    def set_apart(self, waiting: list[torch.Tensor]) -> None:
         """Give memory of its own to each gradient that shares some with another one; it keeps its values.
 
-        On another rank they may not share any, and have different means. Call it before any of these are written.
+        On another rank they may not share any, and have different means.
+
+        Args:
+            waiting: the compressed gradients whose means are not written yet. Others share nothing.
         """
-        written = [taken.gradient for taken in self.taken.values() if taken.wire is not taken.gradient]
+        copied = [
+            each.gradient for each in self.taken.values() if not each.compressed and each.wire is not each.gradient
+        ]
+        written = waiting + copied
         self.apart = {id(written[i]): written[i].clone() for i in overlapping(written)}
 
     def _count(self, gradient: torch.Tensor) -> None:

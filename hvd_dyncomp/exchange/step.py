@@ -169,7 +169,6 @@ class Step:
                 # First of all: ranks that disagree wait for exchanges that never come.
                 self._agreement.reach()
                 self.proposal = self._agreement.proposal
-                self._set_apart()
                 tickets = sum(taken.compressed for taken in self.intake.taken.values())
                 self._tally.reduced(tickets * self._plan.ticket_bytes)
                 if self.fresh:
@@ -236,10 +235,11 @@ class Step:
             streams.join()
 
     def _set_apart(self) -> None:
+        """Before means are written that could not be before: see `Intake.set_apart`."""
         if not self._plan.binding.own_memory:
-            self.intake.set_apart()
-        if self.intake.apart:
-            for exchange in self._exchanges:
+            waiting = [exchange for exchange in self._exchanges if not exchange.over]
+            self.intake.set_apart([each for exchange in waiting for each in exchange.gradients if each is not None])
+            for exchange in waiting:
                 exchange.set_apart(self.intake.apart)
 
     def _exchange(self) -> None:
@@ -251,6 +251,7 @@ class Step:
         while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
             min(under_way, key=lambda exchange: exchange.collectives).wait()
             self._advance()
+        self._set_apart()
         for exchange in self._exchanges:
             exchange.write()
 
@@ -273,6 +274,7 @@ class Step:
 
     def _finish_uncompressed(self) -> None:
         """Reduce gradients that no rank's backward has made, as they are (`exchange.uncompressed`)."""
+        self._set_apart()
         again = self._reduce_again()
         for exchange in again:
             exchange.deliver()
