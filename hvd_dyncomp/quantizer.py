@@ -261,6 +261,16 @@ class DynamicQuantizer(Compressor):
         step.traffic.seconds += time.perf_counter() - began
         return gradient
 
+    def check_replicas(self) -> None:
+        """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
+
+        `Controller.step` does it, too: this is for programs that do not call it, or whose optimizer has a process set.
+
+        Raises:
+            LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
+        """
+        self._lifecycle.check_replicas()
+
     def drop_residuals(self) -> None:
         """Drop all residuals: for programs that discard a step.
 
