@@ -93,15 +93,16 @@ def test_what_only_some_ranks_train_is_not_compared():
     def run(worker: Worker) -> None:
         transport, controller = worker.transport, worker.controller
         idle = DynamicQuantizer(controller, transport=transport)
-        own = None
+        alive = [idle]
         if transport.rank:
-            named = {f"own.{transport.rank}.{n}": p for n, p in parameters(SIZES).items()}
             own = DynamicQuantizer(controller, transport=transport)
-            own.attach(SimulatedOptimizer(named, own, transport))
+            optimizer = SimulatedOptimizer({f"own.{n}": p for n, p in parameters(SIZES).items()}, own, transport)
+            own.attach(optimizer)
+            alive += [own, optimizer]
         worker.step(worker.noise(0))
         assert controller.step({}) == 4
         assert Controller(8, transport=transport).step({}) == 8
-        assert idle is not own
+        assert len(alive) == (3 if transport.rank else 1)
 
     on_ranks(RANKS, run, SIZES, 4)
 
