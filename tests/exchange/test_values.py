@@ -44,6 +44,29 @@ def test_what_nobody_has_used_does_not_move(ranks, hosts, bits):
 
 
 @WORLDS
+@pytest.mark.parametrize("bits", [4, 3, 2, 1, 0.5, 0.25, 0.125])
+def test_values_whose_gradient_is_always_zero(ranks, hosts, bits):
+    """As unused rows of an embedding among used ones. The levels without a code for zero move them, in bounds."""
+
+    def program(worker: Worker) -> tuple[torch.Tensor, float]:
+        largest = 0.0
+        for step in range(30):
+            gradients = worker.noise(step)
+            gradients["rows"].view(-1, 16)[::3] = 0
+            worker.step(gradients)
+            largest = max(largest, float(worker.parameters["rows"].detach().view(-1, 16)[::3].abs().max()))
+        return worker.parameters["rows"].detach().view(-1, 16), largest
+
+    seen, _ = on_ranks(ranks, program, {"rows": 16 * 120}, bits, hosts=hosts)
+    for rows, largest in seen:
+        assert rows[1].any()
+        if bits in (1, 2):
+            assert 0 < largest < 4  # the gradients' standard deviation is 1 on each rank
+        else:
+            assert largest == 0
+
+
+@WORLDS
 @LEVELS
 def test_what_only_one_rank_has_used_arrives_everywhere(ranks, hosts, bits):
     def program(worker: Worker):

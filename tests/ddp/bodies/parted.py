@@ -38,7 +38,8 @@ def train(model: nn.Module, parameters=None, context: Callable = contextlib.null
         optimizer.step()
 
 
-def lbfgs_on_local_losses(model, module):
+def lbfgs(model: nn.Module, seen: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A step by losses as `seen`."""
     # With both losses the line search takes two evaluations here; with another number ranks would wait for each other.
     optimizer = torch.optim.LBFGS(model.parameters(), lr=5, max_iter=1, line_search_fn="strong_wolfe")
 
@@ -46,9 +47,13 @@ def lbfgs_on_local_losses(model, module):
         optimizer.zero_grad()
         loss = loss_of(model, 0)
         loss.backward()
-        return loss
+        return seen(loss.detach())
 
     optimizer.step(closure)
+
+
+def lbfgs_on_local_losses(model, module):
+    lbfgs(model, lambda loss: loss)
 
 
 def a_state_assigned_after_wrapping(model, module):
@@ -128,6 +133,17 @@ def test_ordinary_loops_are_none(bits, dtype, rank):
         quantizer.controller.step({"loss": rank}, num_samples=rank)
     model.module.values[0].requires_grad_(False)
     quantizer.check_replicas()
+
+
+def test_lbfgs_on_mean_losses_is_none(size):
+    model, quantizer = wrapped(network())
+
+    def mean(loss: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(loss)
+        return loss / size
+
+    lbfgs(model, mean)
+    quantizer.controller.step({})
 
 
 def test_what_the_model_is_told_to_ignore_may_differ(rank):
