@@ -5,7 +5,9 @@ import pytest
 import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_of, noise, on_ranks
 
+from hvd_dyncomp import DynamicQuantizer
 from hvd_dyncomp.exchange.plan import Tickets
+from hvd_dyncomp.transport.in_process import World
 
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
 
@@ -190,6 +192,22 @@ def test_what_is_small_has_eight_bits_at_least(ranks, hosts, bits):
         for got in results:
             # Half a step of each of two quantizations, or of a mantissa of 8 bits within a host.
             assert (got[name] - expected).abs().max() <= 4 / 127
+
+
+def test_of_1024_values_a_tensor_is_no_longer_small():
+    """By default; smaller ones have 8 bits at least."""
+
+    def program(transport):
+        named = {"below": torch.nn.Parameter(torch.zeros(1023)), "large": torch.nn.Parameter(torch.zeros(1024))}
+        optimizer = SimulatedOptimizer(named, DynamicQuantizer(1, transport=transport), transport)
+        for name, p in named.items():
+            optimizer.backward(p, noise(name, p.numel(), transport.rank, 0))
+        optimizer.step()
+        expected = {name: mean_of(name, p.numel(), 0, range(2), 2) for name, p in named.items()}
+        return {name: float((p.grad - expected[name]).norm() / expected[name].norm()) for name, p in named.items()}
+
+    for errors in World(2).run(program):
+        assert errors["below"] < 0.02 and errors["large"] > 0.4
 
 
 @pytest.mark.parametrize("fp16", [False, True])
