@@ -11,8 +11,9 @@ from dataclasses import asdict
 from numbers import Real
 from typing import Any
 
-from hvd_dyncomp.checks import finite, integer, one_of, shown
+from hvd_dyncomp.checks import boolean, finite, integer, one_of, shown
 from hvd_dyncomp.errors import ControllerError, LockstepError
+from hvd_dyncomp.exchange import lookout, replicas
 from hvd_dyncomp.exchange.lookout import Lookout
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
@@ -37,6 +38,9 @@ class Controller:
             "hold" the level with a warning.
         nan_patience: epochs with non-finite metrics hold the level. After this many in a row compression is released to
             32 bits, until the metrics are finite again.
+        check_replicas: whether `step` also checks that all ranks hold the same parameters, bit for bit. It reads them
+            once (46 ms for 25.6 million float32 values, on one core). Switch it off if ranks are to differ at the end
+            of an epoch. The same on all ranks.
         transport: connects the ranks that call `step`; default Horovod, all ranks. Without Horovod:
             `hvd_dyncomp.ddp.transport()`.
 
@@ -65,6 +69,7 @@ class Controller:
         *,
         on_error: str = "raise",
         nan_patience: int = 2,
+        check_replicas: bool = True,
         transport: Transport | None = None,
     ) -> None:
         if policy is None:
@@ -77,6 +82,7 @@ class Controller:
         _check_config(self.policy)
         self.on_error = one_of("on_error", on_error, ("raise", "hold"))
         self.nan_patience = integer("nan_patience", nan_patience, 1)
+        self.check_replicas = boolean("check_replicas", check_replicas)
         self.transport = given_or_horovod(transport)
         self.history: list[Record] = []
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
@@ -111,8 +117,9 @@ class Controller:
         Raises:
             ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed unusable metrics.
                 The message has the cause and the rank.
-            LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration; or
-                another rank goes on training instead (noticed if its optimizer works among all ranks).
+            LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration; a
+                parameter is not the same on all ranks; or another rank goes on training instead (these two are noticed
+                if the optimizer works among all ranks).
         """
         reports = self._gathered(self._report(metrics, epoch, num_samples))
         self._check_reports(reports)
@@ -135,12 +142,12 @@ class Controller:
         transport = self.transport
         if transport.size == 1:
             return [report]
-        lookout = Lookout(self, transport)
+        waiting = Lookout(self, transport)
         handle = start_gather_json(transport, report, "hvd_dyncomp.controller.metrics")
-        lookout.wait(handle)
+        waiting.wait(handle)
         reports = finish_gather_json(transport, handle)
-        everybody = gather_json(transport, lookout.labels, "hvd_dyncomp.controller.waited")
-        lookout.end(label for labels in everybody for label in labels)
+        everybody = gather_json(transport, waiting.labels, "hvd_dyncomp.controller.waited")
+        waiting.end(label for labels in everybody for label in labels)
         return reports
 
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
@@ -200,11 +207,19 @@ class Controller:
         for rank, theirs in enumerate(everyone):
             if "error" in theirs:
                 raise ControllerError(f"the policy's config() failed on rank {rank}: {theirs['error']}")
+        briefs = [theirs.pop("replicas") for theirs in everyone]
         for rank, theirs in enumerate(everyone):
             found = _first_difference(everyone[0], theirs)
             if found:
                 what, first, other = found[0], *map(shown, found[1:])
                 raise LockstepError(f"after Controller.step rank 0 has {what} {first}, rank {rank} has {other}")
+        if not replicas.alike(briefs):
+            replicas.compare(self.transport, self._models, "hvd_dyncomp.controller.replicas")
+
+    def _models(self) -> dict[str, list[tuple[str, Any]]]:
+        """What is compared: the parameters that its quantizers' optimizers train, by their labels."""
+        compared = self.check_replicas and self.transport.size > 1
+        return {label: each.trained() for label, each in lookout.registered(self).items()} if compared else {}
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks. Never raises: the other ranks wait for it."""
@@ -215,7 +230,8 @@ class Controller:
             return {"error": f"{type(error).__name__}: {error}"}
         # The history as a checksum: it grows with every epoch.
         checksum = zlib.crc32(history.encode())
-        return {"config": json.loads(config), "epoch": self.epoch - 1, "bits": self._bits, "history": checksum}
+        state = {"config": json.loads(config), "epoch": self.epoch - 1, "bits": self._bits, "history": checksum}
+        return {**state, "check_replicas": self.check_replicas, "replicas": replicas.brief(self._models)}
 
     def sync(self) -> None:
         """Take over rank 0's history and level. Collective. For workers that join a run (`hvd_dyncomp.elastic`)."""

@@ -280,6 +280,16 @@ class DynamicQuantizer(Compressor):
             raise RuntimeError("discard must be called between steps, but gradients are in flight")
         self._lifecycle.discard()
 
+    def check_replicas(self) -> None:
+        """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
+
+        `Controller.step` does it, too: this is for programs that do not call it, or whose optimizer has a process set.
+
+        Raises:
+            LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
+        """
+        self._lifecycle.check_replicas()
+
     def drop_residuals(self) -> None:
         """Drop all residuals: for a run that begins anew, such as another fold of a cross-validation.
 

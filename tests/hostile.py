@@ -243,6 +243,7 @@ TABLE = {
             + [Says(Decision(4, ""), config) for config in ([], "x", {"a": np.zeros(2)}, {"a": {1}}, {1: 2, "a": 3})],
             "on_error": CHOICE,
             "nan_patience": COUNT,
+            "check_replicas": SWITCH,
             "transport": [4, "mpi", [], object(), Unspeakable()],
         },
     ),

@@ -190,6 +190,21 @@ def test_a_level_is_a_policy(bits):
     assert controller.bits == bits and controller.state_dict() == Controller(Static(bits)).state_dict()
 
 
+def test_a_state_of_the_former_default_is_replayed_under_this_one(caplog):
+    """Six epochs at a level released it; now they do not if the accuracy rises."""
+    before = Controller(StepFunction(stagnation="time", loss=None))
+    for epoch in range(6):
+        before.step({"val_accuracy": 0.1 + 0.01 * epoch})
+    assert before.bits == 32
+    controller = Controller(StepFunction(loss=None))
+    with caplog.at_level(logging.WARNING):
+        controller.load_state_dict(before.state_dict())
+    assert [record.getMessage() for record in caplog.records] == [
+        "Controller: the loaded state has stagnation='time'; this controller keeps 'plateau'"
+    ]
+    assert controller.bits == 32 and controller.step({"val_accuracy": 0.2}) == 4
+
+
 @pytest.mark.parametrize("policy", [5.5, True, "4", [4]])
 def test_what_is_neither(policy):
     with pytest.raises((TypeError, ValueError), match="policy must be"):

@@ -1,5 +1,7 @@
 """The documentation: links lead somewhere, the site has every page and name, examples run, figures are copied right."""
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -116,6 +118,23 @@ def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) 
         wanted = figure.removesuffix(" %")
         found = [*rows(DOCS / "study.md", in_study), *rows(DOCS / "study" / "tables.md", in_study)]
         assert any(f"| {wanted} |" in one for one in found), figure
+
+
+def test_the_limits_of_the_readme_are_those_of_the_benchmarks() -> None:
+    """Memory at 4 bits, and the most workers in anything that was timed."""
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = (
+        r"4 bits: ([\d.]+) bytes per value with two workers .*?, ([\d.]+) with three, ([\d.]+ to [\d.]+) on two hosts"
+    )
+    [row] = rows(DOCS / "benchmarks.md", "ours, 4 bits")[-1:]
+    two, three, hosts = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    found = re.search(said, text)
+    assert found and found.groups() == (two, three, hosts.replace("–", " to "))
+    assert "Nothing was timed with more than eight workers" in text
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in (DOCS / "bench").glob("*.json")]
+    layouts = [one["layout"] for each in runs for one in each.get("seen", [])]
+    workers = [each["workers"] for each in runs if "workers" in each]
+    assert max(workers) == 8 and all(math.prod(map(int, each.split("x"))) <= 8 for each in layouts)
 
 
 def run(program: str, folder: Path) -> str:

@@ -114,10 +114,11 @@ EXCHANGE = {
     "step": {"agreement", "intake", "one_bucket", "plan", "step_levels", "tally", "uncompressed", "uninterrupted"},
     "states": {"handshake", "intake", "plan", "step", "uncompressed", "wire"},
     "lifecycle": {
-        *("advice", "binding", "intake", "plan", "residual_state", "settings", "states", "step", "step_levels"),
-        "uninterrupted",
+        *("advice", "binding", "intake", "plan", "replicas", "residual_state", "settings", "states", "step"),
+        *("step_levels", "uninterrupted"),
     },
     "lookout": {"handshake", "wire"},
+    "replicas": {"wire"},
 }
 REPORT = {
     "markup": set(),

@@ -60,23 +60,32 @@ def test_the_loss_counts_by_fractions_of_itself():
 
 
 def test_slow_epochs_of_a_release_do_not_count():
-    policy = ladder(loss_patience=3, stagnation_patience=1, release_epochs=2, cooldown=9)
+    policy = ladder(loss_patience=3, stagnation="time", stagnation_patience=1, release_epochs=2, cooldown=9)
     assert trace(policy, [0.1] * 7, [1.0] * 7) == [4, 4, 32, 32, 4, 4, 4, 8]
 
 
 def test_a_step_that_is_raised_spends_an_epoch_of_the_cooldown():
-    policy = ladder(loss=None, stagnation_patience=0, release_epochs=1, cooldown=2)
+    policy = ladder(loss=None, stagnation="time", stagnation_patience=0, release_epochs=1, cooldown=2)
     assert trace(policy, [0.1, 0.1, 0.6, 0.6, 0.6]) == [4, 32, 4, 8, 8, 32]
 
 
+def test_training_that_goes_on_is_not_released():
+    """Forty epochs below the first threshold, in which the accuracy has a new best every third epoch."""
+    rising = [0.3 + 0.004 * epoch - 0.01 * (epoch % 3) for epoch in range(40)]
+    losses = [0.95**epoch for epoch in range(40)]
+    assert trace(ladder(), rising, losses) == [4] * 41
+    assert trace(ladder(), [0.3] * 40, losses)[:8] == [4] * 7 + [32]
+    assert trace(ladder(stagnation="time"), rising, losses)[:40].count(32) == 7
+
+
 def test_stagnation_in_time_releases_and_returns():
-    policy = ladder(stagnation_patience=2, release_epochs=2, cooldown=1)
+    policy = ladder(stagnation="time", stagnation_patience=2, release_epochs=2, cooldown=1)
     # Three epochs at the step exceed patience; two at 32; cooldown, and three more.
     assert trace(policy, [0.1] * 12) == [4, 4, 4, 32, 32, 4, 4, 4, 4, 32, 32, 4, 4]
 
 
 def test_a_plateau_is_counted_from_the_best_value():
-    policy = ladder(stagnation="plateau", stagnation_patience=2, release_epochs=1, cooldown=0)
+    policy = ladder(stagnation_patience=2, release_epochs=1, cooldown=0)
     assert trace(policy, [0.1, 0.2, 0.3, 0.3, 0.25, 0.3, 0.31]) == [4, 4, 4, 4, 4, 4, 32, 4]
 
 
@@ -87,13 +96,13 @@ def test_no_release_at_the_top_unless_asked():
 
 
 def test_no_release_that_could_not_finish():
-    arguments = {"stagnation_patience": 2, "release_epochs": 2}
+    arguments = {"stagnation": "time", "stagnation_patience": 2, "release_epochs": 2}
     assert trace(ladder(total_epochs=5, **arguments), [0.1] * 5)[3:5] == [32, 32]
     assert 32 not in trace(ladder(total_epochs=4, **arguments), [0.1] * 4)
 
 
 def test_a_threshold_reached_in_a_release_counts_when_it_ends():
-    policy = ladder(stagnation_patience=2, release_epochs=2)
+    policy = ladder(stagnation="time", stagnation_patience=2, release_epochs=2)
     assert trace(policy, [0.1, 0.1, 0.1, 0.6, 0.1]) == [4, 4, 4, 32, 32, 8]
 
 

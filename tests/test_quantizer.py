@@ -58,12 +58,15 @@ def test_defaults():
 
 def test_one_worker_trains_as_without():
     """Horovod registers no hooks for a single worker; nothing must stand in its way."""
-    model = torch.nn.Linear(100, 50)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=DynamicQuantizer())
+    model, quantizer = torch.nn.Linear(100, 50), DynamicQuantizer(1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=quantizer)
     before = model.weight.detach().clone()
     model(torch.ones(4, 100)).sum().backward()
     optimizer.step()
     torch.testing.assert_close(model.weight.detach(), before - 0.1 * 4)
+    assert quantizer.meter.total().sent_bytes == 0
+    quantizer.controller.step({})
+    quantizer.check_replicas()
 
 
 def test_state_before_the_first_step_round_trips():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ class ModelGradients(Source):
     ) -> None:
         self.without_momentum = isinstance(optimizer, WithoutMomentum)
         self.transport = among
+        self._model = weakref.ref(model)  # which has the quantizer, by its hook
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
         self.label = f"model{among.models}"
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
@@ -70,6 +72,17 @@ class ModelGradients(Source):
         for device in {parameter.device for _, parameter in self.named}:
             if obstacle := among.obstacle(device):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
+
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        model = self._model()
+        if model is None:
+            return []
+        reduced = {name for name, _ in self.named}
+        return [
+            (name, parameter)
+            for name, parameter in model.module.named_parameters()
+            if (parameter.requires_grad or name in reduced) and name not in model.parameters_to_ignore
+        ]
 
     def fresh(self, parameter: torch.Tensor) -> bool:
         return True  # only backward calls the hook

@@ -22,6 +22,7 @@ from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_model
 from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.advice import CAPTURED, NO_OPTIMIZER, Advice
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.step_levels import StepLevels
@@ -125,6 +126,15 @@ class Quantizer:
         """
         self._between_steps("discard")
         self._plan.discard()
+
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, parameter) of all that training changes as the model is now, whether it is reduced or not."""
+        return self._source.trained()
+
+    def check_replicas(self) -> None:
+        """As `DynamicQuantizer.check_replicas`, of every parameter of the model that is trained, or reduced."""
+        if self._transport.size > 1:
+            compare(self._transport, lambda: {"": self.trained()}, f"hvd_dyncomp.{self._source.label}.replicas")
 
     def drop_residuals(self) -> None:
         """Drop all residuals, as for another fold of a cross-validation. Call it on every rank, between steps.

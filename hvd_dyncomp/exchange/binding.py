@@ -40,7 +40,7 @@ class Binding(Source):
         self.rank, self.world_size = self.transport.rank, self.transport.size
         self.factor = horovod_optimizer.factor_of(optimizer, self.world_size)
         self.label, self.kind = horovod_optimizer.label_of(optimizer), type(optimizer).__name__
-        names = horovod_optimizer.names_of(optimizer) if names is None else names
+        self._names = names = horovod_optimizer.names_of(optimizer) if names is None else names
         parameters = horovod_optimizer.reduced_parameters(optimizer)
         unnamed = [tuple(p.shape) for p in parameters if p not in names]
         if unnamed:
@@ -67,6 +67,15 @@ class Binding(Source):
     def outdated(self) -> bool:
         """Whether rank or world size have changed, as they may when Horovod is initialized again."""
         return (self.rank, self.world_size) != (self.transport.rank, self.transport.size)
+
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        return [
+            (self._names.get(parameter, f"{i} of group {group}"), parameter)
+            for group, each in enumerate(groups)
+            for i, parameter in enumerate(each["params"])
+            if parameter.requires_grad or parameter in self._index
+        ]
 
     def any_fresh(self) -> bool:
         """Whether backward has made any gradient since the last exchange. Call it in every step, before `fresh`."""

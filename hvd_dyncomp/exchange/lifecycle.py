@@ -33,6 +33,7 @@ from hvd_dyncomp.exchange.advice import (
 from hvd_dyncomp.exchange.binding import Binding
 from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.states import Bound, Failed, FailedStep, State, Stepping, Unbound
 from hvd_dyncomp.exchange.step import Step
@@ -100,6 +101,22 @@ class Lifecycle:
         if self.plan is None or optimizer is None or not horovod_optimizer.among_all(optimizer):
             return None
         return self.plan.binding.label
+
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, parameter) of all that the optimizer trains now.
+
+        Raises:
+            RuntimeError: no optimizer is known.
+        """
+        if self.plan is None:
+            raise RuntimeError("no optimizer is known yet; call it after a step, or after attach(optimizer)")
+        return self.plan.binding.trained()
+
+    def check_replicas(self) -> None:
+        """See `DynamicQuantizer.check_replicas`."""
+        ranks = self._transport if self.plan is None else self.plan.transport
+        if ranks.size > 1:
+            compare(ranks, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Plan:
         """Make a plan for an optimizer and move the residuals into it.

@@ -1,4 +1,4 @@
-"""Notice that other ranks train while this one is in `Controller.step`.
+"""What a controller knows of its quantizers, and the lookout: other ranks may train while one is in `Controller.step`.
 
 `if hvd.rank() == 0: controller.step(...)` would make rank 0 wait for the others' metrics, and the others for its
 handshake, for ever. So a rank that has waited in `Controller.step` for a while shakes hands as well, with a flag, for
@@ -8,9 +8,12 @@ shakes hands, too.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+import torch
 
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
@@ -28,13 +31,25 @@ class Labelled(Protocol):
     def label(self) -> str | None:
         """Part of the names of its collectives; None if it has none among all ranks, or none yet."""
 
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, parameter) of all that its optimizer, or its model, trains now."""
 
-_lifecycles: weakref.WeakKeyDictionary[object, weakref.WeakSet[Labelled]] = weakref.WeakKeyDictionary()
+
+# By controller; in order, by a number that counts up.
+_lifecycles: weakref.WeakKeyDictionary[object, weakref.WeakValueDictionary[int, Labelled]]
+_lifecycles = weakref.WeakKeyDictionary()
+_number = itertools.count()
 
 
 def register(controller: object, lifecycle: Labelled) -> None:
     """Register a quantizer's lifecycle under the controller that gives its level."""
-    _lifecycles.setdefault(controller, weakref.WeakSet()).add(lifecycle)
+    _lifecycles.setdefault(controller, weakref.WeakValueDictionary())[next(_number)] = lifecycle
+
+
+def registered(controller: object) -> dict[str, Labelled]:
+    """By label. Of several with the same label, the last: the others wait to be deleted, on some ranks longer."""
+    known = list(_lifecycles.get(controller, {}).values())
+    return {one.label: one for one in known if one.label is not None}
 
 
 class Lookout:
@@ -50,7 +65,7 @@ class Lookout:
 
     def __init__(self, controller: object, transport: Transport) -> None:
         self._transport = transport
-        self._known = {one.label for one in _lifecycles.get(controller, ()) if one.label is not None}
+        self._known = set(registered(controller))
         self._handshakes: dict[str, Handshake] = {}
 
     @property

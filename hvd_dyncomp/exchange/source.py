@@ -38,5 +38,9 @@ class Source(ABC):
     without_momentum: bool
 
     @abstractmethod
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, parameter) of all that training changes as things are now, whether it is reduced or not."""
+
+    @abstractmethod
     def fresh(self, parameter: torch.Tensor) -> bool:
         """Whether backward has made a gradient for this parameter since the last exchange."""

@@ -30,7 +30,7 @@ class _Trace:
 
 
 class StepFunction(Policy):
-    """The paper's rule: a ladder of levels that training climbs, and a release to 32 bits when it is stuck.
+    """A ladder of levels that training climbs, and a release to 32 bits when it is stuck: the paper's policy.
 
     With levels l_0, l_1, ... and thresholds tau_1 < tau_2 < ..., after every epoch:
 
@@ -39,8 +39,12 @@ class StepFunction(Policy):
        step rises by one.
     3. Ratchet: the step never falls. It ends at the top of the ladder.
     4. Stagnation: compression is released to 32 bits for `release_epochs` epochs, after more than `stagnation_patience`
-       epochs at the same step (`stagnation="time"`) or without a new best of `monitor` (`"plateau"`). It then returns
-       to its step, and for `cooldown` epochs nothing counts towards the next release.
+       epochs at the same step without a new best of `monitor`. It then returns to its step, and for `cooldown` epochs
+       nothing counts towards the next release.
+
+    The paper's own rule 4 is `stagnation="time"`: it counts all epochs at the same step. So it also releases training
+    that goes on: of 40 epochs that improve steadily below the first threshold, 7 are sent uncompressed, which makes 8.9
+    bits in the mean in place of 4.
 
     Epochs of a release do not count for rules 2 and 4. Rule 1 goes on; a step that it raises holds after the release.
 
@@ -56,8 +60,8 @@ class StepFunction(Policy):
         loss: name of the loss for rule 2, less is better; None switches the rule off.
         min_improvement: relative fall of the loss below which an epoch is slow; at least 0, less than 1.
         loss_patience: slow epochs in a row that raise the step.
-        stagnation: "time", "plateau" or None (never release).
-        stagnation_patience: number of epochs that does not yet cause a release.
+        stagnation: epochs at a step that lead to a release: "plateau", those without a new best; "time", all; None, no.
+        stagnation_patience: number of such epochs that does not yet cause a release.
         release_epochs: length of a release, epochs.
         cooldown: epochs after a release in which nothing counts towards the next.
         release_at_top: whether the last step is released, too.
@@ -81,7 +85,7 @@ class StepFunction(Policy):
         loss: str | None = "train_loss",
         min_improvement: float = 0.01,
         loss_patience: int = 3,
-        stagnation: str | None = "time",
+        stagnation: str | None = "plateau",
         stagnation_patience: int = 5,
         release_epochs: int = 2,
         cooldown: int = 3,

@@ -179,8 +179,13 @@ def _add_step_policy(parser: argparse.ArgumentParser) -> None:
     )
     add("--min-improvement", type=fraction, default=0.01, metavar="R", help="relative improvement that counts")
     add("--loss-patience", type=count, default=3, metavar="N", help="epochs in a row without it before a step up")
-    add("--stagnation", choices=("time", "plateau", "none"), default="time", help="when to release to 32 bits")
-    add("--stagnation-patience", type=count, default=5, metavar="N", help="epochs at a level before a release")
+    add(
+        "--stagnation",
+        choices=("plateau", "time", "none"),
+        default="plateau",
+        help="which epochs at a level lead to a release to 32 bits: those without a better accuracy, or all",
+    )
+    add("--stagnation-patience", type=count, default=5, metavar="N", help="such epochs before a release")
     add("--release-epochs", type=count, default=2, metavar="N", help="epochs that a release lasts")
     add(
         "--cooldown",

@@ -72,6 +72,20 @@ def test_what_leaves_a_host_does_not_grow_with_its_workers(n_hosts, workers, bit
     assert got == pytest.approx(expected * values / 8 + reduced + sections * HEADER_BYTES, rel=1e-9)
 
 
+def test_on_hosts_of_different_numbers_of_workers_more_leaves():
+    """Three workers exchange in thirds among all: of 4 bits, a third more than two even hosts send."""
+    values = 512 * 480
+    leaving, _ = on_ranks(
+        3,
+        lambda worker: worker.step(worker.noise(0)) and worker.quantizer.meter.total().leaving_bytes,
+        {"a": values},
+        4,
+        hosts=(0, 0, 1),
+        block_size=512,
+    )
+    assert [sum(leaving[:2]) * 8 / values, leaving[2] * 8 / values] == pytest.approx([4 * 4 / 3] * 2, rel=0.03)
+
+
 @BY_HOST
 def test_neighbours_are_sent_two_bytes_a_value_or_four(ranks, hosts):
     for bits, width in ((7, 2), (8, 4), (16, 4)):

@@ -5,7 +5,9 @@ import pytest
 import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_of, noise, on_ranks
 
+from hvd_dyncomp import DynamicQuantizer
 from hvd_dyncomp.exchange.plan import Tickets
+from hvd_dyncomp.transport.in_process import World
 
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
 
@@ -41,6 +43,29 @@ def test_what_nobody_has_used_does_not_move(ranks, hosts, bits):
     results, _ = on_ranks(ranks, program, {"a": 40, "b": 40, "c": 40}, bits, hosts=hosts)
     for unused, used in results:
         assert not unused.any() and used.any()
+
+
+@WORLDS
+@pytest.mark.parametrize("bits", [4, 3, 2, 1, 0.5, 0.25, 0.125])
+def test_values_whose_gradient_is_always_zero(ranks, hosts, bits):
+    """As unused rows of an embedding among used ones. The levels without a code for zero move them, in bounds."""
+
+    def program(worker: Worker) -> tuple[torch.Tensor, float]:
+        largest = 0.0
+        for step in range(30):
+            gradients = worker.noise(step)
+            gradients["rows"].view(-1, 16)[::3] = 0
+            worker.step(gradients)
+            largest = max(largest, float(worker.parameters["rows"].detach().view(-1, 16)[::3].abs().max()))
+        return worker.parameters["rows"].detach().view(-1, 16), largest
+
+    seen, _ = on_ranks(ranks, program, {"rows": 16 * 120}, bits, hosts=hosts)
+    for rows, largest in seen:
+        assert rows[1].any()
+        if bits in (1, 2):
+            assert 0 < largest < 4  # the gradients' standard deviation is 1 on each rank
+        else:
+            assert largest == 0
 
 
 @WORLDS
@@ -167,6 +192,22 @@ def test_what_is_small_has_eight_bits_at_least(ranks, hosts, bits):
         for got in results:
             # Half a step of each of two quantizations, or of a mantissa of 8 bits within a host.
             assert (got[name] - expected).abs().max() <= 4 / 127
+
+
+def test_of_1024_values_a_tensor_is_no_longer_small():
+    """By default; smaller ones have 8 bits at least."""
+
+    def program(transport):
+        named = {"below": torch.nn.Parameter(torch.zeros(1023)), "large": torch.nn.Parameter(torch.zeros(1024))}
+        optimizer = SimulatedOptimizer(named, DynamicQuantizer(1, transport=transport), transport)
+        for name, p in named.items():
+            optimizer.backward(p, noise(name, p.numel(), transport.rank, 0))
+        optimizer.step()
+        expected = {name: mean_of(name, p.numel(), 0, range(2), 2) for name, p in named.items()}
+        return {name: float((p.grad - expected[name]).norm() / expected[name].norm()) for name, p in named.items()}
+
+    for errors in World(2).run(program):
+        assert errors["below"] < 0.02 and errors["large"] > 0.4
 
 
 @pytest.mark.parametrize("fp16", [False, True])

@@ -92,7 +92,7 @@ def test_defaults_are_the_papers_ladder() -> None:
     args = parse([])
     assert (args.compression, args.policy, args.levels) == ("dynamic", "step", (4, 8, 16))
     assert len(args.thresholds) == 2
-    assert args.stagnation == "time"
+    assert args.stagnation == "plateau"
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,32 @@ def test_a_controller_moves_the_level_on_all_ranks(rank):
     assert tasks[0].quantizer.relative_errors()
 
 
+@pytest.mark.parametrize("bits", [4, 2, 1, 0.25])
+def test_unused_rows_of_an_embedding(bits, rank):
+    """Every other row, and the padding's: 1 and 2 bits have no code for zero. -s prints docs/math.md's figures."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(400, 32, padding_idx=0), nn.Flatten(), nn.Linear(8 * 32, 10))
+    before = module[0].weight.detach().clone()
+    model = DistributedDataParallel(module)
+    quantizer = ddp.compress(model, bits)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(100):
+        rows = 2 * torch.randint(0, 200, (64, 8), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(rows), rows.sum(1) // 2 % 10).backward()
+        optimizer.step()
+    quantizer.check_replicas()
+    moved = module[0].weight.detach() - before
+    used, unused, padding = (float(part.square().mean().sqrt()) for part in (moved[2::2], moved[1::2], moved[:1]))
+    if bits in (1, 2):
+        assert 0 < unused < 0.3 * used and 0 < padding < 0.3 * used
+    else:
+        assert unused == padding == 0 < used
+    if rank == 0:
+        print(f"{bits} bits: unused rows {unused / used:.3f}, padding {padding / used:.3f} of used rows")
+
+
 def test_few_bits_without_momentum():
     model = DistributedDataParallel(Linear())
     optimizer = hvd_dyncomp.without_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))

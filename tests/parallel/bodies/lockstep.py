@@ -1,6 +1,7 @@
 """Whatever one rank does wrong, every rank gets the same error, soon."""
 
 import math
+import re
 import time
 
 import horovod.torch as hvd
@@ -158,6 +159,48 @@ def test_another_history_on_one_rank(rank):
         controller.load_state_dict(state)
     with pytest.raises(LockstepError, match="rank 0 has history"):
         controller.step({"loss": 1.0})
+
+
+def test_replicas_that_have_parted(rank, size, request):
+    """In the middle of a run that may go on: nothing is left over from the comparison."""
+    controller = Controller(Static(4))
+    problem = Problem(prefix=request.node.name, compression=DynamicQuantizer(controller))
+    for step in range(3):
+        problem.reduce(problem.draw(seed=step))
+        problem.step()
+        controller.step({})
+    text = f"parameter {request.node.name}odd is not the same on rank 0 and rank {size - 1}; 1 of 6"
+    before = problem.parameters["odd"].detach().clone()
+    problem.parameters["odd"].data[-1] += rank == size - 1
+    for check in (lambda: controller.step({}), problem.optimizer._compression.check_replicas):
+        with pytest.raises(LockstepError, match=re.escape(text)):
+            check()
+    controller.check_replicas = False
+    controller.step({})
+    controller.check_replicas = rank != 1
+    with pytest.raises(LockstepError, match="rank 0 has check_replicas True, rank 1 has False"):
+        controller.step({})
+    controller.check_replicas = True
+    problem.parameters["odd"].data.copy_(before)
+    problem.reduce(problem.draw(seed=5))
+    controller.step({})
+
+
+def test_replicas_in_a_process_set(rank, size, request):
+    """Of the first and the last rank. The others train nothing, and their controller compares nothing."""
+    if size == 2:
+        pytest.skip("the set would be of all ranks")
+    some, controller = hvd.add_process_set([0, size - 1]), Controller(Static(4))
+    if some.included():
+        quantizer = DynamicQuantizer(controller)
+        problem = Problem(prefix=request.node.name, names=["long"], compression=quantizer, process_set=some)
+        problem.reduce(problem.draw(seed=1))
+        quantizer.check_replicas()
+        problem.parameters["long"].data += rank
+        with pytest.raises(LockstepError, match="parameter .*long is not the same on rank 0 and rank 1; 1 of 1"):
+            quantizer.check_replicas()
+    controller.step({})
+    hvd.remove_process_set(some)
 
 
 def disagreeing(request, **arguments):

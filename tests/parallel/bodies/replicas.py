@@ -34,6 +34,7 @@ def train(steps, **arguments):
             q.controller.step({"loss": loss.item()}, epoch=step)
         if step % 20 == 19:
             assert same_on_all_ranks(model.parameters(), f"replicas{step}"), f"replicas differ after step {step}"
+    q.check_replicas()
     return model, losses, levels_seen
 
 

@@ -16,7 +16,13 @@ class Run:
 
     def __init__(self, rounding="nearest"):
         policy = StepFunction(
-            levels=(2, 4), thresholds=(0.9,), loss=None, stagnation_patience=2, release_epochs=2, cooldown=0
+            levels=(2, 4),
+            thresholds=(0.9,),
+            loss=None,
+            stagnation="time",
+            stagnation_patience=2,
+            release_epochs=2,
+            cooldown=0,
         )
         self.controller = Controller(policy)
         self.quantizer = DynamicQuantizer(self.controller, rounding=rounding, bucket_bytes=30_000)

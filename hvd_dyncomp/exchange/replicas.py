@@ -1,0 +1,107 @@
+"""The check that all ranks hold the same parameters, bit for bit: what parts them is often a mistake that nobody sees.
+
+`Controller.step` gathers one number for each model (`brief`), and only if those differ, one for each parameter
+(`compare`). A number is `zlib.crc32` of the parameter's bytes in logical order: 46 ms for 25.6 million float32 values.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.exchange.wire import checksum
+from hvd_dyncomp.transport.base import Transport, gather_json
+
+Models = Callable[[], Mapping[str, Sequence[tuple[str, torch.Tensor]]]]  # (name, parameter) pairs by label
+
+_PART = 2**23  # values that are copied at a time: of a GPU, or where there are NaNs
+_CAUSES = (
+    "Usual causes: gradients that are not exchanged (all forwards in no_sync; a module unfrozen or added, or "
+    "load_state_dict(assign=True), after the model was wrapped), steps on gradients before they are means (LBFGS, "
+    "hooks that step), ranks that began with other parameters. If ranks are to differ, pass "
+    "Controller(..., check_replicas=False)"
+)
+
+
+def brief(models: Models) -> dict[str, int] | None:
+    """One number for the parameters of each model, by label; None if they cannot be read. Never raises."""
+    try:
+        return {label: checksum(json.dumps(_numbers(named, exact=True))) for label, named in models().items()}
+    except Exception:  # noqa: BLE001  # the other ranks wait; `compare` says why
+        return None
+
+
+def alike(everyone: Sequence[Mapping[str, Any] | None]) -> bool:
+    """Whether models of several ranks are the same, by what `brief` returned on each rank."""
+    return not any(_differing([each or {} for each in everyone])) and None not in everyone
+
+
+def compare(transport: Transport, models: Models, name: str) -> None:
+    """Compare each parameter of the models that several ranks have. Collective. A NaN is equal to any NaN.
+
+    Args:
+        transport: connects the ranks.
+        models: this rank's.
+        name: of the collective.
+
+    Raises:
+        LockstepError: on every rank: a parameter differs, or a rank cannot read its parameters.
+    """
+    mine: dict[str, Any]
+    try:
+        mine = {"models": {label: _numbers(named, exact=False) for label, named in models().items()}}
+    except Exception as error:  # noqa: BLE001  # the other ranks wait
+        mine = {"error": f"{type(error).__name__}: {error}"}
+    everyone = gather_json(transport, mine, name)
+    for rank, theirs in enumerate(everyone):
+        if "error" in theirs:
+            raise LockstepError(f"rank {rank} cannot compare its parameters: {theirs['error']}")
+    for label, *ranks in _differing([theirs["models"] for theirs in everyone]):
+        one, other = (everyone[rank]["models"][label] for rank in ranks)
+        names = [each for each in {**one, **other} if one.get(each) != other.get(each)]
+        lacks = [
+            f" (rank {rank} has no such parameter)" for rank in ranks if names[0] not in everyone[rank]["models"][label]
+        ]
+        raise LockstepError(
+            f"parameter {names[0]} is not the same on rank {ranks[0]} and rank {ranks[1]}{''.join(lacks)}; "
+            f"{len(names)} of {len({**one, **other})} parameters differ. {_CAUSES}"
+        )
+
+
+def _differing(everyone: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int]]:
+    """Label, first rank that has it, and a rank whose value is another one."""
+    first: dict[str, int] = {}
+    for rank, values in enumerate(everyone):
+        for label, value in values.items():
+            before = first.setdefault(label, rank)
+            if everyone[before][label] != value:
+                yield label, before, rank
+
+
+def _numbers(named: Sequence[tuple[str, torch.Tensor]], *, exact: bool) -> dict[str, int]:
+    return {name: _number(parameter, exact) for name, parameter in named}
+
+
+def _number(values: torch.Tensor, exact: bool) -> int:
+    """A checksum of shape, dtype and values. With `exact`, of all their bits; otherwise all NaNs count as the same."""
+    if is_lazy(values) or values.is_meta:  # has no values yet
+        return 0
+    values = values.detach()
+    number = checksum(f"{tuple(values.shape)} {values.dtype}")
+    if hasattr(values, "to_local"):  # a DTensor: this rank's part
+        values = values.to_local()
+    if values.layout is not torch.strided:
+        values = values.to_dense()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    for part in values.reshape(-1).split(_PART):
+        if not exact and part.is_floating_point() and part.element_size() > 1:
+            part = part.masked_fill(part.isnan(), torch.nan)
+        number = zlib.crc32(part.cpu().view(torch.uint8).numpy(), number)
+    return number
