@@ -31,6 +31,8 @@ CONSTANTS = (
     "OVERWRITTEN",
     "NO_OPTIMIZER",
     "HOOKED",
+    "SAME_ORDER",
+    "TWINS",
     "_HINTS",
 )
 

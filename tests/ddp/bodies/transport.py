@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hvd_dyncomp import ddp
+from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
@@ -109,6 +111,47 @@ def test_a_rank_that_does_not_come(size):
     short.close()
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "8", None, timedelta(0), timedelta.max])
+def test_a_time_limit_that_is_none(timeout):
+    with pytest.raises(ValueError, match="timeout must be .*, got "):
+        ProcessGroupTransport(timeout=timeout)
+
+
+@pytest.mark.parametrize("waits", ["wait", "wait_for"])
+def test_who_waits_long_says_for_whom_once(waits, monkeypatch, caplog, rank, size):
+    monkeypatch.setattr(torch_distributed, "_LATE_SECONDS", 0.2)
+    made = ProcessGroupTransport(timeout=30)
+    dist.barrier()
+    if rank == size - 1:
+        time.sleep(0.5)
+    handle = made.sum(torch.ones(1), "late")
+    while waits == "wait_for" and not made.wait_for(handle, 1e-3):
+        pass
+    assert made.wait(handle).item() == size
+    said = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
+    assert len(said) == (rank != size - 1), said
+    for line in said:
+        assert f"rank {rank} has waited 0 s for late: nothing has come from ranks [{size - 1}]" in line
+        assert "the time limit is 30 s" in line
+    dist.barrier()
+    made.close()
+
+
+def test_one_time_limit_for_all_waits_of_a_group():
+    """That of the latest call that gives one; it holds for `Controller.step`, which polls."""
+    group = dist.new_group()
+    made = ddp.transport(group, timeout=60)
+    assert ddp.transport(group) is ddp.transport(group, timeout=timedelta(seconds=0.3)) is made
+    handle = made.sum(torch.ones(1), f"alone.{made.rank}")
+    began = time.monotonic()
+    while not made.wait_for(handle, 1e-3):
+        assert time.monotonic() - began < 20
+    with pytest.raises(TimeoutError, match=r"nothing has come from ranks .* in 0.3 s"):
+        made.wait(handle)
+    dist.barrier()
+    made.close()
+
+
 def test_a_rank_that_has_left(rank, size):
     """What it has sent arrives; who waits for more has an error that names it."""
     made = ProcessGroupTransport()
@@ -143,8 +186,11 @@ def test_some_of_the_ranks(rank, size):
         dist.barrier(group)
         made.close()
     else:
-        with pytest.raises(ValueError, match="no member"):
-            ProcessGroupTransport(group)
+        for make in (ProcessGroupTransport, ddp.transport):
+            with pytest.raises(ValueError, match=f"rank {rank} of all, is no member of the process group"):
+                make(group)
+    with pytest.raises(TypeError, match="group must be a process group or None, got 'all'"):
+        ddp.transport("all")
 
 
 def test_ranks_of_one_host_use_no_network(monkeypatch, rank, size):
