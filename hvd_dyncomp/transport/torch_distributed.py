@@ -24,14 +24,13 @@ from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.collectives import Collective, Collectives
-from hvd_dyncomp.transport.connect import connected
+from hvd_dyncomp.transport.connect import LATE_SECONDS, connected
 from hvd_dyncomp.transport.mesh import Mesh
 from hvd_dyncomp.transport.staging import Staging
 
 logger = logging.getLogger(__name__)
 
 _BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if nothing arrives
-_LATE_SECONDS = 10.0  # that a rank waits without a word
 _DEFAULT_SECONDS = 1800.0
 _MOST_SECONDS = 2e6  # 23 days; what waits in the kernel counts milliseconds in 31 bits
 
@@ -59,7 +58,7 @@ class ProcessGroupTransport(base.Transport):
 
     Raises:
         ValueError: torch.distributed is not initialized, this process is not a member of the group, or `timeout` is
-            not a time.
+            not a time; or an environment variable names no network of this host.
         TypeError: `group` is not a process group.
         TimeoutError: a rank does not connect.
     """
@@ -129,7 +128,7 @@ class ProcessGroupTransport(base.Transport):
         now = time.monotonic()
         if handle.waited is None:
             handle.waited = now
-        until, end, late = now + seconds, handle.waited + self._seconds, handle.waited + _LATE_SECONDS
+        until, end, late = now + seconds, handle.waited + self._seconds, handle.waited + LATE_SECONDS
         if not self._over(handle, min(until, end, late)) and not handle.reported and late <= time.monotonic() < end:
             self._report(handle)
         if not self._over(handle, min(until, end)) and time.monotonic() >= end:
