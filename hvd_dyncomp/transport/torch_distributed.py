@@ -63,6 +63,9 @@ class ProcessGroupTransport(base.Transport):
         TimeoutError: a rank does not connect.
     """
 
+    rank_call = "torch.distributed.get_rank()"
+    elastic = ""
+
     def __init__(self, group: Any = None, *, timeout: float | timedelta = _DEFAULT_SECONDS) -> None:
         _check_member(group)
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)

@@ -131,3 +131,15 @@ def test_what_is_wrong_on_one_rank_is_said_on_all(kind, error, text, group, rank
         if rank != odd:
             assert str(caught.value).startswith(f"rank {odd} cannot compress its model: {error.__name__}: ")
     assert_compresses(model(2, group), group)
+
+
+def test_a_rank_that_steps_the_controller_alone(rank):
+    model_of_group = model(1, group := dist.new_group())
+    quantizer = ddp.compress(model_of_group, 16)
+    with pytest.raises(LockstepError, match=r"use `if torch.distributed.get_rank\(\) == 0:` only for code that prints"):
+        if rank == 0:
+            quantizer.controller.step({"accuracy": 0.5})
+        else:
+            model_of_group(0).backward()
+    dist.barrier()
+    ddp.transport(group).close()
