@@ -23,7 +23,10 @@ __all__ = ["Quantizer", "compress", "transport"]
 def compress(
     model: DistributedDataParallel, controller: Controller | Policy | float | None = None, **arguments: Any
 ) -> Quantizer:
-    """Compress the gradients of a model. Call it on every rank, before the first backward pass.
+    """Compress the gradients of a model. Collective: call it on every rank, before the first backward pass.
+
+    Several models: in the same order on every rank. Their parameters must have the same values on all ranks, as after
+    `DistributedDataParallel(...)`. The model is as before if an error is raised.
 
     Args:
         model: without a communication hook, and not compressed before. With a smaller `bucket_cap_mb` gradients are
@@ -36,5 +39,8 @@ def compress(
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
+        LockstepError: another rank has raised such an error, or the ranks compress different models. On all ranks that
+            have no error of their own.
+        TimeoutError, ConnectionError: another rank does not call it in time, or has ended.
     """
     return Quantizer(model, controller, **arguments)

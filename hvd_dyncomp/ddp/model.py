@@ -39,6 +39,11 @@ def check_model(model: DistributedDataParallel) -> None:
             "mixed_precision= of DistributedDataParallel has a communication hook of its own; use torch.autocast, or "
             "convert the model's parameters, instead"
         )
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
+        raise ValueError(
+            "the model's optimizer steps within backward (_apply_optimizer_in_backward), before gradients are means; "
+            "call optimizer.step() after backward instead"
+        )
     if model._comm_hooks or "comm_hook" in model._get_ddp_logging_data():  # torch's built-in ones are there only
         raise ValueError(HOOKED)
     if model._use_python_reducer:

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from problem import Linear, assert_means, gradients
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import LockstepError, ddp
@@ -103,6 +104,8 @@ def wrong(one: DistributedDataParallel, kind: str) -> dict:
         one.register_comm_hook(None, lambda state, bucket: None)
     elif kind == "built-in hook":
         one._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    elif kind == "optimizer in backward":
+        _apply_optimizer_in_backward(torch.optim.SGD, one.parameters(), {"lr": 0.1})
     elif kind == "skip":
         return {"skip": lambda name, parameter: 1 / 0}
     arguments = {"name": {"levels": 3}, "timeout": {"timeout": "8"}, "level": {"controller": 5.5}}
@@ -114,6 +117,7 @@ def wrong(one: DistributedDataParallel, kind: str) -> dict:
     [
         ("hook", ValueError, "the model has a communication hook already"),
         ("built-in hook", ValueError, "the model has a communication hook already"),
+        ("optimizer in backward", ValueError, "the model's optimizer steps within backward"),
         ("name", TypeError, "compress takes no argument levels"),
         ("timeout", ValueError, "timeout must be a number, got '8'"),
         ("level", ValueError, "controller must be one of the levels"),
@@ -143,3 +147,11 @@ def test_a_rank_that_steps_the_controller_alone(rank):
             model_of_group(0).backward()
     dist.barrier()
     ddp.transport(group).close()
+
+
+def test_an_optimizer_in_backward_of_before():
+    """DistributedDataParallel then registers a hook for it."""
+    module = Linear()
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+    with pytest.raises(ValueError, match="the model's optimizer steps within backward"):
+        ddp.compress(DistributedDataParallel(module), 4)
