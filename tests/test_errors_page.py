@@ -32,6 +32,8 @@ CONSTANTS = (
     "THROWN_AWAY",
     "NO_OPTIMIZER",
     "HOOKED",
+    "SAME_ORDER",
+    "TWINS",
     "_HINTS",
 )
 

@@ -23,7 +23,10 @@ __all__ = ["Quantizer", "compress", "transport"]
 def compress(
     model: DistributedDataParallel, controller: Controller | Policy | float | None = None, **arguments: Any
 ) -> Quantizer:
-    """Compress the gradients of a model. Call it on every rank, before the first backward pass.
+    """Compress the gradients of a model. Collective: call it on every rank, before the first backward pass.
+
+    Several models: in the same order on every rank. Their parameters must have the same values on all ranks, as after
+    `DistributedDataParallel(...)`. The model is as before if an error is raised.
 
     Args:
         model: without a communication hook, and not compressed before. With a smaller `bucket_cap_mb` gradients are
@@ -32,9 +35,12 @@ def compress(
             `Controller(policy, transport=hvd_dyncomp.ddp.transport())`.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
             fp16_skipped, bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits. Also
-            `optimizer`, if `without_momentum` made it, and `timeout`, a timedelta: of every wait (30 minutes).
+            `optimizer`, if `without_momentum` made it, and `timeout`, as in `transport`.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
+        LockstepError: another rank has raised such an error, or the ranks compress different models. On all ranks that
+            have no error of their own.
+        TimeoutError, ConnectionError: another rank does not call it in time, or has ended.
     """
     return Quantizer(model, controller, **arguments)

@@ -19,20 +19,33 @@ HOOKED = (
 )
 
 
-def check_model(model: Any) -> None:
-    """Check that a model can be compressed.
+def check_kind(model: Any) -> None:
+    """Check that a model has a process group.
 
     Raises:
-        TypeError, ValueError: it cannot.
+        TypeError: it has none. On this rank only: nobody can be told without a group.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(f"model must be a torch.nn.parallel.DistributedDataParallel, got {shown(model)}")
+
+
+def check_model(model: DistributedDataParallel) -> None:
+    """Check that a model can be compressed.
+
+    Raises:
+        ValueError: it cannot.
+    """
     if model.mixed_precision is not None:
         raise ValueError(
             "mixed_precision= of DistributedDataParallel has a communication hook of its own; use torch.autocast, or "
             "convert the model's parameters, instead"
         )
-    if model._comm_hooks:
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
+        raise ValueError(
+            "the model's optimizer steps within backward (_apply_optimizer_in_backward), before gradients are means; "
+            "call optimizer.step() after backward instead"
+        )
+    if model._comm_hooks or "comm_hook" in model._get_ddp_logging_data():  # torch's built-in ones are there only
         raise ValueError(HOOKED)
     if model._use_python_reducer:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
@@ -17,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
+from hvd_dyncomp.ddp.agreement import agree, description
 from hvd_dyncomp.ddp.backward import Backward
-from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_model
+from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_kind, check_model
 from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.advice import CAPTURED, NO_OPTIMIZER, Advice
 from hvd_dyncomp.exchange.plan import Plan
@@ -30,7 +32,14 @@ from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.transport.torch_distributed import transport
+from hvd_dyncomp.transport.torch_distributed import time_limit, transport
+
+logger = logging.getLogger(__name__)
+
+TWINS = (
+    "a model is compressed whose parameters are those of a compressed one in names, shapes and values, so whether all "
+    "ranks compress the two in the same order cannot be checked: compress them from a list, not from a set"
+)
 
 
 class Quantizer:
@@ -52,14 +61,56 @@ class Quantizer:
         model: DistributedDataParallel,
         controller: Controller | Policy | float | None = None,
         *,
+        timeout: float | timedelta | None = None,
+        **arguments: Any,
+    ) -> None:
+        check_kind(model)
+        limit: float | None = None
+        wrong: Exception | None = None
+        try:
+            limit = None if timeout is None else time_limit(timeout)
+        except ValueError as error:
+            wrong = error
+        self._group = model.process_group
+        # A group with NCCL only gathers the ranks' addresses on the current GPU, which may not be the model's.
+        on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
+        with on_own_gpu:
+            self._transport = transport(self._group, timeout=limit)
+        self._transport.models += 1  # also of calls that fail: it is part of names, and must be the same on all ranks
+        mine: list[Any] = []
+        try:
+            if wrong is None:
+                self._prepare(model, controller, **arguments)
+                mine = description(self._source.named)
+        except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
+            wrong = error
+        number = agree(self._transport, mine, wrong)
+        try:
+            model.register_comm_hook(self, _hook)
+        except RuntimeError as error:
+            raise ValueError(HOOKED) from error
+        if number in self._transport.compressed and self._transport.rank == 0:
+            logger.warning(TWINS)
+        self._transport.compressed[number] = self
+        lookout.register(self.controller, self)
+
+    def _prepare(
+        self,
+        model: DistributedDataParallel,
+        controller: Controller | Policy | float | None,
+        *,
         optimizer: torch.optim.Optimizer | None = None,
         rounding: str = "nearest",
         skip: Skip | None = None,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
-        timeout: timedelta = timedelta(minutes=30),
         **settings: Any,
     ) -> None:
+        """Check the arguments and make everything, but leave the model as it is.
+
+        Raises:
+            TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
+        """
         check_model(model)
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
         if unknown:
@@ -72,11 +123,6 @@ class Quantizer:
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
-        self._group = model.process_group
-        # A group with NCCL only gathers the ranks' addresses on the current GPU, which may not be the model's.
-        on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
-        with on_own_gpu:
-            self._transport = transport(self._group, timeout=timeout)
         self.controller = controller_from(controller, self._transport)
         self._levels = StepLevels(
             self.controller,
@@ -95,12 +141,6 @@ class Quantizer:
         self._lock, self._advice = threading.Lock(), Advice()
         self._backward: Backward | None = None
         self._error: Exception | None = None
-        try:
-            model.register_comm_hook(self, _hook)
-        except RuntimeError as error:
-            raise ValueError(HOOKED) from error
-        self._transport.models += 1
-        lookout.register(self.controller, self)
 
     @property
     def label(self) -> str | None:

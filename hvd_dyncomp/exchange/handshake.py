@@ -116,7 +116,7 @@ class Handshake:
                 if not any(message):
                     raise LockstepError(f"{self._name}: rank {rank} is missing from this step: {JOINED}")
             greetings = [Greeting.from_bytes(message) for message in messages]
-            _check_controller(greetings)
+            _check_controller(greetings, self._transport.rank_call)
             self._greetings = greetings
             first = _comparable(self._greetings[0])
             self._flags = Flag(functools.reduce(operator.or_, (greeting.flags for greeting in self._greetings)))
@@ -126,7 +126,7 @@ class Handshake:
             self._error = error
 
 
-def _check_controller(greetings: list[Greeting]) -> None:
+def _check_controller(greetings: list[Greeting], rank_call: str) -> None:
     """Check that all ranks are in `Controller.step`, or none.
 
     Raises:
@@ -137,7 +137,7 @@ def _check_controller(greetings: list[Greeting]) -> None:
         raise LockstepError(
             f"rank {inside.index(True)} is in Controller.step, and rank {inside.index(False)} goes on training: every "
             "rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; use "
-            "`if hvd.rank() == 0:` only for code that prints or saves"
+            f"`if {rank_call} == 0:` only for code that prints or saves"
         )
 
 
@@ -149,8 +149,8 @@ def _comparable(greeting: Greeting) -> Greeting:
 # composition 2716351218" would help nobody.
 
 _HINTS = {
-    "step": " (was the quantizer's state loaded on every rank? elastic training: pass it to hvd.elastic.TorchState)",
-    "bits": " (have all controllers seen the same epochs? elastic training: pass them to hvd.elastic.TorchState)",
+    "step": "was the quantizer's state loaded on every rank?",
+    "bits": "have all controllers seen the same epochs?",
 }
 
 
@@ -184,18 +184,20 @@ class Introduction:
             if "error" in theirs:
                 raise LockstepError(f"rank {rank} cannot use its DynamicQuantizer: {theirs['error']}")
         for rank, theirs in enumerate(everyone):
-            difference = _difference(everyone[0], theirs, rank)
+            difference = _difference(everyone[0], theirs, rank, self._transport.elastic)
             if difference:
                 raise LockstepError(f"the ranks' DynamicQuantizers differ: {difference}")
         raise LockstepError("the ranks' DynamicQuantizers differ, but no difference was found")
 
 
-def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:
+def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic: str) -> str:
     """The first difference between a rank and rank 0, in words; "" if there is none."""
     for key in sorted({*first["settings"], *other["settings"]}):
         values = first["settings"].get(key), other["settings"].get(key)
         if values[0] != values[1]:
-            return f"rank 0 has {key} {values[0]}, rank {rank} has {values[1]}{_HINTS.get(key, '')}"
+            advice = f" elastic training: pass quantizer and controller to {elastic}" if elastic else ""
+            hint = f" ({_HINTS[key]}{advice})" if key in _HINTS else ""
+            return f"rank 0 has {key} {values[0]}, rank {rank} has {values[1]}{hint}"
     if first["parameters"] == other["parameters"]:
         return ""
     ours, theirs = ({name: rest for name, *rest in one["parameters"]} for one in (first, other))

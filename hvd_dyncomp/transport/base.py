@@ -25,7 +25,14 @@ class Transport(ABC):
     """One rank's end of a group of ranks. Starting a collective never blocks; `wait` does.
 
     It belongs to its process: a deep copy of an object that holds one holds the same one.
+
+    Attributes:
+        rank_call: how a program asks for its rank, for messages.
+        elastic: what keeps quantizers and controllers of elastic training, for messages; "" if nothing does.
     """
+
+    rank_call = "hvd.rank()"
+    elastic = "hvd.elastic.TorchState"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Transport:
         return self

@@ -30,6 +30,8 @@ class Collective:
         name: see the module.
         missing: the ranks whose message has not arrived.
         error: why it cannot complete.
+        waited: since when somebody has waited for it, by the monotonic clock; None if nobody has.
+        reported: whether somebody has said that it takes long.
     """
 
     def __init__(self, name: str, rank: int, parts: list[torch.Tensor], finish: Finish) -> None:
@@ -37,6 +39,8 @@ class Collective:
         self.missing = set(range(len(parts))) - {rank}
         self._unsent = len(self.missing)
         self.error: Exception | None = None
+        self.waited: float | None = None
+        self.reported = False
 
     @property
     def over(self) -> bool:

@@ -5,29 +5,35 @@ These take 0.2 s of a core for a gigabyte, TCP over the loopback interface 0.35.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
-import os
+import logging
 import secrets
-import selectors
 import socket
-import struct
+import threading
 import time
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hvd_dyncomp.transport.address import announced, listening
+from hvd_dyncomp.transport.forked import not_for_children
+from hvd_dyncomp.transport.visitors import HELLO, HELLO_SECONDS, Visitors
+
+logger = logging.getLogger(__name__)
+
+LATE_SECONDS = 10.0  # that a rank waits for others without a word
 _CARD_BYTES = 1024  # what a rank tells the others of itself, padded
-_HELLO = struct.Struct("<32sI")  # the group's secret, rank
-_HELLO_SECONDS = 5.0  # for a stranger to say who it is
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_WAITING = 1024  # connections that may wait to be accepted; strangers may be among them
 
 
 def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.socket], list[str]]:
     """A connection to every other rank of a group, by rank; and the names of all ranks' hosts. Collective, blocking.
 
-    A connection must begin with a secret that rank 0 makes and the group carries.
+    A connection must begin with a secret that rank 0 makes and the group carries. Logs a warning if it takes long.
 
     Args:
         group: a process group of any backend; None for that of all ranks.
@@ -36,42 +42,59 @@ def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.s
 
     Raises:
         TimeoutError: a rank does not connect, or cannot be reached.
+        ValueError: an environment variable names no network of this host.
         OSError: no socket can be made.
     """
     rank, size, until = dist.get_rank(group), dist.get_world_size(group), time.monotonic() + seconds
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with (
-        socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=size) as listener,
-        socket.socket(socket.AF_UNIX) as near,
-    ):
+    address = announced()
+    with listening(address, _WAITING) as listener, not_for_children(socket.socket(socket.AF_UNIX)) as near:
         # An abstract name: there is no file to remove, the name ends with its socket.
         local = f"hvd_dyncomp-{secrets.token_hex(16)}"
         near.bind(f"\0{local}")
-        near.listen(size)
-        card = {"address": _address(), "port": listener.getsockname()[1], "host": host, "local": local}
-        cards = _exchanged({**card, "secret": secrets.token_hex(16)}, group)
-        secret = cards[0]["secret"].encode()
-        found: dict[int, socket.socket] = {}
+        near.listen(_WAITING)
+        card = {"address": address, "port": listener.getsockname()[1], "host": host, "local": local}
+        with _reported(rank):
+            cards = _exchanged({**card, "secret": secrets.token_hex(16)}, group, until)
+        visitors = Visitors((listener, near), cards[0]["secret"].encode(), range(rank + 1, size))
+        found = visitors.found
         try:
             # A listener accepts connections before `accept` is called, so no ranks wait for each other in a circle.
             for other in range(rank):
                 found[other] = _near(cards[other], host) or _far(cards[other], other, until)
-                found[other].sendall(_HELLO.pack(secret, rank))
-            while len(found) < size - 1:
-                expected = set(range(rank + 1, size)) - set(found)
-                other, connection = _accepted((listener, near), secret, expected, until)
-                found[other] = connection
+                found[other].sendall(HELLO.pack(cards[0]["secret"].encode(), rank))
+            visitors.receive(until)
         except BaseException:
             for connection in found.values():
                 connection.close()
             raise
+        finally:
+            visitors.close()
     for connection in found.values():
         _tune(connection)
     return found, [card["host"] for card in cards]
 
 
-def _exchanged(card: dict[str, Any], group: Any) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def _reported(rank: int) -> Iterator[None]:
+    """Log a warning if the other ranks are late."""
+
+    def report() -> None:
+        logger.warning(
+            "rank %d has waited %g s for all ranks of its process group to call compress or transport",
+            rank,
+            LATE_SECONDS,
+        )
+
+    timer = threading.Timer(LATE_SECONDS, report)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _exchanged(card: dict[str, Any], group: Any, until: float) -> list[dict[str, Any]]:
     """Every rank's card, as JSON: data from another rank is not unpickled."""
     text = json.dumps(card).encode()
     if len(text) > _CARD_BYTES:
@@ -82,33 +105,22 @@ def _exchanged(card: dict[str, Any], group: Any) -> list[dict[str, Any]]:
     device = (getattr(own, "bound_device_id", None) or "cuda") if nccl else "cpu"
     mine = torch.frombuffer(bytearray(text.ljust(_CARD_BYTES)), dtype=torch.uint8).to(device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, mine, group=group)
+    work = dist.all_gather(everyone, mine, group=group, async_op=True)
+    try:
+        work.wait(timedelta(seconds=max(until - time.monotonic(), 1e-3)))
+    except RuntimeError as error:  # of which torch has no kind of its own for time limits
+        if time.monotonic() < until:
+            raise
+        raise TimeoutError("not all ranks of the process group have called compress or transport") from error
     return [json.loads(each.cpu().numpy().tobytes()) for each in everyone]
-
-
-def _address() -> str:
-    """The address of this host for others: of the interface that Gloo uses, or of the one that leads to rank 0."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    master = os.environ.get("MASTER_ADDR")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        if interface:
-            packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-            return socket.inet_ntoa(packed[20:24])
-    if not master:
-        return socket.gethostname()
-    family, _, _, _, there = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(there)  # sends nothing
-        mine = probe.getsockname()[0]
-    return master if mine == there[0] else mine  # on rank 0's host: the address that others use
 
 
 def _near(card: dict[str, Any], host: str) -> socket.socket | None:
     """A connection to a rank on this host; None if it is on another host, or in another network namespace."""
     if card["host"] != host:
         return None
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_HELLO_SECONDS)
+    connection = not_for_children(socket.socket(socket.AF_UNIX))
+    connection.settimeout(HELLO_SECONDS)
     try:
         connection.connect(f"\0{card['local']}")
     except OSError:
@@ -119,36 +131,24 @@ def _near(card: dict[str, Any], host: str) -> socket.socket | None:
 
 def _far(card: dict[str, Any], rank: int, until: float) -> socket.socket:
     address, port = card["address"], card["port"]
+    error: OSError | None = None
     try:
-        return socket.create_connection((address, port), timeout=max(until - time.monotonic(), 1e-3))
-    except OSError as error:
-        raise TimeoutError(
-            f"rank {rank} cannot be reached at {address}, port {port}: {error}; GLOO_SOCKET_IFNAME says which network "
-            "interface to use"
-        ) from error
-
-
-def _accepted(
-    listeners: tuple[socket.socket, ...], secret: bytes, expected: set[int], until: float
-) -> tuple[int, socket.socket]:
-    """The next connection of an expected rank. Connections of others are closed."""
-    while (left := until - time.monotonic()) > 0:
-        with selectors.DefaultSelector() as waiting:
-            for listener in listeners:
-                waiting.register(listener, selectors.EVENT_READ, listener)
-            knocked = [key.data for key, _ in waiting.select(left)]
-        if not knocked:
-            break
-        connection, _ = knocked[0].accept()
-        connection.settimeout(_HELLO_SECONDS)
-        try:
-            said, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
-        except (OSError, struct.error):
-            said, rank = b"", -1
-        if secrets.compare_digest(said, secret) and rank in expected:
-            return rank, connection
-        connection.close()
-    raise TimeoutError(f"ranks {sorted(expected)} have not connected")
+        for family, kind, protocol, _, there in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM):
+            connection = not_for_children(socket.socket(family, kind, protocol))
+            try:
+                connection.settimeout(max(until - time.monotonic(), 1e-3))
+                connection.connect(there)
+            except OSError as caught:
+                connection.close()
+                error = caught
+            else:
+                return connection
+    except OSError as caught:  # the name is not known here
+        error = caught
+    raise TimeoutError(
+        f"rank {rank} cannot be reached at {address}, port {port}: {error}; GLOO_SOCKET_IFNAME says which network "
+        "interface to use"
+    ) from error
 
 
 def _tune(connection: socket.socket) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from hvd_dyncomp.transport.collectives import KEY_BYTES
+from hvd_dyncomp.transport.forked import not_for_children
 
 _HEADER = struct.Struct(f"<{KEY_BYTES}sQ")  # key, bytes in the body
 _CLOSE_SECONDS = 10.0  # for unsent messages when the mesh is closed
@@ -100,7 +101,7 @@ class Mesh:
     """Sends messages to other ranks, in order, and receives theirs.
 
     Args:
-        connections: by rank; the mesh closes them.
+        connections: by rank, each `not_for_children`; the mesh closes them.
         arrived: called with rank, key and body (uint8) of every message that arrives.
         lost: called once with a rank and an error, when nothing more can arrive from that rank.
         room: called with a number of bytes; returns a uint8 vector in main memory for a message that arrives.
@@ -117,8 +118,8 @@ class Mesh:
     ) -> None:
         self._arrived, self._lost = arrived, lost
         self._peers = {rank: _Peer(rank, connection, room) for rank, connection in connections.items()}
-        self._selector = selectors.DefaultSelector()
-        self._ear, self._bell = socket.socketpair()
+        self._selector = not_for_children(selectors.DefaultSelector())
+        self._ear, self._bell = map(not_for_children, socket.socketpair())
         for end in (self._ear, self._bell, *connections.values()):
             end.setblocking(False)
         self._selector.register(self._ear, selectors.EVENT_READ, None)

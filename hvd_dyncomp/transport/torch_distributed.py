@@ -7,9 +7,11 @@ cannot be polled (`mesh`). So nothing here interferes with other traffic in the 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -18,14 +20,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.collectives import Collective, Collectives
-from hvd_dyncomp.transport.connect import connected
+from hvd_dyncomp.transport.connect import LATE_SECONDS, connected
 from hvd_dyncomp.transport.mesh import Mesh
 from hvd_dyncomp.transport.staging import Staging
 
+logger = logging.getLogger(__name__)
+
 _BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if nothing arrives
+_DEFAULT_SECONDS = 1800.0
+_MOST_SECONDS = 2e6  # 23 days; what waits in the kernel counts milliseconds in 31 bits
 
 _news = threading.Event()
 
@@ -43,26 +50,30 @@ class ProcessGroupTransport(base.Transport):
 
     Args:
         group: of any backend; None for the group of all ranks.
-        timeout: of every wait; a rank that waits longer raises an error.
+        timeout: time limit of every wait, in seconds or as a timedelta; a rank that waits longer raises an error.
 
     Attributes:
-        models: number of models compressed over it, the same on all ranks.
+        models: number of calls of `compress` over it, the same on all ranks.
+        compressed: what compresses a model over it, by a checksum of the model as it was.
 
     Raises:
-        ValueError: torch.distributed is not initialized, or this process is not a member of the group.
+        ValueError: torch.distributed is not initialized, this process is not a member of the group, or `timeout` is
+            not a time; or an environment variable names no network of this host.
+        TypeError: `group` is not a process group.
         TimeoutError: a rank does not connect.
     """
 
-    def __init__(self, group: Any = None, *, timeout: timedelta = timedelta(minutes=30)) -> None:
-        if not dist.is_initialized():
-            raise ValueError("torch.distributed is not initialized; call torch.distributed.init_process_group() first")
-        if dist.get_rank(group) < 0:
-            raise ValueError("this process is no member of the process group")
+    rank_call = "torch.distributed.get_rank()"
+    elastic = ""
+
+    def __init__(self, group: Any = None, *, timeout: float | timedelta = _DEFAULT_SECONDS) -> None:
+        _check_member(group)
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        self._seconds = timeout.total_seconds()
+        self._seconds = time_limit(timeout)
         connections, self._hosts = connected(group, self.host, self._seconds)
         self._collectives, close = _wired(self._rank, self._size, connections)
         self.models = 0
+        self.compressed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._end = weakref.finalize(self, close)  # also when Python exits: other ranks wait for unsent messages
 
     @property
@@ -101,23 +112,62 @@ class ProcessGroupTransport(base.Transport):
     def poll(self, handle: Collective) -> bool:
         return handle.over
 
+    def limit(self, timeout: float | timedelta) -> None:
+        """Set the time limit of every wait from now on, in seconds or as a timedelta."""
+        self._seconds = time_limit(timeout)
+
     def wait(self, handle: Collective) -> torch.Tensor:
-        """As `base.Transport.wait`.
+        """As `base.Transport.wait`. Logs a warning once if it takes long.
 
         Raises:
             ConnectionError: a rank has ended.
             TimeoutError: a rank has not started the collective in time.
         """
-        with self._collectives.changed:
-            if not self._collectives.changed.wait_for(lambda: handle.over, self._seconds):
-                ranks = sorted(handle.missing)
-                error = TimeoutError(f"{handle.name}: nothing has come from ranks {ranks} in {self._seconds:g} s")
-                if not ranks:
-                    error = TimeoutError(f"{handle.name}: this rank's messages were not sent in {self._seconds:g} s")
-                for rank in ranks or range(self._size):  # what else waits for them has waited long enough
-                    self._collectives.lost(rank, error)
-                handle.error = error
+        self.wait_for(handle, _MOST_SECONDS)
         return handle.result()
+
+    def wait_for(self, handle: Collective, seconds: float) -> bool:
+        """As `base.Transport.wait_for`. The time limit counts from the first wait for the collective."""
+        now = time.monotonic()
+        if handle.waited is None:
+            handle.waited = now
+        until, end, late = now + seconds, handle.waited + self._seconds, handle.waited + LATE_SECONDS
+        if not self._over(handle, min(until, end, late)) and not handle.reported and late <= time.monotonic() < end:
+            self._report(handle)
+        if not self._over(handle, min(until, end)) and time.monotonic() >= end:
+            self._give_up(handle)
+        return handle.over
+
+    def _over(self, handle: Collective, until: float) -> bool:
+        """Wait until a collective is over, or until a time."""
+        with self._collectives.changed:
+            return self._collectives.changed.wait_for(lambda: handle.over, max(0.0, until - time.monotonic()))
+
+    def _report(self, handle: Collective) -> None:
+        """Say once what is waited for."""
+        handle.reported = True
+        with self._collectives.changed:
+            ranks = sorted(handle.missing)
+        what = f"nothing has come from ranks {ranks}" if ranks else "its messages have not left"
+        seconds = time.monotonic() - (handle.waited or 0)
+        logger.warning(
+            "rank %d has waited %.0f s for %s: %s; the time limit is %g s",
+            self._rank,
+            seconds,
+            handle.name,
+            what,
+            self._seconds,
+        )
+
+    def _give_up(self, handle: Collective) -> None:
+        with self._collectives.changed:
+            ranks = sorted(handle.missing)
+            error = TimeoutError(f"{handle.name}: nothing has come from ranks {ranks} in {self._seconds:g} s")
+            if not ranks:
+                error = TimeoutError(f"{handle.name}: this rank's messages were not sent in {self._seconds:g} s")
+            for rank in ranks or range(self._size):  # what else waits for them has waited long enough
+                self._collectives.lost(rank, error)
+            handle.error = error
 
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
@@ -164,20 +214,52 @@ def _wired(rank: int, size: int, connections: dict[int, socket.socket]) -> tuple
 _transports: weakref.WeakKeyDictionary[Any, ProcessGroupTransport] = weakref.WeakKeyDictionary()
 
 
-def transport(group: Any = None, *, timeout: timedelta = timedelta(minutes=30)) -> ProcessGroupTransport:
+def transport(group: Any = None, *, timeout: float | timedelta | None = None) -> ProcessGroupTransport:
     """The transport over a process group, for `Controller`. There is one per group; the first call is collective.
 
     Args:
         group: None for the group of all ranks.
-        timeout: of every wait; used by the first call.
+        timeout: time limit of every wait over this group from now on, whoever waits: in seconds, or a timedelta. None
+            leaves it as it is; it is 30 minutes at first.
 
     Raises:
-        ValueError, TimeoutError: see `ProcessGroupTransport`.
+        ValueError, TypeError, TimeoutError: see `ProcessGroupTransport`.
     """
-    if group is None and dist.is_initialized():
-        group = dist.group.WORLD
-    found = None if group is None else _transports.get(group)
+    _check_member(group)
+    group = group or dist.group.WORLD
+    found = _transports.get(group)
     if found is None or found.closed:
-        found = ProcessGroupTransport(group, timeout=timeout)
+        found = ProcessGroupTransport(group, timeout=_DEFAULT_SECONDS if timeout is None else timeout)
         _transports[group] = found
+    elif timeout is not None:
+        found.limit(timeout)
     return found
+
+
+def time_limit(timeout: float | timedelta) -> float:
+    """A time limit in seconds.
+
+    Raises:
+        ValueError: it is neither a number of seconds nor a timedelta, or out of range.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else finite("timeout", timeout)
+    if not 0 < seconds <= _MOST_SECONDS:
+        raise ValueError(f"timeout must be more than 0 s and at most {_MOST_SECONDS:.0f} s, got {shown(timeout)}")
+    return seconds
+
+
+def _check_member(group: Any) -> None:
+    """Check that this process is in a process group.
+
+    Raises:
+        ValueError, TypeError: it is not.
+    """
+    if not dist.is_initialized():
+        raise ValueError("torch.distributed is not initialized; call torch.distributed.init_process_group() first")
+    if not (group is None or group is dist.GroupMember.NON_GROUP_MEMBER or isinstance(group, dist.ProcessGroup)):
+        raise TypeError(f"group must be a process group or None, got {shown(group)}")
+    if dist.get_rank(group) < 0:  # type: ignore[arg-type]  # torch's sign for "no member" is a number
+        raise ValueError(
+            f"this process, rank {dist.get_rank()} of all, is no member of the process group; call "
+            "DistributedDataParallel, compress and transport on the group's members only"
+        )

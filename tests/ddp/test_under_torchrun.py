@@ -4,8 +4,8 @@ import pytest
 from torchrun import BODIES, run_bodies
 
 JOBS = {
-    2: ["transport", "exchange", "runs", "parted", "devices"],
-    3: ["transport", "exchange", "runs", "parted", "devices"],
+    2: ["transport", "agreement", "exchange", "runs", "parted", "devices"],
+    3: ["transport", "agreement", "exchange", "runs", "parted", "devices"],
     4: ["exchange", "runs"],
 }
 SECONDS = 300

@@ -1,16 +1,24 @@
 """The transport of a process group, by itself."""
 
 import gc
+import ipaddress
+import os
 import random
+import socket
+import subprocess
 import threading
 import time
 import weakref
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from hvd_dyncomp import ddp
+from hvd_dyncomp.transport import address, connect, torch_distributed, visitors
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
@@ -109,6 +117,47 @@ def test_a_rank_that_does_not_come(size):
     short.close()
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), True, "8", None, timedelta(0), timedelta.max])
+def test_a_time_limit_that_is_none(timeout):
+    with pytest.raises(ValueError, match="timeout must be .*, got "):
+        ProcessGroupTransport(timeout=timeout)
+
+
+@pytest.mark.parametrize("waits", ["wait", "wait_for"])
+def test_who_waits_long_says_for_whom_once(waits, monkeypatch, caplog, rank, size):
+    monkeypatch.setattr(torch_distributed, "LATE_SECONDS", 0.2)
+    made = ProcessGroupTransport(timeout=30)
+    dist.barrier()
+    if rank == size - 1:
+        time.sleep(0.5)
+    handle = made.sum(torch.ones(1), "late")
+    while waits == "wait_for" and not made.wait_for(handle, 1e-3):
+        pass
+    assert made.wait(handle).item() == size
+    said = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
+    assert len(said) == (rank != size - 1), said
+    for line in said:
+        assert f"rank {rank} has waited 0 s for late: nothing has come from ranks [{size - 1}]" in line
+        assert "the time limit is 30 s" in line
+    dist.barrier()
+    made.close()
+
+
+def test_one_time_limit_for_all_waits_of_a_group():
+    """That of the latest call that gives one; it holds for `Controller.step`, which polls."""
+    group = dist.new_group()
+    made = ddp.transport(group, timeout=60)
+    assert ddp.transport(group) is ddp.transport(group, timeout=timedelta(seconds=0.3)) is made
+    handle = made.sum(torch.ones(1), f"alone.{made.rank}")
+    began = time.monotonic()
+    while not made.wait_for(handle, 1e-3):
+        assert time.monotonic() - began < 20
+    with pytest.raises(TimeoutError, match=r"nothing has come from ranks .* in 0.3 s"):
+        made.wait(handle)
+    dist.barrier()
+    made.close()
+
+
 def test_a_rank_that_has_left(rank, size):
     """What it has sent arrives; who waits for more has an error that names it."""
     made = ProcessGroupTransport()
@@ -143,14 +192,15 @@ def test_some_of_the_ranks(rank, size):
         dist.barrier(group)
         made.close()
     else:
-        with pytest.raises(ValueError, match="no member"):
-            ProcessGroupTransport(group)
+        for make in (ProcessGroupTransport, ddp.transport):
+            with pytest.raises(ValueError, match=f"rank {rank} of all, is no member of the process group"):
+                make(group)
+    with pytest.raises(TypeError, match="group must be a process group or None, got 'all'"):
+        ddp.transport("all")
 
 
 def test_ranks_of_one_host_use_no_network(monkeypatch, rank, size):
     """Where their names are the same and they can reach each other so; and by TCP where they cannot."""
-    from hvd_dyncomp.transport import connect
-
     families = []
     for reach in (connect._near, lambda card, host: None):
         monkeypatch.setattr(connect, "_near", reach)
@@ -165,24 +215,131 @@ def test_ranks_of_one_host_use_no_network(monkeypatch, rank, size):
     assert "AF_UNIX" not in families[1]
 
 
-def test_a_stranger_is_not_let_in(transport, monkeypatch, rank, size):
-    """Who connects without the secret, says nothing or is gone at once."""
-    import socket
+def assert_closed(connection: socket.socket) -> None:
+    connection.settimeout(20)
+    with suppress(ConnectionResetError):
+        assert not connection.recv(1)
 
-    from hvd_dyncomp.transport import connect
 
+def test_strangers_are_not_let_in_and_delay_nobody(transport, monkeypatch, rank, size):
+    """Who connects without the secret, says nothing or is gone at once, however many there are."""
+    silent = []
     real = connect._exchanged
 
-    def exchanged(card, group):
-        cards = real(card, group)
-        if rank == 0:
-            for said in (b"", b"\0" * 36):
-                with socket.create_connection(("localhost", card["port"])) as stranger:
+    def exchanged(card, *arguments):
+        cards = real(card, *arguments)
+        if rank < size - 1:
+            address = card["address"], card["port"]
+            for said in (b"", b"\0" * 36, b"\0" * 7):
+                with socket.create_connection(address) as stranger:
                     stranger.sendall(said)
+            for i in range(150):
+                silent.append(socket.create_connection(address))
+                silent[-1].sendall(b"\0" * (i % 9))
+                silent.append(socket.socket(socket.AF_UNIX))
+                silent[-1].connect("\0" + card["local"])
         return cards
 
     monkeypatch.setattr(connect, "_exchanged", exchanged)
-    made = ProcessGroupTransport()
+    monkeypatch.setattr(visitors, "HELLO_SECONDS", 60)
+    made = ProcessGroupTransport(timeout=20)
     assert gather_json(made, rank, "who") == list(range(size))
+    for each in silent:
+        assert_closed(each)
+        each.close()
+    dist.barrier()
+    made.close()
+
+
+def test_who_is_slow_to_say_who_it_is_is_sent_away():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as stranger,
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(visitors, "HELLO_SECONDS", 0.1)
+            waiting = visitors.Visitors([listener], b"s" * 32, [1])
+            with pytest.raises(TimeoutError, match=r"ranks \[1\] have not connected"):
+                waiting.receive(time.monotonic() + 1)
+        assert_closed(stranger)
+        waiting.close()
+
+
+def test_only_the_announced_address_is_listened_on(monkeypatch):
+    """Where it is known to be the same for all."""
+    with address.listening("127.0.0.1", 1) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    for name in ("a.name", "192.0.2.1"):  # of another host, as behind a translation of addresses
+        with address.listening(name, 1) as listener:
+            assert not int(ipaddress.ip_address(listener.getsockname()[0]))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert address.announced() in ("127.0.0.1", "::1")
+
+
+def test_a_rank_that_does_not_even_begin(caplog, monkeypatch, rank, size):
+    """It is missed at once in words, and an error in the end."""
+    group = dist.new_group()
+    monkeypatch.setattr(connect, "LATE_SECONDS", 0.2)
+    if rank < size - 1:
+        with pytest.raises(TimeoutError, match="not all ranks of the process group have called compress"):
+            ProcessGroupTransport(group, timeout=1)
+        said = [record.getMessage() for record in caplog.records]
+        assert said == [
+            f"rank {rank} has waited 0.2 s for all ranks of its process group to call compress or transport"
+        ]
+    dist.barrier()
+
+
+def forked(check) -> bool:
+    """What a function returns in a child."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(bool(check()))
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def descriptors() -> set[str]:
+    """Sockets of this process, and what waits for several."""
+    found = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # of the folder itself
+            found.add(os.readlink(one))
+    return {one for one in found if one.startswith("socket:")}
+
+
+def polls() -> int:
+    return sum("eventpoll" in os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.exists())
+
+
+def test_children_have_no_connections(monkeypatch, rank, size):
+    """Nor while these are made; they end as they like, and the parent does not notice."""
+    before, counted = descriptors(), polls()
+    real = connect._far
+
+    def far(*arguments):
+        connection = real(*arguments)
+        assert len(descriptors() - before) >= 3
+        assert forked(lambda: not descriptors() - before)
+        return connection
+
+    monkeypatch.setattr(connect, "_far", far)
+    monkeypatch.setattr(connect, "_near", lambda card, host: None)
+    made = ProcessGroupTransport()
+    assert len(descriptors() - before) == size - 1 + 2
+    assert forked(lambda: not descriptors() - before and polls() <= counted)
+    ours = descriptors() - before
+    listed = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False, check=True)
+    assert not any(one in listed.stdout for one in ours)
+
+    def ends() -> bool:
+        made.close()
+        weakref.finalize._exitfunc()  # as when Python ends
+        return True
+
+    assert forked(ends)
+    assert gather_json(made, rank, "all there") == list(range(size))
     dist.barrier()
     made.close()
