@@ -48,6 +48,7 @@ class ModelGradients(Source):
     """
 
     kind = "DistributedDataParallel"
+    as_in_memory = True
     leaves_tickets = tickets_on_device = False
 
     def __init__(

@@ -69,6 +69,7 @@ class Plan(Generic[Whose]):
             min_numel=settings.min_numel,
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
+            as_in_memory=binding.as_in_memory,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
             rank=rank,

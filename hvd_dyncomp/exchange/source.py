@@ -20,6 +20,8 @@ class Source(ABC):
         label: in the names of collectives; the same on all ranks.
         named: (name, parameter) of every parameter that is reduced, in the same order on all ranks.
         leaves_tickets: whether it reduces a ticket itself in place of a compressed gradient.
+        as_in_memory: whether gradients come with their values in the order in which the parameter's lie in memory, even
+            if that is not the logical one (channels_last, transposed).
         tickets_on_device: whether tickets must be on the gradients' device.
         without_momentum: whether its optimizer steps without momentum.
     """
@@ -31,6 +33,7 @@ class Source(ABC):
     kind: str
     label: str
     named: list[tuple[str, torch.Tensor]]
+    as_in_memory: bool
     leaves_tickets: bool
     tickets_on_device: bool
     without_momentum: bool

@@ -4,8 +4,8 @@ import pytest
 from torchrun import BODIES, run_bodies
 
 JOBS = {
-    2: ["transport", "exchange", "runs", "devices"],
-    3: ["transport", "exchange", "runs", "devices"],
+    2: ["transport", "exchange", "runs", "devices", "layouts"],
+    3: ["transport", "exchange", "runs", "devices", "layouts"],
     4: ["exchange", "runs"],
 }
 SECONDS = 300
