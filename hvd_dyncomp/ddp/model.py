@@ -31,6 +31,11 @@ def check_model(model: Any) -> None:
             "mixed_precision= of DistributedDataParallel has a communication hook of its own; use torch.autocast, or "
             "convert the model's parameters, instead"
         )
+    if getattr(model, "_delay_all_reduce_params", None):
+        raise ValueError(
+            "delay_all_reduce_named_params= of DistributedDataParallel reduces gradients without a hook, and "
+            "compressed models would differ between ranks; leave it out"
+        )
     if model._comm_hooks:
         raise ValueError(HOOKED)
     if model._use_python_reducer:
