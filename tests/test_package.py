@@ -111,7 +111,8 @@ EXCHANGE = {
     "one_bucket": {"buckets", "messages", "ranges", "reduction", "routes", "slots"},
     "intake": {"plan", "slots", "tally", "uncompressed", "uninterrupted"},
     "step": {"agreement", "intake", "one_bucket", "plan", "step_levels", "tally", "uncompressed", "uninterrupted"},
-    "states": {"handshake", "intake", "plan", "step", "uncompressed", "wire"},
+    "failed_step": {"handshake", "intake", "uncompressed", "wire"},
+    "states": {"failed_step", "plan", "step"},
     "lifecycle": {
         *("advice", "binding", "intake", "plan", "residual_state", "settings", "states", "step", "step_levels"),
         "uninterrupted",
