@@ -45,6 +45,13 @@ def check_model(model: Any) -> None:
         )
 
 
+class Hooks(list):
+    """The hooks of a model. A copy of the model has none, as its reducer has none: it is no compressed model."""
+
+    def __reduce__(self) -> tuple:
+        return list, ()
+
+
 class ModelGradients(Source):
     """The gradients of one model.
 

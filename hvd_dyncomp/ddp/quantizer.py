@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.ddp.backward import Backward, call_at_end
-from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_model
+from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_model
 from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.advice import CAPTURED, NO_OPTIMIZER, Advice
 from hvd_dyncomp.exchange.failed_step import FailedStep
@@ -102,6 +102,7 @@ class Quantizer:
             model.register_comm_hook(self, _hook)
         except RuntimeError as error:
             raise ValueError(HOOKED) from error
+        model._comm_hooks = Hooks(model._comm_hooks)
         self._transport.models += 1
         lookout.register(self.controller, self)
 
@@ -162,6 +163,12 @@ class Quantizer:
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
         self._failure = self._error = None
+
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            "a quantizer of hvd_dyncomp.ddp belongs to its model and cannot be copied or pickled: compress a copy of "
+            "the model, and load this one's state_dict()"
+        )
 
     def _between_steps(self, what: str) -> None:
         if self._backward is not None and not self._backward.over.is_set():

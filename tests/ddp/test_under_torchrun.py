@@ -4,8 +4,8 @@ import pytest
 from torchrun import BODIES, run_bodies
 
 JOBS = {
-    2: ["transport", "exchange", "runs", "devices", "layouts", "interrupted"],
-    3: ["transport", "exchange", "runs", "devices", "layouts", "interrupted"],
+    2: ["transport", "exchange", "runs", "devices", "layouts", "interrupted", "copies"],
+    3: ["transport", "exchange", "runs", "devices", "layouts", "interrupted", "copies"],
     4: ["exchange", "runs"],
 }
 SECONDS = 300
