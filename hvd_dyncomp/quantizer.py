@@ -257,7 +257,7 @@ class DynamicQuantizer(Compressor):
             if tensor is not gradient:
                 gradient.copy_(tensor)
         elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
-            gradient.zero_()  # no rank has used this parameter: not even rounding may move it
+            step.leave(gradient)  # no rank has used this parameter: not even rounding may move it
         step.traffic.seconds += time.perf_counter() - began
         return gradient
 

@@ -72,6 +72,8 @@ class ModelGradients(Source):
         self.without_momentum = isinstance(optimizer, WithoutMomentum)
         self.transport = among
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
+        # Otherwise every parameter is used, or the model waits for it.
+        self.sums_tickets = bool(model.find_unused_parameters or model.static_graph)
         self.label = f"model{among.models}"
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
@@ -84,4 +86,4 @@ class ModelGradients(Source):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
 
     def fresh(self, parameter: torch.Tensor) -> bool:
-        return True  # only backward calls the hook
+        return not self.sums_tickets  # only backward calls the hook, but a gradient may be missing

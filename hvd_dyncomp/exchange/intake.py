@@ -41,12 +41,14 @@ class Intake:
         taken: by parameter's name. A gradient may come twice: its hook was interrupted, and Horovod does not know that
             it came. It then gets the same answer.
         in_use: whether any of the compressed parameters has a gradient on this rank.
+        used: whether each has one, by name. On a GPU that nobody may wait for yet, a tensor of one bool.
     """
 
     def __init__(self, plan: Plan, tally: Tally, *, fresh: bool) -> None:
         self._plan, self._tally, self._fresh = plan, tally, fresh
         self.taken: dict[str, Taken] = {}
         self.in_use = False
+        self.used: dict[str, bool | torch.Tensor] = {}
         self._versions: list[tuple[torch.Tensor, int]] = []  # each gradient's version when it arrived
 
     @property
@@ -57,12 +59,20 @@ class Intake:
     def compressed(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
         """Take a compressed gradient: Horovod gets a ticket. A ticket of zero on all ranks means no gradient."""
         if name not in self.taken:
-            in_use = self._plan.binding.fresh(parameter) or bool(gradient.any())
+            used = self.used[name] = self._plan.binding.fresh(parameter) or self._any(gradient)
+            in_use = isinstance(used, torch.Tensor) or used
             ticket = self._plan.tickets.fill(name, in_use, gradient.device)
             self.in_use |= in_use
             self.taken[name] = Taken(ticket, gradient, True)
             self._count(gradient)
         return self.taken[name]
+
+    def _any(self, gradient: torch.Tensor) -> bool | torch.Tensor:
+        """Whether any value is not zero."""
+        if gradient.is_cuda and self._plan.binding.sums_tickets:
+            return gradient.any()
+        few = gradient.view(-1)[:64] if gradient.is_contiguous() else gradient  # nearly always, these say it
+        return bool(few.any()) or bool(gradient.any())
 
     def uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> Taken:
         """Take a gradient that is skipped, or at 32 bits. It travels with what waits in its residual."""

@@ -16,6 +16,7 @@ from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Collectives
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.unused import Kept
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 
@@ -47,6 +48,8 @@ class Exchange:
         self._messages = Messages(bucket, bits, step, stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self._missing = set(range(len(bucket.slots)))
+        self._without: list[Slot] = []
+        self._kept: Kept | None = None
         self._route: Route | None = None
         self._collectives: Collectives[torch.Tensor] | None = None
         self._started = False
@@ -58,9 +61,15 @@ class Exchange:
         self.error: Exception | None = None
         self.collectives = self.nonfinite_blocks = 0
 
-    def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing."""
+    def add(self, slot: Slot, gradient: torch.Tensor, *, used: bool = True) -> None:
+        """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing.
+
+        Args:
+            used: False if it may be that no rank uses this parameter, and `leave` will be called.
+        """
         if slot.index in self._missing:
+            if not used:
+                self._without.append(slot)
             self._origins.add(self._streams.origin())
             self.gradients[slot.index] = gradient
             self._missing.discard(slot.index)
@@ -69,6 +78,11 @@ class Exchange:
     def complete(self) -> bool:
         """Whether all gradients have arrived."""
         return not self._missing
+
+    def leave(self, slot: Slot) -> None:
+        """No rank uses this parameter: its residual is again as it was before the step."""
+        if self._kept is not None:
+            self._kept.put_back(slot)
 
     def prepare(self) -> None:
         """Make the first messages, if `start` or an earlier call has not. No effect on later calls."""
@@ -190,6 +204,7 @@ class Exchange:
         failure = self._failure or self._bucket.failure
         if failure is None:
             try:
+                self._kept = Kept(self._bucket, self._without)
                 values = self._floats()
             except Exception as error:  # noqa: BLE001  # the others are told
                 failure = error

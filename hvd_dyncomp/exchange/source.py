@@ -22,6 +22,7 @@ class Source(ABC):
         leaves_tickets: whether it reduces a ticket itself in place of a compressed gradient.
         as_in_memory: whether gradients come with their values in the order in which the parameter's lie in memory, even
             if that is not the logical one (channels_last, transposed).
+        sums_tickets: whether steps have to sum tickets, because it may have parameters that no rank uses.
         tickets_on_device: whether tickets must be on the gradients' device.
         without_momentum: whether its optimizer steps without momentum.
     """
@@ -35,6 +36,7 @@ class Source(ABC):
     named: list[tuple[str, torch.Tensor]]
     as_in_memory: bool
     leaves_tickets: bool
+    sums_tickets: bool
     tickets_on_device: bool
     without_momentum: bool
 

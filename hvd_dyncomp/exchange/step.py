@@ -15,6 +15,7 @@ from hvd_dyncomp.exchange.step_levels import Turn
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
+from hvd_dyncomp.exchange.unused import Usage
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
 from hvd_dyncomp.transport.base import in_background
@@ -78,6 +79,9 @@ class Step:
                 )
                 self._exchanges.append(exchange)
                 self._tally.compresses(bucket)
+        self._usage: Usage | None = None
+        if plan.binding.sums_tickets and self._exchanges:
+            self._usage = Usage(plan.transport, f"hvd_dyncomp.{plan.binding.label}.tickets", plan.slots)
         self._under_way = list(self._exchanges)
         self._again: list[UncompressedExchange] = []
 
@@ -110,7 +114,7 @@ class Step:
         taken = self.intake.compressed(gradient, name, parameter)
         exchange = self._exchanges[slot.bucket]
         with self._lock:
-            exchange.add(slot, taken.gradient)
+            exchange.add(slot, taken.gradient, used=self.intake.used[name] is True)
             ready = exchange.complete or self._ready
         if ready:
             uninterrupted(lambda: self._go_on(exchange))
@@ -166,6 +170,14 @@ class Step:
             finally:
                 self._join()
 
+    def leave(self, gradient: torch.Tensor) -> None:
+        """No rank has used the parameter of this gradient: its mean is zero, and its residual is as before the step."""
+        gradient.zero_()
+        for name, taken in self.intake.taken.items():
+            if taken.gradient is gradient and self._exchanges:
+                slot = self._plan.slots[name]
+                self._exchanges[slot.bucket].leave(slot)
+
     def abandon(self) -> None:
         """Stop all background work. The optimizer may still collect the step."""
         with self._lock:
@@ -206,12 +218,16 @@ class Step:
             return self._agreement.failed
         if not self.fresh:
             return all([exchange.drained(wait=wait) for exchange in self._reduce_again()])
+        if self._usage is not None:
+            self._usage.start(self.intake.used)
         if wait:
             self._exchange()
         else:
             for exchange in self._exchanges:
                 exchange.start()
             self._advance()
+        if self._usage is not None and not self._usage.drained(wait=wait):
+            return False
         return all([exchange.drained(wait=wait) for exchange in self._exchanges])
 
     def _join(self) -> None:
@@ -229,13 +245,18 @@ class Step:
             self._advance()
 
     def _finish(self) -> None:
+        if self._usage is not None:
+            self._usage.start(self.intake.used)
         self._exchange()
+        unused = [] if self._usage is None else self._usage.unused()
         for streams in self._streams:
             streams.catch_up()
         for exchange in self._exchanges:
             exchange.conclude()
             if exchange.error is not None:
                 raise exchange.error
+        for slot in unused:
+            self.leave(self.intake.taken[slot.name].gradient)
         self._tally.shook_hands(self._agreement.nbytes, compressed=self.bits != UNCOMPRESSED)
         if self.bits == UNCOMPRESSED:
             for bucket in self._plan.buckets:

@@ -118,8 +118,9 @@ def test_an_error_of_an_exchange_that_a_program_catches(rank, monkeypatch):
         assert_a_step(model, seed)
 
 
-def test_a_rank_that_cannot_take_its_gradients_says_so_until_a_state_is_loaded(rank, monkeypatch):
-    model, quantizer = distributed(16)
+@pytest.mark.parametrize("unused", [False, True])
+def test_a_rank_that_cannot_take_its_gradients_says_so_until_a_state_is_loaded(unused, rank, monkeypatch):
+    model, quantizer = distributed(16, ddp_arguments={"find_unused_parameters": unused})
     assert_a_step(model, 0)
     state = quantizer.state_dict()
     with monkeypatch.context() as patch:
