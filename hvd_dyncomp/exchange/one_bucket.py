@@ -17,6 +17,7 @@ from hvd_dyncomp.exchange.reduction import Collectives
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.unused import Kept
+from hvd_dyncomp.kernels.reference import PLACEMENTS
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 
@@ -46,6 +47,7 @@ class Exchange:
     ) -> None:
         self._bucket, self._factor, self._transport, self._streams = bucket, factor, transport, bucket.streams
         self._messages = Messages(bucket, bits, step, stochastic)
+        self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self._missing = set(range(len(bucket.slots)))
         self._without: list[Slot] = []
@@ -232,11 +234,24 @@ class Exchange:
     def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Keep overshoot of few bits finite in float16: values that fitted before must not become infinite.
 
-        A mean of float16 values always fits. A sum more than twice too large for float16 is no overshoot. It becomes
-        infinite, as uncompressed: gradient scalers rely on that.
+        A mean of float16 values always fits. A sum that is too large by more than `overshoot` becomes infinite, as
+        uncompressed: gradient scalers rely on that.
         """
         if dtype is not torch.float16:
             return value
         most = torch.finfo(dtype).max
         clipped = value.clamp(-most, most)
-        return clipped if self._factor < 1 else torch.where(value.abs() <= 2 * most, clipped, value)
+        reach = most * (1 + self._overshoot)
+        return clipped if self._factor < 1 else torch.where(value.abs() <= reach, clipped, value)
+
+
+def overshoot(bits: float, *, stochastic: bool) -> float:
+    """By what part of the largest value a step may deliver more than the sum of its gradients; at most 1.
+
+    Twice what the scale is of the largest value: half of it is lost in each quantization, as much was lost in the step
+    before, and there may be two quantizations. At 2 bits and less what has waited for several steps comes at once.
+    """
+    if bits <= 2:
+        return 1.0
+    scale = PLACEMENTS[int(bits)].rms + PLACEMENTS[int(bits)].maximum
+    return min(1.0, 2 * scale * (1 + stochastic))
