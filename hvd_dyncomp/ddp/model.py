@@ -72,8 +72,8 @@ class ModelGradients(Source):
         self.without_momentum = isinstance(optimizer, WithoutMomentum)
         self.transport = among
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
-        # Otherwise every parameter is used, or the model waits for it.
-        self.sums_tickets = bool(model.find_unused_parameters or model.static_graph)
+        # Otherwise the same ones are used in every step, and the others have no residual.
+        self.sums_tickets = bool(model.find_unused_parameters)
         self.label = f"model{among.models}"
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
