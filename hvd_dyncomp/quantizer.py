@@ -258,13 +258,13 @@ class DynamicQuantizer(Compressor):
             return tensor
         if not compressed and tensor is gradient:
             return tensor
-        gradient = step.memory(gradient)
+        mean = step.memory(gradient)
         if not compressed:
-            gradient.copy_(tensor)
+            mean.copy_(tensor)
         elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
-            gradient.zero_()  # no rank has used this parameter: not even rounding may move it
+            step.leave(gradient)  # no rank has used this parameter: not even rounding may move it
         step.traffic.seconds += time.perf_counter() - began
-        return gradient
+        return mean
 
     def discard(self) -> None:
         """Make the residuals what they were before the latest step, whose gradients the program throws away.

@@ -315,6 +315,7 @@ TABLE = {
             + states(steps=NATURAL, world_size=COUNT, rank=[*NATURAL[1:], 2], factor=[*NOT_FINITE, 0, -1])
             + states(hosts=[5, "x", [0, 1], [[0], [0]], [[0]], [[0, 1], []], [[0], [2]], [[0], ["1"]]])
             + states(meter=METERS)
+            + states(order=[5, "memory", [], True])
             + states(residuals=[None, 5, "x", *({"a": value} for value in BAD_TENSORS)])
             + states(shard_residuals=[None, 5, "x", *({"a": shard} for shard in SHARDS)])
             + [

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
 
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.streams import Streams, streams_of
+from hvd_dyncomp.meter import Traffic
 from hvd_dyncomp.transport.staging import on_gpu
 
 
@@ -37,11 +40,20 @@ class _Reduction(NamedTuple):
                 start += gradient.numel()
 
 
+def call_at_end(function: Callable[[], None]) -> bool:
+    """Have a function called when backward has ended, after all that was told so before; return whether one runs."""
+    try:
+        Variable._execution_engine.queue_callback(function)
+    except RuntimeError:
+        return False
+    return True
+
+
 class Backward:
     """One backward pass that exchanges gradients.
 
     Args:
-        step: the step of the gradients; it has begun.
+        step: the step of the gradients; it has begun. A failed one takes none.
         factor: multiplies sums over ranks.
         group: the model's process group.
         ended: called at the end by the thread that has waited, with the error or None; again after a later error.
@@ -50,11 +62,19 @@ class Backward:
         complete: whether all gradients have arrived.
         gradients: how many have arrived.
         over: set when they are means, or there is an error.
+        failure: why this rank has given up to take gradients, or None.
     """
 
     def __init__(
-        self, step: Step, *, factor: float, group: Any, ended: Callable[[Step, Exception | None], None]
+        self,
+        step: Step | FailedStep,
+        *,
+        factor: float,
+        group: Any,
+        ended: Callable[[Step | FailedStep, Exception | None], None],
     ) -> None:
+        self.failure: Exception | None = None
+        self._traffic = Traffic() if isinstance(step, FailedStep) else step.traffic
         self._step, self._factor, self._group, self._ended = step, factor, group, ended
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._reductions: list[_Reduction] = []
@@ -62,9 +82,22 @@ class Backward:
         self.gradients, self.complete, self.over = 0, False, threading.Event()
 
     def add(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> torch.futures.Future[torch.Tensor]:
-        """Take all gradients of one of the model's buckets."""
+        """Take all gradients of one of the model's buckets. After an error, only make the future that it waits for."""
         began = time.perf_counter()
+        buffer = bucket.buffer()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] * on_gpu(buffer))
+        self._futures.append((future, buffer))
         self.gradients += len(bucket.parameters())
+        if self.failure is None and not isinstance(self._step, FailedStep):
+            try:
+                self._take(self._step, bucket, names)
+            except Exception as error:  # noqa: BLE001  # the model waits for all its buckets, and others for this rank
+                self.failure = error
+                self._step.give_up()
+        self._traffic.seconds += time.perf_counter() - began
+        return future
+
+    def _take(self, step: Step, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         buffer = bucket.buffer()
         streams = streams_of(buffer.device)
         self._origins[streams] = streams.origin()
@@ -73,15 +106,11 @@ class Backward:
             work = dist.all_reduce(buffer, group=self._group, async_op=True)
             self._reductions.append(_Reduction([work], [(buffer, [], self._factor)]))
         elif first.is_complex():  # its gradients are listed as real ones of half their length
-            self._reduce([self._step.take(buffer, names[first], first)])
+            self._reduce([step.take(buffer, names[first], first)])
         else:
             pairs = zip(bucket.gradients(), bucket.parameters(), strict=True)
-            taken = [self._step.take(gradient, names[parameter], parameter) for gradient, parameter in pairs]
+            taken = [step.take(gradient, names[parameter], parameter) for gradient, parameter in pairs]
             self._reduce([each for each in taken if not each.compressed])
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] * on_gpu(buffer))
-        self._futures.append((future, buffer))
-        self._step.traffic.seconds += time.perf_counter() - began
-        return future
 
     def _reduce(self, rest: list[Taken]) -> None:
         """Reduce uncompressed gradients in the model's process group, on all ranks in the order of its buckets."""
@@ -105,7 +134,32 @@ class Backward:
         """Block until it is over; the time counts as exchange time."""
         began = time.perf_counter()
         self.over.wait()
-        self._step.traffic.seconds += time.perf_counter() - began
+        self._traffic.seconds += time.perf_counter() - began
+
+    def waiting(self, then: Callable[[], None], interrupted: Callable[[BaseException], None]) -> Iterator[None]:
+        """Wait when backward has ended: the second `next` does, whatever happens; the first only begins.
+
+        The model ends its pass after it, and could never be used again if this raised. What a signal handler raises
+        before the first line of a function cannot be caught there; in a generator it can, where it is suspended.
+
+        Args:
+            then: called when the model has ended its pass, too.
+            interrupted: gets what a signal handler has raised.
+        """
+        begun = told = False
+        while True:
+            try:
+                if not begun:
+                    begun = True
+                    yield
+                self.wait()
+                if not told:
+                    told = call_at_end(then)
+                yield
+            except GeneratorExit:
+                return
+            except BaseException as error:  # noqa: BLE001  # raised later
+                interrupted(error)
 
     def _collect(self) -> None:
         error: Exception | None = None
@@ -127,6 +181,8 @@ class Backward:
         """Wait for all means; return the error if there is one. Backward raises it at its end."""
         try:
             with torch.no_grad():
+                if self.failure is not None:
+                    raise self.failure
                 self._step.collect()
                 for reduction in self._reductions:
                     reduction.finish()

@@ -40,6 +40,11 @@ def check_model(model: DistributedDataParallel) -> None:
             "mixed_precision= of DistributedDataParallel has a communication hook of its own; use torch.autocast, or "
             "convert the model's parameters, instead"
         )
+    if getattr(model, "_delay_all_reduce_params", None):
+        raise ValueError(
+            "delay_all_reduce_named_params= of DistributedDataParallel reduces gradients without a hook, and "
+            "compressed models would differ between ranks; leave it out"
+        )
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in model.parameters()):
         raise ValueError(
             "the model's optimizer steps within backward (_apply_optimizer_in_backward), before gradients are means; "
@@ -54,6 +59,13 @@ def check_model(model: DistributedDataParallel) -> None:
         )
 
 
+class Hooks(list):
+    """The hooks of a model. A copy of the model has none, as its reducer has none: it is no compressed model."""
+
+    def __reduce__(self) -> tuple:
+        return list, ()
+
+
 class ModelGradients(Source):
     """The gradients of one model.
 
@@ -63,6 +75,7 @@ class ModelGradients(Source):
 
     kind = "DistributedDataParallel"
     own_memory = True  # the model's buckets
+    as_in_memory = True
     leaves_tickets = tickets_on_device = False
 
     def __init__(
@@ -75,6 +88,8 @@ class ModelGradients(Source):
         self.transport = among
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
+        # Otherwise the same ones are used in every step, and the others have no residual.
+        self.sums_tickets = bool(model.find_unused_parameters)
         self.label = f"model{among.models}"
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
@@ -98,4 +113,4 @@ class ModelGradients(Source):
         ]
 
     def fresh(self, parameter: torch.Tensor) -> bool:
-        return True  # only backward calls the hook
+        return not self.sums_tickets  # only backward calls the hook, but a gradient may be missing

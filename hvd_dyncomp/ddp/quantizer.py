@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.ddp.agreement import agree, description
-from hvd_dyncomp.ddp.backward import Backward
-from hvd_dyncomp.ddp.model import HOOKED, ModelGradients, check_kind, check_model
+from hvd_dyncomp.ddp.backward import Backward, call_at_end
+from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
 from hvd_dyncomp.exchange import lookout, residual_state
 from hvd_dyncomp.exchange.advice import CAPTURED, NO_OPTIMIZER, Advice
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.step_levels import StepLevels
+from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.momentum import advice, leave_out
@@ -89,6 +91,7 @@ class Quantizer:
             model.register_comm_hook(self, _hook)
         except RuntimeError as error:
             raise ValueError(HOOKED) from error
+        model._comm_hooks = Hooks(model._comm_hooks)
         if number in self._transport.compressed and self._transport.rank == 0:
             logger.warning(TWINS)
         self._transport.compressed[number] = self
@@ -140,7 +143,9 @@ class Quantizer:
         self._plan = Plan(self._source, self._settings, self._skip, None)
         self._lock, self._advice = threading.Lock(), Advice()
         self._backward: Backward | None = None
-        self._error: Exception | None = None
+        self._error: Exception | None = None  # that backward has not raised yet
+        self._interruption: BaseException | None = None  # likewise, of a signal handler
+        self._failure: Exception | None = None  # why this rank cannot go on
 
     @property
     def label(self) -> str | None:
@@ -217,48 +222,72 @@ class Quantizer:
         self._plan = Plan(self._source, self._settings, self._skip, state)
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
+        self._failure = self._error = None
+
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            "a quantizer of hvd_dyncomp.ddp belongs to its model and cannot be copied or pickled: compress a copy of "
+            "the model, and load this one's state_dict()"
+        )
 
     def _between_steps(self, what: str) -> None:
         if self._backward is not None and not self._backward.over.is_set():
             raise RuntimeError(f"{what} must be called between steps, but gradients are in flight")
 
-    def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Take a bucket of the model: the communication hook. Does not block; all gradients become means together.
+    def take(self, bucket: dist.GradBucket) -> tuple[torch.futures.Future[torch.Tensor], Callable[[], None] | None]:
+        """Take a bucket of the model; return its future. Does not block; all gradients become means together.
 
-        Raises:
-            Exception: the step before failed, and the error has not been raised yet.
-            RuntimeError: a CUDA graph is being captured.
+        What raises here is raised when backward has ended, as the model could never be used again otherwise; and in
+        every step from then on, until a state is loaded. The second result is None, or for the last bucket outside
+        backward (`join`) a function that waits and raises.
         """
         with torch.no_grad(), self._lock:
-            if self._error is not None:
-                raise self._error
             if self._backward is None or self._backward.complete:
-                if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
-                    raise RuntimeError(CAPTURED)
-                self._backward = self._begin()
+                self._backward = self._begin(bucket)
             backward = self._backward
             future = backward.add(bucket, self._names)
+            self._failure = self._failure or backward.failure
             # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
-            if backward.gradients == self._source.count:
-                # Raises errors; at the end of backward, before the model waits for its buckets.
-                with contextlib.suppress(RuntimeError):  # `join` calls hooks outside backward
-                    Variable._execution_engine.queue_callback(lambda: self._conclude(backward))
-                backward.end()
-        return future
+            if backward.gradients < self._source.count:
+                return future, None
+            waiting = backward.waiting(self._raise, self.interrupted)
+            next(waiting)
+            within = call_at_end(waiting.__next__)  # type: ignore[attr-defined]  # a generator has it
+            backward.end()
+        return future, None if within else lambda: self._conclude(backward)
 
-    def _begin(self) -> Backward:
-        step = Step(
-            self._plan,
-            turn=self._levels.next(alone=self._transport.size == 1),
-            stochastic=self._stochastic,
-            fresh=True,
-            meter=self.meter,
-        )
-        step.start()
+    def interrupted(self, interruption: BaseException) -> None:
+        """Keep what a signal handler has raised until backward has ended."""
+        self._interruption = self._interruption or interruption
+
+    def _begin(self, bucket: dist.GradBucket) -> Backward:
+        step: Step | FailedStep
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(CAPTURED)
+            step = Step(
+                self._plan,
+                turn=self._levels.next(alone=self._transport.size == 1),
+                stochastic=self._stochastic,
+                fresh=True,
+                meter=self.meter,
+            )
+            step.start()
+        except Exception as error:  # noqa: BLE001  # raised where backward ends, when the others have been told
+            self._failure = error
+            step = FailedStep(
+                error,
+                transport=self._transport,
+                label=self._source.label,
+                number=self._levels.steps,
+                bits=UNCOMPRESSED,
+            )
         return Backward(step, factor=self._source.factor, group=self._group, ended=self._ended)
 
-    def _ended(self, step: Step, error: Exception | None) -> None:
-        if error is None:
+    def _ended(self, step: Step | FailedStep, error: Exception | None) -> None:
+        if error is None and isinstance(step, Step):
             try:
                 self._levels.learn(step.proposal)
                 if self._optimizer is not None:
@@ -267,14 +296,45 @@ class Quantizer:
                     self._advice.warn("momentum", advice(self._optimizer) if self._optimizer else NO_OPTIMIZER)
             except Exception as caught:  # noqa: BLE001  # raised where backward ends
                 error = caught
-        self._error = error
+        self._error = self._error or error
 
     def _conclude(self, backward: Backward) -> None:
         backward.wait()
-        error, self._error = self._error, None
+        self._raise()
+
+    def _raise(self) -> None:
+        """Raise what was kept until the model has ended its pass."""
+        error, interruption = self._error, self._interruption
+        self._error = self._interruption = None
+        if interruption is not None and error is not None:
+            raise interruption from error
+        if interruption is not None:
+            raise interruption
         if error is not None:
             raise error
 
 
 def _hook(quantizer, bucket):  # without annotations: torch compares them with classes, and here they are text
-    return quantizer.take(bucket)
+    """Signal handlers wait; what they raise is raised when backward has ended."""
+    taken: list = []
+    while not taken:
+        try:
+            uninterrupted(lambda: taken.append(_taken(quantizer, bucket)))
+        except BaseException as interruption:  # noqa: BLE001
+            quantizer.interrupted(interruption)
+    future, finish = taken[0]
+    if finish is not None:
+        finish()
+    return future
+
+
+def _taken(quantizer, bucket):
+    """As `Quantizer.take`, but an error is raised by the second result."""
+    try:
+        return quantizer.take(bucket)
+    except Exception as error:  # noqa: BLE001
+        return None, functools.partial(_raised, error)
+
+
+def _raised(error):
+    raise error

@@ -26,7 +26,8 @@ class Binding(Source):
         factor: multiplies the sum over ranks.
         label: of the optimizer, in the names of collectives.
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
-        kind, own_memory, leaves_tickets, tickets_on_device, without_momentum: see `source.Source`.
+        kind, as_in_memory, own_memory, leaves_tickets, sums_tickets, tickets_on_device, without_momentum: see
+            `source.Source`.
 
     Raises:
         ValueError: the optimizer's reduction is not a sum or a mean; a parameter is not in `names`, or is on a device
@@ -50,6 +51,7 @@ class Binding(Source):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.named = [(names[p], p) for p in parameters]
         self.own_memory = False  # autograd hands on what it has
+        self.as_in_memory = self.sums_tickets = False  # gradients are made contiguous; Horovod sums
         self.leaves_tickets, self.tickets_on_device = True, horovod_optimizer.grouped(optimizer)
         self.without_momentum = isinstance(optimizer, WithoutMomentum)
         self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1

@@ -52,7 +52,8 @@ class Bucket:
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
-        self._content = f"{[(slot.name, slot.shape) for slot in slots]} block_size={block_size}"
+        places = [(slot.name, slot.shape, *([] if slot.in_order else [slot.order])) for slot in slots]
+        self._content = f"{places} block_size={block_size}"
         self.layout = checksum(self._content)
         self.failure: Exception | None = None
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
@@ -114,6 +115,7 @@ def make_buckets(
     min_numel: int,
     bucket_bytes: int,
     skip: Skip | None = None,
+    as_in_memory: bool = False,
     **common,
 ) -> tuple[list[Bucket], dict[str, Slot]]:
     """Fill buckets with parameters, last parameter first: backward makes gradients roughly in that order.
@@ -126,11 +128,12 @@ def make_buckets(
         min_numel: parameters of fewer values are small, and last in their bucket.
         bucket_bytes: float32 bytes of a bucket.
         skip: function of a name and a parameter; True keeps the parameter out.
+        as_in_memory: see `Source`.
         common: passed to every `Bucket`.
 
     Returns:
         The buckets, and the slots by name.
     """
-    groups = divided(parameters, min_numel, bucket_bytes, skip)
+    groups = divided(parameters, min_numel, bucket_bytes, skip, as_in_memory)
     buckets = [Bucket(slots, device=device, **common) for device, slots in groups]
     return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

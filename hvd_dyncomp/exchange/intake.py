@@ -44,6 +44,7 @@ class Intake:
             it came. It then gets the same answer.
         in_use: whether any of the compressed parameters has a gradient on this rank.
         apart: after `set_apart`, by identity of a gradient whose mean cannot be written there: other memory.
+        used: whether each has one, by name. On a GPU that nobody may wait for yet, a tensor of one bool.
     """
 
     def __init__(self, plan: Plan, tally: Tally, *, fresh: bool, in_place: bool) -> None:
@@ -51,6 +52,8 @@ class Intake:
         self.taken: dict[str, Taken] = {}
         self.apart: dict[int, torch.Tensor] = {}
         self.in_use = False
+        self.used: dict[str, bool | torch.Tensor] = {}
+        self._slots: dict[int, Slot] = {}  # by identity of a compressed gradient, once somebody asks
         self._versions: list[tuple[torch.Tensor, int]] = []  # each gradient's version when it arrived
 
     @property
@@ -61,12 +64,20 @@ class Intake:
     def compressed(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
         """Take a compressed gradient: Horovod gets a ticket. A ticket of zero on all ranks means no gradient."""
         if name not in self.taken:
-            in_use = self._plan.binding.fresh(parameter) or bool(gradient.any())
+            used = self.used[name] = self._plan.binding.fresh(parameter) or self._any(gradient)
+            in_use = isinstance(used, torch.Tensor) or used
             ticket = self._plan.tickets.fill(name, in_use, gradient.device)
             self.in_use |= in_use
             self.taken[name] = Taken(ticket, gradient, True)
             self._count(gradient)
         return self.taken[name]
+
+    def _any(self, gradient: torch.Tensor) -> bool | torch.Tensor:
+        """Whether any value is not zero."""
+        if gradient.is_cuda and self._plan.binding.sums_tickets:
+            return gradient.any()
+        few = gradient.view(-1)[:64] if gradient.is_contiguous() else gradient  # nearly always, these say it
+        return bool(few.any()) or bool(gradient.any())
 
     def uncompressed(self, gradient: torch.Tensor, name: str, slot: Slot | None) -> Taken:
         """Take a gradient that is skipped, or at 32 bits. It travels with what waits in its residual."""
@@ -88,6 +99,13 @@ class Intake:
             wire = gradient.clone()
         self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
         self.taken[name] = Taken(wire, gradient, False)
+
+    def slot_of(self, gradient: torch.Tensor) -> Slot:
+        """The place of a compressed gradient that was taken. Call it when all were."""
+        if not self._slots:
+            slots = self._plan.slots
+            self._slots = {id(each.gradient): slots[name] for name, each in self.taken.items() if each.compressed}
+        return self._slots[id(gradient)]
 
     def set_apart(self, waiting: list[torch.Tensor]) -> None:
         """Give memory of its own to each gradient that shares some with another one; it keeps its values.

@@ -19,6 +19,8 @@ from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Collectives, Gate
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.unused import Kept
+from hvd_dyncomp.kernels.reference import PLACEMENTS
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 
@@ -57,8 +59,11 @@ class Exchange:
     ) -> None:
         self._bucket, self._factor, self._transport, self._streams = bucket, factor, transport, bucket.streams
         self._messages = Messages(bucket, bits, step, stochastic)
+        self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self._missing = set(range(len(bucket.slots)))
+        self._without: list[Slot] = []
+        self._kept: Kept | None = None
         self._route: Route | None = None
         self._collectives: Collectives[torch.Tensor] | None = None
         self._started = False
@@ -71,9 +76,15 @@ class Exchange:
         self.error: Exception | None = None
         self.collectives = self.nonfinite_blocks = 0
 
-    def add(self, slot: Slot, gradient: torch.Tensor) -> None:
-        """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing."""
+    def add(self, slot: Slot, gradient: torch.Tensor, *, used: bool = True) -> None:
+        """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing.
+
+        Args:
+            used: False if it may be that no rank uses this parameter, and `leave` will be called.
+        """
         if slot.index in self._missing:
+            if not used:
+                self._without.append(slot)
             self._origins.add(self._streams.origin())
             self.gradients[slot.index] = gradient
             self._missing.discard(slot.index)
@@ -82,6 +93,11 @@ class Exchange:
     def complete(self) -> bool:
         """Whether all gradients have arrived."""
         return not self._missing
+
+    def leave(self, slot: Slot) -> None:
+        """No rank uses this parameter: its residual is again as it was before the step."""
+        if self._kept is not None:
+            self._kept.put_back(slot)
 
     def prepare(self) -> None:
         """Make the first messages, if `start` or an earlier call has not. No effect on later calls."""
@@ -227,6 +243,7 @@ class Exchange:
         failure = self._failure or self._bucket.failure
         if failure is None:
             try:
+                self._kept = Kept(self._bucket, self._without)
                 values = self._floats()
             except Exception as error:  # noqa: BLE001  # the others are told
                 failure = error
@@ -268,14 +285,27 @@ class Exchange:
     def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Keep overshoot of few bits finite in float16: values that fitted before must not become infinite.
 
-        A mean of float16 values always fits. A sum more than twice too large for float16 is no overshoot. It becomes
-        infinite, as uncompressed: gradient scalers rely on that.
+        A mean of float16 values always fits. A sum that is too large by more than `overshoot` becomes infinite, as
+        uncompressed: gradient scalers rely on that.
         """
         if dtype is not torch.float16:
             return value
         most = torch.finfo(dtype).max
         clipped = value.clamp(-most, most)
-        return clipped if self._factor < 1 else torch.where(value.abs() <= 2 * most, clipped, value)
+        reach = most * (1 + self._overshoot)
+        return clipped if self._factor < 1 else torch.where(value.abs() <= reach, clipped, value)
+
+
+def overshoot(bits: float, *, stochastic: bool) -> float:
+    """By what part of the largest value a step may deliver more than the sum of its gradients; at most 1.
+
+    Twice what the scale is of the largest value: half of it is lost in each quantization, as much was lost in the step
+    before, and there may be two quantizations. At 2 bits and less what has waited for several steps comes at once.
+    """
+    if bits <= 2:
+        return 1.0
+    scale = PLACEMENTS[int(bits)].rms + PLACEMENTS[int(bits)].maximum
+    return min(1.0, 2 * scale * (1 + stochastic))
 
 
 def _is_writable(gradient: torch.Tensor) -> bool:

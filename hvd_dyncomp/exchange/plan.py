@@ -69,6 +69,7 @@ class Plan(Generic[Whose]):
             min_numel=settings.min_numel,
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
+            as_in_memory=binding.as_in_memory,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
             discardable=settings.discardable,
@@ -78,7 +79,7 @@ class Plan(Generic[Whose]):
         )
         mixed = len(self.slots) < len(self.binding.named)
         self.tickets = Tickets(self.slots, on_device=mixed and binding.tickets_on_device)
-        self.ticket_bytes = Tickets.nbytes if binding.leaves_tickets else 0
+        self.ticket_bytes = Tickets.nbytes if binding.leaves_tickets or binding.sums_tickets else 0
         # Assume the topology of the saved state: then nothing moves if it is still the same.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}

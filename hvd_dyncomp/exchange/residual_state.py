@@ -17,14 +17,17 @@ from hvd_dyncomp.kernels import RESIDUAL_DTYPE, rounded
 logger = logging.getLogger(__name__)
 
 KEYS = ("residuals", "shard_residuals")
+# The order of a parameter's values in a saved state: as they are indexed, whatever the parameter's memory format.
+LOGICAL = "logical"
 
 
 def export(buckets: list[Bucket]) -> dict[str, Any]:
     """Copy both kinds of residuals into main memory.
 
     Returns:
-        "residuals": {parameter name: bfloat16 tensor of its shape}; "shard_residuals": {bucket name: {"layout":
-        checksum, "first": where in the bucket the shard begins, "carries": bool, "values": (own shard,) bfloat16}}.
+        "residuals": {parameter name: bfloat16 tensor of its shape}; "order": `LOGICAL`, that of their values;
+        "shard_residuals": {bucket name: {"layout": checksum, "first": where in the bucket the shard begins, "carries":
+        bool, "values": (own shard,) bfloat16}}, in the bucket's order, which the checksum includes.
     """
     own, shards = {}, {}
     for bucket in buckets:
@@ -32,14 +35,14 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
             continue
         undelivered = bucket.residuals.undelivered()
         for slot in bucket.slots:
-            own[slot.name] = undelivered[slot.range].view(slot.shape).to("cpu", copy=True)
+            own[slot.name] = slot.logical(undelivered).to("cpu", copy=True, memory_format=torch.contiguous_format)
         shards[bucket.name] = {
             "layout": bucket.layout,
             "first": bucket.residuals.extent.shard.start,
             "carries": bucket.residuals.carries,
             "values": bucket.residuals.shard.to("cpu", copy=True),
         }
-    return {"residuals": own, "shard_residuals": shards}
+    return {"residuals": own, "shard_residuals": shards, "order": LOGICAL}
 
 
 def checked(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +64,8 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         ranks = [integer("hosts", rank, 0) for host in own["hosts"] for rank in host]
         if sorted(ranks) != list(range(size)) or not all(own["hosts"]):
             raise ValueError(f"hosts must list every rank once, got {shown(own['hosts'])}")
+    if own.get("order") not in (LOGICAL, None):
+        raise ValueError(f"order must be {LOGICAL!r}, got {shown(own['order'])}")
     for name, values in dict(own["residuals"]).items():
         _check_values(f"residuals[{name!r}]", values)
     for name, shard in dict(own["shard_residuals"]).items():
@@ -127,6 +132,7 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
     """
     check(buckets, state, rank, world_size)
     scale = state["factor"] / factor
+    logical = _logical(buckets, state)
     for bucket in buckets:
         if not bucket.residuals.enabled:
             continue
@@ -136,18 +142,35 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
         extent = bucket.residuals.extent
         undelivered = torch.zeros(extent.values, dtype=torch.float32, device=bucket.device)
         for slot in bucket.slots:
-            undelivered[slot.range].view(slot.shape).copy_(state["residuals"][slot.name])
+            place = slot.logical(undelivered) if logical else undelivered[slot.range].view(slot.shape)
+            place.copy_(state["residuals"][slot.name])
         _restore_shard(bucket, undelivered, state["shard_residuals"].get(bucket.name), scale)
         if scale != 1:
             undelivered *= scale
         bucket.residuals.put(undelivered)
 
 
+def _logical(buckets: list[Bucket], state: Mapping[str, Any]) -> bool:
+    """Whether a state's residuals are in logical order. Those of DistributedDataParallel were as in memory once."""
+    odd = [slot.name for bucket in buckets for slot in bucket.slots if not slot.in_order]
+    if state.get("order") is None and state["residuals"] and odd:
+        logger.warning(
+            "the state does not say in which order its residuals are; those of %s (and %d others) are taken to be as "
+            "in this model's memory: right if it was saved with the same memory format",
+            odd[0],
+            len(odd) - 1,
+        )
+    return state.get("order") is not None
+
+
 def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str, Any] | None, scale: float) -> None:
     residuals = bucket.residuals
     if saved is None or saved["layout"] != bucket.layout:
         residuals.carries = True
-        logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
+        if saved is None or saved["values"].any():
+            logger.warning(
+                "bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name
+            )
         return
     residuals.carries = saved["carries"]
     first, values = saved["first"], saved["values"]
@@ -194,4 +217,4 @@ def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tu
         first, last = max(slot.start, section.start), min(slot.start + slot.numel, section.stop)
         if first < last and gradient is not None and gradient.layout is torch.strided:
             residual = bucket.residuals.own[first - section.start : last - section.start]
-            yield slot.counted_as, residual, gradient.reshape(-1)[first - slot.start : last - slot.start]
+            yield slot.counted_as, residual, slot.flat(gradient)[first - slot.start : last - slot.start]

@@ -20,6 +20,7 @@ class Slot:
     Attributes:
         small: whether it has fewer than `min_numel` values, and so at least `SMALL_BITS`.
         counted_as: its name; for small parameters, the name of the first small one in the bucket.
+        order: its dimensions, from the one that changes slowest from value to value to the fastest.
     """
 
     name: str
@@ -30,14 +31,33 @@ class Slot:
     numel: int
     small: bool
     counted_as: str
+    order: tuple[int, ...]
 
     @property
     def range(self) -> slice:
         return slice(self.start, self.start + self.numel)
 
+    @property
+    def in_order(self) -> bool:
+        """Whether its values are in their logical order: the last dimension fastest."""
+        return self.order == tuple(range(len(self.order)))
+
+    def logical(self, values: torch.Tensor) -> torch.Tensor:
+        """The bucket's values of this parameter, as a view of its shape."""
+        stored = values[self.range].view([self.shape[dim] for dim in self.order])
+        return stored.permute([self.order.index(dim) for dim in range(len(self.order))])
+
+    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of its shape, as (numel,) values in the bucket's order."""
+        return tensor.permute(self.order).reshape(-1)
+
 
 def divided(
-    parameters: list[tuple[str, torch.Tensor]], min_numel: int, bucket_bytes: int, skip: Skip | None
+    parameters: list[tuple[str, torch.Tensor]],
+    min_numel: int,
+    bucket_bytes: int,
+    skip: Skip | None,
+    as_in_memory: bool = False,
 ) -> list[tuple[torch.device, list[Slot]]]:
     """The places of all parameters, by bucket, and each bucket's device; arguments as in `buckets.make_buckets`."""
     groups: list[tuple[torch.device, list[tuple[str, torch.Tensor]]]] = []
@@ -50,10 +70,12 @@ def divided(
             groups.append((parameter.device, []))
             nbytes = 4 * parameter.numel()
         groups[-1][1].append((name, parameter))
-    return [(device, _slots(members, number, min_numel)) for number, (device, members) in enumerate(groups)]
+    return [
+        (device, _slots(members, number, min_numel, as_in_memory)) for number, (device, members) in enumerate(groups)
+    ]
 
 
-def _slots(members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int) -> list[Slot]:
+def _slots(members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int, as_in_memory: bool) -> list[Slot]:
     """Consecutive places, small parameters last."""
     slots: list[Slot] = []
     start, first_small = 0, ""
@@ -63,9 +85,18 @@ def _slots(members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int)
         if small:
             first_small = first_small or name
         where = bucket, len(slots), start, numel
-        slots.append(Slot(name, tuple(parameter.shape), *where, small, first_small if small else name))
+        order = _order(parameter) if as_in_memory else tuple(range(parameter.dim()))
+        slots.append(Slot(name, tuple(parameter.shape), *where, small, first_small if small else name, order))
         start += numel
     return slots
+
+
+def _order(parameter: torch.Tensor) -> tuple[int, ...]:
+    """`Slot.order` of a gradient that lies in memory as its parameter does; logical if that one's memory has gaps."""
+    logical = tuple(range(parameter.dim()))
+    stored = tuple(sorted(logical, key=parameter.stride, reverse=True))
+    # A dimension of one value has any stride: so the first question.
+    return stored if not parameter.is_contiguous() and parameter.permute(stored).is_contiguous() else logical
 
 
 def runs(slots: list[Slot], bits: float, block_size: int) -> list[Run]:

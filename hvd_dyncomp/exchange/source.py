@@ -21,6 +21,9 @@ class Source(ABC):
         named: (name, parameter) of every parameter that is reduced, in the same order on all ranks.
         leaves_tickets: whether it reduces a ticket itself in place of a compressed gradient.
         own_memory: whether no two gradients share memory, and nobody else uses it before a step is over.
+        as_in_memory: whether gradients come with their values in the order in which the parameter's lie in memory, even
+            if that is not the logical one (channels_last, transposed).
+        sums_tickets: whether steps have to sum tickets, because it may have parameters that no rank uses.
         tickets_on_device: whether tickets must be on the gradients' device.
         without_momentum: whether its optimizer steps without momentum.
     """
@@ -33,7 +36,9 @@ class Source(ABC):
     label: str
     named: list[tuple[str, torch.Tensor]]
     own_memory: bool
+    as_in_memory: bool
     leaves_tickets: bool
+    sums_tickets: bool
     tickets_on_device: bool
     without_momentum: bool
 

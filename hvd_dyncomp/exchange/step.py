@@ -15,6 +15,7 @@ from hvd_dyncomp.exchange.step_levels import Turn
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
+from hvd_dyncomp.exchange.unused import Usage
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
 from hvd_dyncomp.transport.base import in_background
@@ -90,6 +91,9 @@ class Step:
         waits = any(bucket.residuals.releases for bucket in plan.buckets)
         in_place = plan.binding.own_memory or (bits == UNCOMPRESSED and not waits)
         self.intake = Intake(plan, self._tally, fresh=fresh, in_place=in_place)
+        self._usage: Usage | None = None
+        if plan.binding.sums_tickets and self._exchanges:
+            self._usage = Usage(plan.transport, f"hvd_dyncomp.{plan.binding.label}.tickets", plan.slots)
         self._under_way = list(self._exchanges)
         self._again: list[UncompressedExchange] = []
 
@@ -122,7 +126,7 @@ class Step:
         taken = self.intake.compressed(gradient, name, parameter)
         exchange = self._exchanges[slot.bucket]
         with self._lock:
-            exchange.add(slot, taken.gradient)
+            exchange.add(slot, taken.gradient, used=self.intake.used[name] is True)
             ready = exchange.complete or self._ready
         if ready:
             uninterrupted(lambda: self._go_on(exchange))
@@ -182,6 +186,13 @@ class Step:
         """Where the mean of a gradient is: in its place, unless another gradient's mean is there."""
         return self.intake.apart.get(id(gradient), gradient)
 
+    def leave(self, gradient: torch.Tensor) -> None:
+        """No rank has used the parameter of this gradient: its mean is zero, and its residual is as before the step."""
+        self.memory(gradient).zero_()
+        slot = self.intake.slot_of(gradient)
+        if self._exchanges:
+            self._exchanges[slot.bucket].leave(slot)
+
     def abandon(self) -> None:
         """Stop all background work. The optimizer may still collect the step."""
         with self._lock:
@@ -222,12 +233,16 @@ class Step:
             return self._agreement.failed
         if not self.fresh:
             return all([exchange.drained(wait=wait) for exchange in self._reduce_again()])
+        if self._usage is not None:
+            self._usage.start(self.intake.used)
         if wait:
             self._exchange()
         else:
             for exchange in self._exchanges:
                 exchange.start()
             self._advance()
+        if self._usage is not None and not self._usage.drained(wait=wait):
+            return False
         return all([exchange.drained(wait=wait) for exchange in self._exchanges])
 
     def _join(self) -> None:
@@ -256,13 +271,18 @@ class Step:
             exchange.write()
 
     def _finish(self) -> None:
+        if self._usage is not None:
+            self._usage.start(self.intake.used)
         self._exchange()
+        unused = [] if self._usage is None else self._usage.unused()
         for streams in self._streams:
             streams.catch_up()
         for exchange in self._exchanges:
             exchange.conclude()
             if exchange.error is not None:
                 raise exchange.error
+        for slot in unused:
+            self.leave(self.intake.taken[slot.name].gradient)
         self._tally.shook_hands(self._agreement.nbytes, compressed=self.bits != UNCOMPRESSED)
         if self.bits == UNCOMPRESSED:
             for bucket in self._plan.buckets:

@@ -4,8 +4,8 @@ import pytest
 from torchrun import BODIES, run_bodies
 
 JOBS = {
-    2: ["transport", "agreement", "exchange", "runs", "parted", "devices"],
-    3: ["transport", "agreement", "exchange", "runs", "parted", "devices"],
+    2: ["transport", "agreement", "exchange", "runs", "parted", "devices", "layouts", "interrupted", "copies"],
+    3: ["transport", "agreement", "exchange", "runs", "parted", "devices", "layouts", "interrupted", "copies"],
     4: ["exchange", "runs"],
 }
 SECONDS = 300

@@ -120,6 +120,44 @@ def test_float16_becomes_infinite_only_where_the_sum_does(ranks, hosts, op):
 
 
 @WORLDS
+@pytest.mark.parametrize("bits", [0.125, 0.25, 0.5, 1, 2, 3, 4, 5, 8, 16])
+def test_sums_of_huge_values_are_finite(ranks, hosts, bits):
+    """A code may stand for more than twice the largest value of its block; below one bit values wait for many steps."""
+    value = (7e37 if bits >= 1 else 7e36) / ranks
+
+    def program(worker: Worker):
+        return [worker.step({"a": torch.full((640,), value)})["a"] for _ in range(8)]
+
+    results, _ = on_ranks(ranks, program, {"a": 640}, bits, hosts=hosts)
+    assert all(got.isfinite().all() and got.any() for each in results for got in each)
+
+
+@WORLDS
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("bits", [5, 6, 7, 8, 16])
+def test_a_float16_sum_that_does_not_fit_is_infinite_and_one_that_fits_is_not(ranks, hosts, bits, rounding):
+    """As uncompressed: a `GradScaler` relies on it. The bound is that of the level's rounding."""
+
+    def program(worker: Worker):
+        p = worker.parameters["a"]
+        p.data = p.data.half()
+        found = []
+        for step in range(6):
+            gradient = 65_000 / ranks * noise("a", 640, 0, step).sign()
+            gradient[::3] *= 0.3 + 0.1 * worker.transport.rank
+            if step == 5:
+                gradient[7] = 88_000 / ranks
+            worker.optimizer.zero_grad()
+            worker.backward({"a": gradient.half()})
+            worker.optimizer.step()
+            found.append(p.grad.isinf().sum().item())
+        return found, p.grad[7].item()
+
+    results, _ = on_ranks(ranks, program, {"a": 640}, bits, op=hvd.Sum, hosts=hosts, rounding=rounding)
+    assert all(each == ([0] * 5 + [1], float("inf")) for each in results), results
+
+
+@WORLDS
 @pytest.mark.parametrize("bits", [16, 32])
 def test_bfloat16_and_strides_come_back_as_they_were(ranks, hosts, bits):
     """Horovod cannot reduce bfloat16: it gets float32."""

@@ -97,6 +97,38 @@ def test_a_rank_without_gradients_at_32_bits_delivers_what_it_owes_later(ranks, 
 
 
 @WORLDS
+@pytest.mark.parametrize("bits", [0.25, 1, 2, 4, 16])
+def test_a_parameter_that_no_rank_uses_keeps_what_it_is_owed(ranks, hosts, bits):
+    """Also in blocks that it shares with others; one that some rank has used gets a mean, as ever."""
+
+    def program(worker: Worker):
+        first = worker.transport.rank == 0
+        for step in range(2):
+            worker.step(worker.noise(step))
+        for step, left in enumerate([{"a"}, {"b"}, {"a", "small"}, {"small"}], 2):
+            before = by_parameter(worker.quantizer.state_dict())
+            used = SIZES.keys() - left - (set() if first else {"a"})
+            got = worker.step({name: value for name, value in worker.noise(step).items() if name in used})
+            after = by_parameter(worker.quantizer.state_dict())
+            for name in left:
+                assert not got[name].any() and torch.equal(after[name], before[name]), (step, name)
+            assert all(got[name].any() for name in SIZES.keys() - left)
+        return got
+
+    results, _ = on_ranks(ranks, program, SIZES, bits, hosts=hosts)
+    assert all(torch.equal(got[name], results[0][name]) for got in results for name in SIZES)
+
+
+def by_parameter(state: dict) -> dict[str, torch.Tensor]:
+    """Both residuals of each parameter: (2, values)."""
+    [(_, shard)] = state["shard_residuals"].items()
+    shards = torch.zeros(640)
+    shards[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
+    places = {"b": slice(0, 500), "a": slice(500, 630), "small": slice(630, 635)}
+    return {name: torch.stack([state["residuals"][name].float(), shards[place]]) for name, place in places.items()}
+
+
+@WORLDS
 def test_residuals_that_are_dropped_never_arrive(ranks, hosts):
     def program(worker: Worker, drop: bool, first: int):
         for step in range(first, 3):

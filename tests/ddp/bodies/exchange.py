@@ -129,6 +129,51 @@ def test_unused_parameters(rank, size):
         assert model.module.values[2].grad is None
 
 
+@pytest.mark.parametrize("bits", [0.25, 1, 4])
+@pytest.mark.parametrize("views", [False, True])
+def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, rank):
+    """Also in blocks that it shares with others. Nothing else changes."""
+    arguments = {"gradient_as_bucket_view": views}
+    model, quantizer = distributed(bits, ddp_arguments={"find_unused_parameters": True, **arguments})
+    other, plain = distributed(bits, ddp_arguments=arguments)
+    for seed in range(3):
+        for each in (model, other):
+            each.zero_grad()
+            each(seed).backward()
+        for one, two in zip(gradients(model), gradients(other), strict=True):
+            assert torch.equal(one, two)
+    tickets = quantizer.meter.total().uncompressed_bytes
+    assert tickets > 0 and plain.meter.total().uncompressed_bytes == 0
+    for seed in range(3, 6):
+        before = quantizer.state_dict()
+        model.zero_grad()
+        model(seed, (0, 1, 3) if rank == 0 else (0, 3)).backward()
+        after = quantizer.state_dict()
+        assert torch.equal(after["residuals"]["values.2"], before["residuals"]["values.2"])
+        assert model.module.values[2].grad is None and model.module.values[1].grad.any()
+    assert same_on_all_ranks([model.module.values[i].grad for i in (0, 1, 3)])
+
+
+class Half(nn.Module):
+    """Of its weight, the gradient is one in the latter half."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3000))
+
+    def forward(self, seed: int) -> torch.Tensor:
+        return self.weight[1500:].sum()
+
+
+def test_a_gradient_that_begins_with_zeros_is_one():
+    model, _ = distributed(16, module=Half(), ddp_arguments={"find_unused_parameters": True})
+    for seed in range(2):
+        model.zero_grad()
+        model(seed).backward()
+        assert not model.module.weight.grad[:1500].any()
+        torch.testing.assert_close(model.module.weight.grad[1500:], torch.ones(1500), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("views", [False, True])
 def test_no_sync_accumulates(views):
     model, quantizer = distributed(16, ddp_arguments={"gradient_as_bucket_view": views})

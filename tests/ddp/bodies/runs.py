@@ -282,6 +282,16 @@ def test_mixed_precision_of_the_model_has_a_hook_of_its_own():
         ddp.compress(model, 4)
 
 
+def test_parameters_whose_reduction_is_delayed_meet_no_hook():
+    module = Linear()
+    first, second, *_ = module.named_parameters()
+    model = DistributedDataParallel(
+        module, delay_all_reduce_named_params=[first], param_to_hook_all_reduce=second[1], bucket_cap_mb=0.01
+    )
+    with pytest.raises(ValueError, match="delay_all_reduce_named_params= of DistributedDataParallel reduces"):
+        ddp.compress(model, 4)
+
+
 @pytest.mark.parametrize("odd", ["level", "settings", "step"])
 def test_ranks_that_disagree_all_hear_of_it(odd, rank, size):
     """And raise it where backward ends. In a group of its own: a step that has failed is the last."""
