@@ -218,8 +218,10 @@ class Controller:
 
     def _models(self) -> dict[str, list[tuple[str, Any]]]:
         """What is compared: the parameters that its quantizers' optimizers train, by their labels."""
-        compared = self.check_replicas and self.transport.size > 1
-        return {label: each.trained() for label, each in lookout.registered(self).items()} if compared else {}
+        if not self.check_replicas or self.transport.size == 1:
+            return {}
+        models = {label: each.trained() for label, each in lookout.registered(self).items()}
+        return {label: named for label, named in models.items() if named}  # without those of models that are deleted
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks. Never raises: the other ranks wait for it."""

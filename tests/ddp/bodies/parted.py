@@ -1,6 +1,7 @@
 """Mistakes that part the replicas: each is an error on every rank at the end of the epoch. Ordinary loops are none."""
 
 import contextlib
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -155,6 +156,19 @@ def test_what_the_model_is_told_to_ignore_may_differ(rank):
     module.frozen.data.fill_(float(rank))
     train(model)
     quantizer.controller.step({})
+
+
+def test_a_model_that_only_some_ranks_have_deleted_yet(rank):
+    """Its quantizer is kept, as for its meter; the next model has the same controller."""
+    controller = Controller(4, transport=ddp.transport())
+    model, quantizer = distributed(controller)
+    _, following = distributed(controller)
+    if rank == 0:
+        del model
+        gc.collect()
+    assert (quantizer.trained() == []) == (rank == 0)
+    controller.step({})
+    assert following.bits == 4
 
 
 def test_a_model_in_a_group_of_its_own(rank):
