@@ -50,8 +50,8 @@ __all__ = [
 # raises an error that says what is missing.
 _horovod_missing = ""
 try:
-    import hvd_dyncomp.elastic  # noqa: F401  # registers with Horovod
-    from hvd_dyncomp.quantizer import DynamicQuantizer
+    import hvd_dyncomp.on_horovod.elastic  # noqa: F401  # registers with Horovod
+    from hvd_dyncomp.on_horovod.quantizer import DynamicQuantizer
 except HorovodMissing as _error:
     _horovod_missing = str(_error)
 

@@ -236,7 +236,7 @@ class Controller:
         return {**state, "check_replicas": self.check_replicas, "replicas": replicas.brief(self._models)}
 
     def sync(self) -> None:
-        """Take over rank 0's history and level. Collective. For workers that join a run (`hvd_dyncomp.elastic`)."""
+        """Take over rank 0's history and level. Collective. For workers that join a run."""
         self.load_state_dict(gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync")[0])
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hvd_dyncomp.exchange import step_levels
-from hvd_dyncomp.exchange.step_levels import AutoLevel
+from hvd_dyncomp import auto_level
+from hvd_dyncomp.auto_level import AutoLevel
 
 
 class Steps:
@@ -71,7 +71,7 @@ def test_what_happens_between_epochs_does_not_count(monkeypatch):
         steps.run(8, epoch=epoch)
         steps.now += 1000.0
     assert set(steps.run(10, epoch=6, floor=4)) == {4, 8, 16, 32}, "tried again after five epochs"
-    monkeypatch.setattr(step_levels, "REPROBE_EPOCHS", 100)
+    monkeypatch.setattr(auto_level, "REPROBE_EPOCHS", 100)
     steps = Steps(wire_bound)
     for epoch in range(8):
         steps.run(8, epoch=epoch)

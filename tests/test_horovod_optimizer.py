@@ -1,6 +1,6 @@
 """What this package knows of Horovod's optimizer, and Horovod never promised: here it is seen whether it is so still.
 
-If one of these fails after Horovod was changed, hvd_dyncomp/horovod_optimizer.py is the file to mend.
+If one of these fails after Horovod was changed, hvd_dyncomp/on_horovod/horovod_optimizer.py is the file to mend.
 """
 
 import sys
@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 
-from hvd_dyncomp import horovod_optimizer
+from hvd_dyncomp.on_horovod import horovod_optimizer
 
 
 class Spy(hvd.Compression.none):

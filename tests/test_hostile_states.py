@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Meter, StepFunction
-from hvd_dyncomp.exchange.step_levels import AutoLevel
+from hvd_dyncomp.auto_level import AutoLevel
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
-from hvd_dyncomp.exchange.binding import Binding
+from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.transport import horovod, mpi_settings
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
@@ -92,7 +92,7 @@ def test_loading_something_else_is_refused(state):
 
 
 class Optimizer(torch.optim.SGD):
-    """As much of Horovod's optimizer as a binding looks at."""
+    """As much of Horovod's optimizer as somebody looks at."""
 
     def __init__(self, parameters):
         super().__init__(parameters, lr=0.1)
@@ -106,12 +106,12 @@ class Optimizer(torch.optim.SGD):
 def test_gradients_are_recognised_in_any_order():
     parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(7)]
     optimizer = Optimizer(parameters)
-    binding = Binding(optimizer, None, HorovodTransport())
+    gradients = OptimizerGradients(optimizer, None, HorovodTransport())
     for order in ([6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6], [3, 1, 6, 0], [5, 2, 4, 3], [6, 5, 4, 3, 2, 1, 0]):
         for p in parameters:
             p.grad = torch.zeros(3)
-        assert [binding.parameter_of(parameters[i].grad)[0] for i in order] == [f"p{i}" for i in order]
-    assert binding.parameter_of(torch.zeros(3)) is None
+        assert [gradients.parameter_of(parameters[i].grad)[0] for i in order] == [f"p{i}" for i in order]
+    assert gradients.parameter_of(torch.zeros(3)) is None
 
 
 class Watched(torch.nn.Parameter):
@@ -130,7 +130,7 @@ def test_a_gradient_is_found_as_soon_among_many(order):
     """In the first step the caller has to say whose it is, where backward is no guide; later the order is known."""
     count = 300
     parameters = [Watched(torch.zeros(3)) for _ in range(count)]
-    binding = Binding(Optimizer(parameters), None, HorovodTransport())
+    gradients = OptimizerGradients(Optimizer(parameters), None, HorovodTransport())
     shuffled = random.Random(1).sample(range(count), count)
     numbers = {"backward": range(count)[::-1], "forward": range(count), "any": shuffled}
     for parameter in parameters:
@@ -139,7 +139,7 @@ def test_a_gradient_is_found_as_soon_among_many(order):
         Watched.looks = 0
         for i in numbers[order]:
             p = parameters[i]
-            assert binding.parameter_of(p.own, sys._getframe()) == (f"p{i}", p)
+            assert gradients.parameter_of(p.own, sys._getframe()) == (f"p{i}", p)
         assert Watched.looks <= (count + 5 if step or order == "backward" else 2 * count + 5)
 
 

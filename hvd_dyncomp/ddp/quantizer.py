@@ -16,24 +16,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_dyncomp.advice import CAPTURED, NO_OPTIMIZER, Advice
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.ddp.agreement import agree, description
 from hvd_dyncomp.ddp.backward import Backward, call_at_end
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
 from hvd_dyncomp.exchange import lookout, residual_state
-from hvd_dyncomp.exchange.advice import CAPTURED, NO_OPTIMIZER, Advice
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.step_levels import StepLevels
 from hvd_dyncomp.transport.torch_distributed import time_limit, transport
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class Quantizer:
     def relative_errors(self) -> dict[str, float]:
         """As `DynamicQuantizer.relative_errors`."""
         plan = self._plan
-        return residual_state.relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
+        return residual_state.relative_errors(plan.buckets, plan.source.named, plan.source.factor)
 
     def discard(self) -> None:
         """As `DynamicQuantizer.discard`: after `backward` and instead of `optimizer.step()`, on every rank.

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from hvd_dyncomp.exchange.handshake import Handshake
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.ranges import marked
-from hvd_dyncomp.exchange.step_levels import Turn
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.ranges import marked
+from hvd_dyncomp.step_levels import Turn
 
 
 class Drains(Protocol):
@@ -42,14 +42,14 @@ class Agreement:
             WIRE_VERSION,
             Phase.HANDSHAKE,
             turn.bits,
-            turn.proposal if plan.binding.rank == 0 else 0,
+            turn.proposal if plan.source.rank == 0 else 0,
             plan.composition,
             turn.number & 0xFFFFFFFF,
             Flag.FRESH if fresh else Flag(0),
             checksum(plan.transport.host),
             plan.topology_checksum,
         )
-        label = plan.binding.label
+        label = plan.source.label
         self._handshake = Handshake(plan.transport, label, greeting, lambda: plan.about(turn.bits, turn.number))
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in plan.buckets}
         if turn.bits != UNCOMPRESSED:

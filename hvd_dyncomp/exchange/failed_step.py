@@ -20,7 +20,7 @@ class FailedStep:
 
     Args:
         error: why.
-        transport, label, number, bits: as in `Step`, `Binding` and `Plan`.
+        transport, label, number, bits: as in `Step`, `OptimizerGradients` and `Plan`.
     """
 
     over = False  # every request raises its error

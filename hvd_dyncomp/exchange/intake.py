@@ -64,7 +64,7 @@ class Intake:
     def compressed(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
         """Take a compressed gradient: Horovod gets a ticket. A ticket of zero on all ranks means no gradient."""
         if name not in self.taken:
-            used = self.used[name] = self._plan.binding.fresh(parameter) or self._any(gradient)
+            used = self.used[name] = self._plan.source.fresh(parameter) or self._any(gradient)
             in_use = isinstance(used, torch.Tensor) or used
             ticket = self._plan.tickets.fill(name, in_use, gradient.device)
             self.in_use |= in_use
@@ -74,7 +74,7 @@ class Intake:
 
     def _any(self, gradient: torch.Tensor) -> bool | torch.Tensor:
         """Whether any value is not zero."""
-        if gradient.is_cuda and self._plan.binding.sums_tickets:
+        if gradient.is_cuda and self._plan.source.sums_tickets:
             return gradient.any()
         few = gradient.view(-1)[:64] if gradient.is_contiguous() else gradient  # nearly always, these say it
         return bool(few.any()) or bool(gradient.any())

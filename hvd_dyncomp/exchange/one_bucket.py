@@ -15,12 +15,12 @@ import torch
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.memory import is_sole_owner
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Collectives, Gate
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.unused import Kept
 from hvd_dyncomp.kernels.reference import PLACEMENTS
+from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 

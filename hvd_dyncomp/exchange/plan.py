@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -26,21 +26,18 @@ logger = logging.getLogger(__name__)
 MOST_BYTES = 2**31 - 1
 
 
-Whose = TypeVar("Whose", bound=Source)
-
-
-class Plan(Generic[Whose]):
+class Plan:
     """What a step needs to know in advance.
 
     Args:
-        binding: the source of the gradients.
+        source: of the gradients.
         settings: see `Settings`.
         skip: as in `make_buckets`.
         state: of a quantizer, whose residuals are taken over; None for none.
 
     Attributes:
-        binding, settings: see above.
-        transport: the binding's.
+        source, settings: see above.
+        transport: the source's.
         buckets: the buckets, with their residuals.
         slots: a compressed parameter's place, by name.
         waiting: parameters whose residuals always hold something at few bits: large ones, with error feedback.
@@ -57,29 +54,31 @@ class Plan(Generic[Whose]):
 
     def __init__(
         self,
-        binding: Whose,
+        source: Source,
         settings: Settings,
         skip: Skip | None,
         state: Mapping[str, Any] | None,
     ) -> None:
-        self.binding, self.transport, self.settings = binding, binding.transport, settings
-        rank, world_size = self.binding.rank, self.binding.world_size
+        self.source = source
+        self.transport = source.transport
+        self.settings = settings
+        rank, world_size = self.source.rank, self.source.world_size
         self.buckets, self.slots = make_buckets(
-            self.binding.named,
+            self.source.named,
             min_numel=settings.min_numel,
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
-            as_in_memory=binding.as_in_memory,
+            as_in_memory=source.as_in_memory,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
             discardable=settings.discardable,
             rank=rank,
             world_size=world_size,
-            label=self.binding.label,
+            label=self.source.label,
         )
-        mixed = len(self.slots) < len(self.binding.named)
-        self.tickets = Tickets(self.slots, on_device=mixed and binding.tickets_on_device)
-        self.ticket_bytes = Tickets.nbytes if binding.leaves_tickets or binding.sums_tickets else 0
+        mixed = len(self.slots) < len(self.source.named)
+        self.tickets = Tickets(self.slots, on_device=mixed and source.tickets_on_device)
+        self.ticket_bytes = Tickets.nbytes if source.leaves_tickets or source.sums_tickets else 0
         # Assume the topology of the saved state: then nothing moves if it is still the same.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
@@ -92,17 +91,17 @@ class Plan(Generic[Whose]):
             if bucket.failure is not None:
                 raise bucket.failure
         if state is not None:
-            residual_state.restore(self.buckets, state, rank, world_size, self.binding.factor)
+            residual_state.restore(self.buckets, state, rank, world_size, self.source.factor)
         large = {slot.name for slot in self.slots.values() if not slot.small}
-        waiting = [parameter for name, parameter in self.binding.named if name in large and settings.error_feedback]
+        waiting = [parameter for name, parameter in self.source.named if name in large and settings.error_feedback]
         self.waiting = frozenset(waiting)
         self.composition = checksum(json.dumps(self._about()))
         logger.info(
             "bound to %s%s: %d of %d parameters compressed, in %d buckets",
-            binding.kind,
-            f" (without momentum at {MOST_BITS} bits and less)" if binding.without_momentum else "",
+            source.kind,
+            f" (without momentum at {MOST_BITS} bits and less)" if source.without_momentum else "",
             len(self.slots),
-            len(self.binding.named),
+            len(self.source.named),
             len(self.buckets),
         )
 
@@ -135,7 +134,7 @@ class Plan(Generic[Whose]):
         if self.settings.hierarchical and topology.obstacle:
             raise ValueError(f"hierarchical must be False or None here, got True: {topology.obstacle}")
         self.topology, self.topology_checksum, self._names = topology, number, names
-        if self.binding.rank == 0:
+        if self.source.rank == 0:
             self._say()
 
     def check_lengths(self, bits: float) -> None:
@@ -189,9 +188,9 @@ class Plan(Generic[Whose]):
     def residuals(self) -> dict[str, Any]:
         """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
         return {
-            "rank": self.binding.rank,
-            "world_size": self.binding.world_size,
-            "factor": self.binding.factor,
+            "rank": self.source.rank,
+            "world_size": self.source.world_size,
+            "factor": self.source.factor,
             "hosts": list(map(list, self.arranged.hosts)) if self.arranged else None,
             **residual_state.export(self.buckets),
         }
@@ -202,10 +201,10 @@ class Plan(Generic[Whose]):
         return {**about, "settings": {"bits": bits, "step": step, **about["settings"]}}
 
     def _about(self) -> dict[str, Any]:
-        fixed = {"wire version": WIRE_VERSION, "world size": self.binding.world_size}
+        fixed = {"wire version": WIRE_VERSION, "world size": self.source.world_size}
         fixed |= dataclasses.asdict(self.settings)
-        fixed["without_momentum"] = self.binding.without_momentum
-        parameters = [[name, list(p.shape), name in self.slots] for name, p in self.binding.named]
+        fixed["without_momentum"] = self.source.without_momentum
+        parameters = [[name, list(p.shape), name in self.slots] for name, p in self.source.named]
         return {"settings": fixed, "parameters": parameters}
 
 

@@ -11,9 +11,9 @@ import torch
 
 from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.topology import Section
 from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
+from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.group import Group
 
 Result = TypeVar("Result")

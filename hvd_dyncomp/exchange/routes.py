@@ -9,10 +9,10 @@ import torch
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.ranges import marked
 from hvd_dyncomp.exchange.reduction import Collectives, Gate, Outgoing, PairReduction, Reduction, ShardedReduction
 from hvd_dyncomp.exchange.topology import Section, dtype_within_host
 from hvd_dyncomp.exchange.wire import Phase
+from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 

@@ -10,7 +10,7 @@ from hvd_dyncomp.transport.base import Transport
 
 
 class Source(ABC):
-    """The gradients of one model. `binding.Binding` is Horovod's optimizer.
+    """The gradients of one model. `on_horovod.gradients` is that of a Horovod optimizer, `ddp.model` that of a model.
 
     Attributes:
         transport: connects the ranks over which it reduces.

@@ -11,13 +11,13 @@ from hvd_dyncomp.exchange.agreement import Agreement
 from hvd_dyncomp.exchange.intake import Intake, Taken
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.step_levels import Turn
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.exchange.unused import Usage
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
+from hvd_dyncomp.step_levels import Turn
 from hvd_dyncomp.transport.base import in_background
 
 logger = logging.getLogger(__name__)
@@ -79,21 +79,21 @@ class Step:
                     bucket,
                     bits=bits,
                     step=number,
-                    factor=plan.binding.factor,
+                    factor=plan.source.factor,
                     stochastic=stochastic,
                     transport=plan.transport,
-                    own_memory=plan.binding.own_memory,
+                    own_memory=plan.source.own_memory,
                 )
                 self._exchanges.append(exchange)
                 self._tally.compresses(bucket)
         # What is not compressed is reduced in its place, as without this package, unless a compressed gradient or
         # something that waits in a residual may be in the same memory.
         waits = any(bucket.residuals.releases for bucket in plan.buckets)
-        in_place = plan.binding.own_memory or (bits == UNCOMPRESSED and not waits)
+        in_place = plan.source.own_memory or (bits == UNCOMPRESSED and not waits)
         self.intake = Intake(plan, self._tally, fresh=fresh, in_place=in_place)
         self._usage: Usage | None = None
-        if plan.binding.sums_tickets and self._exchanges:
-            self._usage = Usage(plan.transport, f"hvd_dyncomp.{plan.binding.label}.tickets", plan.slots)
+        if plan.source.sums_tickets and self._exchanges:
+            self._usage = Usage(plan.transport, f"hvd_dyncomp.{plan.source.label}.tickets", plan.slots)
         self._under_way = list(self._exchanges)
         self._again: list[UncompressedExchange] = []
 
@@ -251,7 +251,7 @@ class Step:
 
     def _set_apart(self) -> None:
         """Before means are written that could not be before: see `Intake.set_apart`."""
-        if not self._plan.binding.own_memory:
+        if not self._plan.source.own_memory:
             waiting = [exchange for exchange in self._exchanges if not exchange.over]
             self.intake.set_apart([each for exchange in waiting for each in exchange.gradients if each is not None])
             for exchange in waiting:
@@ -303,7 +303,7 @@ class Step:
 
     def _reduce_again(self) -> list[UncompressedExchange]:
         if not self._again:
-            factor, transport = self._plan.binding.factor, self._plan.transport
+            factor, transport = self._plan.source.factor, self._plan.transport
             self._again = [
                 UncompressedExchange(bucket, exchange.gradients, factor=factor, transport=transport)
                 for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False)

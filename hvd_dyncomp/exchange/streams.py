@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.exchange.ranges import marked
+from hvd_dyncomp.ranges import marked
 
 
 class Streams:

@@ -83,8 +83,8 @@ class Tally:
         if not compressed:
             self._count_reduced(nbytes)
             return
-        self.traffic.compressed_bytes += allreduce_bytes(nbytes, self._plan.binding.world_size)
-        self.traffic.leaving_bytes += self._plan.topology.leaving(nbytes, self._plan.binding.rank)
+        self.traffic.compressed_bytes += allreduce_bytes(nbytes, self._plan.source.world_size)
+        self.traffic.leaving_bytes += self._plan.topology.leaving(nbytes, self._plan.source.rank)
 
     def _tensor(self, name: str) -> Sent:
         key = name, self._bits
@@ -93,15 +93,15 @@ class Tally:
         return self._tensors[key]
 
     def _count_reduced(self, nbytes: float, float32_bytes: float = 0) -> None:
-        size, topology, rank = self._plan.binding.world_size, self._plan.topology, self._plan.binding.rank
+        size, topology, rank = self._plan.source.world_size, self._plan.topology, self._plan.source.rank
         self.traffic.uncompressed_bytes += allreduce_bytes(nbytes, size)
         self.traffic.leaving_bytes += topology.leaving(nbytes, rank)
         self.traffic.float32_bytes += allreduce_bytes(float32_bytes, size)
         self.traffic.float32_leaving_bytes += topology.leaving(float32_bytes, rank)
 
     def _divide_reduced(self, bytes_by_name: Mapping[str, int]) -> None:
-        sent = allreduce_bytes(1, self._plan.binding.world_size)
-        leaving = self._plan.topology.leaving(1, self._plan.binding.rank)
+        sent = allreduce_bytes(1, self._plan.source.world_size)
+        leaving = self._plan.topology.leaving(1, self._plan.source.rank)
         for name, nbytes in bytes_by_name.items():
             slot = self._plan.slots.get(name)
             own = self._tensor(slot.counted_as if slot else name)  # a skipped tensor counts under its own name

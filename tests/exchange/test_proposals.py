@@ -18,7 +18,7 @@ def test_all_ranks_follow_rank_0(ranks, hosts, fast, monkeypatch):
             return self.now
 
     clock = Clock()
-    monkeypatch.setattr("hvd_dyncomp.exchange.step_levels.time", clock)
+    monkeypatch.setattr("hvd_dyncomp.step_levels.time", clock)
 
     def program(worker: Worker) -> list[int]:
         levels = []

@@ -12,8 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_dyncomp
-from hvd_dyncomp import Controller, LockstepError, StepFunction, ddp
-from hvd_dyncomp.exchange import step_levels
+from hvd_dyncomp import Controller, LockstepError, StepFunction, ddp, step_levels
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 
@@ -157,7 +156,7 @@ def test_momentum_at_few_bits_is_warned_of_once(momentum, passed, bits, said, ra
     for seed in range(3):
         model(seed).backward()
         optimizer.step()
-    records = [record.getMessage() for record in caplog.records if record.name == "hvd_dyncomp.exchange.advice"]
+    records = [record.getMessage() for record in caplog.records if record.name == "hvd_dyncomp.advice"]
     assert [said in record for record in records] == [True] * (rank == 0 and bool(said)), records
 
 

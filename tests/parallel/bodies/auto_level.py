@@ -6,8 +6,7 @@ import horovod.torch as hvd
 import pytest
 from problem import Problem, same_on_all_ranks
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Schedule
-from hvd_dyncomp.exchange import step_levels
+from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, step_levels
 from hvd_dyncomp.levels import UNCOMPRESSED
 
 

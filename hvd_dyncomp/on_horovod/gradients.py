@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.checks import shown
+from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.momentum import WithoutMomentum
+from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.transport.base import Transport
 
 
-class Binding(Source):
+class OptimizerGradients(Source):
     """What a quantizer knows about its optimizer.
 
     Attributes:
@@ -117,6 +118,12 @@ class Binding(Source):
         if index is not None and self.named[index][1].grad is gradient:
             return index
         return next((i for i, (_, parameter) in enumerate(self.named) if parameter.grad is gradient), None)
+
+
+class OptimizerPlan(Plan):
+    """The plan for an optimizer's gradients."""
+
+    source: OptimizerGradients
 
 
 def names_by_parameter(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[torch.Tensor, str]:

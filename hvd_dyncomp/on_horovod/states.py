@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hvd_dyncomp import horovod_optimizer
 from hvd_dyncomp.exchange.failed_step import FailedStep
-from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.on_horovod import horovod_optimizer
+from hvd_dyncomp.on_horovod.gradients import OptimizerPlan
 
 
 class Unbound(NamedTuple):
@@ -24,7 +24,7 @@ class Unbound(NamedTuple):
 class Bound(NamedTuple):
     """Between two steps."""
 
-    plan: Plan
+    plan: OptimizerPlan
 
 
 class Stepping(NamedTuple):
@@ -34,14 +34,14 @@ class Stepping(NamedTuple):
         pending: what Horovod keeps of the step.
     """
 
-    plan: Plan
+    plan: OptimizerPlan
     step: Step
     pending: dict
 
     @property
     def forgotten(self) -> bool:
         """Whether Horovod will never ask for this step's gradients."""
-        optimizer = self.plan.binding.optimizer
+        optimizer = self.plan.source.optimizer
         return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self.pending
 
 

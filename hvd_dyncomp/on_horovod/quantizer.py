@@ -16,19 +16,19 @@ import torch
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.exchange import lookout, residual_state
-from hvd_dyncomp.exchange.binding import names_by_parameter
-from hvd_dyncomp.exchange.lifecycle import Lifecycle
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.residual_state import relative_errors
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.states import FailedStep
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.exchange.tally import count_outside
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
-from hvd_dyncomp.horovod_optimizer import compressor_of
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.on_horovod.gradients import names_by_parameter
+from hvd_dyncomp.on_horovod.horovod_optimizer import compressor_of
+from hvd_dyncomp.on_horovod.lifecycle import Lifecycle
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.step_levels import StepLevels
 from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.horovod import Compressor
@@ -182,7 +182,7 @@ class DynamicQuantizer(Compressor):
         of this host quantizes; without error feedback, all tensors.
         """
         plan = self._lifecycle.plan
-        return {} if plan is None else relative_errors(plan.buckets, plan.binding.named, plan.binding.factor)
+        return {} if plan is None else relative_errors(plan.buckets, plan.source.named, plan.source.factor)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Bind the quantizer to an optimizer now, instead of at the first gradient.
@@ -335,7 +335,7 @@ class DynamicQuantizer(Compressor):
         self.meter.load_state_dict(state["meter"])
 
     def sync(self) -> None:
-        """Take over rank 0's step count and `auto_level`: for workers that join (`hvd_dyncomp.elastic`). Collective.
+        """Take over rank 0's step count and `auto_level`: for workers that join (`elastic`). Collective.
 
         Residuals belong to each rank: a worker that joins has none.
         """

@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp import horovod_optimizer
-from hvd_dyncomp.exchange import residual_state
-from hvd_dyncomp.exchange.advice import (
+from hvd_dyncomp.advice import (
     ANOTHER_OPTIMIZER,
     ASSIGNED,
     CAPTURED,
@@ -30,18 +28,20 @@ from hvd_dyncomp.exchange.advice import (
     THROWN_AWAY,
     Advice,
 )
-from hvd_dyncomp.exchange.binding import Binding
+from hvd_dyncomp.exchange import residual_state
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.intake import Taken
-from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
-from hvd_dyncomp.exchange.states import Bound, Failed, FailedStep, State, Stepping, Unbound
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.step_levels import StepLevels
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.momentum import advice, leave_out
+from hvd_dyncomp.on_horovod import horovod_optimizer
+from hvd_dyncomp.on_horovod.gradients import OptimizerGradients, OptimizerPlan
+from hvd_dyncomp.on_horovod.states import Bound, Failed, State, Stepping, Unbound
+from hvd_dyncomp.step_levels import StepLevels
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -80,7 +80,7 @@ class Lifecycle:
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> OptimizerPlan | None:
         """The plan; None if there is none."""
         return self.state.plan if isinstance(self.state, (Bound, Stepping)) else None
 
@@ -97,10 +97,10 @@ class Lifecycle:
     @property
     def label(self) -> str | None:
         """The optimizer's label, if it reduces over all ranks; otherwise, or if no optimizer is known, None."""
-        optimizer = self.plan.binding.optimizer if self.plan else None
+        optimizer = self.plan.source.optimizer if self.plan else None
         if self.plan is None or optimizer is None or not horovod_optimizer.among_all(optimizer):
             return None
-        return self.plan.binding.label
+        return self.plan.source.label
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """(name, parameter) of all that the optimizer trains now.
@@ -110,7 +110,7 @@ class Lifecycle:
         """
         if self.plan is None:
             raise RuntimeError("no optimizer is known yet; call it after a step, or after attach(optimizer)")
-        return self.plan.binding.trained()
+        return self.plan.source.trained()
 
     def check_replicas(self) -> None:
         """See `DynamicQuantizer.check_replicas`."""
@@ -118,7 +118,7 @@ class Lifecycle:
         if ranks.size > 1:
             compare(ranks, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> Plan:
+    def attach(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         """Make a plan for an optimizer and move the residuals into it.
 
         Raises:
@@ -128,10 +128,10 @@ class Lifecycle:
             raise ValueError(IN_FLIGHT)
         return self._attach(optimizer)
 
-    def _attach(self, optimizer: torch.optim.Optimizer) -> Plan:
+    def _attach(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan:
         self._abandon()
-        binding = Binding(optimizer, self._names, self._transport)
-        plan = Plan(binding, self._settings, self._skip, self._carried(optimizer))
+        source = OptimizerGradients(optimizer, self._names, self._transport)
+        plan = OptimizerPlan(source, self._settings, self._skip, self._carried(optimizer))
         plan.transport.advise({bucket.device for bucket in plan.buckets})
         self.state = Bound(plan)
         self._hook(optimizer)
@@ -172,7 +172,7 @@ class Lifecycle:
         step = state.step if in_flight else uninterrupted(self._begin)  # type: ignore[union-attr]  # it is Stepping
         return step.take(gradient, *found), step
 
-    def _plan_for(self, optimizer: torch.optim.Optimizer) -> Plan | None:
+    def _plan_for(self, optimizer: torch.optim.Optimizer) -> OptimizerPlan | None:
         """The plan for the calling optimizer; None if there can be none: the state is then `Failed`.
 
         Raises what `take` does.
@@ -180,8 +180,8 @@ class Lifecycle:
         if isinstance(self.state, Failed):
             return None
         if self.plan is not None:
-            bound = self.plan.binding.optimizer
-            if bound is optimizer and not self.plan.binding.outdated:
+            bound = self.plan.source.optimizer
+            if bound is optimizer and not self.plan.source.outdated:
                 return self.plan
             if bound is not None and bound is not optimizer:
                 raise ValueError(ANOTHER_OPTIMIZER)
@@ -210,7 +210,7 @@ class Lifecycle:
     ) -> tuple[str, torch.Tensor] | None:
         """Name and parameter of this gradient, or None. Raises what `take` does."""
         if isinstance(self.state, Stepping) and caller.f_code in self._callers:
-            found = self.state.plan.binding.parameter_of(gradient, caller)
+            found = self.state.plan.source.parameter_of(gradient, caller)
             if found is not None and found[0] not in self.state.step.intake.taken:
                 return found
         # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made dense,
@@ -223,33 +223,33 @@ class Lifecycle:
             return None
         self._callers.add(caller.f_code)
         # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
-        found = plan.binding.parameter_of(gradient, caller)
-        return found if found is not None or parameter is None else plan.binding.named_like(parameter)
+        found = plan.source.parameter_of(gradient, caller)
+        return found if found is not None or parameter is None else plan.source.named_like(parameter)
 
     def _begin(self) -> Step:
         """Begin a step of the current plan. Give up a step before it that was not collected."""
-        plan: Plan = self.plan  # type: ignore[assignment]  # the gradient's parameter was known, so there is a plan
+        plan: OptimizerPlan = self.plan  # type: ignore[assignment]  # the gradient's parameter was known, so there is a plan
         self._warn_of_waste(plan)
         previous = self._leave()
         if previous is not None and isinstance(self.state, Stepping):
             self._levels.steps = previous.number  # not collected: a rank that did collect it now differs
         step = Step(
             plan,
-            turn=self._levels.next(alone=plan.binding.world_size == 1),
+            turn=self._levels.next(alone=plan.source.world_size == 1),
             stochastic=self._stochastic,
-            fresh=plan.binding.any_fresh(),
+            fresh=plan.source.any_fresh(),
             meter=self._meter,
             previous=previous,
         )
-        self.state = Stepping(plan, step, horovod_optimizer.pending_of(plan.binding.optimizer))
+        self.state = Stepping(plan, step, horovod_optimizer.pending_of(plan.source.optimizer))
         step.start()
         return step
 
-    def _warn_of_waste(self, plan: Plan) -> None:
+    def _warn_of_waste(self, plan: OptimizerPlan) -> None:
         """Warn, on rank 0, if the means of the step before were reduced for nothing."""
-        optimizer = plan.binding.optimizer
+        optimizer = plan.source.optimizer
         unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_fresh(optimizer)
-        if unused and not self._discarded and plan.waiting and plan.binding.rank == 0:
+        if unused and not self._discarded and plan.waiting and plan.source.rank == 0:
             self._advice.warn("waste", THROWN_AWAY if self._levels.bits < UNCOMPRESSED else "")
         self._discarded = False
 
@@ -269,13 +269,13 @@ class Lifecycle:
         if self.step is step:
             self.state = Bound(self.state.plan) if isinstance(self.state, Stepping) else Unbound(self.state.residuals)  # type: ignore[union-attr]
         step.collect()
-        if isinstance(step, FailedStep) or self.plan is None or self.plan.binding.optimizer is None:
+        if isinstance(step, FailedStep) or self.plan is None or self.plan.source.optimizer is None:
             return
         self._levels.learn(step.proposal)
-        self._note(step, self.plan, self.plan.binding.optimizer)
+        self._note(step, self.plan, self.plan.source.optimizer)
 
-    def _note(self, step: Step, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        bits, speaks = step.bits, plan.binding.rank == 0
+    def _note(self, step: Step, plan: OptimizerPlan, optimizer: torch.optim.Optimizer) -> None:
+        bits, speaks = step.bits, plan.source.rank == 0
         if not step.fresh:
             if horovod_optimizer.synchronized(optimizer):
                 if speaks and plan.slots and bits != UNCOMPRESSED:
@@ -295,7 +295,7 @@ class Lifecycle:
             ValueError: it does not belong here, as far as is known yet; nothing has changed.
         """
         if self.plan is not None:
-            residual_state.check(self.plan.buckets, saved, self.plan.binding.rank, self.plan.binding.world_size)
+            residual_state.check(self.plan.buckets, saved, self.plan.source.rank, self.plan.source.world_size)
         self._abandon()
         self.state = Unbound(saved)
 
@@ -332,7 +332,7 @@ class Lifecycle:
         if self.plan is None:
             return self.state.residuals  # type: ignore[union-attr]  # Unbound or Failed
         parameters = set(horovod_optimizer.reduced_parameters(optimizer))
-        same = parameters == {parameter for _, parameter in self.plan.binding.named}
+        same = parameters == {parameter for _, parameter in self.plan.source.named}
         return {**self.residuals(), "rank": None} if same else None
 
     def _abandon(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.quantizer import DynamicQuantizer
+from hvd_dyncomp.on_horovod.quantizer import DynamicQuantizer
 from hvd_dyncomp.transport import horovod
 
 
