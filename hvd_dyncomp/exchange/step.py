@@ -67,7 +67,7 @@ class Step:
         self._exchanges: list[Exchange] = []
         self._agreement = Agreement(plan, turn, fresh=fresh, previous=previous)
         self._streams = {bucket.streams for bucket in plan.buckets}
-        for bucket in plan.buckets:
+        for bucket in plan.buckets if plan.settings.discardable else ():
             with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
                 bucket.residuals.remember()
         if bits == UNCOMPRESSED:
