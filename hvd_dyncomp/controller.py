@@ -19,7 +19,7 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
 from hvd_dyncomp.transport import given_or_horovod
-from hvd_dyncomp.transport.base import Transport, finish_gather_json, gather_json, start_gather_json
+from hvd_dyncomp.transport.base import Transport, gather_json, gathered_json, start_gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Controller:
         waiting = Lookout(self, transport)
         handle = start_gather_json(transport, report, "hvd_dyncomp.controller.metrics")
         waiting.wait(handle)
-        reports = finish_gather_json(transport, handle)
+        reports = gathered_json(transport.wait(handle))
         everybody = gather_json(transport, waiting.labels, "hvd_dyncomp.controller.waited")
         waiting.end(label for labels in everybody for label in labels)
         return reports

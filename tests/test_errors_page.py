@@ -20,7 +20,7 @@ SIMULATED = ("transport/in_process.py", "transport/rendezvous.py")
 SUMMED_UP = {"kernels/__init__.py": ("ValueError", "TypeError"), **dict.fromkeys(SIMULATED)}
 
 # Functions that return sentences for somebody else to say, and constants that are such sentences or parts of them.
-RETURNING = ("advice", "obstacle", "_about_mpi", "_about_streams", "_difference")
+RETURNING = ("advice", "obstacle", "_about_mpi", "_about_streams", "_disagreement", "_difference")
 CONSTANTS = (
     "JOINED",
     "ANOTHER_OPTIMIZER",

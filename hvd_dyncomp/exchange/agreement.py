@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Protocol
 
-from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.handshake import flags_of, handshake
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
+from hvd_dyncomp.exchange.task import Task
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.step_levels import Turn
@@ -31,12 +32,17 @@ class Agreement:
 
     Attributes:
         reached: whether all ranks are known to do the same.
-        error: why they do not, or why this rank cannot.
+        error: why this rank cannot, although they do.
+        fresh: whether backward has run on any rank; False until that is known.
+        proposal: rank 0's proposed level, once agreement is reached.
+        nbytes: bytes that the handshake reduces.
     """
 
     def __init__(self, plan: Plan, turn: Turn, *, fresh: bool, previous: Drains | None) -> None:
         self._plan, self._bits, self._previous = plan, turn.bits, previous
-        self.reached = False
+        self.reached = self.fresh = False
+        self.proposal: float = 0
+        self.nbytes = GREETING_BYTES * plan.transport.size
         self.error: Exception | None = None
         greeting = Greeting(
             WIRE_VERSION,
@@ -49,48 +55,35 @@ class Agreement:
             checksum(plan.transport.host),
             plan.topology_checksum,
         )
-        label = plan.source.label
-        self._handshake = Handshake(plan.transport, label, greeting, lambda: plan.about(turn.bits, turn.number))
+        work = handshake(plan.transport, plan.source.label, greeting, lambda: plan.about(turn.bits, turn.number))
+        self._handshake = Task(plan.transport, work)
+        self._greeted = False
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in plan.buckets}
         if turn.bits != UNCOMPRESSED:
             self._arrange()
 
     @property
-    def fresh(self) -> bool:
-        """Whether backward has run on any rank; False until that is known."""
-        return self._handshake.fresh
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that the handshake reduces."""
-        return self._handshake.nbytes
-
-    @property
-    def proposal(self) -> float:
-        """Rank 0's proposed level, once agreement is reached."""
-        return self._handshake.greetings[0].proposal
-
-    @property
     def ready(self) -> bool:
         """Whether `advance` would do something."""
-        return not self.reached and (not self._handshake.started or self._handshake.ready)
+        return not self.reached and self._handshake.ready
 
     @property
     def failed(self) -> bool:
         """Whether it will never be reached, and nothing of it is in flight."""
-        return not self.reached and (self.error is not None or self._handshake.drained)
+        return not self.reached and self._handshake.done
 
     def greet(self, *, wait: bool) -> bool:
         """Send the greeting once nothing of a given-up step is in flight; return whether it is sent."""
         if self._previous is not None and self._previous.drained(wait=wait):
             self._previous = None
-        if self._previous is None and not self._handshake.started:
-            self._handshake.start()
-        return self._handshake.started
+        if self._previous is None:
+            self._handshake.begin()
+            self._greeted = True
+        return self._greeted
 
     def advance(self) -> bool:
-        """Do what is possible without blocking; return whether agreement is reached. An error is kept in `error`."""
-        if self.greet(wait=False) and not self.reached and self.error is None and self._handshake.agreed():
+        """Do what is possible without blocking; return whether agreement is reached. Errors are kept for `reach`."""
+        if self.greet(wait=False) and self._handshake.advance() and self._handshake.error is None:
             self._settle()
         return self.reached
 
@@ -103,16 +96,19 @@ class Agreement:
             ValueError: `hierarchical` cannot be True here, or a message would be too long.
         """
         self.greet(wait=True)
-        self._handshake.check()
-        if not self.reached and self.error is None:
-            self._settle()
+        self._handshake.outcome()
+        self._settle()
         if self.error is not None:
             raise self.error
 
     def _settle(self) -> None:
-        """All ranks agree: arrange the buckets. An error is kept, because a hook must not raise."""
+        """All ranks agree: arrange the buckets, once. An error is kept, because a hook must not raise."""
+        if self.reached or self.error is not None:
+            return
+        greetings = self._handshake.outcome()
+        self.fresh, self.proposal = bool(flags_of(greetings) & Flag.FRESH), greetings[0].proposal
         try:
-            self._plan.locate(self._handshake.greetings)
+            self._plan.locate(greetings)
             if self._bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
                 self._arrange()
                 self._plan.check_lengths(self._bits)

@@ -7,8 +7,9 @@ import threading
 import torch
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.handshake import handshake
 from hvd_dyncomp.exchange.intake import Taken
+from hvd_dyncomp.exchange.task import Task
 from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -29,8 +30,8 @@ class FailedStep:
         self._error, self._bits = error, bits
         self._lock = threading.Lock()
         greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
-        self._handshake = Handshake(transport, label, greeting, lambda: {"error": str(error)})
-        self._handshake.start()
+        self._handshake = Task(transport, handshake(transport, label, greeting, lambda: {"error": str(error)}))
+        self._handshake.begin()
         in_background(transport, self._in_background)
 
     def take(self, gradient: torch.Tensor) -> Taken:
@@ -44,7 +45,7 @@ class FailedStep:
         """Raise the error once all ranks know it."""
         with self._lock:
             try:
-                self._handshake.check()
+                self._handshake.outcome()
             except LockstepError as said:
                 raise self._error from said
             raise self._error
@@ -56,7 +57,6 @@ class FailedStep:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            self._handshake.agreed()
-            return self._handshake.known
+            return self._handshake.advance()
         finally:
             self._lock.release()

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.handshake import handshake
+from hvd_dyncomp.exchange.task import Task
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.transport.base import Transport
@@ -66,7 +67,7 @@ class Lookout:
     def __init__(self, controller: object, transport: Transport) -> None:
         self._transport = transport
         self._known = set(registered(controller))
-        self._handshakes: dict[str, Handshake] = {}
+        self._handshakes: dict[str, Task] = {}
 
     @property
     def labels(self) -> list[str]:
@@ -83,10 +84,9 @@ class Lookout:
             return
         self._shake(self._known)
         while not self._transport.wait_for(handle, _LOOK_SECONDS):
-            for handshake in self._handshakes.values():
-                handshake.agreed()
-                if handshake.known:
-                    handshake.check()
+            for task in self._handshakes.values():
+                if task.advance():
+                    task.outcome()
 
     def end(self, labels: Iterable[str]) -> None:
         """When all ranks are in `Controller.step`: complete the handshakes that any rank has begun. Collective.
@@ -96,10 +96,10 @@ class Lookout:
         """
         self._shake(labels)
         for label in self.labels:
-            self._handshakes[label].check()
+            self._handshakes[label].outcome()
 
     def _shake(self, labels: Iterable[str]) -> None:
         for label in sorted(set(labels) - set(self._handshakes)):
             greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, UNCOMPRESSED, 0, 0, 0, Flag.CONTROLLER, 0, 0)
-            self._handshakes[label] = handshake = Handshake(self._transport, label, greeting, dict)
-            handshake.start()
+            self._handshakes[label] = Task(self._transport, handshake(self._transport, label, greeting, dict))
+            self._handshakes[label].begin()

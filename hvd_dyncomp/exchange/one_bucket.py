@@ -15,9 +15,9 @@ import torch
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.memory import is_sole_owner
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.reduction import Collectives, Gate
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.task import Collectives, Gate, Task
 from hvd_dyncomp.exchange.unused import Kept
 from hvd_dyncomp.kernels.reference import PLACEMENTS
 from hvd_dyncomp.ranges import marked
@@ -25,7 +25,7 @@ from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 
 
-class Exchange:
+class Exchange(Task[torch.Tensor]):
     """The exchange of one bucket in one step. Level and step are fixed when it is made; later changes do not affect it.
 
     Args:
@@ -39,11 +39,10 @@ class Exchange:
 
     Attributes:
         gradients: those added so far, by slot. Their memory gets the means.
-        collectives: number of collectives started.
         nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
             not.
-        error: why there is no result, for instance a LockstepError if the ranks differ in level, step or bucket. Even
-            then the exchange has sent all that the others wait for.
+        error: as in `Task`; for instance a LockstepError if the ranks differ in level, step or bucket. Even then the
+            exchange has sent all that the others wait for.
     """
 
     def __init__(
@@ -57,7 +56,8 @@ class Exchange:
         transport: Transport,
         own_memory: bool,
     ) -> None:
-        self._bucket, self._factor, self._transport, self._streams = bucket, factor, transport, bucket.streams
+        super().__init__(transport, self._all_of_it())
+        self._bucket, self._factor, self._streams = bucket, factor, bucket.streams
         self._messages = Messages(bucket, bits, step, stochastic)
         self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
@@ -65,16 +65,11 @@ class Exchange:
         self._without: list[Slot] = []
         self._kept: Kept | None = None
         self._route: Route | None = None
-        self._collectives: Collectives[torch.Tensor] | None = None
         self._started = False
         self._origins: set[Any] = set()
-        self._nonfinite: torch.Tensor | None = None
-        self._at: Any = None  # a gate, or the handle of the collective in flight; None before the first and at the end
         self._may_write = own_memory
-        self._failure: Exception | None = None
-        self._given_up = False
-        self.error: Exception | None = None
-        self.collectives = self.nonfinite_blocks = 0
+        self._sole_owners: bool | None = None  # None: nobody has looked
+        self.nonfinite_blocks = 0
 
     def add(self, slot: Slot, gradient: torch.Tensor, *, used: bool = True) -> None:
         """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing.
@@ -101,16 +96,15 @@ class Exchange:
 
     def prepare(self) -> None:
         """Make the first messages, if `start` or an earlier call has not. No effect on later calls."""
-        if self._collectives is None:
-            self._collectives = self._all_of_it()
+        if not self._begun:
             with self._streams.outgoing(self._origins):
-                self._resume(None)
+                self.begin()
 
-    def give_up(self, error: Exception) -> None:
+    def cancel(self, error: Exception) -> None:
         """Stop reading and writing gradients. The other ranks get aborts in place of missing messages."""
-        self._failure, self._given_up = self._failure or error, True
-        if self._at is Gate.WRITE:
-            self._resume(None)
+        super().cancel(error)
+        if self.gate is Gate.WRITE:
+            self.begin()
 
     def set_apart(self, apart: Mapping[int, torch.Tensor]) -> None:
         """Use other memory for some gradients, by the gradients' identity. It has their values."""
@@ -119,26 +113,7 @@ class Exchange:
     @property
     def ready(self) -> bool:
         """Whether `advance` would do something."""
-        if not self._started:
-            return self.complete
-        if self._at is None or isinstance(self._at, Gate):
-            return False
-        return self._transport.poll(self._at)
-
-    def drained(self, *, wait: bool = False) -> bool:
-        """Whether it is over and nothing is in flight, with the rest of a failed exchange.
-
-        Args:
-            wait: if it is over, block until nothing is in flight.
-        """
-        if not self.over:
-            return False
-        for group in self.groups:
-            for handle in [*group.under_way]:
-                if wait or self._transport.poll(handle):
-                    group.under_way.discard(handle)
-                    self._transport.wait(handle)
-        return not any(group.under_way for group in self.groups)
+        return super().ready if self._started else self.complete
 
     def start(self) -> None:
         """Send the first message, with zeros for missing gradients. No effect on later calls.
@@ -149,7 +124,7 @@ class Exchange:
             self.prepare()
             self._started = True
             with self._streams.outgoing(()):  # in which the messages were made; later gradients are none of theirs
-                self._resume(None)
+                self.begin()
 
     @property
     def groups(self) -> list[Group]:
@@ -164,83 +139,64 @@ class Exchange:
         """
         if not self._missing or self._started:
             self.start()
-            while self.ready:
-                self.wait()
+            if self.ready:
+                with self._streams.incoming():
+                    super().advance()
         return self.over
 
     @property
     def over(self) -> bool:
         """Whether every added gradient holds the reduced one, or there is an error."""
-        return self._started and self._at is None
+        return self._started and self.done
 
     @property
     def received(self) -> bool:
         """Whether every gradient has been read, and nothing is in flight; there may be means to `write`."""
-        return self._started and (self._at is None or self._at is Gate.WRITE)
+        return self._started and (self.done or self.gate is Gate.WRITE)
 
     def write(self) -> None:
         """Write the means. Call it when every gradient of the step has been read. No effect on later calls."""
         self._may_write = True
-        if self._at is Gate.WRITE:
+        if self.gate is Gate.WRITE:
             with self._streams.incoming():
-                self._resume(None)
+                self.begin()
 
     def wait(self) -> None:
         """Block until the collective in flight is over, and do all that is possible then."""
         with self._streams.incoming():
-            try:
-                received = self._receive()
-            except Exception as error:  # noqa: BLE001  # raised by the step, when it has sent all that others wait for
-                self.error, self._at = error, None
-            else:
-                self._streams.keep(received)
-                self._resume(received)
+            super().wait()
 
     @marked("wait")
-    def _receive(self) -> torch.Tensor:
-        for group in self.groups:
-            group.under_way.discard(self._at)
-        return self._transport.wait(self._at)
+    def receive(self, handle: Any) -> torch.Tensor:
+        """As in `Task`."""
+        received = super().receive(handle)
+        self._streams.keep(received)
+        return received
 
     def conclude(self) -> None:
         """Read counts and errors from the host's copy. Call it when all is over and the device has caught up."""
-        if self._nonfinite is None or self.error is not None:
-            return
-        self.nonfinite_blocks = int(self._nonfinite)
-        try:
-            self._messages.read()
-        except Exception as error:  # noqa: BLE001  # as in wait
-            self.error = error
-
-    def _resume(self, received: torch.Tensor | None) -> None:
-        """Do all that is possible with what was received."""
-        collectives: Collectives[torch.Tensor] = self._collectives  # type: ignore[assignment]  # `prepare` comes first
         if self.error is not None:
             return
+        self.nonfinite_blocks = int(self.outcome())
         try:
-            if self._given_up and (received is not None or self._at is Gate.WRITE):
-                self._at = collectives.throw(self._failure)  # type: ignore[arg-type]  # set when it was given up
-            else:
-                self._at = collectives.send(received)
-            while self._is_open(self._at):
-                self._at = collectives.send(None)
-        except StopIteration as over:
-            self._at = None
-            self._nonfinite = over.value.to("cpu", non_blocking=True)
-        except Exception as error:  # noqa: BLE001  # as in wait
-            self._at, self.error = None, error
-        else:
-            self.collectives += not isinstance(self._at, Gate)
+            self._messages.read()
+        except Exception as error:  # noqa: BLE001  # raised by the step
+            self.error = error
 
-    def _is_open(self, gate: Any) -> bool:
-        if gate is Gate.WRITE and not self._may_write:
-            return all(gradient is None or is_sole_owner(gradient) for gradient in self.gradients)
-        return gate is Gate.WRITE or (gate is Gate.SEND and self._started)
+    def is_open(self, gate: Gate) -> bool:
+        """As in `Task`."""
+        if gate is Gate.SEND:
+            return self._started
+        if self._may_write or self._reason is not None:
+            return True
+        if self._sole_owners is None:
+            self._sole_owners = all(gradient is None or is_sole_owner(gradient) for gradient in self.gradients)
+        return self._sole_owners
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
         self._route = route_of(self._messages, self._transport)
         values: list[torch.Tensor] = []
-        failure = self._failure or self._bucket.failure
+        failure = self._reason or self._bucket.failure
         if failure is None:
             try:
                 self._kept = Kept(self._bucket, self._without)
@@ -251,6 +207,8 @@ class Exchange:
         del values  # what was read is not kept until the means are there
         result = yield from collectives
         yield Gate.WRITE
+        if self._reason is not None:
+            raise self._reason
         values = self._room()
         nonfinite_blocks = self._route.decode(result, values, self._factor)
         for gradient, value in zip(self.gradients, values, strict=True):
@@ -258,7 +216,7 @@ class Exchange:
                 with torch.inference_mode(gradient.is_inference()), torch.no_grad():
                     gradient.copy_(self._representable(value, gradient.dtype).view(gradient.shape))
         self.gradients = []
-        return nonfinite_blocks
+        return nonfinite_blocks.to("cpu", non_blocking=True)
 
     def _floats(self) -> list[torch.Tensor]:
         """All values as contiguous float32 tensors: the gradients themselves where possible."""

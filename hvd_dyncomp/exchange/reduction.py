@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
-from enum import Enum
-from typing import Any, TypeVar
 
 import torch
 
 from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.task import Collectives, Gate
 from hvd_dyncomp.exchange.topology import Section
 from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.group import Group
 
-Result = TypeVar("Result")
-
-
-class Gate(Enum):
-    """What an exchange yields where it must not go on by itself.
-
-    SEND: its first messages are ready; nothing is sent before all ranks agree. WRITE: the means are ready to be
-    decoded; nothing is written into memory that somebody has yet to read.
-    """
-
-    SEND = "send"
-    WRITE = "write"
-
-
-# One collective after the other. Yields a gate, and is resumed when it is open. Yields the handle of a collective when
-# it has to wait, and is sent what was received.
-Collectives = Generator[Any, Any, Result]
 Outgoing = tuple[torch.Tensor, list[int]]  # messages one after the other, and their lengths
 
 
@@ -149,10 +130,9 @@ class PairReduction(Reduction):
         del values
         yield Gate.SEND
         to_the_other = [0 if rank == self._bucket.rank else length for rank in self.section.ranks]
-        handle = self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
+        received = yield self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
         if failure is not None:
             raise failure
-        received = yield handle
         return torch.cat([own if rank == self._bucket.rank else received for rank in self.section.ranks])
 
     @property
@@ -211,18 +191,21 @@ class ShardedReduction(Reduction):
         yield Gate.SEND
         handle = self._group.alltoall(*outgoing, self._messages.name(Phase.SCATTER))
         del outgoing  # the transport has it
-        if failure is None:
-            try:
-                message = self._reduced((yield handle))
-            except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
-                failure = error
+        try:
+            received = yield handle
+            if failure is None:
+                message = self._reduced(received)
+            del received
+        except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
+            failure = failure or error
         if failure is not None:
             message, _ = self._messages.aborts(1)
         handle = self._group.allgather(message, self._messages.name(Phase.GATHER))
         del message
+        result = yield handle
         if failure is not None:
             raise failure
-        return (yield handle)
+        return result
 
     @marked("reduce")
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:

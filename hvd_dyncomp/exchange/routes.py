@@ -9,7 +9,8 @@ import torch
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.reduction import Collectives, Gate, Outgoing, PairReduction, Reduction, ShardedReduction
+from hvd_dyncomp.exchange.reduction import Outgoing, PairReduction, Reduction, ShardedReduction
+from hvd_dyncomp.exchange.task import Collectives, Gate
 from hvd_dyncomp.exchange.topology import Section, dtype_within_host
 from hvd_dyncomp.exchange.wire import Phase
 from hvd_dyncomp.ranges import marked
@@ -127,9 +128,10 @@ class Hierarchical(Route):
         except Exception as error:  # noqa: BLE001
             failure, (result, _) = error, self._messages.aborts(1)
         handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))
+        gathered = yield handle
         if failure is not None:
             raise failure
-        return (yield handle)
+        return gathered
 
     @marked("scatter_on_host")
     def _scatter(self, values: list[torch.Tensor]) -> tuple[Outgoing, list[torch.Tensor]]:

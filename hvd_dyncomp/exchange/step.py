@@ -11,10 +11,12 @@ from hvd_dyncomp.exchange.agreement import Agreement
 from hvd_dyncomp.exchange.intake import Intake, Taken
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.tally import Tally
-from hvd_dyncomp.exchange.uncompressed import UncompressedExchange
+from hvd_dyncomp.exchange.task import Task
+from hvd_dyncomp.exchange.uncompressed import reduce_uncompressed
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
-from hvd_dyncomp.exchange.unused import Usage
+from hvd_dyncomp.exchange.unused import unused
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
 from hvd_dyncomp.step_levels import Turn
@@ -91,11 +93,9 @@ class Step:
         waits = any(bucket.residuals.releases for bucket in plan.buckets)
         in_place = plan.source.own_memory or (bits == UNCOMPRESSED and not waits)
         self.intake = Intake(plan, self._tally, fresh=fresh, in_place=in_place)
-        self._usage: Usage | None = None
-        if plan.source.sums_tickets and self._exchanges:
-            self._usage = Usage(plan.transport, f"hvd_dyncomp.{plan.source.label}.tickets", plan.slots)
+        self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
         self._under_way = list(self._exchanges)
-        self._again: list[UncompressedExchange] = []
+        self._again: list[Task[dict[str, int]]] = []
 
     def start(self) -> None:
         """Greet the other ranks. From here on, whatever can be done without waiting is done in the background."""
@@ -203,8 +203,9 @@ class Step:
         """Give up: nobody will collect the step. What others wait for, or an abort, goes out in the background."""
         with self._lock:
             self._given_up = True
-            for exchange in self._exchanges:
-                exchange.give_up(RuntimeError("this rank has given up the step"))
+            tasks: list[Task] = [*self._exchanges, *self._again]
+            for task in tasks:
+                task.cancel(_given_up())
         in_background(self._plan.transport, self._in_background)
 
     def drained(self, *, wait: bool = False) -> bool:
@@ -231,19 +232,16 @@ class Step:
             self._advance()
         if not self._agreement.reached:
             return self._agreement.failed
-        if not self.fresh:
-            return all([exchange.drained(wait=wait) for exchange in self._reduce_again()])
-        if self._usage is not None:
-            self._usage.start(self.intake.used)
-        if wait:
+        tasks: list[Task] = [*self._sum_tickets(), *self._exchanges] if self.fresh else [*self._reduce_again()]
+        if self.fresh and wait:
             self._exchange()
-        else:
+        elif self.fresh:
             for exchange in self._exchanges:
                 exchange.start()
-            self._advance()
-        if self._usage is not None and not self._usage.drained(wait=wait):
-            return False
-        return all([exchange.drained(wait=wait) for exchange in self._exchanges])
+        for task in tasks:
+            while wait and not task.done:
+                task.wait()
+        return all([task.advance() for task in tasks])  # a list: each goes on
 
     def _join(self) -> None:
         for streams in self._streams:
@@ -271,17 +269,16 @@ class Step:
             exchange.write()
 
     def _finish(self) -> None:
-        if self._usage is not None:
-            self._usage.start(self.intake.used)
+        tickets = self._sum_tickets()
         self._exchange()
-        unused = [] if self._usage is None else self._usage.unused()
+        left = [slot for task in tickets for slot in task.outcome()]
         for streams in self._streams:
             streams.catch_up()
         for exchange in self._exchanges:
             exchange.conclude()
             if exchange.error is not None:
                 raise exchange.error
-        for slot in unused:
+        for slot in left:
             self.leave(self.intake.taken[slot.name].gradient)
         self._tally.shook_hands(self._agreement.nbytes, compressed=self.bits != UNCOMPRESSED)
         if self.bits == UNCOMPRESSED:
@@ -296,20 +293,27 @@ class Step:
         """Reduce gradients that no rank's backward has made, as they are (`exchange.uncompressed`)."""
         self._set_apart()
         again = self._reduce_again()
-        for exchange in again:
-            exchange.deliver()
-        bytes_by_name = {name: nbytes for exchange in again for name, nbytes in exchange.nbytes.items()}
+        bytes_by_name = {name: nbytes for task in again for name, nbytes in task.outcome().items()}
         self._tally.reduced_again(bytes_by_name, self._agreement.nbytes)
 
-    def _reduce_again(self) -> list[UncompressedExchange]:
+    def _sum_tickets(self) -> list[Task[list[Slot]]]:
+        """Ask which parameters no rank uses, if that may be any and the source of gradients does not tell."""
+        if not self._exchanges or not self._plan.source.sums_tickets:
+            return []
+        if self._unused is None:
+            transport, name = self._plan.transport, f"hvd_dyncomp.{self._plan.source.label}.tickets"
+            self._unused = Task(transport, unused(transport, name, self._plan.slots, self.intake.used))
+            self._unused.begin()
+        return [self._unused]
+
+    def _reduce_again(self) -> list[Task[dict[str, int]]]:
         if not self._again:
             factor, transport = self._plan.source.factor, self._plan.transport
-            self._again = [
-                UncompressedExchange(bucket, exchange.gradients, factor=factor, transport=transport)
-                for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False)
-            ]
-            for exchange in self._again:
-                exchange.start()
+            for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False):
+                self._again.append(Task(transport, reduce_uncompressed(bucket, exchange.gradients, factor, transport)))
+                self._again[-1].begin()
+                if self._given_up:
+                    self._again[-1].cancel(_given_up())
         return self._again
 
     def _in_background(self) -> bool:
@@ -339,3 +343,7 @@ class Step:
                 blocks,
             )
         self.traffic.nonfinite_blocks += blocks
+
+
+def _given_up() -> RuntimeError:
+    return RuntimeError("this rank has given up the step")

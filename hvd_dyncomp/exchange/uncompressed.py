@@ -7,11 +7,10 @@ would undo the clipping.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.exchange.task import Collectives
 from hvd_dyncomp.transport.base import Transport
 
 # What Horovod's allreduce takes on CPUs.
@@ -25,49 +24,35 @@ def wire_form(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.contiguous()
 
 
-class UncompressedExchange:
-    """The uncompressed exchange of one bucket in one step.
+def reduce_uncompressed(
+    bucket: Bucket, gradients: list[torch.Tensor | None], factor: float, transport: Transport
+) -> Collectives[dict[str, int]]:
+    """Reduce a bucket's gradients where they are, each on its own.
 
     Args:
         bucket: what travels.
-        gradients: by slot; None for one that is missing and gets no result.
+        gradients: by slot; None for one that is missing: zeros are sent, so that all ranks have the same slots.
         factor: multiplies the sum over ranks.
         transport: sends it.
 
-    Attributes:
-        nbytes: bytes reduced, by parameter's name.
+    Returns:
+        Bytes reduced, by parameter's name.
     """
-
-    def __init__(
-        self, bucket: Bucket, gradients: list[torch.Tensor | None], *, factor: float, transport: Transport
-    ) -> None:
-        self._bucket, self._gradients, self._factor, self._transport = bucket, gradients, factor, transport
-        self._handles: list[Any] = []
-        self.nbytes: dict[str, int] = {}
-
-    def start(self) -> None:
-        """Send everything. All ranks have the same slots: a rank without a gradient sends zeros."""
-        for slot, gradient in zip(self._bucket.slots, self._gradients, strict=True):
-            if gradient is None:
-                gradient = torch.zeros(slot.shape, dtype=torch.float32, device=self._bucket.device)
-            wire = wire_form(gradient.clone())
-            self.nbytes[slot.name] = wire.numel() * wire.element_size()
-            self._handles.append(self._transport.sum(wire, f"{self._bucket.collective}.{slot.index}.uncompressed"))
-
-    def drained(self, *, wait: bool = False) -> bool:
-        """Whether nothing is in flight; for an exchange whose result nobody wants.
-
-        Args:
-            wait: block until that is so.
-        """
-        while self._handles and (wait or self._transport.poll(self._handles[-1])):
-            self._transport.wait(self._handles.pop())
-        return not self._handles
-
-    def deliver(self) -> None:
-        """Block until every gradient holds the reduced one."""
-        for gradient, handle in zip(self._gradients, self._handles, strict=True):
-            total = self._transport.wait(handle)
-            if gradient is not None:
+    nbytes, handles = {}, []
+    for slot, gradient in zip(bucket.slots, gradients, strict=True):
+        own = torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if gradient is None else gradient
+        wire = wire_form(own.clone())
+        nbytes[slot.name] = wire.numel() * wire.element_size()
+        handles.append(transport.sum(wire, f"{bucket.collective}.{slot.index}.uncompressed"))
+    failure: Exception | None = None
+    for gradient, handle in zip(gradients, handles, strict=True):
+        try:
+            total = yield handle
+            if gradient is not None and failure is None:
                 with torch.inference_mode(gradient.is_inference()), torch.no_grad():
-                    gradient.copy_(total * self._factor)
+                    gradient.copy_(total * factor)
+        except Exception as error:  # noqa: BLE001  # the rest is in flight
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return nbytes

@@ -7,12 +7,12 @@ of them. So these are copied first, and written back when it is known that no ra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.task import Collectives
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -57,32 +57,20 @@ class Kept:
             place.copy_(copy)
 
 
-class Usage:
-    """Which parameters any rank uses in a step: one sum over ranks, where the source of gradients makes none.
+def unused(
+    transport: Transport, name: str, slots: Mapping[str, Slot], used: Mapping[str, bool | torch.Tensor]
+) -> Collectives[list[Slot]]:
+    """Find the parameters that no rank uses in a step, by one sum over ranks.
 
     Args:
         transport: sends it.
         name: of the collective.
         slots: the parameters, by name.
+        used: which ones this rank uses; one that is missing counts as used.
+
+    Returns:
+        Their slots, the same on all ranks.
     """
-
-    def __init__(self, transport: Transport, name: str, slots: Mapping[str, Slot]) -> None:
-        self._transport, self._name, self._slots = transport, name, slots
-        self._handle: Any = None
-
-    def start(self, used: Mapping[str, bool | torch.Tensor]) -> None:
-        """Send which ones this rank uses; one that is missing counts as used. No effect when it has been called."""
-        if self._handle is None:
-            own = [float(used.get(name, True)) for name in self._slots]
-            self._handle = self._transport.sum(torch.tensor(own, dtype=torch.float32, device="cpu"), self._name)
-
-    def drained(self, *, wait: bool) -> bool:
-        """Whether nothing is in flight, when nobody wants the result. `wait`: block until then."""
-        if wait:
-            self._transport.wait(self._handle)
-        return wait or self._transport.poll(self._handle)
-
-    def unused(self) -> list[Slot]:
-        """Block; return the parameters that no rank uses, the same on all ranks."""
-        total = self._transport.wait(self._handle).tolist()
-        return [slot for slot, users in zip(self._slots.values(), total, strict=True) if not users]
+    own = [float(used.get(name, True)) for name in slots]
+    total = yield transport.sum(torch.tensor(own, dtype=torch.float32, device="cpu"), name)
+    return [slot for slot, users in zip(slots.values(), total.tolist(), strict=True) if not users]

@@ -126,15 +126,15 @@ def in_background(transport: Transport, work: Callable[[], bool]) -> None:
 
 
 def start_gather_json(transport: Transport, value: Any, name: str) -> Any:
-    """Start `gather_json`; return a handle for `finish_gather_json`."""
+    """Start `gather_json`; return a handle. `gathered_json` reads what is received."""
     # json.dumps never emits a newline by itself, so that a newline can end a rank's text.
     text = json.dumps(value).encode() + b"\n"
     return transport.allgather(torch.frombuffer(bytearray(text), dtype=torch.uint8), name)
 
 
-def finish_gather_json(transport: Transport, handle: Any) -> list[Any]:
-    """Block; return every rank's value, in rank order."""
-    return [json.loads(line) for line in transport.wait(handle).numpy().tobytes().splitlines()]
+def gathered_json(received: torch.Tensor) -> list[Any]:
+    """Every rank's value, in rank order, of what a wait for `start_gather_json` has returned."""
+    return [json.loads(line) for line in received.numpy().tobytes().splitlines()]
 
 
 def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
@@ -150,4 +150,4 @@ def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
     """
     if transport.size == 1:
         return [json.loads(json.dumps(value))]
-    return finish_gather_json(transport, start_gather_json(transport, value, name))
+    return gathered_json(transport.wait(start_gather_json(transport, value, name)))

@@ -23,13 +23,11 @@ class Group:
         ranks: see above.
         sent_bytes: bytes that this rank has sent to other ranks.
         leaving_bytes: the part of them that went to other hosts.
-        under_way: handles of started collectives. Code that waits for one removes it.
     """
 
     def __init__(self, transport: Transport, ranks: tuple[int, ...], near: tuple[int, ...]) -> None:
         self._transport, self.ranks, self._near = transport, ranks, near
         self.sent_bytes = self.leaving_bytes = 0
-        self.under_way: set[Any] = set()
 
     def alltoall(self, messages: torch.Tensor, lengths: list[int], name: str) -> Any:
         """Start sending `lengths[i]` bytes of a uint8 vector to the i-th rank. The result is in rank order."""
@@ -39,7 +37,7 @@ class Group:
             splits = [0] * self._transport.size
             for rank, length in zip(self.ranks, lengths, strict=True):
                 splits[rank] = length
-        return self._started(self._transport.alltoall(messages, splits, name))
+        return self._transport.alltoall(messages, splits, name)
 
     def allgather(self, message: torch.Tensor, name: str) -> Any:
         """Start gathering every rank's uint8 vector, in the order of the ranks; lengths may differ."""
@@ -47,11 +45,7 @@ class Group:
         if len(self.ranks) < self._transport.size:
             return self.alltoall(message.repeat(len(self.ranks)), lengths, name)
         self._count(lengths)
-        return self._started(self._transport.allgather(message, name))
-
-    def _started(self, handle: Any) -> Any:
-        self.under_way.add(handle)
-        return handle
+        return self._transport.allgather(message, name)
 
     def _count(self, lengths: list[int]) -> None:
         for rank, length in zip(self.ranks, lengths, strict=True):

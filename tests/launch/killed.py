@@ -22,7 +22,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer
-from hvd_dyncomp.exchange.handshake import Handshake
+from hvd_dyncomp.exchange.agreement import Agreement
 from hvd_dyncomp.exchange.reduction import ShardedReduction
 from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.transport.group import Group
@@ -79,7 +79,7 @@ class Killer:
 
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
-    "before it has read the handshake": lambda killer: killer.before(Handshake, "check"),
+    "before it has read the handshake": lambda killer: killer.before(Agreement, "reach"),
     "with its message on the way": lambda killer: killer.after(Group, "alltoall"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
     "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
@@ -90,7 +90,7 @@ POINTS: dict[str, Callable[[Killer], None]] = {
     "before it has the gathered shards": lambda killer: killer.before(ShardedReduction, "decode"),
     # Two hosts of two ranks.
     "before it has its host's sum": lambda killer: killer.before(Hierarchical, "_add"),
-    "before it has its neighbours' sections": lambda killer: killer.before(Hierarchical, "_decode"),
+    "before it has its neighbours' sections": lambda killer: killer.before(Hierarchical, "decode"),
 }
 
 

@@ -1,0 +1,135 @@
+"""Tasks: whatever waits for other ranks is a generator of collectives, and one class drives all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from hvd_dyncomp.transport.base import Transport
+
+Result = TypeVar("Result")
+
+
+class Gate(Enum):
+    """What a generator yields where it must not go on by itself.
+
+    SEND: the first messages are ready; nothing is sent before all ranks agree. WRITE: the means are ready to be
+    decoded; nothing is written into memory that somebody has yet to read.
+    """
+
+    SEND = "send"
+    WRITE = "write"
+
+
+# One collective after the other. Yields the handle of each collective that it starts, also after an error, and is sent
+# what was received. Yields a gate, and is resumed when it is open.
+Collectives = Generator[Any, Any, Result]
+
+
+class Task(Generic[Result]):
+    """Runs a generator of collectives, as far as it can go without waiting.
+
+    Every handle is yielded, so nothing of a task that is done is in flight, unless a rank was lost.
+
+    Args:
+        transport: carries the collectives.
+        work: the generator.
+
+    Attributes:
+        done: whether the generator has ended.
+        error: why it has no result; kept, because a backward hook must not raise.
+        collectives: number of collectives started.
+        gate: the gate at which it waits, or None.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        work: Collectives[Result],
+    ) -> None:
+        self._transport = transport
+        self._work = work
+        self._begun = False
+        self._handle: Any = None  # of the collective in flight
+        self._reason: Exception | None = None
+        self._result: Any = None
+        self.gate: Gate | None = None
+        self.done = False
+        self.error: Exception | None = None
+        self.collectives = 0
+
+    def is_open(self, gate: Gate) -> bool:
+        """Whether the generator may pass a gate. For tasks that have any."""
+        return True
+
+    def receive(self, handle: Any) -> torch.Tensor:
+        """Block until a collective is over; return what it has brought."""
+        return self._transport.wait(handle)
+
+    def begin(self) -> None:
+        """Go on to the next collective or closed gate, if none is in flight."""
+        if not self._begun:
+            self._begun = True
+            self._resume(None)
+        while self.gate is not None and self.is_open(self.gate):
+            self._resume(None)
+
+    def cancel(self, error: Exception) -> None:
+        """Make the generator fail at each collective: the others get aborts in place of what they still wait for."""
+        self._reason = self._reason or error
+
+    @property
+    def ready(self) -> bool:
+        """Whether `advance` would do something."""
+        if self.done or not self._begun:
+            return not self.done
+        return self.is_open(self.gate) if self.gate is not None else self._transport.poll(self._handle)
+
+    def advance(self) -> bool:
+        """Go on without waiting; return whether it is done."""
+        self.begin()
+        while not self.done and self.gate is None and self._transport.poll(self._handle):
+            self.wait()
+        return self.done
+
+    def wait(self) -> None:
+        """Block until the collective in flight is over, and go on to the next one or to a closed gate."""
+        self.begin()
+        if self.done or self.gate is not None:
+            return
+        try:
+            received = self.receive(self._handle)
+        except Exception as error:  # noqa: BLE001  # raised by `outcome`
+            self.done, self.error = True, error
+        else:
+            self._resume(received)
+            self.begin()
+
+    def outcome(self) -> Result:
+        """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""
+        while not self.done:
+            self.wait()
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+    def _resume(self, received: torch.Tensor | None) -> None:
+        self._handle = self.gate = None
+        try:
+            if self._reason is not None and received is not None:
+                at = self._work.throw(self._reason)
+            else:
+                at = self._work.send(received)
+        except StopIteration as end:
+            self.done, self._result = True, end.value
+        except Exception as error:  # noqa: BLE001  # raised by `outcome`
+            self.done, self.error = True, error
+        else:
+            if isinstance(at, Gate):
+                self.gate = at
+            else:
+                self._handle = at
+                self.collectives += 1
