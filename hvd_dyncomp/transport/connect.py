@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 LATE_SECONDS = 10.0  # that a rank waits for others without a word
 _CARD_BYTES = 1024  # what a rank tells the others of itself, padded
+_EARLY_SECONDS = 0.5  # before its time limit, a rank may find that another one's is over
 _WAITING = 1024  # connections that may wait to be accepted; strangers may be among them
 
 
@@ -42,6 +43,7 @@ def connected(group: Any, host: str, seconds: float) -> tuple[dict[int, socket.s
 
     Raises:
         TimeoutError: a rank does not connect, or cannot be reached.
+        ConnectionError: a rank has ended meanwhile.
         ValueError: an environment variable names no network of this host.
         OSError: no socket can be made.
     """
@@ -108,10 +110,10 @@ def _exchanged(card: dict[str, Any], group: Any, until: float) -> list[dict[str,
     work = dist.all_gather(everyone, mine, group=group, async_op=True)
     try:
         work.wait(timedelta(seconds=max(until - time.monotonic(), 1e-3)))
-    except RuntimeError as error:  # of which torch has no kind of its own for time limits
-        if time.monotonic() < until:
-            raise
-        raise TimeoutError("not all ranks of the process group have called compress or transport") from error
+    except RuntimeError as error:  # torch has no kind of its own for time limits, and may be early by milliseconds
+        if time.monotonic() >= until - _EARLY_SECONDS or "timed out" in str(error):
+            raise TimeoutError("not all ranks of the process group have called compress or transport") from error
+        raise ConnectionError(f"the ranks of the process group cannot find each other: {error}") from error
     return [json.loads(each.cpu().numpy().tobytes()) for each in everyone]
 
 
