@@ -23,6 +23,16 @@ CAPTURED = (
     "torch.cuda.make_graphed_callables does so (docs/howto-gpus.md)"
 )
 
+INFERENCE = (
+    "gradients cannot be exchanged in inference mode, because tensors made in it cannot be written later; call "
+    "optimizer.step() outside of torch.inference_mode(), or use torch.no_grad() instead"
+)
+
+FORGOTTEN = (
+    "Horovod has forgotten the gradients of a step that has begun: optimizer.load_state_dict() was called between "
+    "backward and step. Call it before backward or after step, or load the quantizer's state, too"
+)
+
 ASSIGNED = (
     "gradients that no backward pass has made (assigned to .grad, as after torch.autograd.grad or torch.func.grad) "
     "travel uncompressed, and the optimizer keeps its momentum; call backward() on a loss to compress them"
@@ -47,8 +57,8 @@ THROWN_AWAY = (
 )
 
 NO_OPTIMIZER = (
-    "at few bits the residuals act as a momentum, and a second one in the optimizer may harm training: pass optimizer= "
-    "to compress, made by hvd_dyncomp.without_momentum for SGD, Adam and AdamW (docs/ddp.md)"
+    "at few bits the residuals act as a momentum, and a second one in the optimizer may harm training: pass "
+    "optimizer=, made by hvd_dyncomp.without_momentum for SGD, Adam and AdamW (docs/ddp.md)"
 )
 
 

@@ -88,6 +88,19 @@ def leave_out(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Ten
         optimizer.left_out = parameters if bits <= MOST_BITS else ()
 
 
+def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
+    """The optimizer that steps, of an argument: Accelerate and Lightning wrap it. None for None.
+
+    Raises:
+        TypeError: the argument is neither an optimizer nor None.
+    """
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, got {shown(optimizer)}")
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
 def advice(optimizer: torch.optim.Optimizer) -> str:
     """The warning about an optimizer's momentum for training below one bit; "" if it has little."""
     groups = [] if isinstance(optimizer, WithoutMomentum) else optimizer.param_groups

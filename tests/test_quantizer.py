@@ -164,13 +164,13 @@ def trained(monkeypatch, **arguments):
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])  # noqa: S301
 def test_a_copy_owes_what_the_original_owes_and_has_no_optimizer(monkeypatch, duplicate):
     quantizer, _, optimizer = trained(monkeypatch, block_size=128, rounding="stochastic")
-    quantizer._lifecycle.plan.buckets[0].residuals.own[:5] = 3.0
+    quantizer._plan.buckets[0].residuals.own[:5] = 3.0
     other = duplicate(quantizer)
     state, copied = quantizer.state_dict(), other.state_dict()
     assert copied["steps"] == state["steps"] == 1 and copied["meter"] == state["meter"]
     for name, residual in state["residuals"].items():
         assert torch.equal(copied["residuals"][name], residual)
-    assert other._lifecycle.plan is None
+    assert other._plan is None
     assert other._arguments == quantizer._arguments
     assert other.controller.bits == quantizer.controller.bits and other.controller is not quantizer.controller
 

@@ -76,7 +76,6 @@ class ModelGradients(Source):
     kind = "DistributedDataParallel"
     own_memory = True  # the model's buckets
     as_in_memory = True
-    leaves_tickets = tickets_on_device = False
 
     def __init__(
         self,
@@ -90,6 +89,7 @@ class ModelGradients(Source):
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
         # Otherwise the same ones are used in every step, and the others have no residual.
         self.sums_tickets = bool(model.find_unused_parameters)
+        self.ticket_bytes = 4 * self.sums_tickets
         self.label = f"model{among.models}"
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
@@ -111,6 +111,3 @@ class ModelGradients(Source):
             for name, parameter in model.module.named_parameters()
             if (parameter.requires_grad or name in reduced) and name not in model.parameters_to_ignore
         ]
-
-    def fresh(self, parameter: torch.Tensor) -> bool:
-        return not self.sums_tickets  # only backward calls the hook, but a gradient may be missing

@@ -1,13 +1,11 @@
-"""The quantizer of a model: its plan with the residuals, its levels and its meter."""
+"""The quantizer of a model, and the hook by which the model hands it buckets of gradients."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -16,24 +14,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp.advice import CAPTURED, NO_OPTIMIZER, Advice
-from hvd_dyncomp.checks import one_of, shown
-from hvd_dyncomp.controller import Controller, controller_from
+from hvd_dyncomp.advice import CAPTURED
+from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.agreement import agree, description
 from hvd_dyncomp.ddp.backward import Backward, call_at_end
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
-from hvd_dyncomp.exchange import lookout, residual_state
+from hvd_dyncomp.exchange import lookout
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.replicas import compare
-from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.uninterrupted import uninterrupted
-from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.momentum import advice, leave_out
+from hvd_dyncomp.momentum import inner_optimizer
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.step_levels import StepLevels
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.torch_distributed import time_limit, transport
 
 logger = logging.getLogger(__name__)
@@ -44,7 +38,7 @@ TWINS = (
 )
 
 
-class Quantizer:
+class Quantizer(Session):
     """The quantizer that `compress` returns.
 
     Attributes:
@@ -56,6 +50,7 @@ class Quantizer:
         LockstepError: the ranks differ in parameters, settings, level or step.
         ConnectionError: another rank has ended.
         TimeoutError: another rank does not answer in time.
+        RuntimeError: an error has left an earlier step; load a state.
     """
 
     def __init__(
@@ -77,37 +72,35 @@ class Quantizer:
         # A group with NCCL only gathers the ranks' addresses on the current GPU, which may not be the model's.
         on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
         with on_own_gpu:
-            self._transport = transport(self._group, timeout=limit)
-        self._transport.models += 1  # also of calls that fail: it is part of names, and must be the same on all ranks
+            ranks = transport(self._group, timeout=limit)
+        ranks.models += 1  # also of calls that fail: it is part of names, and must be the same on all ranks
         mine: list[Any] = []
         try:
             if wrong is None:
-                self._prepare(model, controller, **arguments)
+                self._prepare(model, controller, ranks, **arguments)
                 mine = description(self._source.named)
         except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
             wrong = error
-        number = agree(self._transport, mine, wrong)
+        number = agree(ranks, mine, wrong)
         try:
             model.register_comm_hook(self, _hook)
         except RuntimeError as error:
             raise ValueError(HOOKED) from error
         model._comm_hooks = Hooks(model._comm_hooks)
-        if number in self._transport.compressed and self._transport.rank == 0:
+        if number in ranks.compressed and ranks.rank == 0:
             logger.warning(TWINS)
-        self._transport.compressed[number] = self
+        ranks.compressed[number] = self
         lookout.register(self.controller, self)
 
     def _prepare(
         self,
         model: DistributedDataParallel,
         controller: Controller | Policy | float | None,
+        ranks: Any,
         *,
         optimizer: torch.optim.Optimizer | None = None,
-        rounding: str = "nearest",
         skip: Skip | None = None,
-        warmup_steps: int = 0,
-        warmup_bits: float = UNCOMPRESSED,
-        **settings: Any,
+        **arguments: Any,
     ) -> None:
         """Check the arguments and make everything, but leave the model as it is.
 
@@ -115,114 +108,35 @@ class Quantizer:
             TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
         """
         check_model(model)
-        unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
-        if unknown:
-            raise TypeError(f"compress takes no argument {unknown[0]}")
-        self._settings = Settings(**settings)
-        if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, got {shown(optimizer)}")
-        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            optimizer = inner  # Accelerate and Lightning wrap the one that steps
-        if skip is not None and not callable(skip):
-            raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
-        self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
-        self.controller = controller_from(controller, self._transport)
-        self._levels = StepLevels(
-            self.controller,
-            warmup_steps=warmup_steps,
-            warmup_bits=warmup_bits,
-            auto_level=self._settings.auto_level,
-        )
-        self.meter = Meter()
+        super().__init__(controller, ranks, kind="compress", skip=skip, **arguments)
+        optimizer = inner_optimizer(optimizer)
         embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
         sparse = {module.weight for module in embeddings if module.sparse}
         self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
-        self._source, self._optimizer = ModelGradients(model, self._transport, optimizer), optimizer
+        self._source, self._optimizer = ModelGradients(model, ranks, optimizer), optimizer
         # All of them: the model's buckets keep what has been frozen since they were made.
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
-        self._plan = Plan(self._source, self._settings, self._skip, None)
-        self._lock, self._advice = threading.Lock(), Advice()
+        self._plan = self._new_plan()
+        self._lock = threading.Lock()
         self._backward: Backward | None = None
-        self._error: Exception | None = None  # that backward has not raised yet
-        self._interruption: BaseException | None = None  # likewise, of a signal handler
-        self._failure: Exception | None = None  # why this rank cannot go on
+        self._error: BaseException | None = None  # that backward has not raised yet
 
-    @property
-    def label(self) -> str | None:
-        """Part of the names of its collectives; None if the controller has another transport."""
-        return self._source.label if self.controller.transport is self._transport else None
+    def _new_plan(self) -> Plan:
+        return Plan(self._source, self._settings, self._skip, self._saved)
 
-    @property
-    def bits(self) -> float:
-        """See the class."""
-        return self._levels.bits
-
-    def relative_errors(self) -> dict[str, float]:
-        """As `DynamicQuantizer.relative_errors`."""
-        plan = self._plan
-        return residual_state.relative_errors(plan.buckets, plan.source.named, plan.source.factor)
-
-    def discard(self) -> None:
-        """As `DynamicQuantizer.discard`: after `backward` and instead of `optimizer.step()`, on every rank.
-
-        Raises:
-            RuntimeError: backward is under way, or `compress` was called without `discardable=True`; nothing has
-                changed.
-        """
-        self._between_steps("discard")
-        self._plan.discard()
-
-    def trained(self) -> list[tuple[str, torch.Tensor]]:
-        """(name, parameter) of all that training changes as the model is now, whether it is reduced or not."""
-        return self._source.trained()
-
-    def check_replicas(self) -> None:
-        """As `DynamicQuantizer.check_replicas`, of every parameter of the model that is trained, or reduced."""
-        if self._transport.size > 1:
-            compare(self._transport, lambda: {"": self.trained()}, f"hvd_dyncomp.{self._source.label}.replicas")
-
-    def drop_residuals(self) -> None:
-        """Drop all residuals, as for another fold of a cross-validation. Call it on every rank, between steps.
-
-        Raises:
-            RuntimeError: backward is under way; nothing has changed then.
-        """
-        self._between_steps("drop_residuals")
-        for bucket in self._plan.buckets:
-            bucket.residuals.drop()
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
-
-        Contains tensors, numbers, strings, lists and dicts only.
-
-        Raises:
-            RuntimeError: backward is under way.
-        """
-        self._between_steps("state_dict")
-        return {**self._plan.residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
+    def _ranks(self) -> tuple[Transport, str]:
+        return self._transport, self._source.label
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of the same rank of a run with the same parameters.
+        """As `Session.load_state_dict`.
 
         Raises:
-            ValueError: the state is not from a quantizer, or from another rank or other parameters; nothing has
+            RuntimeError: backward is under way, or other ranks are still in a step that this one has left; nothing has
                 changed.
-            RuntimeError: backward is under way; nothing has changed then.
         """
         self._between_steps("load_state_dict")
-        try:
-            state = residual_state.checked(state)
-            StepLevels.check(state)
-            Meter().load_state_dict(state["meter"])
-        except Exception as error:  # a file may contain anything
-            cause = f"{type(error).__name__}: {error}"
-            raise ValueError(f"state must come from state_dict(), got {shown(state)}: {cause}") from error
-        residual_state.check(self._plan.buckets, state, self._transport.rank, self._transport.size)
-        self._plan = Plan(self._source, self._settings, self._skip, state)
-        self._levels.load_state_dict(state)
-        self.meter.load_state_dict(state["meter"])
-        self._failure = self._error = None
+        super().load_state_dict(state)
+        self._error = None
 
     def __reduce__(self) -> tuple:
         raise TypeError(
@@ -230,111 +144,104 @@ class Quantizer:
             "the model, and load this one's state_dict()"
         )
 
-    def _between_steps(self, what: str) -> None:
-        if self._backward is not None and not self._backward.over.is_set():
-            raise RuntimeError(f"{what} must be called between steps, but gradients are in flight")
-
-    def take(self, bucket: dist.GradBucket) -> tuple[torch.futures.Future[torch.Tensor], Callable[[], None] | None]:
+    def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket of the model; return its future. Does not block; all gradients become means together.
 
-        What raises here is raised when backward has ended, as the model could never be used again otherwise; and in
-        every step from then on, until a state is loaded. The second result is None, or for the last bucket outside
-        backward (`join`) a function that waits and raises.
+        What is raised here is raised when backward has ended, as the model could never be used again otherwise.
         """
         with torch.no_grad(), self._lock:
-            if self._backward is None or self._backward.complete:
-                self._backward = self._begin(bucket)
-            backward = self._backward
-            future = backward.add(bucket, self._names)
-            self._failure = self._failure or backward.failure
-            # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
-            if backward.gradients < self._source.count:
-                return future, None
-            waiting = backward.waiting(self._raise, self.interrupted)
-            next(waiting)
-            within = call_at_end(waiting.__next__)  # type: ignore[attr-defined]  # a generator has it
-            backward.end()
-        return future, None if within else lambda: self._conclude(backward)
-
-    def interrupted(self, interruption: BaseException) -> None:
-        """Keep what a signal handler has raised until backward has ended."""
-        self._interruption = self._interruption or interruption
-
-    def _begin(self, bucket: dist.GradBucket) -> Backward:
-        step: Step | FailedStep
-        try:
-            if self._failure is not None:
-                raise self._failure
-            if bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(CAPTURED)
-            step = Step(
-                self._plan,
-                turn=self._levels.next(alone=self._transport.size == 1),
-                stochastic=self._stochastic,
-                fresh=True,
-                meter=self.meter,
-            )
-            step.start()
-        except Exception as error:  # noqa: BLE001  # raised where backward ends, when the others have been told
-            self._failure = error
-            step = FailedStep(
-                error,
-                transport=self._transport,
-                label=self._source.label,
-                number=self._levels.steps,
-                bits=UNCOMPRESSED,
-            )
-        return Backward(step, factor=self._source.factor, group=self._group, ended=self._ended)
-
-    def _ended(self, step: Step | FailedStep, error: Exception | None) -> None:
-        if error is None and isinstance(step, Step):
+            backward = self._backward or self._new_backward(bucket)
+            future = backward.future_of(bucket)
             try:
-                self._levels.learn(step.proposal)
-                if self._optimizer is not None:
-                    leave_out(self._optimizer, self._plan.waiting, step.bits)
-                if step.bits < 1 and self._plan.waiting and self._source.rank == 0:
-                    self._advice.warn("momentum", advice(self._optimizer) if self._optimizer else NO_OPTIMIZER)
-            except Exception as caught:  # noqa: BLE001  # raised where backward ends
-                error = caught
-        self._error = self._error or error
+                backward.take(bucket, self._names)
+            except BaseException as error:  # noqa: BLE001  # the model waits for all its buckets
+                self._break(error)
+            # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
+            if backward.gradients == self._source.count:
+                backward.end()
+        if backward.complete and not backward.ends_itself:
+            self._at_end(backward)
+            self._raise()
+        return future
 
-    def _conclude(self, backward: Backward) -> None:
-        backward.wait()
-        self._raise()
+    def broken(self, bucket: dist.GradBucket, error: BaseException) -> torch.futures.Future[torch.Tensor]:
+        """A future for a bucket of which nothing can be done: `take` itself was interrupted."""
+        self._break(error)
+        call_at_end(self._raise_later)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def _new_backward(self, bucket: dist.GradBucket) -> Backward:
+        captured = bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing()
+        step = self._begin(wrong=RuntimeError(CAPTURED) if captured else None)
+        backward = Backward(
+            step,
+            slots=self._plan.slots,  # type: ignore[union-attr]  # there is one
+            factor=self._source.factor,
+            tells_used=not self._source.sums_tickets,
+            group=self._group,
+            ended=self._ended,
+        )
+        self._backward = backward
+        backward.ends_itself = call_at_end(lambda: self._at_end(backward))
+        return backward
+
+    def _break(self, error: BaseException) -> None:
+        """Leave the step, because of an error in a hook."""
+        self._leave(error)
+        self._error = self._error or error
+        if self._backward is not None:
+            self._backward.give_up()
+
+    def _ended(self, step: Step, error: BaseException | None) -> None:
+        """All gradients are means, or there is an error."""
+        try:
+            if error is not None:
+                raise error
+            self._levels.learn(step.proposal)
+            self._tell_optimizer(self._optimizer, step.bits)
+            self._step = None
+        except BaseException as caught:  # noqa: BLE001  # raised where backward ends
+            self._leave(caught)
+            self._error = self._error or caught
+
+    def _at_end(self, backward: Backward) -> None:
+        """Wait where backward ends; what a signal handler raises meanwhile is raised after it.
+
+        The model ends its pass after this, and could never be used again if this raised.
+        """
+        told = False
+        while not told:
+            try:
+                if backward.failed:
+                    self._tell()
+                elif backward.complete:
+                    backward.wait()
+                self._backward = None
+                told = True
+                call_at_end(self._raise)
+            except BaseException as error:  # noqa: BLE001
+                self._error = self._error or error
+
+    def _tell(self) -> None:
+        """Tell the other ranks, and raise, why this one cannot take part; no effect on later calls."""
+        step, self._step = self._step, None
+        if isinstance(step, FailedStep):
+            step.check()
+
+    def _raise_later(self) -> None:
+        call_at_end(self._raise)
 
     def _raise(self) -> None:
         """Raise what was kept until the model has ended its pass."""
-        error, interruption = self._error, self._interruption
-        self._error = self._interruption = None
-        if interruption is not None and error is not None:
-            raise interruption from error
-        if interruption is not None:
-            raise interruption
+        error, self._error = self._error, None
         if error is not None:
             raise error
 
 
 def _hook(quantizer, bucket):  # without annotations: torch compares them with classes, and here they are text
-    """Signal handlers wait; what they raise is raised when backward has ended."""
-    taken: list = []
-    while not taken:
-        try:
-            uninterrupted(lambda: taken.append(_taken(quantizer, bucket)))
-        except BaseException as interruption:  # noqa: BLE001
-            quantizer.interrupted(interruption)
-    future, finish = taken[0]
-    if finish is not None:
-        finish()
-    return future
-
-
-def _taken(quantizer, bucket):
-    """As `Quantizer.take`, but an error is raised by the second result."""
     try:
         return quantizer.take(bucket)
-    except Exception as error:  # noqa: BLE001
-        return None, functools.partial(_raised, error)
-
-
-def _raised(error):
-    raise error
+    except BaseException as error:  # noqa: BLE001
+        return quantizer.broken(bucket, error)

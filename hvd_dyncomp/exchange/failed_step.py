@@ -4,49 +4,58 @@ from __future__ import annotations
 
 import threading
 
-import torch
-
-from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.handshake import handshake
-from hvd_dyncomp.exchange.intake import Taken
+from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.task import Task
-from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase
-from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.meter import Traffic
 from hvd_dyncomp.transport.base import Transport, in_background
+
+PATIENCE_SECONDS = 60.0  # for ranks that may be gone
 
 
 class FailedStep:
-    """Stands in for a step on a rank that has no plan: tells the other ranks why, then raises on this one, too.
+    """Stands in for a step on a rank that cannot take part: tells the other ranks why, then raises on this one, too.
 
     Args:
         error: why.
-        transport, label, number, bits: as in `Step`, `OptimizerGradients` and `Plan`.
+        transport, label: as in `Source`.
+        number, bits: as in `Step`.
+        left: a step that an error has left, perhaps with messages in flight.
+
+    Attributes:
+        bits: see above.
+        traffic: counts nothing.
     """
 
-    over = False  # every request raises its error
+    over = False  # every request raises the error
+    proposal = 0.0
 
-    def __init__(self, error: Exception, *, transport: Transport, label: str, number: int, bits: float) -> None:
-        self._error, self._bits = error, bits
+    def __init__(
+        self, error: Exception, *, transport: Transport, label: str, number: int, bits: float, left: Step | None
+    ) -> None:
+        self.bits, self.traffic = bits, Traffic()
+        self._error, self._left = error, left
         self._lock = threading.Lock()
         greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
         self._handshake = Task(transport, handshake(transport, label, greeting, lambda: {"error": str(error)}))
-        self._handshake.begin()
+        if left is None:
+            self._handshake.begin()
         in_background(transport, self._in_background)
 
-    def take(self, gradient: torch.Tensor) -> Taken:
-        """Give Horovod a tensor of the other ranks' shape, so that they get far enough to hear of the error."""
-        # Except for tensors that they skip: perhaps `skip` itself has failed here.
-        compressed = self._bits != UNCOMPRESSED and gradient.is_floating_point() and bool(gradient.numel())
-        wire = torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient)
-        return Taken(wire, gradient, compressed)
-
     def check(self) -> None:
-        """Raise the error once all ranks know it."""
+        """Raise the error once all ranks know it; after a minute in any case, if a step was left."""
         with self._lock:
+            if self._left is not None and not self._left.run_out(PATIENCE_SECONDS):
+                raise self._error
+            self._handshake.begin()
+            while self._left is not None and not self._handshake.done:
+                if not self._handshake.wait_for(PATIENCE_SECONDS):
+                    raise self._error
+                self._handshake.wait()
             try:
                 self._handshake.outcome()
-            except LockstepError as said:
+            except Exception as said:
                 raise self._error from said
             raise self._error
 
@@ -57,6 +66,6 @@ class FailedStep:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._handshake.advance()
+            return (self._left is None or self._left.run_out()) and self._handshake.advance()
         finally:
             self._lock.release()

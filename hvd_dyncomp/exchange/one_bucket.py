@@ -18,6 +18,7 @@ from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
+from hvd_dyncomp.exchange.uncompressed import sums
 from hvd_dyncomp.exchange.unused import Kept
 from hvd_dyncomp.kernels.reference import PLACEMENTS
 from hvd_dyncomp.ranges import marked
@@ -39,6 +40,9 @@ class Exchange(Task[torch.Tensor]):
 
     Attributes:
         gradients: those added so far, by slot. Their memory gets the means.
+        complete: whether all have arrived.
+        uncompressed: whether they travel as they are: no rank's backward has made them. Set it before `start`.
+        reduced_bytes: of what travelled so.
         nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
             not.
         error: as in `Task`; for instance a LockstepError if the ranks differ in level, step or bucket. Even then the
@@ -61,6 +65,8 @@ class Exchange(Task[torch.Tensor]):
         self._messages = Messages(bucket, bits, step, stochastic)
         self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
+        self.complete = self.uncompressed = False
+        self.reduced_bytes = 0
         self._missing = set(range(len(bucket.slots)))
         self._without: list[Slot] = []
         self._kept: Kept | None = None
@@ -71,10 +77,11 @@ class Exchange(Task[torch.Tensor]):
         self._sole_owners: bool | None = None  # None: nobody has looked
         self.nonfinite_blocks = 0
 
-    def add(self, slot: Slot, gradient: torch.Tensor, *, used: bool = True) -> None:
+    def add(self, slot: Slot, gradient: torch.Tensor | None, *, used: bool = True) -> None:
         """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing.
 
         Args:
+            gradient: None if there is none on any rank: zeros travel, and nothing is written.
             used: False if it may be that no rank uses this parameter, and `leave` will be called.
         """
         if slot.index in self._missing:
@@ -83,11 +90,7 @@ class Exchange(Task[torch.Tensor]):
             self._origins.add(self._streams.origin())
             self.gradients[slot.index] = gradient
             self._missing.discard(slot.index)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all gradients have arrived."""
-        return not self._missing
+            self.complete = not self._missing
 
     def leave(self, slot: Slot) -> None:
         """No rank uses this parameter: its residual is again as it was before the step."""
@@ -97,10 +100,11 @@ class Exchange(Task[torch.Tensor]):
     def prepare(self) -> None:
         """Make the first messages, if `start` or an earlier call has not. No effect on later calls."""
         if not self._begun:
+            self._route = route_of(self._messages, self._transport)
             with self._streams.outgoing(self._origins):
                 self.begin()
 
-    def cancel(self, error: Exception) -> None:
+    def cancel(self, error: BaseException) -> None:
         """Stop reading and writing gradients. The other ranks get aborts in place of missing messages."""
         super().cancel(error)
         if self.gate is Gate.WRITE:
@@ -137,7 +141,7 @@ class Exchange(Task[torch.Tensor]):
         A backward hook may call it: an error is kept in `error`. Raised in a hook, it would reach the ranks at
         different points.
         """
-        if not self._missing or self._started:
+        if self.complete or self._started:
             self.start()
             if self.ready:
                 with self._streams.incoming():
@@ -194,29 +198,42 @@ class Exchange(Task[torch.Tensor]):
         return self._sole_owners
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
-        self._route = route_of(self._messages, self._transport)
+        if self.uncompressed:
+            totals = yield from sums(self._bucket, self.gradients, self._transport)
+            self.reduced_bytes = sum(total.nbytes for total in totals)
+            yield Gate.WRITE
+            if self._reason is not None:
+                raise self._reason
+            self._write([total * self._factor for total in totals])
+            return torch.zeros((), dtype=torch.int64, device="cpu")
+        route = self._route or route_of(self._messages, self._transport)
         values: list[torch.Tensor] = []
         failure = self._reason or self._bucket.failure
         if failure is None:
             try:
                 self._kept = Kept(self._bucket, self._without)
                 values = self._floats()
-            except Exception as error:  # noqa: BLE001  # the others are told
+            except BaseException as error:  # noqa: BLE001  # the others are told
                 failure = error
-        collectives = self._route.collectives(values, failure)
+        collectives = route.collectives(values, failure)
         del values  # what was read is not kept until the means are there
         result = yield from collectives
         yield Gate.WRITE
         if self._reason is not None:
             raise self._reason
         values = self._room()
-        nonfinite_blocks = self._route.decode(result, values, self._factor)
+        nonfinite_blocks = route.decode(result, values, self._factor)
+        pairs = zip(self.gradients, values, strict=True)
+        self._write([value if to is None else self._representable(value, to.dtype) for to, value in pairs])
+        return nonfinite_blocks.to("cpu", non_blocking=True)
+
+    @torch.no_grad()
+    def _write(self, values: list[torch.Tensor]) -> None:
+        """Write means into the gradients, where they are not there already."""
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient is not value:
-                with torch.inference_mode(gradient.is_inference()), torch.no_grad():
-                    gradient.copy_(self._representable(value, gradient.dtype).view(gradient.shape))
+                gradient.copy_(value.view(gradient.shape))
         self.gradients = []
-        return nonfinite_blocks.to("cpu", non_blocking=True)
 
     def _floats(self) -> list[torch.Tensor]:
         """All values as contiguous float32 tensors: the gradients themselves where possible."""
@@ -267,5 +284,5 @@ def overshoot(bits: float, *, stochastic: bool) -> float:
 
 
 def _is_writable(gradient: torch.Tensor) -> bool:
-    """Whether kernels can write means into it. (Not into Horovod's zeros, if `step` is called in inference mode.)"""
-    return gradient.dtype is torch.float32 and gradient.is_contiguous() and not gradient.is_inference()
+    """Whether kernels can write means into it."""
+    return gradient.dtype is torch.float32 and gradient.is_contiguous()

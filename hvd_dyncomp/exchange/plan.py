@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange import residual_state
@@ -16,8 +15,10 @@ from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.source import Source
+from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
+from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.momentum import MOST_BITS
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,6 @@ class Plan:
         topology: which ranks share a host; an assumption before `locate`.
         topology_checksum: its checksum; 0 before `locate`.
         arranged: the topology by which the buckets are divided.
-        tickets: what Horovod reduces in place of compressed gradients.
-        ticket_bytes: bytes of a ticket on the wire.
 
     Raises:
         ValueError: the state belongs to another rank or other parameters.
@@ -76,9 +75,6 @@ class Plan:
             world_size=world_size,
             label=self.source.label,
         )
-        mixed = len(self.slots) < len(self.source.named)
-        self.tickets = Tickets(self.slots, on_device=mixed and source.tickets_on_device)
-        self.ticket_bytes = Tickets.nbytes if source.leaves_tickets or source.sums_tickets else 0
         # Assume the topology of the saved state: then nothing moves if it is still the same.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
@@ -86,7 +82,7 @@ class Plan:
         self._names: list[int] = []
         self.topology_checksum = 0
         self.arranged: Topology | None = None
-        self.arrange()
+        self.arrange({})
         for bucket in self.buckets:
             if bucket.failure is not None:
                 raise bucket.failure
@@ -110,7 +106,24 @@ class Plan:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is not False and not self.topology.obstacle
 
-    def locate(self, greetings: Sequence[Greeting]) -> None:
+    def settle(self, greetings: Sequence[Greeting], bits: float, origins: Mapping[Streams, Any]) -> None:
+        """Get ready for a step on which all ranks agree. The same result on all ranks.
+
+        Args:
+            greetings: of all ranks, in order.
+            bits: level of the step.
+            origins: the stream in which each device's gradients of the step are made.
+
+        Raises:
+            LockstepError: a rank has worked with another topology.
+            ValueError: `hierarchical` is True, and there is an obstacle, or a message would be too long.
+        """
+        self._locate(greetings)
+        if bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
+            self.arrange(origins)
+            self._check_lengths(bits)
+
+    def _locate(self, greetings: Sequence[Greeting]) -> None:
         """Learn from the first handshake which ranks share a host. Later, check that this has not changed.
 
         Raises:
@@ -137,7 +150,7 @@ class Plan:
         if self.source.rank == 0:
             self._say()
 
-    def check_lengths(self, bits: float) -> None:
+    def _check_lengths(self, bits: float) -> None:
         """Check that every bucket can be sent at this level. Needs the topology; same result on all ranks.
 
         Raises:
@@ -153,16 +166,23 @@ class Plan:
                     "split the parameter"
                 )
 
-    def arrange(self) -> None:
-        """Divide the buckets by the topology. Call it before a step quantizes or releases anything."""
-        if self.arranged == self.topology:
+    def arrange(self, origins: Mapping[Streams, Any]) -> None:
+        """Divide the buckets by the topology. Call it before a step quantizes or releases anything.
+
+        Args:
+            origins: as in `settle`; on a CPU it may be empty.
+        """
+        if self.arranged == self.topology:  # in all steps but one; nothing may wait for the streams then
             return
         self.arranged = self.topology
-        for bucket in self.buckets:
-            try:
-                bucket.arrange(self.topology, by_host=self.hierarchical)
-            except Exception as error:  # noqa: BLE001  # the others wait for its exchanges, which tell them
-                bucket.failure = error
+        with contextlib.ExitStack() as stack:
+            for streams, origin in origins.items():  # as the messages that come after it
+                stack.enter_context(streams.outgoing([origin]))
+            for bucket in self.buckets:
+                try:
+                    bucket.arrange(self.topology, by_host=self.hierarchical)
+                except Exception as error:  # noqa: BLE001  # the others wait for its exchanges, which tell them
+                    bucket.failure = error
 
     def _say(self) -> None:
         hosts = self.topology.hosts
@@ -195,10 +215,15 @@ class Plan:
             **residual_state.export(self.buckets),
         }
 
-    def about(self, bits: float, step: int) -> dict[str, Any]:
-        """What the ranks tell each other when they disagree (`handshake.Introduction`)."""
+    def about(self, bits: float, step: int, absent: Collection[str]) -> dict[str, Any]:
+        """What the ranks tell each other when they disagree; see `handshake`.
+
+        Args:
+            absent: names of parameters without a gradient in this step.
+        """
         about = self._about()
-        return {**about, "settings": {"bits": bits, "step": step, **about["settings"]}}
+        about["settings"] |= {"bits": bits, "step": step, "tensors that are None": sorted(absent)}
+        return about
 
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.source.world_size}
@@ -206,36 +231,3 @@ class Plan:
         fixed["without_momentum"] = self.source.without_momentum
         parameters = [[name, list(p.shape), name in self.slots] for name, p in self.source.named]
         return {"settings": fixed, "parameters": parameters}
-
-
-class Tickets:
-    """One float32 per compressed parameter. After the reduction it is more than 0 if any rank has a gradient.
-
-    Args:
-        names: of the parameters.
-        on_device: whether a ticket must be on the gradient's device, because Horovod may reduce it in one call with
-            uncompressed gradients. Otherwise all are in main memory, so that Horovod waits for no GPU.
-    """
-
-    nbytes = 4
-
-    def __init__(self, names: Iterable[str], *, on_device: bool) -> None:
-        self._index = {name: index for index, name in enumerate(names)}
-        self._on_device = on_device
-        # Numpy writes them, one per gradient: a torch operator for one value costs more than everything else.
-        values = torch.zeros(len(self._index), dtype=torch.float32, device="cpu")
-        self._each, self._values = list(values.split(1)), values.numpy()
-
-    def fill(self, name: str, in_use: bool, device: torch.device) -> torch.Tensor:
-        """A parameter's ticket for one reduction: 1 if this rank has a gradient, otherwise 0; (1,) float32.
-
-        Args:
-            name: of the parameter.
-            in_use: whether this rank has a gradient.
-            device: of the gradient.
-        """
-        if self._on_device and device.type != "cpu":
-            return torch.full((1,), float(in_use), dtype=torch.float32, device=device)
-        index = self._index[name]
-        self._values[index] = in_use
-        return self._each[index]

@@ -47,7 +47,7 @@ class Reduction(ABC):
 
     @abstractmethod
     def collectives(
-        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+        self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
         """Run all collectives; return the bytes that every rank then has.
 
@@ -66,13 +66,13 @@ class Reduction(ABC):
         """
 
     def _first_messages(
-        self, values: list[torch.Tensor], failure: Exception | None, origin: int, count: int
-    ) -> tuple[Outgoing, Exception | None]:
+        self, values: list[torch.Tensor], failure: BaseException | None, origin: int, count: int
+    ) -> tuple[Outgoing, BaseException | None]:
         """What `encode` makes and None; or `count` aborts and the error."""
         if failure is None:
             try:
                 return self.encode(values, origin), None
-            except Exception as error:  # noqa: BLE001  # the others wait
+            except BaseException as error:  # noqa: BLE001  # the others wait
                 failure = error
         return self._messages.aborts(count), failure
 
@@ -124,7 +124,7 @@ class PairReduction(Reduction):
         return message, lengths
 
     def collectives(
-        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+        self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
         (own, [length]), failure = self._first_messages(values, failure, origin, 1)
         del values
@@ -184,7 +184,7 @@ class ShardedReduction(Reduction):
         return messages, lengths
 
     def collectives(
-        self, values: list[torch.Tensor], failure: Exception | None, origin: int = 0
+        self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
         outgoing, failure = self._first_messages(values, failure, origin, len(self.section.ranks))
         del values
@@ -196,7 +196,7 @@ class ShardedReduction(Reduction):
             if failure is None:
                 message = self._reduced(received)
             del received
-        except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
+        except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
             failure = failure or error
         if failure is not None:
             message, _ = self._messages.aborts(1)

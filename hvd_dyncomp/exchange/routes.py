@@ -28,7 +28,7 @@ class Route(ABC):
     groups: list[Group]
 
     @abstractmethod
-    def collectives(self, values: list[torch.Tensor], failure: Exception | None) -> Collectives[torch.Tensor]:
+    def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
         """Run all collectives; return the bytes that `decode` takes.
 
         Args:
@@ -66,7 +66,7 @@ class Flat(Route):
         self.groups = [Group(transport, section.ranks, arrangement.neighbours)]
         self._reduction = _reduction(messages, section, self.groups[0])
 
-    def collectives(self, values: list[torch.Tensor], failure: Exception | None) -> Collectives[torch.Tensor]:
+    def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
         return self._reduction.collectives(values, failure)
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
@@ -98,13 +98,13 @@ class Hierarchical(Route):
         self._own = self._reductions[arrangement.own]
         self._dtype = dtype_within_host(messages.bits)
 
-    def collectives(self, values: list[torch.Tensor], failure: Exception | None) -> Collectives[torch.Tensor]:
+    def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
         joined: list[torch.Tensor] = []  # values, with what waits in residuals
         sums: list[torch.Tensor] = []  # of this rank's section, over its host
         if failure is None:
             try:
                 outgoing, joined = self._scatter(values)
-            except Exception as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
+            except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
                 failure = error
         del values
         if failure is not None:
@@ -117,7 +117,7 @@ class Hierarchical(Route):
             if failure is None:
                 sums = [self._add(joined, received)]
             del received
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             failure = failure or error
         del joined
         between = self._own.collectives(sums, failure, self._own.section.first * self._bucket.block_size)
@@ -125,7 +125,7 @@ class Hierarchical(Route):
         try:
             result = yield from between
             self._own.messages_in(result, self._own.section.ranks)  # only here is the failing rank known
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001
             failure, (result, _) = error, self._messages.aborts(1)
         handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))
         gathered = yield handle

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
 
 import torch
 
+from hvd_dyncomp.checks import shown
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -19,12 +22,11 @@ class Source(ABC):
         kind: name in log lines.
         label: in the names of collectives; the same on all ranks.
         named: (name, parameter) of every parameter that is reduced, in the same order on all ranks.
-        leaves_tickets: whether it reduces a ticket itself in place of a compressed gradient.
         own_memory: whether no two gradients share memory, and nobody else uses it before a step is over.
         as_in_memory: whether gradients come with their values in the order in which the parameter's lie in memory, even
             if that is not the logical one (channels_last, transposed).
         sums_tickets: whether steps have to sum tickets, because it may have parameters that no rank uses.
-        tickets_on_device: whether tickets must be on the gradients' device.
+        ticket_bytes: what is reduced for each compressed parameter besides its codes, by whoever does so.
         without_momentum: whether its optimizer steps without momentum.
     """
 
@@ -37,15 +39,35 @@ class Source(ABC):
     named: list[tuple[str, torch.Tensor]]
     own_memory: bool
     as_in_memory: bool
-    leaves_tickets: bool
     sums_tickets: bool
-    tickets_on_device: bool
+    ticket_bytes: int
     without_momentum: bool
 
     @abstractmethod
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """(name, parameter) of all that training changes as things are now, whether it is reduced or not."""
 
-    @abstractmethod
-    def fresh(self, parameter: torch.Tensor) -> bool:
-        """Whether backward has made a gradient for this parameter since the last exchange."""
+
+def checked_names(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    """The pairs of an argument `named_parameters`, checked.
+
+    Raises:
+        ValueError: the argument is not made of pairs, is empty, or has a name twice.
+    """
+    try:
+        pairs = [(name, parameter) for name, parameter in named_parameters]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"named_parameters must be (name, parameter) pairs, got {shown(named_parameters)}") from error
+    for name, parameter in pairs:
+        if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
+            pair, all_of_it = shown((name, parameter)), shown(named_parameters)
+            raise ValueError(f"named_parameters must be (name, parameter) pairs, got {pair} in {all_of_it}")
+    if not pairs:
+        raise ValueError(
+            f"named_parameters must name parameters, got {shown(named_parameters)}, which is empty "
+            "(a generator can be read only once)"
+        )
+    twice = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+    if twice:
+        raise ValueError(f"named_parameters must have unique names, got {twice} more than once")
+    return pairs

@@ -1,24 +1,28 @@
-"""Everything that one training step has in flight."""
+"""One step: from its first gradient until all gradients are means."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
+import time
+from collections.abc import Collection
 
 import torch
 
-from hvd_dyncomp.exchange.agreement import Agreement
-from hvd_dyncomp.exchange.intake import Intake, Taken
+from hvd_dyncomp.exchange.handshake import flags_of, handshake
+from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.tally import Tally
-from hvd_dyncomp.exchange.task import Task
-from hvd_dyncomp.exchange.uncompressed import reduce_uncompressed
-from hvd_dyncomp.exchange.uninterrupted import uninterrupted
+from hvd_dyncomp.exchange.task import Collectives, Task
+from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.unused import unused
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, Traffic
+from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.step_levels import Turn
 from hvd_dyncomp.transport.base import in_background
 
@@ -26,81 +30,81 @@ logger = logging.getLogger(__name__)
 
 
 class Step:
-    """The gradients of one step, from the first `compress` to the last `decompress`.
+    """The gradients of one step. Made, started, given every gradient, and collected: by a front end, in this order.
 
-    An interruption before `start` leaves the step not begun.
-
-    Whatever does not have to wait is also done in the background: what other ranks wait for must go out while this rank
-    is busy with something else, such as another optimizer's step.
+    What does not have to wait is also done in the background: what other ranks wait for must go out while this rank is
+    busy with something else, such as another optimizer's step. If anything is raised in between, the step must be
+    cancelled: gradients and residuals may be half done, and the other ranks wait for the rest.
 
     Args:
         plan: the buckets.
         turn: number, level and epoch; later changes of the controller concern the next step.
         stochastic: round values stochastically instead of to nearest.
-        fresh: whether backward has run since the last exchange.
+        fresh: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
-        previous: a step that was given up: nothing is sent while anything of it is in flight.
+        absent: names of parameters that have no gradient in this step, the same on all ranks: none is written then.
 
     Attributes:
         number, bits: of the turn.
-        intake: the gradients that have arrived.
-        proposal: rank 0's, once `collect` has been called.
-        over: whether `collect` has been called.
-        overwritten: whether the means replace changes that the program made to this rank's gradients. Known when
-            `collect` is over.
+        fresh: whether backward has made any of the gradients, on any rank. Known when `collect` is over.
+        proposal: rank 0's proposed level. Likewise.
+        apart: likewise: by identity of a gradient whose mean is not in its place, because another gradient's is there:
+            the tensor that has the mean.
+        over: whether every gradient is a mean.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        *,
-        turn: Turn,
-        stochastic: bool,
-        fresh: bool,
-        meter: Meter,
-        previous: Step | None = None,
+        self, plan: Plan, *, turn: Turn, stochastic: bool, fresh: bool, meter: Meter, absent: Collection[str] = ()
     ) -> None:
-        number, bits, _, epoch = turn
-        self._plan, self.bits, self.number, self._fresh = plan, bits, number, fresh
-        self._tally = Tally(plan, meter, epoch=epoch, bits=bits)
+        self._plan, self._fresh, self._absent = plan, fresh, absent
+        self.number, self.bits = turn.number, turn.bits
+        self._tally = Tally(plan, meter, epoch=turn.epoch, bits=turn.bits)
         self.proposal: float = 0
-        self.over = self.overwritten = self._abandoned = self._given_up = False
+        self.apart: dict[int, torch.Tensor] = {}
+        self.fresh = self.over = self._cancelled = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
-        self._exchanges: list[Exchange] = []
-        self._agreement = Agreement(plan, turn, fresh=fresh, previous=previous)
-        self._streams = {bucket.streams for bucket in plan.buckets}
+        self._wires: dict[str, torch.Tensor] = {}  # what travels uncompressed, by name
+        self._copied: list[torch.Tensor] = []  # gradients of which a copy does
+        # Of parameters that this rank may not use, by name.
+        self._used: dict[str, bool | torch.Tensor] = {}
+        self._doubtful: dict[str, torch.Tensor] = {}  # their gradients
+        self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
+        self._origins = {bucket.streams: bucket.streams.origin() for bucket in plan.buckets}
+        self._agreement: Task[None] = Task(plan.transport, self._agree(turn))
         for bucket in plan.buckets if plan.settings.discardable else ():
             with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
                 bucket.residuals.remember()
-        if bits == UNCOMPRESSED:
+        self._exchanges: list[Exchange] = []
+        if turn.bits == UNCOMPRESSED:
             for bucket in plan.buckets:
                 bucket.residuals.release()
         else:
-            for bucket in plan.buckets:
-                exchange = Exchange(
+            plan.arrange(self._origins)
+            self._tally.compresses(plan.buckets)
+            self._exchanges = [
+                Exchange(
                     bucket,
-                    bits=bits,
-                    step=number,
+                    bits=turn.bits,
+                    step=turn.number,
                     factor=plan.source.factor,
                     stochastic=stochastic,
                     transport=plan.transport,
                     own_memory=plan.source.own_memory,
                 )
-                self._exchanges.append(exchange)
-                self._tally.compresses(bucket)
+                for bucket in plan.buckets
+            ]
+            for slot in filter(None, map(plan.slots.get, absent)):
+                self._exchanges[slot.bucket].add(slot, None, used=False)
+        self._under_way = list(self._exchanges)
         # What is not compressed is reduced in its place, as without this package, unless a compressed gradient or
         # something that waits in a residual may be in the same memory.
         waits = any(bucket.residuals.releases for bucket in plan.buckets)
-        in_place = plan.source.own_memory or (bits == UNCOMPRESSED and not waits)
-        self.intake = Intake(plan, self._tally, fresh=fresh, in_place=in_place)
-        self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
-        self._under_way = list(self._exchanges)
-        self._again: list[Task[dict[str, int]]] = []
+        self._in_place = plan.source.own_memory or (turn.bits == UNCOMPRESSED and not waits)
 
     def start(self) -> None:
         """Greet the other ranks. From here on, whatever can be done without waiting is done in the background."""
         with self._lock:
-            self._agreement.greet(wait=False)
+            self._agreement.begin()
         in_background(self._plan.transport, self._in_background)
 
     @property
@@ -108,56 +112,62 @@ class Step:
         """What this rank has sent in the step's epoch at its level."""
         return self._tally.traffic
 
-    @property
-    def fresh(self) -> bool:
-        """Whether backward has made any of the gradients, on any rank. Known when `collect` is over."""
-        return self._agreement.fresh
+    def add(self, slot: Slot, gradient: torch.Tensor, used: bool | torch.Tensor = True) -> None:
+        """Take a gradient that travels compressed: that of a slot, in a step below 32 bits. Does not block.
 
-    @property
-    def assigned(self) -> bool:
-        """Whether this rank had gradients that would travel compressed if a backward pass had made them."""
-        return self.intake.in_use and not self.fresh
-
-    def take(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor) -> Taken:
-        """Take a parameter's gradient. If interrupted, call it again."""
-        slot = self._plan.slots.get(name)
-        if slot is None or self.bits == UNCOMPRESSED:
-            return self.intake.uncompressed(gradient, name, slot)
-        taken = self.intake.compressed(gradient, name, parameter)
+        Args:
+            used: whether this rank's loss depends on the parameter. If not, it may be that no rank's does, and `leave`
+                will be called. On a GPU that nobody may wait for yet, a tensor of one bool.
+        """
         exchange = self._exchanges[slot.bucket]
-        with self._lock:
-            exchange.add(slot, taken.gradient, used=self.intake.used[name] is True)
-            ready = exchange.complete or self._ready
-        if ready:
-            uninterrupted(lambda: self._go_on(exchange))
-        if exchange.complete and not gradient.is_cuda:  # with a GPU, the core is idle anyway
-            self._plan.transport.give_way()
-        return taken
+        if used is True:
+            exchange.add(slot, gradient)
+        else:
+            self._used[slot.name], self._doubtful[slot.name] = used, gradient
+            exchange.add(slot, gradient, used=False)
+        if exchange.complete:
+            self._go_on(exchange)
+            if not gradient.is_cuda:  # with a GPU, the core is idle anyway
+                self._plan.transport.give_way()
 
     def _go_on(self, exchange: Exchange) -> None:
         with self._lock:
             # If no gradient is fresh here, perhaps none is on any rank: then there is nothing to quantize. And before
             # the first handshake it is unknown which rank quantizes what.
-            if exchange.complete and self._fresh and self._plan.topology_checksum:
+            if self._fresh and self._plan.topology_checksum:
                 exchange.prepare()
             self._advance()
 
-    @property
-    def _ready(self) -> bool:
-        """Whether `_advance` would do something."""
-        if not self._agreement.reached:
-            return self._agreement.ready
-        return self.fresh and any(exchange.ready for exchange in self._under_way)
+    def uncompressed(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """Take a gradient that is skipped, or at 32 bits; return what travels in its place, with what its residual had.
+
+        The caller sums it over ranks, and writes the mean to the gradient's place (`apart`).
+        """
+        if name not in self._wires:  # it may come again: its hook was interrupted, and Horovod does not know it
+            self._wires[name] = wire = self._wire(name, gradient)
+            self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
+            if wire is not gradient:
+                self._copied.append(gradient)
+        return self._wires[name]
+
+    def _wire(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        wire, slot = wire_form(gradient), self._plan.slots.get(name)
+        if slot is None and self._plan.settings.fp16_skipped and wire.dtype is torch.float32:
+            wire = wire.half()
+        # A gradient that is not fresh was reduced before, with its residual.
+        if slot is not None and self._fresh:
+            wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
+        return gradient.clone() if wire is gradient and not self._in_place else wire
 
     def check(self) -> None:
         """Block until all ranks are known to do the same in this step.
 
         Raises:
             LockstepError: they do not.
-            ValueError: `hierarchical` cannot be True here.
+            ValueError: a message would be too long.
         """
         with self._lock:
-            self._agreement.reach()
+            self._agree_now()
             self._advance()  # Horovod waits for its own next
 
     def collect(self) -> None:
@@ -165,95 +175,137 @@ class Step:
 
         Raises:
             LockstepError: the ranks differ in level, step or parameters.
-            ValueError: `hierarchical` cannot be True here.
+            ValueError: a message would be too long.
         """
         with self._lock:
-            self.over, self.overwritten = True, self.intake.changed
             try:
                 # First of all: ranks that disagree wait for exchanges that never come.
-                self._agreement.reach()
-                self.proposal = self._agreement.proposal
-                tickets = sum(taken.compressed for taken in self.intake.taken.values())
-                self._tally.reduced(tickets * self._plan.ticket_bytes)
-                if self.fresh:
-                    self._finish()
-                else:
-                    self._finish_uncompressed()
+                self._agree_now()
+                self._tally.reduced(len(self._plan.slots) * self._plan.source.ticket_bytes if self._exchanges else 0)
+                self._finish()
+                self.over = True
             finally:
                 self._join()
 
-    def memory(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Where the mean of a gradient is: in its place, unless another gradient's mean is there."""
-        return self.intake.apart.get(id(gradient), gradient)
-
-    def leave(self, gradient: torch.Tensor) -> None:
-        """No rank has used the parameter of this gradient: its mean is zero, and its residual is as before the step."""
-        self.memory(gradient).zero_()
-        slot = self.intake.slot_of(gradient)
+    def leave(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+        """No rank has used a parameter: its mean is zero, and its residual is as before the step."""
+        if gradient is not None:
+            self.apart.get(id(gradient), gradient).zero_()
         if self._exchanges:
             self._exchanges[slot.bucket].leave(slot)
 
-    def abandon(self) -> None:
-        """Stop all background work. The optimizer may still collect the step."""
-        with self._lock:
-            self._abandoned = True
-            self._join()
+    def cancel(self, error: BaseException) -> None:
+        """Give up, because of an error: gradients are not read or written any more, and nobody will collect the step.
 
-    def give_up(self) -> None:
-        """Give up: nobody will collect the step. What others wait for, or an abort, goes out in the background."""
-        with self._lock:
-            self._given_up = True
-            tasks: list[Task] = [*self._exchanges, *self._again]
-            for task in tasks:
-                task.cancel(_given_up())
-        in_background(self._plan.transport, self._in_background)
-
-    def drained(self, *, wait: bool = False) -> bool:
-        """Whether nothing of a given-up step is in flight.
-
-        Args:
-            wait: block until that is so.
+        What the others wait for, or an abort, goes out in the background.
         """
         with self._lock:
-            return self._drained(wait)
-
-    def _drained(self, wait: bool) -> bool:
-        try:
-            return self._drain(wait)
-        except Exception:  # noqa: BLE001  # nobody wants the result; the next step names any disagreement
-            return True
-
-    def _drain(self, wait: bool) -> bool:
-        if not self._agreement.greet(wait=wait):
-            return False
-        if wait:
-            self._agreement.reach()
-        else:
-            self._advance()
-        if not self._agreement.reached:
-            return self._agreement.failed
-        tasks: list[Task] = [*self._sum_tickets(), *self._exchanges] if self.fresh else [*self._reduce_again()]
-        if self.fresh and wait:
-            self._exchange()
-        elif self.fresh:
+            self._cancelled = True
+            self._join()
             for exchange in self._exchanges:
-                exchange.start()
-        for task in tasks:
-            while wait and not task.done:
+                exchange.cancel(error)
+        in_background(self._plan.transport, self._in_background)
+
+    def abandon(self) -> None:
+        """Stop all work in the background: the ranks that this step was for may be gone."""
+        with self._lock:
+            self._abandoned = True
+
+    def run_out(self, seconds: float = 0.0) -> bool:
+        """Of a cancelled step: send what the others wait for; return whether nothing is in flight.
+
+        Args:
+            seconds: how long to block until then, at most.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                if self._has_run_out():
+                    return True
+            task, left = self._first_under_way(), until - time.monotonic()
+            if left <= 0 or not task.wait_for(left):
+                return False
+            with self._lock:
                 task.wait()
+
+    def _has_run_out(self) -> bool:
+        if not (self._abandoned or self._agreement.advance()):
+            return False
+        # If the agreement was interrupted, the others may have agreed, unless they have not got this rank's greeting.
+        if self._abandoned or isinstance(self._agreement.error, Exception) or not self._agreement.collectives:
+            return True
+        for exchange in self._exchanges:
+            exchange.start()
+        tasks: list[Task] = [*self._exchanges, *self._sum_tickets()]
         return all([task.advance() for task in tasks])  # a list: each goes on
 
+    def _first_under_way(self) -> Task:
+        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sum_tickets()]
+        return next((task for task in tasks if not task.done), self._agreement)
+
     def _join(self) -> None:
-        for streams in self._streams:
+        for streams in self._origins:
             streams.join()
 
-    def _set_apart(self) -> None:
-        """Before means are written that could not be before: see `Intake.set_apart`."""
-        if not self._plan.source.own_memory:
-            waiting = [exchange for exchange in self._exchanges if not exchange.over]
-            self.intake.set_apart([each for exchange in waiting for each in exchange.gradients if each is not None])
-            for exchange in waiting:
-                exchange.set_apart(self.intake.apart)
+    def _agree(self, turn: Turn) -> Collectives[None]:
+        """All ranks do the same in this step, or nothing is sent that fits only then."""
+        plan = self._plan
+        composition = checksum(f"{plan.composition} {sorted(self._absent)}") if self._absent else plan.composition
+        greeting = Greeting(
+            WIRE_VERSION,
+            Phase.HANDSHAKE,
+            turn.bits,
+            turn.proposal if plan.source.rank == 0 else 0,
+            composition,
+            turn.number & 0xFFFFFFFF,
+            Flag.FRESH if self._fresh else Flag(0),
+            checksum(plan.transport.host),
+            plan.topology_checksum,
+        )
+        about = functools.partial(plan.about, turn.bits, turn.number, self._absent)
+        greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
+        plan.settle(greetings, turn.bits, self._origins)
+        self.fresh, self.proposal = bool(flags_of(greetings) & Flag.FRESH), greetings[0].proposal
+        for exchange in self._exchanges:
+            exchange.uncompressed = not self.fresh
+
+    @marked("agree")
+    def _agree_now(self) -> None:
+        self._agreement.outcome()
+
+    def _advance(self) -> None:
+        if self._agreement.advance() and self._agreement.error is None:
+            self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
+
+    def _in_background(self) -> bool:
+        """Do what is possible without waiting, unless the program does so itself; return whether all is done."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._cancelled:
+                return self._has_run_out()
+            if not (self.over or self._abandoned):
+                self._advance()
+            return self.over or self._abandoned
+        finally:
+            self._lock.release()
+
+    def _finish(self) -> None:
+        tickets = self._sum_tickets()
+        self._exchange()
+        left = [slot for task in tickets for slot in task.outcome()]
+        for streams in self._origins:
+            streams.catch_up()
+        for exchange in self._exchanges:
+            exchange.conclude()
+            if exchange.error is not None:
+                raise exchange.error
+        for slot in [*left, *filter(None, map(self._plan.slots.get, self._absent))]:
+            self.leave(slot, self._doubtful.get(slot.name))
+        self._count()
+        if self.bits == UNCOMPRESSED and self.fresh:
+            for bucket in self._plan.buckets:
+                bucket.residuals.released(self._fresh)
 
     def _exchange(self) -> None:
         for exchange in self._exchanges:
@@ -268,74 +320,39 @@ class Step:
         for exchange in self._exchanges:
             exchange.write()
 
-    def _finish(self) -> None:
-        tickets = self._sum_tickets()
-        self._exchange()
-        left = [slot for task in tickets for slot in task.outcome()]
-        for streams in self._streams:
-            streams.catch_up()
-        for exchange in self._exchanges:
-            exchange.conclude()
-            if exchange.error is not None:
-                raise exchange.error
-        for slot in left:
-            self.leave(self.intake.taken[slot.name].gradient)
-        self._tally.shook_hands(self._agreement.nbytes, compressed=self.bits != UNCOMPRESSED)
-        if self.bits == UNCOMPRESSED:
-            for bucket in self._plan.buckets:
-                bucket.residuals.released(self._fresh)
-            return
-        for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=True):
-            self._tally.exchanged(bucket, exchange.groups)
-        self._note_nonfinite(sum(exchange.nonfinite_blocks for exchange in self._exchanges))
+    def _set_apart(self) -> None:
+        """Give memory of its own to each gradient that shares some with another one; it keeps its values.
 
-    def _finish_uncompressed(self) -> None:
-        """Reduce gradients that no rank's backward has made, as they are (`exchange.uncompressed`)."""
-        self._set_apart()
-        again = self._reduce_again()
-        bytes_by_name = {name: nbytes for task in again for name, nbytes in task.outcome().items()}
-        self._tally.reduced_again(bytes_by_name, self._agreement.nbytes)
+        On another rank they may not share any, and have different means. Means that are written already share nothing.
+        """
+        if self._plan.source.own_memory:
+            return
+        waiting = [exchange for exchange in self._exchanges if not exchange.over]
+        written = [each for exchange in waiting for each in exchange.gradients if each is not None] + self._copied
+        self.apart = {id(written[i]): written[i].clone() for i in overlapping(written)}
+        for exchange in waiting:
+            exchange.set_apart(self.apart)
 
     def _sum_tickets(self) -> list[Task[list[Slot]]]:
         """Ask which parameters no rank uses, if that may be any and the source of gradients does not tell."""
-        if not self._exchanges or not self._plan.source.sums_tickets:
+        if not self._exchanges or not self.fresh or not self._plan.source.sums_tickets:
             return []
         if self._unused is None:
             transport, name = self._plan.transport, f"hvd_dyncomp.{self._plan.source.label}.tickets"
-            self._unused = Task(transport, unused(transport, name, self._plan.slots, self.intake.used))
+            self._unused = Task(transport, unused(transport, name, self._plan.slots, self._used))
             self._unused.begin()
         return [self._unused]
 
-    def _reduce_again(self) -> list[Task[dict[str, int]]]:
-        if not self._again:
-            factor, transport = self._plan.source.factor, self._plan.transport
-            for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False):
-                self._again.append(Task(transport, reduce_uncompressed(bucket, exchange.gradients, factor, transport)))
-                self._again[-1].begin()
-                if self._given_up:
-                    self._again[-1].cancel(_given_up())
-        return self._again
-
-    def _in_background(self) -> bool:
-        """Do what is possible without waiting, unless the program does so itself; return whether the step is over."""
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._given_up:
-                    return self._drained(wait=False)
-                if not (self.over or self._abandoned):
-                    self._advance()
-                return self.over or self._abandoned
-            finally:
-                self._lock.release()
-        return False
-
-    def _advance(self) -> None:
-        if self._agreement.advance() and self.fresh:
-            self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
-
-    def _note_nonfinite(self, blocks: int) -> None:
-        """Count blocks that are not finite; log the first ones of each meter record, that is of epoch and level."""
-        if blocks and not self.traffic.nonfinite_blocks:
+    def _count(self) -> None:
+        nbytes = GREETING_BYTES * self._plan.transport.size
+        if not self.fresh:
+            self._tally.reduced_again(sum(exchange.reduced_bytes for exchange in self._exchanges), nbytes)
+            return
+        self._tally.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
+        for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False):
+            self._tally.exchanged(bucket, exchange.groups)
+        blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
+        if blocks and not self.traffic.nonfinite_blocks:  # the first ones of each meter record
             logger.warning(
                 "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; further ones in "
                 "this epoch are only counted in the meter (nonfinite_blocks)",
@@ -343,7 +360,3 @@ class Step:
                 blocks,
             )
         self.traffic.nonfinite_blocks += blocks
-
-
-def _given_up() -> RuntimeError:
-    return RuntimeError("this rank has given up the step")

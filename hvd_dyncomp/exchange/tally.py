@@ -44,9 +44,9 @@ class Tally:
         self._uncompressed: dict[str, int] = {}
         self._float32_bytes = 0  # all of it, if it was float32
 
-    def compresses(self, bucket: Bucket) -> None:
-        """Note that this bucket travels compressed."""
-        self._float32_bytes += 4 * bucket.values
+    def compresses(self, buckets: Iterable[Bucket]) -> None:
+        """Note that these buckets travel compressed."""
+        self._float32_bytes += sum(4 * bucket.values for bucket in buckets)
 
     def hands_over(self, name: str, nbytes: int, float32_bytes: int) -> None:
         """Note that Horovod will reduce a parameter's gradient in `nbytes` bytes, as float32 in `float32_bytes`."""
@@ -59,10 +59,9 @@ class Tally:
         self._count_reduced(tickets + sum(self._uncompressed.values()), self._float32_bytes)
         self._divide_reduced(self._uncompressed)
 
-    def reduced_again(self, bytes_by_name: Mapping[str, int], handshake_bytes: int) -> None:
+    def reduced_again(self, nbytes: int, handshake_bytes: int) -> None:
         """Count our own allreduce of gradients that no backward has made, and its handshake."""
-        self._count_reduced(sum(bytes_by_name.values()) + handshake_bytes)
-        self._divide_reduced(bytes_by_name)
+        self._count_reduced(nbytes + handshake_bytes)
 
     def exchanged(self, bucket: Bucket, groups: Iterable[Group]) -> None:
         """Count a bucket's messages, divided among tensors in proportion to the lengths of their codes."""

@@ -54,11 +54,11 @@ class Task(Generic[Result]):
         self._work = work
         self._begun = False
         self._handle: Any = None  # of the collective in flight
-        self._reason: Exception | None = None
+        self._reason: BaseException | None = None
         self._result: Any = None
         self.gate: Gate | None = None
         self.done = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.collectives = 0
 
     def is_open(self, gate: Gate) -> bool:
@@ -72,12 +72,11 @@ class Task(Generic[Result]):
     def begin(self) -> None:
         """Go on to the next collective or closed gate, if none is in flight."""
         if not self._begun:
-            self._begun = True
             self._resume(None)
         while self.gate is not None and self.is_open(self.gate):
             self._resume(None)
 
-    def cancel(self, error: Exception) -> None:
+    def cancel(self, error: BaseException) -> None:
         """Make the generator fail at each collective: the others get aborts in place of what they still wait for."""
         self._reason = self._reason or error
 
@@ -86,12 +85,12 @@ class Task(Generic[Result]):
         """Whether `advance` would do something."""
         if self.done or not self._begun:
             return not self.done
-        return self.is_open(self.gate) if self.gate is not None else self._transport.poll(self._handle)
+        return self.is_open(self.gate) if self.gate is not None else self._has_arrived()
 
     def advance(self) -> bool:
         """Go on without waiting; return whether it is done."""
         self.begin()
-        while not self.done and self.gate is None and self._transport.poll(self._handle):
+        while not self.done and self.gate is None and self._has_arrived():
             self.wait()
         return self.done
 
@@ -101,12 +100,22 @@ class Task(Generic[Result]):
         if self.done or self.gate is not None:
             return
         try:
-            received = self.receive(self._handle)
-        except Exception as error:  # noqa: BLE001  # raised by `outcome`
-            self.done, self.error = True, error
-        else:
-            self._resume(received)
-            self.begin()
+            try:
+                received = self.receive(self._handle)
+            except Exception as error:  # noqa: BLE001  # raised by `outcome`
+                self.done, self.error = True, error
+            else:
+                self._resume(received)
+                self.begin()
+        except BaseException as error:  # a signal handler's
+            if self._handle is not None and self._has_arrived():  # what was received is lost
+                self.cancel(error)
+                self._resume(None)
+            raise
+
+    def wait_for(self, seconds: float) -> bool:
+        """Block until the collective in flight is over, for about `seconds` at most; return whether it is."""
+        return self._handle is None or self._transport.wait_for(self._handle, seconds)
 
     def outcome(self) -> Result:
         """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""
@@ -116,16 +125,21 @@ class Task(Generic[Result]):
             raise self.error
         return self._result
 
-    def _resume(self, received: torch.Tensor | None) -> None:
-        self._handle = self.gate = None
+    def _has_arrived(self) -> bool:
         try:
-            if self._reason is not None and received is not None:
-                at = self._work.throw(self._reason)
-            else:
-                at = self._work.send(received)
+            return self._transport.poll(self._handle)
+        except Exception:  # noqa: BLE001  # `wait` raises it, too, and keeps it
+            return True
+
+    def _resume(self, received: torch.Tensor | None) -> None:
+        """Continue the generator: with what was received, with the reason to fail, or from its beginning or a gate."""
+        fails = self._reason if self._handle is not None else None
+        self._handle, self.gate, self._begun = None, None, True
+        try:
+            at = self._work.send(received) if fails is None else self._work.throw(fails)
         except StopIteration as end:
             self.done, self._result = True, end.value
-        except Exception as error:  # noqa: BLE001  # raised by `outcome`
+        except BaseException as error:  # noqa: BLE001  # raised by `outcome`
             self.done, self.error = True, error
         else:
             if isinstance(at, Gate):

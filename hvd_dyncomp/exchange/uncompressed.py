@@ -24,35 +24,28 @@ def wire_form(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.contiguous()
 
 
-def reduce_uncompressed(
-    bucket: Bucket, gradients: list[torch.Tensor | None], factor: float, transport: Transport
-) -> Collectives[dict[str, int]]:
-    """Reduce a bucket's gradients where they are, each on its own.
+def sums(bucket: Bucket, gradients: list[torch.Tensor | None], transport: Transport) -> Collectives[list[torch.Tensor]]:
+    """Sum a bucket's gradients over ranks, each on its own.
 
     Args:
         bucket: what travels.
         gradients: by slot; None for one that is missing: zeros are sent, so that all ranks have the same slots.
-        factor: multiplies the sum over ranks.
-        transport: sends it.
+        transport: sends them.
 
     Returns:
-        Bytes reduced, by parameter's name.
+        The sums, by slot.
     """
-    nbytes, handles = {}, []
+    handles = []
     for slot, gradient in zip(bucket.slots, gradients, strict=True):
         own = torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if gradient is None else gradient
-        wire = wire_form(own.clone())
-        nbytes[slot.name] = wire.numel() * wire.element_size()
-        handles.append(transport.sum(wire, f"{bucket.collective}.{slot.index}.uncompressed"))
-    failure: Exception | None = None
-    for gradient, handle in zip(gradients, handles, strict=True):
+        handles.append(transport.sum(wire_form(own.clone()), f"{bucket.collective}.{slot.index}.uncompressed"))
+    totals: list[torch.Tensor] = []
+    failure: BaseException | None = None
+    for handle in handles:
         try:
-            total = yield handle
-            if gradient is not None and failure is None:
-                with torch.inference_mode(gradient.is_inference()), torch.no_grad():
-                    gradient.copy_(total * factor)
-        except Exception as error:  # noqa: BLE001  # the rest is in flight
+            totals.append((yield handle))
+        except BaseException as error:  # noqa: BLE001  # the rest is in flight
             failure = failure or error
     if failure is not None:
         raise failure
-    return nbytes
+    return totals

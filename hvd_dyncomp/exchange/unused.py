@@ -30,6 +30,12 @@ def in_shared_blocks(slot: Slot, values: int, block_size: int) -> list[slice]:
     return [part for part in (slice(slot.start, head), slice(tail, end)) if part.start < part.stop]
 
 
+def has_values(gradient: torch.Tensor) -> bool:
+    """Whether any value of a gradient is not zero. Waits for its device."""
+    few = gradient.view(-1)[:64] if gradient.is_contiguous() else gradient  # nearly always, these say it
+    return bool(few.any()) or bool(gradient.any())
+
+
 class Kept:
     """Copies of a bucket's residuals in shared blocks.
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
-from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
 import torch
 
-from hvd_dyncomp.checks import shown
-from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
+from hvd_dyncomp.on_horovod.tickets import Tickets
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -27,8 +24,8 @@ class OptimizerGradients(Source):
         factor: multiplies the sum over ranks.
         label: of the optimizer, in the names of collectives.
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
-        kind, as_in_memory, own_memory, leaves_tickets, sums_tickets, tickets_on_device, without_momentum: see
-            `source.Source`.
+        grouped: whether Horovod reduces some gradients in one call, which refuses tensors of several devices.
+        kind, as_in_memory, own_memory, sums_tickets, ticket_bytes, without_momentum: see `Source`.
 
     Raises:
         ValueError: the optimizer's reduction is not a sum or a mean; a parameter is not in `names`, or is on a device
@@ -53,7 +50,7 @@ class OptimizerGradients(Source):
         self.named = [(names[p], p) for p in parameters]
         self.own_memory = False  # autograd hands on what it has
         self.as_in_memory = self.sums_tickets = False  # gradients are made contiguous; Horovod sums
-        self.leaves_tickets, self.tickets_on_device = True, horovod_optimizer.grouped(optimizer)
+        self.ticket_bytes, self.grouped = Tickets.nbytes, horovod_optimizer.grouped(optimizer)
         self.without_momentum = isinstance(optimizer, WithoutMomentum)
         self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1
         self._index = {parameter: i for i, (_, parameter) in enumerate(self.named)}
@@ -118,34 +115,3 @@ class OptimizerGradients(Source):
         if index is not None and self.named[index][1].grad is gradient:
             return index
         return next((i for i, (_, parameter) in enumerate(self.named) if parameter.grad is gradient), None)
-
-
-class OptimizerPlan(Plan):
-    """The plan for an optimizer's gradients."""
-
-    source: OptimizerGradients
-
-
-def names_by_parameter(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[torch.Tensor, str]:
-    """Invert the `named_parameters` argument: {parameter: name}.
-
-    Raises:
-        ValueError: the argument is not made of pairs, is empty, or has a name twice.
-    """
-    try:
-        pairs = [(name, parameter) for name, parameter in named_parameters]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"named_parameters must be (name, parameter) pairs, got {shown(named_parameters)}") from error
-    for name, parameter in pairs:
-        if not isinstance(name, str) or not isinstance(parameter, torch.Tensor):
-            pair, all_of_it = shown((name, parameter)), shown(named_parameters)
-            raise ValueError(f"named_parameters must be (name, parameter) pairs, got {pair} in {all_of_it}")
-    if not pairs:
-        raise ValueError(
-            f"named_parameters must name parameters, got {shown(named_parameters)}, which is empty "
-            "(a generator can be read only once)"
-        )
-    twice = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-    if twice:
-        raise ValueError(f"named_parameters must have unique names, got {twice} more than once")
-    return {parameter: name for name, parameter in pairs}

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from types import FrameType
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
-from hvd_dyncomp.checks import one_of, shown
-from hvd_dyncomp.controller import Controller, controller_from
-from hvd_dyncomp.exchange import lookout, residual_state
+from hvd_dyncomp.advice import (
+    ANOTHER_OPTIMIZER,
+    ASSIGNED,
+    CAPTURED,
+    FORGOTTEN,
+    IN_FLIGHT,
+    INFERENCE,
+    OVERWRITTEN,
+    REDUCED_AGAIN,
+    THROWN_AWAY,
+)
+from hvd_dyncomp.checks import shown
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.exchange import lookout
 from hvd_dyncomp.exchange.failed_step import FailedStep
-from hvd_dyncomp.exchange.residual_state import relative_errors
-from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import Skip
+from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.tally import count_outside
-from hvd_dyncomp.exchange.uninterrupted import uninterrupted
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.on_horovod.gradients import names_by_parameter
-from hvd_dyncomp.on_horovod.horovod_optimizer import compressor_of
-from hvd_dyncomp.on_horovod.lifecycle import Lifecycle
+from hvd_dyncomp.on_horovod import horovod_optimizer
+from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
+from hvd_dyncomp.on_horovod.handover import Context, Handover, wire_after_failure
+from hvd_dyncomp.on_horovod.tickets import Tickets
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.step_levels import StepLevels
+from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.horovod import Compressor
@@ -40,15 +51,7 @@ logger = logging.getLogger(__name__)
 _looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
 
 
-class _Context(NamedTuple):
-    """What `decompress` needs for one tensor."""
-
-    gradient: torch.Tensor
-    step: Step | FailedStep | None = None
-    compressed: bool = False
-
-
-class DynamicQuantizer(Compressor):
+class DynamicQuantizer(Session, Compressor):
     """Compress gradients to the controller's number of bits, with error feedback.
 
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
@@ -139,53 +142,51 @@ class DynamicQuantizer(Compressor):
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
     ) -> None:
-        self._arguments = {key: value for key, value in locals().items() if key not in ("self", "controller")}
-        self.controller = controller_from(controller, transport)
-        settings = Settings(**{field.name: self._arguments[field.name] for field in dataclasses.fields(Settings)})
-        if skip is not None and not callable(skip):
-            raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
-        names = None if named_parameters is None else names_by_parameter(named_parameters)
-        self._transport = given_or_horovod(transport)
-        self.meter = Meter()
-        self._levels = StepLevels(
-            self.controller, warmup_steps=warmup_steps, warmup_bits=warmup_bits, auto_level=settings.auto_level
-        )
-        self._lifecycle = Lifecycle(
-            settings,
-            names,
-            skip,
-            self._transport,
-            levels=self._levels,
-            meter=self.meter,
-            stochastic=one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic",
-        )
-        lookout.register(self.controller, self._lifecycle)
+        arguments: dict[str, Any] = {
+            "error_feedback": error_feedback,
+            "rounding": rounding,
+            "block_size": block_size,
+            "min_numel": min_numel,
+            "skip": skip,
+            "fp16_skipped": fp16_skipped,
+            "bucket_bytes": bucket_bytes,
+            "auto_level": auto_level,
+            "hierarchical": hierarchical,
+            "discardable": discardable,
+            "warmup_steps": warmup_steps,
+            "warmup_bits": warmup_bits,
+        }
+        super().__init__(controller, given_or_horovod(transport), kind="DynamicQuantizer", **arguments)
+        self._arguments = {**arguments, "transport": transport}  # for a copy
+        named = None if named_parameters is None else checked_names(named_parameters)
+        self._names = None if named is None else {parameter: name for name, parameter in named}
+        self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
+        self._source: OptimizerGradients | None = None  # that of the plan
+        self._tickets: Tickets | None = None  # likewise
+        self._handover: Handover | None = None  # of the step in flight
+        self._unhook: Callable[[], None] | None = None
+        self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
+        self._discarded = False  # whether the latest step was
+        self._warned = False
         self._lock = threading.Lock()
         # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
         # it found for this one. Made here: it imports the compiler, as making any optimizer does.
         self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
-        self._warned = False
+        lookout.register(self.controller, self)
 
     @property
-    def bits(self) -> float:
-        """Level of the next step, or with `auto_level` of the latest one; see the class."""
-        return self._levels.bits
-
-    def relative_errors(self) -> dict[str, float]:
-        """Estimated error of the latest step's means, relative to their norms, by name as in `Meter.tensors`.
-
-        Call it while there are gradients, before `zero_grad()`. It waits for the device, and for no rank.
-
-        The estimate takes this rank's residuals, as if all ranks had as much, independently. (With more than two ranks
-        to reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many
-        steps, and may be larger than the mean. Left out are tensors without a gradient, and tensors that another worker
-        of this host quantizes; without error feedback, all tensors.
-        """
-        plan = self._lifecycle.plan
-        return {} if plan is None else relative_errors(plan.buckets, plan.source.named, plan.source.factor)
+    def label(self) -> str | None:
+        """The optimizer's label, if it reduces over all ranks; otherwise, or if no optimizer is known, None."""
+        optimizer = self._source.optimizer if self._source is not None and self._plan is not None else None
+        if optimizer is None or not horovod_optimizer.among_all(optimizer):
+            return None
+        return horovod_optimizer.label_of(optimizer)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Bind the quantizer to an optimizer now, instead of at the first gradient.
+
+        After an error within a step, it makes the quantizer work again: call it on every rank. It waits, a minute at
+        most, until they have left the step, too.
 
         Args:
             optimizer: what `hvd.DistributedOptimizer(..., compression=this quantizer)` returned.
@@ -193,15 +194,22 @@ class DynamicQuantizer(Compressor):
         Raises:
             ValueError: `optimizer` has another compressor, or is unusable (its `op`, or a parameter without a name), or
                 gradients are in flight.
+            RuntimeError: other ranks are still in a step that this one has left.
         """
-        if compressor_of(optimizer) is not self:
+        if horovod_optimizer.compressor_of(optimizer) is not self:
             raise ValueError(
                 "optimizer must be what hvd.DistributedOptimizer(..., compression=quantizer) returned for this "
                 f"quantizer, got {shown(optimizer)}"
             )
-        uninterrupted(lambda: self._lifecycle.attach(optimizer))
+        if isinstance(self._step, Step):
+            if self._handover is not None and not self._handover.forgotten:
+                raise ValueError(IN_FLIGHT)
+            self._leave(RuntimeError(FORGOTTEN))
+        self._step = None
+        self._recover()
+        self._bind(optimizer)
 
-    def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, _Context]:
+    def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Context]:
         """Take a gradient from Horovod; return what Horovod is to reduce, and the context for `decompress`.
 
         A compressed gradient travels by this package's own asynchronous collectives. In its place Horovod reduces a
@@ -209,32 +217,141 @@ class DynamicQuantizer(Compressor):
         """
         if not isinstance(self, DynamicQuantizer):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
-        take = DynamicQuantizer._timed if _looked_into() is None else self._opaque
-        caller = sys._getframe(1)
-        if torch.is_inference_mode_enabled():  # `step` may be called in it: tensors made in it cannot be written later
-            with torch.inference_mode(False), torch.no_grad():
-                return take(self, tensor, caller)
-        return take(self, tensor, caller)
+        if _looked_into() is None:
+            return self._timed(tensor, sys._getframe(1))
+        return self._opaque(self, tensor, sys._getframe(1))
 
-    def _timed(self, tensor: torch.Tensor | None, caller: FrameType) -> tuple[torch.Tensor, _Context]:
+    def _timed(self, tensor: torch.Tensor | None, caller: FrameType) -> tuple[torch.Tensor, Context]:
         began = time.perf_counter()
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         with self._lock:  # backward has a thread for each device
-            wire, context = self._compress(tensor, caller)
-        if context.step is not None and not isinstance(context.step, FailedStep):
+            try:
+                wire, context = self._taken(tensor, caller)
+            except BaseException as error:
+                self._leave(error)
+                raise
+        if context.step is not None:
             context.step.traffic.seconds += time.perf_counter() - began
         return wire, context
 
-    def _compress(self, tensor: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, _Context]:
-        found = self._lifecycle.take(self, tensor, caller)
+    def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
+        found = None
+        if self._step is not None and self._handover is not None and caller.f_code in self._callers:
+            found = self._source.parameter_of(gradient, caller)  # type: ignore[union-attr]  # there is a step
+            if found is not None and found[0] in self._handover.given:
+                found = None
         if found is None:
-            self._note_uncompressed(tensor)
-            return tensor, _Context(tensor)
-        (wire, gradient, compressed), step = found
-        return wire, _Context(gradient, step, compressed)
+            # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made
+            # dense, or a tensor that came from elsewhere.
+            found = self._searched(gradient, caller)
+        if isinstance(self._step, FailedStep):
+            return wire_after_failure(gradient, self._step.bits), Context(gradient, self._step)
+        if found is None:
+            self._note_uncompressed(gradient)
+            return gradient, Context(gradient)
+        name, parameter = found
+        return self._handover.take(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
 
-    def decompress(self, tensor: torch.Tensor, ctx: _Context | None) -> torch.Tensor:
+    def _searched(self, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
+        """Name and parameter of this gradient, in the step that it begins or belongs to; None for any other tensor.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+            ValueError: another optimizer still exists, or this optimizer's op is neither Average nor Sum. All ranks
+                raise it.
+            Exception: no step can be begun; the other ranks have been told.
+        """
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(CAPTURED)
+        optimizer, parameter = horovod_optimizer.calling(self, caller)
+        if optimizer is None or isinstance(self._step, FailedStep):
+            return None
+        self._meet(optimizer)
+        if self._step is None:
+            self._first(optimizer)
+        if self._source is None or isinstance(self._step, FailedStep):
+            return None
+        self._callers.add(caller.f_code)
+        # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
+        found = self._source.parameter_of(gradient, caller)
+        return found if found is not None or parameter is None else self._source.named_like(parameter)
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note whose gradients come. A step that Horovod has forgotten is left."""
+        if self._step is not None and self._handover is not None and self._handover.forgotten:
+            self._leave(RuntimeError(FORGOTTEN))
+        if self._plan is not None and self._source is not None:
+            bound = self._source.optimizer
+            if bound is optimizer and not self._source.outdated:
+                return
+            if bound is not None and bound is not optimizer:
+                raise ValueError(ANOTHER_OPTIMIZER)
+        horovod_optimizer.factor_of(optimizer, 1)
+        self._saved, self._plan = self._carried(optimizer), None
+        self._optimizer = weakref.ref(optimizer)
+
+    def _first(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin a step."""
+        self._warn_of_waste()
+        step = self._begin()
+        if isinstance(step, FailedStep):
+            self._hook(optimizer)
+            if not horovod_optimizer.any_fresh(optimizer):  # so this is no backward, but `synchronize`
+                step.check()
+        elif self._source is not None and self._tickets is not None:
+            self._handover = Handover(step, self._source, self._tickets)
+
+    def _new_plan(self) -> Plan:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise RuntimeError("the optimizer of this quantizer has been deleted")
+        return self._bind(optimizer)
+
+    def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:
+        """Make a plan for an optimizer, with the residuals. Raises what `attach` does; nothing has changed then."""
+        source = OptimizerGradients(optimizer, self._names, self._transport)
+        plan = Plan(source, self._settings, self._skip, self._carried(optimizer))
+        source.transport.advise({bucket.device for bucket in plan.buckets})
+        mixed = len(plan.slots) < len(source.named)
+        self._tickets = Tickets(plan.slots, on_device=mixed and source.grouped)
+        self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, None
+        self._hook(optimizer)
+        return plan
+
+    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._unhook is not None:
+            self._unhook()
+        # Weakly: the optimizer must not keep an unused quantizer alive.
+        this = weakref.ref(self)
+        self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
+
+    def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
+        """The residuals that a new plan for `optimizer` takes over: its own parameters', never another model's."""
+        if self._plan is None:
+            return self._saved
+        parameters = set(horovod_optimizer.reduced_parameters(optimizer))
+        same = parameters == {parameter for _, parameter in self._plan.source.named}
+        return {**self._residuals(), "rank": None} if same else None
+
+    def _ranks(self) -> tuple[Transport, str]:
+        optimizer = self._optimizer()
+        ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
+        return ranks, horovod_optimizer.label_of(optimizer)
+
+    def _fresh(self) -> bool:
+        return self._source is not None and self._source.any_fresh()
+
+    def _warn_of_waste(self) -> None:
+        """Warn, on rank 0, if the means of the step before were reduced for nothing."""
+        optimizer, plan = self._optimizer(), self._plan
+        if optimizer is not None and plan is not None and plan.waiting and plan.source.rank == 0:
+            unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_fresh(optimizer)
+            if unused and not self._discarded and self._levels.bits < UNCOMPRESSED:
+                self._advice.warn("waste", THROWN_AWAY)
+        self._discarded = False
+
+    def decompress(self, tensor: torch.Tensor, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.
 
         Horovod passes all gradients of a step to `compress` before it asks for the first one back.
@@ -245,109 +362,76 @@ class DynamicQuantizer(Compressor):
         """
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
-        if ctx is not None and not isinstance(ctx, _Context):
+        if ctx is not None and not isinstance(ctx, Context):
             raise TypeError(f"ctx must be what compress returned, got {shown(ctx)}")
-        gradient, step, compressed = ctx or _Context(tensor)  # no ctx: `compress` never saw this sparse gradient
+        gradient, step, slot = ctx or Context(tensor)  # no ctx: `compress` never saw this sparse gradient
         if step is None:
             return tensor
         began = time.perf_counter()
-        if not step.over:
-            with torch.inference_mode(False), torch.no_grad():
-                uninterrupted(lambda: self._lifecycle.collect(step))
-        if isinstance(step, FailedStep):  # it has raised
-            return tensor
-        if not compressed and tensor is gradient:
-            return tensor
-        mean = step.memory(gradient)
-        if not compressed:
-            mean.copy_(tensor)
-        elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
-            step.leave(gradient)  # no rank has used this parameter: not even rounding may move it
+        try:
+            if not step.over:
+                self._collect(step)
+            if isinstance(step, FailedStep) or (slot is None and tensor is gradient):  # a failed one has raised
+                return tensor
+            mean = step.apart.get(id(gradient), gradient)
+            if slot is None:
+                mean.copy_(tensor)
+            elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
+                step.leave(slot, gradient)  # no rank has used this parameter: not even rounding may move it
+        except BaseException as error:
+            self._step = self._step or step
+            self._leave(error)
+            raise
         step.traffic.seconds += time.perf_counter() - began
         return mean
 
+    @torch.no_grad()
+    def _collect(self, step: Step | FailedStep) -> None:
+        """End a step, and tell the optimizer, which steps next, at how many bits its gradients came."""
+        if step is not self._step:
+            raise self._failure or RuntimeError(FORGOTTEN)
+        handover, optimizer = self._handover, self._optimizer()
+        overwritten = handover is not None and handover.overwritten
+        self._end(step)
+        self._handover = None
+        if isinstance(step, FailedStep) or handover is None or optimizer is None or self._plan is None:
+            return
+        bits, speaks = step.bits, self._plan.source.rank == 0
+        if not step.fresh:
+            if horovod_optimizer.synchronized(optimizer):
+                if speaks and self._plan.slots and bits != UNCOMPRESSED:
+                    self._advice.warn("again", REDUCED_AGAIN)
+                return  # means, changed by the user and reduced again: they came at the level before
+            bits = UNCOMPRESSED
+        self._tell_optimizer(optimizer, bits)
+        if speaks:
+            self._advice.warn("assigned", ASSIGNED if handover.in_use and not step.fresh else "")
+            self._advice.warn("overwritten", OVERWRITTEN if overwritten else "")
+
     def discard(self) -> None:
-        """Make the residuals what they were before the latest step, whose gradients the program throws away.
-
-        Otherwise a part of them arrives with later gradients, and what they delivered of earlier ones is lost. Call it
-        on every rank, after `optimizer.synchronize()` and instead of `optimizer.step()`. A second call has no effect.
-
-        Raises:
-            RuntimeError: gradients are in flight, or the quantizer was made without `discardable=True`; nothing has
-                changed.
-        """
-        if self._lifecycle.in_flight:
-            raise RuntimeError("discard must be called between steps, but gradients are in flight")
-        self._lifecycle.discard()
-
-    def check_replicas(self) -> None:
-        """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
-
-        `Controller.step` does it, too: this is for programs that do not call it, or whose optimizer has a process set.
-
-        Raises:
-            LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
-        """
-        self._lifecycle.check_replicas()
-
-    def drop_residuals(self) -> None:
-        """Drop all residuals: for a run that begins anew, such as another fold of a cross-validation.
-
-        Call it on every rank, between steps: after `optimizer.synchronize()` or `optimizer.step()`.
-
-        Raises:
-            RuntimeError: gradients are in flight; nothing has changed.
-        """
-        if self._lifecycle.in_flight:
-            raise RuntimeError("drop_residuals must be called between steps, but gradients are in flight")
-        self._lifecycle.forget()
-
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
-
-        It holds only tensors, numbers, strings, lists and dicts.
-        """
-        # These last: `residuals()` may return a whole loaded state, and steps and meter have moved on since.
-        return {**self._lifecycle.residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of the same rank of a run with the same parameters.
-
-        You may call it before the first gradient. What concerns parameters is then checked at the first gradient.
-
-        Raises:
-            ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
-                changed.
-        """
-        try:
-            state = residual_state.checked(state)
-            if state.get("spending") is not None:
-                raise ValueError('it was saved with allocation="error", which no longer exists')
-            StepLevels.check(state)
-            Meter().load_state_dict(state["meter"])
-        except Exception as error:  # a file may contain anything
-            cause = f"{type(error).__name__}: {error}"
-            raise ValueError(
-                f"state must come from DynamicQuantizer.state_dict(), got {shown(state)}: {cause}"
-            ) from error
-        self._lifecycle.load(state)
-        self._levels.load_state_dict(state)
-        self.meter.load_state_dict(state["meter"])
+        """As `Session.discard`: call it after `optimizer.synchronize()` and instead of `optimizer.step()`."""
+        super().discard()
+        self._discarded = True
 
     def sync(self) -> None:
         """Take over rank 0's step count and `auto_level`: for workers that join (`elastic`). Collective.
 
         Residuals belong to each rank: a worker that joins has none.
         """
-        self._lifecycle.suspend()
+        # Ranks may have come or gone: residuals stay this process's own, whatever its rank.
+        for step in (self._step, self._left):
+            if isinstance(step, Step):
+                step.abandon()
+        self._saved, self._plan = {**self._residuals(), "rank": None}, None
+        self._step = self._left = self._failure = None
         [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
         self._levels.load_state_dict(first)
 
     def __reduce__(self) -> tuple:
         """Copy (pickle, copy.deepcopy), between steps only. A copy has the same residuals and no optimizer."""
-        if self._lifecycle.in_flight:
+        if self._step is not None:
             raise RuntimeError("a DynamicQuantizer can be pickled between steps only, but gradients are in flight")
-        if self._arguments["named_parameters"] is not None:
+        if self._names is not None:
             raise TypeError(
                 "a DynamicQuantizer with named_parameters cannot be pickled: the parameters belong to this process; "
                 "pass the names to hvd.DistributedOptimizer instead"
@@ -363,6 +447,26 @@ class DynamicQuantizer(Compressor):
                 "optimizer travels uncompressed",
                 tuple(tensor.shape),
             )
+
+    @torch.no_grad()
+    def _check_step(self) -> None:
+        """Check that all ranks do the same, before Horovod waits for gradients that may never come."""
+        with self._within_step():
+            if self._step is None and self._failure is not None:
+                self._begin()
+            if self._step is not None:
+                if torch.is_inference_mode_enabled():
+                    raise RuntimeError(INFERENCE)
+                self._step.check()
+
+
+def _compare(quantizer: DynamicQuantizer | None) -> None:
+    if quantizer is not None:
+        quantizer._check_step()
+
+
+def _no_optimizer() -> None:
+    """As a reference to an optimizer that is gone."""
 
 
 def _copy(controller: Controller, arguments: dict[str, Any], state: dict[str, Any]) -> DynamicQuantizer:

@@ -13,7 +13,7 @@ import json
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -76,6 +76,22 @@ class Transport(ABC):
     @abstractmethod
     def sum(self, tensor: torch.Tensor, name: str) -> Any:
         """Start adding up every rank's `tensor` (int64 or floating), in its own memory; return a handle."""
+
+    def sum_all(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Add up every rank's tensors, each in its own memory. Blocks; every rank gives the same names in one order.
+
+        Args:
+            tensors: contiguous, of floating or complex dtype, by the name of the collective.
+        """
+        reals = {name: torch.view_as_real(one) if one.is_complex() else one for name, one in tensors.items()}
+        handles = [self.sum(tensor, name) for name, tensor in reals.items()]
+        for handle in handles:
+            self.wait(handle)
+
+    def new_label(self, kind: str) -> str:
+        """A name for something that works over this transport: the same on ranks that ask in the same order."""
+        self._labels = getattr(self, "_labels", 0) + 1
+        return f"{kind}{self._labels}"
 
     @abstractmethod
     def poll(self, handle: Any) -> bool:

@@ -155,7 +155,7 @@ def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(monkeypatch):
 
             def reduce_into(out, *arguments, **keywords):
                 if (
-                    out.numel() == worker.quantizer._lifecycle.plan.buckets[0].section.shards[1].blocks * 36
+                    out.numel() == worker.quantizer._plan.buckets[0].section.shards[1].blocks * 36
                     and not failed
                 ):
                     failed.append(out)

@@ -138,7 +138,7 @@ def test_nothing_is_held_after_a_step(ranks, hosts, monkeypatch):
 def test_what_is_owed_by_hosts_takes_a_part_of_the_memory(ranks, hosts):
     def program(worker: Worker) -> int:
         worker.step(worker.noise(0))
-        [bucket] = worker.quantizer._lifecycle.plan.buckets
+        [bucket] = worker.quantizer._plan.buckets
         return bucket.residuals.own.numel()
 
     sizes, _ = on_ranks(ranks, program, {"a": 640}, 4, hosts=hosts)

@@ -175,7 +175,7 @@ def test_the_check_is_off_on_all_ranks_or_an_error():
 
 def test_a_rank_that_cannot_read_its_parameters_tells_all():
     def program(worker: Worker) -> None:
-        worker.quantizer._lifecycle.plan.source.trained = lambda: 1 / 0
+        worker.quantizer._plan.source.trained = lambda: 1 / 0
 
     said = changed(program)
     assert set(said) == {"rank 2 cannot compare its parameters: ZeroDivisionError: division by zero"}

@@ -6,7 +6,7 @@ import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_of, noise, on_ranks
 
 from hvd_dyncomp import DynamicQuantizer
-from hvd_dyncomp.exchange.plan import Tickets
+from hvd_dyncomp.on_horovod.tickets import Tickets
 from hvd_dyncomp.transport.in_process import World
 
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])

@@ -120,7 +120,7 @@ def undelivered(quantizer: DynamicQuantizer, name: str, shape: torch.Size) -> Te
     """Sum over ranks of what both residuals hold for a parameter; shards are put together from their owners."""
     state = quantizer.state_dict()
     total = float64_sum(state["residuals"][name].float().numpy(), f"residual.{name}")
-    for bucket in quantizer._lifecycle.plan.buckets:
+    for bucket in quantizer._plan.buckets:
         for slot in bucket.slots:
             if slot.name == name and bucket.section.sharded:
                 values = state["shard_residuals"][bucket.name]["values"].float()

@@ -1,0 +1,199 @@
+"""`Averager`: means of tensors over ranks, at the controller's level, without any hook. Begin to read here.
+
+    averager = hvd_dyncomp.Averager(model.named_parameters(), 4)
+    loss.backward()
+    averager.mean_([parameter.grad for parameter in model.parameters()])
+    optimizer.step()
+
+A step of any front end does what `mean_` does, in this order: begin, hand over every tensor, agree, exchange, end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.checks import shown
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.exchange import lookout
+from hvd_dyncomp.exchange.failed_step import FailedStep
+from hvd_dyncomp.exchange.memory import overlapping
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.source import Source, checked_names
+from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.momentum import WithoutMomentum, inner_optimizer
+from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport import given_or_initialized
+from hvd_dyncomp.transport.base import Transport
+
+
+class Averager(Session):
+    """Average tensors over all ranks, compressed to the controller's number of bits, with error feedback.
+
+    For loops of one's own, and for whatever has no hook: gradients, or any tensors of the parameters' shapes, such as
+    what parameters have changed since the last average.
+
+    Args:
+        named_parameters: (name, parameter) pairs, the same on all ranks: names in `state_dict`, and the shapes, devices
+            and order of the tensors. Those of complex parameters travel uncompressed.
+        controller: gives the number of bits; default `Controller()`. A policy or a level makes a new controller.
+        transport: sends the bytes. Default: Horovod, if it is initialized, or else torch's default process group
+            (`hvd_dyncomp.ddp.transport()`).
+        optimizer: the optimizer of these parameters, if `without_momentum` made it.
+        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
+            bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
+
+    Several averagers: make them in the same order on every rank.
+
+    Attributes:
+        controller: see above.
+        bits: level of the next step, as in `DynamicQuantizer`.
+        meter: the `Meter` of what this rank has sent.
+
+    Raises:
+        TypeError, ValueError: an argument has a wrong type or value; nothing connects the ranks.
+
+    Examples:
+        >>> from hvd_dyncomp.transport.in_process import World
+        >>> def program(transport):
+        ...     averager = Averager([("weight", torch.zeros(2000))], 4, transport=transport)
+        ...     gradient = torch.full((2000,), float(transport.rank))
+        ...     averager.mean_([gradient])
+        ...     return gradient[0].item()
+        >>> World(2).run(program)
+        [0.5, 0.5]
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        controller: Controller | Policy | float | None = None,
+        *,
+        transport: Transport | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **arguments: Any,
+    ) -> None:
+        named = checked_names(named_parameters)
+        super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
+        self._optimizer = inner_optimizer(optimizer)
+        self._source = _Tensors(named, self._transport, self._optimizer)
+        self._plan = self._new_plan()
+        self._transport.advise({bucket.device for bucket in self._plan.buckets})
+        lookout.register(self.controller, self)
+
+    def _new_plan(self) -> Plan:
+        return Plan(self._source, self._settings, self._skip, self._saved)
+
+    def _ranks(self) -> tuple[Transport, str]:
+        return self._transport, self._source.label
+
+    @torch.no_grad()
+    def mean_(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Replace every tensor by its mean over all ranks. Collective; blocks; one step of the meter.
+
+        Args:
+            tensors: one for each parameter, in order: of its shape, on its device, of any floating dtype (complex for
+                complex parameters) and any strides. None for a parameter that has none in this step on any rank, such
+                as a frozen one's gradient; a rank without a batch gives zeros.
+
+        Raises:
+            TypeError, ValueError: `tensors` does not fit; no tensor has changed. The other ranks raise a LockstepError.
+            LockstepError: the ranks differ in parameters, settings, level or step, or in which tensors are None; or
+                another rank has an error. On all ranks.
+            RuntimeError: an error has left an earlier step; load a state.
+        """
+        given: dict[str, torch.Tensor] = {}
+        wrong: Exception | None = None
+        try:
+            given = self._source.checked(tensors)
+        except (TypeError, ValueError) as error:
+            wrong = error
+        absent = [name for name, _ in self._source.named if name not in given]
+        with self._within_step():
+            step = self._begin(absent=absent, wrong=wrong)
+            self._average(step, given)
+        self._tell_optimizer(self._optimizer, step.bits)
+
+    def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
+        if isinstance(step, FailedStep):
+            self._end(step)  # raises
+            return
+        slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]  # there is a plan
+        wires: dict[str, torch.Tensor] = {}  # what travels uncompressed
+        # From the last to the first, as backward makes gradients, and as buckets are filled.
+        for name, tensor in reversed(list(given.items())):
+            if name in slots:
+                step.add(slots[name], tensor)
+            else:
+                wires[name] = step.uncompressed(name, tensor)
+        step.check()  # from here on, all ranks do the same
+        self._transport.sum_all({f"hvd_dyncomp.{self._source.label}.{name}": wire for name, wire in wires.items()})
+        self._end(step)
+        for name, wire in wires.items():
+            given[name].copy_(wire * self._source.factor)
+
+
+class _Tensors(Source):
+    """The tensors of an averager."""
+
+    kind = "Averager"
+    own_memory = True  # `checked` sees to it
+    as_in_memory = sums_tickets = False
+    ticket_bytes = 0
+
+    def __init__(
+        self,
+        named: list[tuple[str, torch.Tensor]],
+        transport: Transport,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self.transport, self.rank, self.world_size = transport, transport.rank, transport.size
+        self.factor = 1 / self.world_size
+        self.named = named
+        self.without_momentum = isinstance(optimizer, WithoutMomentum)
+        for device in {parameter.device for _, parameter in self.named}:
+            if obstacle := transport.obstacle(device):
+                raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
+        self.label = transport.new_label("averager")
+
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        return self.named
+
+    def checked(self, tensors: Any) -> dict[str, torch.Tensor]:
+        """By name, those that are not None.
+
+        Raises:
+            TypeError, ValueError: they do not fit the parameters.
+        """
+        if not isinstance(tensors, Sequence) or len(tensors) != len(self.named):
+            raise TypeError(f"tensors must be a sequence of {len(self.named)} tensors or None, got {shown(tensors)}")
+        for number, ((name, parameter), tensor) in enumerate(zip(self.named, tensors, strict=True)):
+            if tensor is not None:
+                _check_fits(f"tensors[{number}] ({name})", tensor, parameter)
+        given = {name: tensor for (name, _), tensor in zip(self.named, tensors, strict=True) if tensor is not None}
+        shared = [list(given)[number] for number in overlapping(list(given.values()))]
+        if shared:
+            raise ValueError(
+                f"tensors must not share memory, because their means may differ, but that of {shared[0]} is in another "
+                "one's; give a copy of it"
+            )
+        return given
+
+
+def _check_fits(what: str, tensor: Any, parameter: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        raise TypeError(f"{what} must be a dense tensor or None, got {shown(tensor)}")
+    if tensor.shape != parameter.shape or tensor.device != parameter.device:
+        raise ValueError(
+            f"{what} must have shape {tuple(parameter.shape)} and be on {parameter.device}, got shape "
+            f"{tuple(tensor.shape)} on {tensor.device}"
+        )
+    if any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(f"{what} must have memory for each value, got strides {tensor.stride()}; give a copy of it")
+    if not (tensor.is_complex() if parameter.is_complex() else tensor.is_floating_point()):
+        kind = "complex" if parameter.is_complex() else "floating"
+        raise ValueError(f"{what} must have a {kind} dtype, got {tensor.dtype}")

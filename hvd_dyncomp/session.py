@@ -1,0 +1,319 @@
+"""What every front end has: levels, meter and residuals; the beginning and the end of a step; and how it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.advice import INFERENCE, NO_OPTIMIZER, Advice
+from hvd_dyncomp.checks import one_of, shown
+from hvd_dyncomp.controller import Controller, controller_from
+from hvd_dyncomp.exchange import residual_state
+from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.replicas import compare
+from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.momentum import advice, leave_out
+from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.step_levels import StepLevels
+from hvd_dyncomp.transport.base import Transport
+
+logger = logging.getLogger(__name__)
+
+
+class Session(ABC):
+    """The quantizer of one model's gradients, whatever hands them over.
+
+    It is *fail-stop*: an exception that leaves it within a step, whatever it is (`BaseException`), may leave gradients
+    and residuals half done. So it then refuses every further step with an error in words, and tells the other ranks,
+    until a state is loaded.
+
+    Args:
+        controller: gives the level: a controller, or a policy or level for a new one.
+        transport: connects the ranks.
+        kind: name of what takes the arguments, for messages.
+        rounding, skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
+
+    Attributes:
+        controller: see above.
+        bits: level of the next step: the controller's, or the warm-up's. With `auto_level`, from the first step on,
+            level of the latest step.
+        meter: the `Meter` of what this rank has sent.
+
+    Raises:
+        TypeError, ValueError: an argument is out of range or of another type.
+    """
+
+    def __init__(
+        self,
+        controller: Controller | Policy | float | None,
+        transport: Transport,
+        *,
+        kind: str,
+        rounding: str = "nearest",
+        skip: Skip | None = None,
+        warmup_steps: int = 0,
+        warmup_bits: float = UNCOMPRESSED,
+        **settings: Any,
+    ) -> None:
+        unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
+        if unknown:
+            raise TypeError(f"{kind} takes no argument {unknown[0]}")
+        self.controller = controller_from(controller, transport)
+        self._settings = Settings(**settings)
+        if skip is not None and not callable(skip):
+            raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
+        self._skip, self._transport = skip, transport
+        self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
+        self._levels = StepLevels(
+            self.controller,
+            warmup_steps=warmup_steps,
+            warmup_bits=warmup_bits,
+            auto_level=self._settings.auto_level,
+        )
+        self.meter = Meter()
+        self._advice = Advice()
+        self._plan: Plan | None = None
+        self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
+        self._step: Step | FailedStep | None = None  # in flight
+        self._left: Step | None = None  # by an error, perhaps with messages in flight
+        self._failure: Exception | None = None  # why no further step begins
+
+    @property
+    def bits(self) -> float:
+        """Level of the next step, or with `auto_level` of the latest one; see the class."""
+        return self._levels.bits
+
+    @property
+    def label(self) -> str | None:
+        """Part of the names of its collectives; None unless it works among the controller's ranks."""
+        ours = self._plan is not None and self.controller.transport is self._plan.transport
+        return self._plan.source.label if self._plan is not None and ours else None
+
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, parameter) of all that training changes as things are now, whether it is reduced or not.
+
+        Raises:
+            RuntimeError: that is not known yet.
+        """
+        if self._plan is None:
+            raise RuntimeError("no optimizer is known yet; call it after a step, or after attach(optimizer)")
+        return self._plan.source.trained()
+
+    def relative_errors(self) -> dict[str, float]:
+        """Estimated error of the latest step's means, relative to their norms, by parameter's name.
+
+        All small tensors of a bucket count under the name of the first one. Call it while there are gradients, before
+        `zero_grad()`. It waits for the device, and for no rank.
+
+        The estimate takes this rank's residuals, as if all ranks had as much, independently. (With more than two ranks
+        to reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many
+        steps, and may be larger than the mean. Left out are tensors without a gradient, and tensors that another worker
+        of this host quantizes; without error feedback, all tensors.
+        """
+        plan = self._plan
+        if plan is None:
+            return {}
+        return residual_state.relative_errors(plan.buckets, plan.source.named, plan.source.factor)
+
+    def check_replicas(self) -> None:
+        """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
+
+        `Controller.step` does it, too: this is for programs that do not call it, or whose optimizer has a process set.
+
+        Raises:
+            LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
+        """
+        ranks = self._transport if self._plan is None else self._plan.transport
+        if ranks.size > 1:
+            compare(ranks, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
+
+    def discard(self) -> None:
+        """Make the residuals what they were before the latest step, whose gradients the program throws away.
+
+        Otherwise a part of them arrives with later gradients, and what they delivered of earlier ones is lost. Call it
+        on every rank, when the means are there and instead of `optimizer.step()`. A second call has no effect.
+
+        Raises:
+            RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed.
+        """
+        self._between_steps("discard")
+        if self._plan is not None:
+            self._plan.discard()
+
+    def drop_residuals(self) -> None:
+        """Drop all residuals: for a run that begins anew, such as another fold of a cross-validation.
+
+        Call it on every rank, between steps.
+
+        Raises:
+            RuntimeError: gradients are in flight; nothing has changed.
+        """
+        self._between_steps("drop_residuals")
+        self._saved = None
+        for bucket in self._plan.buckets if self._plan is not None else ():
+            bucket.residuals.drop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
+
+        It holds only tensors, numbers, strings, lists and dicts.
+
+        Raises:
+            RuntimeError: gradients are in flight.
+        """
+        self._between_steps("state_dict")
+        if self._failure is not None:
+            logger.warning("this state has the residuals of a step that was left: %s", self._failure)
+        # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
+        return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the state of the same rank of a run with the same parameters.
+
+        You may call it before the first gradient. What concerns parameters is then checked at the first gradient. After
+        an error within a step, call it on every rank: it waits, a minute at most, until they have left the step, too.
+
+        Raises:
+            ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
+                changed.
+            RuntimeError: other ranks are still in a step that this one has left.
+        """
+        try:
+            state = residual_state.checked(state)
+            if state.get("spending") is not None:
+                raise ValueError('it was saved with allocation="error", which no longer exists')
+            StepLevels.check(state)
+            Meter().load_state_dict(state["meter"])
+        except Exception as error:  # a file may contain anything
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(f"state must come from state_dict(), got {shown(state)}: {cause}") from error
+        if self._plan is not None:
+            residual_state.check(self._plan.buckets, state, self._plan.source.rank, self._plan.source.world_size)
+        if self._step is not None:
+            self._leave(RuntimeError("load_state_dict was called in the middle of it"))
+        self._recover()
+        self._plan, self._saved = None, state
+        self._levels.load_state_dict(state)
+        self.meter.load_state_dict(state["meter"])
+
+    @abstractmethod
+    def _new_plan(self) -> Plan:
+        """The plan, with what is in `_saved`."""
+
+    @abstractmethod
+    def _ranks(self) -> tuple[Transport, str]:
+        """The transport and the label for the case that there is no plan."""
+
+    def _fresh(self) -> bool:
+        """Whether backward has run since the last exchange. There is a plan."""
+        return True
+
+    def _residuals(self) -> Mapping[str, Any]:
+        """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
+        if self._plan is not None:
+            return self._plan.residuals()
+        if self._saved is not None:
+            return self._saved
+        return {"rank": 0, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
+
+    def _between_steps(self, what: str) -> None:
+        if self._step is not None:
+            raise RuntimeError(f"{what} must be called between steps, but gradients are in flight")
+
+    def _begin(self, *, absent: Collection[str] = (), wrong: Exception | None = None) -> Step | FailedStep:
+        """Begin a step. On a rank that cannot take part, it is one that tells the others why.
+
+        Args:
+            absent: as in `Step`.
+            wrong: why this rank cannot, if that is known already.
+        """
+        try:
+            if wrong is not None:
+                raise wrong
+            if self._failure is not None:
+                raise self._failure
+            if torch.is_inference_mode_enabled():  # what is made in it cannot be written later
+                raise RuntimeError(INFERENCE)
+            if self._plan is None:
+                self._plan = self._new_plan()
+                self._saved = None
+            alone = self._plan.source.world_size == 1
+            fresh = self._fresh()
+            self._step = Step(
+                self._plan,
+                turn=self._levels.next(alone=alone),
+                stochastic=self._stochastic,
+                fresh=fresh,
+                meter=self.meter,
+                absent=absent,
+            )
+            self._step.start()
+        except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
+            self._leave(error)
+            transport, label = self._ranks()
+            self._step = FailedStep(
+                error, transport=transport, label=label, number=self._levels.steps, bits=self.bits, left=self._left
+            )
+        return self._step
+
+    def _end(self, step: Step | FailedStep) -> None:
+        """Wait for the means of a step. Raises what `Step.collect` does."""
+        step.collect()
+        self._levels.learn(step.proposal)
+        self._step = None
+
+    def _tell_optimizer(self, optimizer: torch.optim.Optimizer | None, bits: float) -> None:
+        """Tell an optimizer, which steps next, at how many bits its gradients came, and warn of its momentum."""
+        waiting = self._plan.waiting if self._plan is not None else frozenset()
+        if optimizer is not None:
+            leave_out(optimizer, waiting, bits)
+        if bits < 1 and waiting and self._transport.rank == 0:
+            self._advice.warn("momentum", NO_OPTIMIZER if optimizer is None else advice(optimizer))
+
+    @contextlib.contextmanager
+    def _within_step(self) -> Iterator[None]:
+        """Whatever is raised in this context leaves the step."""
+        try:
+            yield
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def _leave(self, error: BaseException) -> None:
+        """Something has left a step: refuse all further ones. The other ranks get aborts in place of messages."""
+        step, self._step = self._step, None
+        if isinstance(step, FailedStep) or (step is None and isinstance(error, Exception)):
+            return  # nothing was begun
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        number = "a step" if step is None else f"step {step.number}"
+        self._failure = self._failure or RuntimeError(
+            f"{number} was left in the middle by {cause}. Gradients and residuals may be half done: load the states of "
+            "all ranks (load_state_dict), or start again from a checkpoint"
+        )
+        self._failure.__cause__ = error
+        if step is not None:
+            self._left = step
+            step.cancel(self._failure)
+
+    def _recover(self) -> None:
+        """Forget a step that was left, once nothing of it is in flight.
+
+        Raises:
+            RuntimeError: the other ranks are still in it after a minute.
+        """
+        if self._left is not None and not self._left.run_out(PATIENCE_SECONDS):
+            raise RuntimeError(
+                f"other ranks have not left step {self._left.number} after {PATIENCE_SECONDS:.0f} s, which this one "
+                f"has left ({self._failure}); load states on every rank"
+            )
+        self._left = self._failure = None
