@@ -25,7 +25,6 @@ class Bucket:
         streams: where its work is queued.
         arrangement: which rank reduces which blocks; flat until `arrange` is called.
         layout: checksum over parameters and block size: the place of each value.
-        composition: checksum over all that the ranks must agree on: layout, world size and topology.
         residuals: what error feedback carries.
         failure: the error of `arrange`, with which the bucket cannot be exchanged; or None.
     """
@@ -48,16 +47,14 @@ class Bucket:
         self.slots = slots
         self._coding: tuple[float, Coding] | None = None  # the latest, and its level
         self._shares: tuple[float, dict[str, float]] | None = None  # likewise
-        self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
+        self.block_size, self.rank, self.device = block_size, rank, device
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
         places = [(slot.name, slot.shape, *([] if slot.in_order else [slot.order])) for slot in slots]
-        self._content = f"{places} block_size={block_size}"
-        self.layout = checksum(self._content)
+        self.layout = checksum(f"{places} block_size={block_size}")
         self.failure: Exception | None = None
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
-        self.composition = self._composition(None)
         self.residuals = Residuals(self._extent, device, enabled=error_feedback, discardable=discardable)
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
@@ -69,14 +66,9 @@ class Bucket:
         """
         new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
         same = new[:2] == self.arrangement[:2]
-        # First: these must be as on the other ranks, even if memory runs out below.
-        self.arrangement, self.composition = new, self._composition(topology if by_host else None)
+        self.arrangement = new  # first: it must be as on the other ranks, even if memory runs out below
         if not same:
             self.residuals = self.residuals.arranged(self._extent)
-
-    def _composition(self, topology: Topology | None) -> int:
-        note = f" hosts={topology.hosts}" if topology else ""
-        return checksum(f"{self._content} world_size={self.world_size}{note}")
 
     @property
     def section(self) -> Section:
