@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from hvd_dyncomp.exchange.coding import Coding, Span
-from hvd_dyncomp.exchange.residuals import Extent, Residuals
+from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.slots import Slot, divided, runs, spans
+from hvd_dyncomp.exchange.slots import Slot, divided, spans, tail
 from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
 from hvd_dyncomp.exchange.wire import checksum
@@ -55,7 +55,9 @@ class Bucket:
         self.layout = checksum(f"{places} block_size={block_size}")
         self.failure: Exception | None = None
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
-        self.residuals = Residuals(self._extent, device, enabled=error_feedback, discardable=discardable)
+        own, summed = self._ranges
+        values = self.blocks * block_size
+        self.residuals = Residuals(values, own, summed, device, enabled=error_feedback, discardable=discardable)
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
         """Divide the blocks anew and move the residuals. Call it before a step quantizes or releases anything.
@@ -68,7 +70,7 @@ class Bucket:
         same = new[:2] == self.arrangement[:2]
         self.arrangement = new  # first: it must be as on the other ranks, even if memory runs out below
         if not same:
-            self.residuals = self.residuals.arranged(self._extent)
+            self.residuals = self.residuals.arranged(*self._ranges)
 
     @property
     def section(self) -> Section:
@@ -76,16 +78,17 @@ class Bucket:
         return self.arrangement.sections[self.arrangement.own]
 
     @property
-    def _extent(self) -> Extent:
+    def _ranges(self) -> tuple[slice, slice]:
+        """The values that this rank quantizes first, and those whose sum it quantizes (`Residuals`)."""
         section, size = self.section, self.block_size
         shard = section.shards[section.ranks.index(self.rank)] if section.sharded else Span(section.first, 0)
-        first, second = (slice(span.first * size, (span.first + span.blocks) * size) for span in (section.span, shard))
-        return Extent(self.blocks * size, first, second)
+        own, summed = (slice(span.first * size, (span.first + span.blocks) * size) for span in (section.span, shard))
+        return own, summed
 
     def coding(self, bits: float) -> Coding:
         """The coding of its blocks in a step at that level."""
         if self._coding is None or self._coding[0] != bits:
-            self._coding = bits, Coding(runs(self.slots, bits, self.block_size), self.block_size)
+            self._coding = bits, Coding(bits, tail(self.slots, bits, self.block_size), self.block_size)
         return self._coding[1]
 
     def shares(self, bits: float) -> dict[str, float]:

@@ -89,8 +89,9 @@ class Hierarchical(Route):
     def __init__(self, messages: Messages, transport: Transport) -> None:
         arrangement = messages.bucket.arrangement
         self._messages, self._bucket, self._arrangement = messages, messages.bucket, arrangement
-        near, own = arrangement.neighbours, arrangement.sections[arrangement.own]
-        self._neighbours, self._peers = Group(transport, near, near), Group(transport, own.ranks, near)
+        neighbours, own = arrangement.neighbours, arrangement.sections[arrangement.own]
+        self._neighbours = Group(transport, neighbours, neighbours)
+        self._peers = Group(transport, own.ranks, neighbours)
         self.groups = [self._neighbours, self._peers]
         self._reductions = [
             _reduction(messages, section, self._peers if section is own else None) for section in arrangement.sections

@@ -51,7 +51,7 @@ def test_shards_and_residuals():
     sizes = [700]
     own = [plan(sizes, rank=rank, world_size=3)[0][0] for rank in range(3)]
     covered = [
-        i for bucket in own for i in range(bucket.residuals.extent.shard.start, bucket.residuals.extent.shard.stop)
+        i for bucket in own for i in range(bucket.residuals.shard_range.start, bucket.residuals.shard_range.stop)
     ]
     assert covered == list(range(704))
     assert [bucket.residuals.shard.numel() for bucket in own] == [192, 256, 256]
