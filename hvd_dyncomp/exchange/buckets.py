@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from hvd_dyncomp.exchange.coding import Coding, Span
-from hvd_dyncomp.exchange.residuals import Extent, Residuals
+from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.slots import Slot, divided, runs, spans
+from hvd_dyncomp.exchange.slots import Slot, divided, spans, tail
 from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
 from hvd_dyncomp.exchange.wire import checksum
@@ -25,7 +25,6 @@ class Bucket:
         streams: where its work is queued.
         arrangement: which rank reduces which blocks; flat until `arrange` is called.
         layout: checksum over parameters and block size: the place of each value.
-        composition: checksum over all that the ranks must agree on: layout, world size and topology.
         residuals: what error feedback carries.
         failure: the error of `arrange`, with which the bucket cannot be exchanged; or None.
     """
@@ -48,17 +47,17 @@ class Bucket:
         self.slots = slots
         self._coding: tuple[float, Coding] | None = None  # the latest, and its level
         self._shares: tuple[float, dict[str, float]] | None = None  # likewise
-        self.block_size, self.rank, self.world_size, self.device = block_size, rank, world_size, device
+        self.block_size, self.rank, self.device = block_size, rank, device
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
         places = [(slot.name, slot.shape, *([] if slot.in_order else [slot.order])) for slot in slots]
-        self._content = f"{places} block_size={block_size}"
-        self.layout = checksum(self._content)
+        self.layout = checksum(f"{places} block_size={block_size}")
         self.failure: Exception | None = None
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
-        self.composition = self._composition(None)
-        self.residuals = Residuals(self._extent, device, enabled=error_feedback, discardable=discardable)
+        own, summed = self._ranges
+        values = self.blocks * block_size
+        self.residuals = Residuals(values, own, summed, device, enabled=error_feedback, discardable=discardable)
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
         """Divide the blocks anew and move the residuals. Call it before a step quantizes or releases anything.
@@ -69,14 +68,9 @@ class Bucket:
         """
         new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
         same = new[:2] == self.arrangement[:2]
-        # First: these must be as on the other ranks, even if memory runs out below.
-        self.arrangement, self.composition = new, self._composition(topology if by_host else None)
+        self.arrangement = new  # first: it must be as on the other ranks, even if memory runs out below
         if not same:
-            self.residuals = self.residuals.arranged(self._extent)
-
-    def _composition(self, topology: Topology | None) -> int:
-        note = f" hosts={topology.hosts}" if topology else ""
-        return checksum(f"{self._content} world_size={self.world_size}{note}")
+            self.residuals = self.residuals.arranged(*self._ranges)
 
     @property
     def section(self) -> Section:
@@ -84,16 +78,17 @@ class Bucket:
         return self.arrangement.sections[self.arrangement.own]
 
     @property
-    def _extent(self) -> Extent:
+    def _ranges(self) -> tuple[slice, slice]:
+        """The values that this rank quantizes first, and those whose sum it quantizes (`Residuals`)."""
         section, size = self.section, self.block_size
         shard = section.shards[section.ranks.index(self.rank)] if section.sharded else Span(section.first, 0)
-        first, second = (slice(span.first * size, (span.first + span.blocks) * size) for span in (section.span, shard))
-        return Extent(self.blocks * size, first, second)
+        own, summed = (slice(span.first * size, (span.first + span.blocks) * size) for span in (section.span, shard))
+        return own, summed
 
     def coding(self, bits: float) -> Coding:
         """The coding of its blocks in a step at that level."""
         if self._coding is None or self._coding[0] != bits:
-            self._coding = bits, Coding(runs(self.slots, bits, self.block_size), self.block_size)
+            self._coding = bits, Coding(bits, tail(self.slots, bits, self.block_size), self.block_size)
         return self._coding[1]
 
     def shares(self, bits: float) -> dict[str, float]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.streams import uploaded
-from hvd_dyncomp.exchange.wire import HEADER_BYTES, WIRE_VERSION, Header, Phase
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, Header, Phase, Status
 from hvd_dyncomp.kernels import Noise
 
 
@@ -35,106 +35,107 @@ class Messages:
         self.bucket, self.bits, self._step, self._stochastic = bucket, bits, step, stochastic
         self.coding = bucket.coding(bits)
         self.where = f"bucket {bucket.name}"
-        # Headers on their way to the host, what is expected, and the senders.
-        self._unread: list[tuple[torch.Tensor, list[Header], Sequence[int]]] = []
+        self._header = Header(step & 0xFFFFFFFF, Status.REAL)
+        self._unread: list[tuple[torch.Tensor, Sequence[int]]] = []  # headers on their way to the host, and the senders
 
-    def header(self, phase: Phase, blocks: int) -> Header:
-        composition = self.bucket.composition
-        return Header(WIRE_VERSION, phase, self.bits, 0, composition, self._step & 0xFFFFFFFF, blocks)
-
-    def room(
-        self, phase: Phase, counts: list[int], payloads: list[int]
-    ) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
-        """Memory for the messages of one phase, with their headers written.
+    def room(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+        """Memory for messages, with their headers written.
 
         Args:
-            phase: of the messages.
-            counts: blocks of each message.
-            payloads: bytes of each message, without its header.
+            sizes: bytes of each message, without its header.
 
         Returns:
             All messages as one uint8 vector, views of their payloads, their lengths.
         """
-        lengths = [HEADER_BYTES + payload for payload in payloads]
+        lengths = [HEADER_BYTES + size for size in sizes]
         buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=self.bucket.device)
-        views = []
-        for header, message in zip(self._headers(phase, counts), buffer.split(lengths), strict=True):
+        header, payloads = self._uploaded(self._header), []
+        for message in buffer.split(lengths):
             message[:HEADER_BYTES] = header
-            views.append(message[HEADER_BYTES:])
-        return buffer, views, lengths
+            payloads.append(message[HEADER_BYTES:])
+        return buffer, payloads, lengths
 
-    def _headers(self, phase: Phase, counts: list[int]) -> Sequence[torch.Tensor]:
-        headers = [self.header(phase, count) for count in counts]
-        return headers_tensor(headers, self.bucket.device).split(HEADER_BYTES)
-
-    def codes(self, phase: Phase, spans: list[Span]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
-        """Memory as `room` makes it, for codes: one message per span."""
-        return self.room(phase, [span.blocks for span in spans], [self.coding.nbytes(span) for span in spans])
-
-    def around(self, phase: Phase, spans: list[Span], payload: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    def around(self, codes: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
         """Messages from codes that exist already.
 
         Args:
-            phase: of the messages.
-            spans: of each message, consecutive.
-            payload: the codes of all spans.
+            codes: the payloads of all messages, one after the other.
+            sizes: as in `room`.
 
         Returns:
             All messages as one uint8 vector, their lengths.
         """
-        payloads = payload.split([self.coding.nbytes(span) for span in spans])
-        headers = self._headers(phase, [span.blocks for span in spans])
-        messages = torch.cat([part for message in zip(headers, payloads, strict=True) for part in message])
-        return messages, [HEADER_BYTES + payload.numel() for payload in payloads]
+        header = self._uploaded(self._header)
+        messages = torch.cat([part for payload in codes.split(sizes) for part in (header, payload)])
+        return messages, [HEADER_BYTES + size for size in sizes]
 
-    def split(
-        self, received: torch.Tensor, phase: Phase, spans: list[Span], senders: tuple[int, ...]
-    ) -> list[torch.Tensor]:
-        """Cut messages of codes apart: per span, its payload as a uint8 view into `received`.
+    def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:
+        """`count` abort messages, in place of the real ones: one uint8 vector, and their lengths."""
+        header = self._header._replace(status=Status.ABORT)
+        return self._uploaded(header).repeat(count), [HEADER_BYTES] * count
+
+    def _uploaded(self, header: Header) -> torch.Tensor:
+        """A header as (8,) uint8. Does not wait for the device."""
+        return uploaded(torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8), self.bucket.device)
+
+    def payloads(self, received: torch.Tensor, sizes: Sequence[int], senders: Sequence[int]) -> list[torch.Tensor]:
+        """Cut messages apart: the payload of each as a uint8 view into `received`.
 
         Args:
             received: (bytes,) uint8, the messages one after the other.
-            phase: of the messages.
-            spans: of each message.
+            sizes: as in `room`.
             senders: the rank that sent each.
 
         Raises:
             LockstepError: a message is not as expected; the text names the rank and what differs. For messages on a
                 GPU, `read` raises it instead, unless a length is wrong.
         """
-        headers = [self.header(phase, span.blocks) for span in spans]
-        return self.cut(received, headers, [self.coding.nbytes(span) for span in spans], senders)
-
-    def cut(
-        self, received: torch.Tensor, headers: list[Header], sizes: list[int], senders: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Cut messages apart as `split` does, given their headers and their sizes in bytes without header."""
-        beginnings: list[torch.Tensor] = []
-
-        def read_later(message: torch.Tensor, *expected: object) -> None:
-            beginnings.append(message[:HEADER_BYTES])
-
-        check = read_later if self.bucket.streams.late else check_header
-        bodies = split(received, headers, sizes, self.where, senders, check)
-        if beginnings:  # to look at them now, backward would have to wait for the GPU
-            self._unread.append((torch.cat(beginnings).to("cpu", non_blocking=True), headers, senders))
-        return bodies
+        lengths = [HEADER_BYTES + size for size in sizes]
+        if received.numel() != sum(lengths):
+            self._explain(received, lengths, senders)
+        messages = received.split(lengths)
+        headers = torch.cat([message[:HEADER_BYTES] for message in messages])
+        self._unread.append((headers.to("cpu", non_blocking=True), senders))
+        if not self.bucket.streams.late:  # to look at them now, backward would have to wait for the GPU
+            self.read()
+        return [message[HEADER_BYTES:] for message in messages]
 
     def read(self) -> None:
-        """Check the headers that `cut` could not read. Call it when the device has caught up.
+        """Check the headers that `payloads` could not read. Call it when the device has caught up.
 
         Raises:
-            LockstepError: as `split` does.
+            LockstepError: as `payloads` does.
         """
-        for beginnings, headers, senders in self._unread:
-            for beginning, header, rank in zip(beginnings.split(HEADER_BYTES), headers, senders, strict=True):
-                check_header(beginning, header, rank, self.where)
-        self._unread = []
+        unread, self._unread = self._unread, []
+        for headers, senders in unread:
+            for header, rank in zip(headers.split(HEADER_BYTES), senders, strict=True):
+                self._check(header, rank)
 
-    def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:
-        """`count` abort messages, in place of the real ones: one uint8 vector, and their lengths."""
-        header = header_tensor(self.header(Phase.ABORT, 0), self.bucket.device)
-        return header.repeat(count), [HEADER_BYTES] * count
+    def _check(self, header: torch.Tensor, rank: int) -> None:
+        theirs = Header.from_bytes(header.cpu().numpy().tobytes())
+        if theirs.status == Status.ABORT:
+            raise LockstepError(
+                f"{self.where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between "
+                "backward and step"
+            )
+        for field, mine, other in zip(Header._fields, self._header, theirs, strict=True):
+            if mine != other:
+                raise LockstepError(f"{self.where}: rank {rank} has {field} {other}, this rank has {mine}")
+
+    def _explain(self, received: torch.Tensor, lengths: list[int], senders: Sequence[int]) -> NoReturn:
+        """Raise the error of messages whose lengths are not the expected ones: that of the first one that differs."""
+        start = 0
+        for rank, length in zip(senders, lengths, strict=True):
+            message = received[start : start + length]
+            if message.numel() < HEADER_BYTES:
+                raise LockstepError(
+                    f"{self.where}: rank {rank} sent {message.numel()} bytes, which is less than a header"
+                )
+            self._check(message[:HEADER_BYTES], rank)  # what it says explains the length best
+            if message.numel() < length:
+                raise LockstepError(f"{self.where}: rank {rank} sent {message.numel()} bytes, expected {length}")
+            start += length
+        raise LockstepError(f"{self.where}: {received.numel()} bytes arrived, expected {start}")
 
     def noise(self, phase: Phase) -> Noise | None:
         """Randomness for the bucket's values, counted from its first; None unless rounding is stochastic."""
@@ -154,75 +155,6 @@ class Messages:
     def name(self, phase: Phase) -> str:
         """The name of the collective of a phase."""
         return f"{self.bucket.collective}.{phase.name.lower()}"
-
-
-def check_header(message: torch.Tensor, expected: Header, rank: int, where: str) -> None:
-    """Compare the header at the start of `message` with the one expected of `rank`.
-
-    Raises:
-        LockstepError: they differ; the text names `where`, the rank and what differs.
-    """
-    if message.numel() < HEADER_BYTES:
-        raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, which is less than a header")
-    theirs = Header.from_bytes(message[:HEADER_BYTES].cpu().numpy().tobytes())
-    if theirs.phase == Phase.ABORT:
-        raise LockstepError(
-            f"{where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between backward "
-            "and step"
-        )
-    for field, mine, other in zip(Header._fields, expected, theirs, strict=True):
-        if mine != other:
-            raise LockstepError(f"{where}: rank {rank} has {field} {other}, this rank has {mine}")
-
-
-def split(
-    received: torch.Tensor,
-    expected: list[Header],
-    sizes: list[int],
-    where: str,
-    senders: Sequence[int],
-    check: Callable[[torch.Tensor, Header, int, str], None] = check_header,
-) -> list[torch.Tensor]:
-    """Cut what a collective delivered into its messages and check every header.
-
-    Args:
-        received: (bytes,) uint8, the messages one after the other.
-        expected: their headers.
-        sizes: bytes of each, without the header.
-        where: begins the error message.
-        senders: the rank that sent each.
-        check: compares a header of the right length.
-
-    Returns:
-        Their payloads, uint8 views into `received`.
-
-    Raises:
-        LockstepError: a message is not as expected; the text names the rank and what differs.
-    """
-    bodies, start = [], 0
-    for rank, header, size in zip(senders, expected, sizes, strict=True):
-        length = HEADER_BYTES + size
-        message = received[start : start + length]
-        if message.numel() < length:
-            check_header(message, header, rank, where)  # what it says explains the length best
-            raise LockstepError(f"{where}: rank {rank} sent {message.numel()} bytes, expected {length}")
-        check(message, header, rank, where)
-        bodies.append(message[HEADER_BYTES:])
-        start += length
-    if start != received.numel():
-        raise LockstepError(f"{where}: {received.numel()} bytes arrived, expected {start}")
-    return bodies
-
-
-def header_tensor(header: Header, device: torch.device) -> torch.Tensor:
-    """A header as (16,) uint8. Does not wait for the device."""
-    return headers_tensor([header], device)
-
-
-def headers_tensor(headers: Sequence[Header], device: torch.device) -> torch.Tensor:
-    """Headers one after the other. Does not wait for the device."""
-    data = b"".join(header.to_bytes() for header in headers)
-    return uploaded(torch.frombuffer(bytearray(data), dtype=torch.uint8), device)
 
 
 def noise_for(rank: int, step: int, message: str) -> Noise:

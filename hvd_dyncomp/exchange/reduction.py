@@ -42,8 +42,7 @@ class Reduction(ABC):
     @property
     def result_bytes(self) -> int:
         """Length of what `collectives` returns, bytes."""
-        _, spans = self._result
-        return sum(HEADER_BYTES + self._messages.coding.nbytes(span) for span in spans)
+        return sum(HEADER_BYTES + size for size in self._sizes(self._result))
 
     @abstractmethod
     def collectives(
@@ -78,8 +77,12 @@ class Reduction(ABC):
 
     @property
     @abstractmethod
-    def _result(self) -> tuple[Phase, list[Span]]:
-        """The phase of the messages in the result, and their blocks, by rank of the section."""
+    def _result(self) -> list[Span]:
+        """The blocks of the messages in the result, by rank of the section."""
+
+    def _sizes(self, spans: list[Span]) -> list[int]:
+        """The bytes of messages of codes, without their headers."""
+        return [self._messages.coding.nbytes(span) for span in spans]
 
     @abstractmethod
     def decode(
@@ -99,7 +102,7 @@ class Reduction(ABC):
 
     def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
         """The payloads in the result, by rank of the section; arguments and errors as in `decode`."""
-        return self._messages.split(result, *self._result, senders)
+        return self._messages.payloads(result, self._sizes(self._result), senders)
 
 
 class PairReduction(Reduction):
@@ -115,7 +118,7 @@ class PairReduction(Reduction):
     @marked("encode")
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, span = self._bucket, self.section.span
-        message, [payload], lengths = self._messages.codes(Phase.PAIR, [span])
+        message, [payload], lengths = self._messages.room(self._sizes([span]))
         noise, dither = self._messages.noise(Phase.PAIR), self._messages.dither(Phase.PAIR)
         residual = bucket.residuals.section()
         self._messages.coding.encode(payload, span, values, residual, origin=origin, noise=noise, dither=dither)
@@ -136,8 +139,8 @@ class PairReduction(Reduction):
         return torch.cat([own if rank == self._bucket.rank else received for rank in self.section.ranks])
 
     @property
-    def _result(self) -> tuple[Phase, list[Span]]:
-        return Phase.PAIR, [self.section.span] * len(self.section.ranks)
+    def _result(self) -> list[Span]:
+        return [self.section.span] * len(self.section.ranks)
 
     @marked("decode")
     def decode(
@@ -172,14 +175,14 @@ class ShardedReduction(Reduction):
             codes = torch.empty(coding.nbytes(section.span), dtype=torch.uint8, device=bucket.device)
             parts = [(section.span, codes)]
         else:
-            messages, payloads, lengths = self._messages.codes(Phase.SCATTER, section.shards)
+            messages, payloads, lengths = self._messages.room(self._sizes(section.shards))
             parts = list(zip(section.shards, payloads, strict=True))
         for shard, payload in parts:
             first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
             residual = bucket.residuals.section(slice(first, first + size))
             coding.encode(payload, shard, values, residual, origin=origin, noise=noise, dither=dither)
         if self._in_one:
-            messages, lengths = self._messages.around(Phase.SCATTER, section.shards, codes)
+            messages, lengths = self._messages.around(codes, self._sizes(section.shards))
         bucket.residuals.quantized()
         return messages, lengths
 
@@ -212,8 +215,9 @@ class ShardedReduction(Reduction):
         """The message with the sum of all versions of this rank's shard."""
         bucket, section = self._bucket, self.section
         own = section.shards[section.ranks.index(bucket.rank)]
-        versions = self._messages.split(received, Phase.SCATTER, [own] * len(section.ranks), section.ranks)
-        message, [payload], _ = self._messages.codes(Phase.GATHER, [own])
+        sizes = self._sizes([own])
+        versions = self._messages.payloads(received, sizes * len(section.ranks), section.ranks)
+        message, [payload], _ = self._messages.room(sizes)
         self._messages.coding.reduce(
             payload,
             own,
@@ -226,8 +230,8 @@ class ShardedReduction(Reduction):
         return message
 
     @property
-    def _result(self) -> tuple[Phase, list[Span]]:
-        return Phase.GATHER, self.section.shards
+    def _result(self) -> list[Span]:
+        return self.section.shards
 
     @marked("decode")
     def decode(

@@ -38,7 +38,7 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
             own[slot.name] = slot.logical(undelivered).to("cpu", copy=True, memory_format=torch.contiguous_format)
         shards[bucket.name] = {
             "layout": bucket.layout,
-            "first": bucket.residuals.extent.shard.start,
+            "first": bucket.residuals.shard_range.start,
             "carries": bucket.residuals.carries,
             "values": bucket.residuals.shard.to("cpu", copy=True),
         }
@@ -139,8 +139,7 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
         bucket.residuals.drop()
         if not state["residuals"]:  # saved before the first step, or without error feedback
             continue
-        extent = bucket.residuals.extent
-        undelivered = torch.zeros(extent.values, dtype=torch.float32, device=bucket.device)
+        undelivered = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float32, device=bucket.device)
         for slot in bucket.slots:
             place = slot.logical(undelivered) if logical else undelivered[slot.range].view(slot.shape)
             place.copy_(state["residuals"][slot.name])
@@ -174,7 +173,7 @@ def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str
         return
     residuals.carries = saved["carries"]
     first, values = saved["first"], saved["values"]
-    if first == residuals.extent.shard.start and values.shape == residuals.shard.shape:
+    if first == residuals.shard_range.start and values.shape == residuals.shard.shape:
         residuals.shard.copy_(rounded(values.to(torch.float32) * scale))
     else:
         undelivered[first : first + values.numel()] += values.to(undelivered.device)
@@ -211,7 +210,7 @@ def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tu
     """For each parameter that this rank quantizes first, as far as it does: counted name, residual, gradient."""
     if not bucket.residuals.enabled:
         return
-    section = bucket.residuals.extent.section
+    section = bucket.residuals.own_range
     for slot in bucket.slots:
         gradient = gradients.get(slot.name)
         first, last = max(slot.start, section.start), min(slot.start + slot.numel, section.stop)

@@ -5,8 +5,6 @@ All of it arrives once, with a later gradient, unless it is dropped.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from hvd_dyncomp.exchange.slots import Slot
@@ -14,39 +12,37 @@ from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.kernels import RESIDUAL_DTYPE, bounded, rounded
 
 
-class Extent(NamedTuple):
-    """Which values of a bucket a rank quantizes.
-
-    Attributes:
-        values: of the bucket, padding included.
-        section: those that it quantizes first: of its gradients, or of its host's sum.
-        shard: those whose sum over ranks it quantizes; empty if two ranks exchange the whole section.
-    """
-
-    values: int
-    section: slice
-    shard: slice
-
-
 class Residuals:
     """The residuals of one bucket on one rank.
 
     Args:
-        extent: which values this rank quantizes.
+        values: number of the bucket's values, padding included.
+        own_range: those that this rank quantizes first: of its gradients, or of its host's sum.
+        shard_range: those whose sum over ranks it quantizes; empty if two ranks exchange all of `own_range`.
         device: of the gradients.
         enabled: False: nothing is ever carried.
         discardable: whether `put_back` can undo a step.
 
     Attributes:
-        extent, enabled: see above.
-        own: (values of the section,) bfloat16, left by the first quantization.
-        shard: (values of the shard,) bfloat16, left by the quantization of the sum over ranks.
+        own_range, shard_range, enabled: see above.
+        own: (values of `own_range`,) bfloat16, left by the first quantization.
+        shard: (values of `shard_range`,) bfloat16, left by the quantization of the sum over ranks.
         carries: whether any residual may be nonzero.
     """
 
-    def __init__(self, extent: Extent, device: torch.device, *, enabled: bool, discardable: bool = False) -> None:
-        self.extent, self.enabled, self._device = extent, enabled, device
-        own, shard = ((part.stop - part.start) * enabled for part in (extent.section, extent.shard))
+    def __init__(
+        self,
+        values: int,
+        own_range: slice,
+        shard_range: slice,
+        device: torch.device,
+        *,
+        enabled: bool,
+        discardable: bool = False,
+    ) -> None:
+        self.own_range, self.shard_range, self.enabled = own_range, shard_range, enabled
+        self._values, self._device = values, device
+        own, shard = ((part.stop - part.start) * enabled for part in (own_range, shard_range))
         self.own = torch.zeros(own, dtype=RESIDUAL_DTYPE, device=device)
         self.shard = torch.zeros(shard, dtype=RESIDUAL_DTYPE, device=device)
         streams_of(device).keep(self.own, self.shard)
@@ -61,7 +57,7 @@ class Residuals:
     @property
     def _whole(self) -> bool:
         """Whether this rank is the first to quantize every value of the bucket."""
-        return self.own.numel() == self.extent.values
+        return self.own.numel() == self._values
 
     def section(self, part: slice = slice(None)) -> torch.Tensor | None:
         """A part of `own`, for a kernel; None without error feedback."""
@@ -80,10 +76,10 @@ class Residuals:
         if self._whole:
             return self.own
         if self._pending is None:
-            total = torch.zeros(self.extent.values, dtype=RESIDUAL_DTYPE, device=self._device)
+            total = torch.zeros(self._values, dtype=RESIDUAL_DTYPE, device=self._device)
         else:
             total = self._pending.clone()
-        total[self.extent.section] += self.own  # exact: nothing is pending of what is in `own`
+        total[self.own_range] += self.own  # exact: nothing is pending of what is in `own`
         return total
 
     def _collected(self) -> torch.Tensor:
@@ -93,8 +89,8 @@ class Residuals:
         """
         total = self.undelivered()
         if self.shard.numel():
-            both = total[self.extent.shard].to(torch.float32) + self.shard.to(torch.float32)
-            total[self.extent.shard] = rounded(both)
+            both = total[self.shard_range].to(torch.float32) + self.shard.to(torch.float32)
+            total[self.shard_range] = rounded(both)
             self.shard.zero_()
         return total
 
@@ -105,16 +101,18 @@ class Residuals:
             undelivered: (values,), bfloat16 or float32.
         """
         undelivered = rounded(undelivered)
-        self.own.copy_(undelivered[self.extent.section])
+        self.own.copy_(undelivered[self.own_range])
         self._pending = None
         if not self._whole:
             rest = undelivered.clone()
-            rest[self.extent.section] = 0
+            rest[self.own_range] = 0
             self._pending = rest if rest.any() else None
 
-    def arranged(self, extent: Extent) -> Residuals:
-        """The same residuals for another extent. This object must not be used afterwards."""
-        new = Residuals(extent, self._device, enabled=self.enabled, discardable=bool(self._copies))
+    def arranged(self, own_range: slice, shard_range: slice) -> Residuals:
+        """The same residuals for other ranges. This object must not be used afterwards."""
+        new = Residuals(
+            self._values, own_range, shard_range, self._device, enabled=self.enabled, discardable=bool(self._copies)
+        )
         if self.carries:
             new.put(self._collected())
             new.carries = True

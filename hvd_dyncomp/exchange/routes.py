@@ -89,8 +89,9 @@ class Hierarchical(Route):
     def __init__(self, messages: Messages, transport: Transport) -> None:
         arrangement = messages.bucket.arrangement
         self._messages, self._bucket, self._arrangement = messages, messages.bucket, arrangement
-        near, own = arrangement.neighbours, arrangement.sections[arrangement.own]
-        self._neighbours, self._peers = Group(transport, near, near), Group(transport, own.ranks, near)
+        neighbours, own = arrangement.neighbours, arrangement.sections[arrangement.own]
+        self._neighbours = Group(transport, neighbours, neighbours)
+        self._peers = Group(transport, own.ranks, neighbours)
         self.groups = [self._neighbours, self._peers]
         self._reductions = [
             _reduction(messages, section, self._peers if section is own else None) for section in arrangement.sections
@@ -138,7 +139,7 @@ class Hierarchical(Route):
         """Messages with the neighbours' sections, and all values with what waits in residuals."""
         others = [section for section in self._arrangement.sections if section is not self._own.section]
         sizes = [self._size(section) * self._dtype.itemsize for section in others]
-        messages, payloads, lengths = self._messages.room(Phase.LOCAL_SCATTER, [s.blocks for s in others], sizes)
+        messages, payloads, lengths = self._messages.room(sizes)
         values = self._bucket.residuals.join_all(self._bucket.slots, values)
         self._bucket.streams.keep(*values)
         for section, payload in zip(others, payloads, strict=True):
@@ -171,10 +172,9 @@ class Hierarchical(Route):
         """
         section = self._own.section
         others = [rank for rank in self._neighbours.ranks if rank != self._bucket.rank]
-        header = self._messages.header(Phase.LOCAL_SCATTER, section.blocks)
         sizes = [self._size(section) * self._dtype.itemsize] * len(others)
-        cut = self._messages.cut(received, [header] * len(others), sizes, others)
-        first, *more = [version.view(self._dtype) for version in cut]
+        payloads = self._messages.payloads(received, sizes, others)
+        first, *more = [payload.view(self._dtype) for payload in payloads]
         total = torch.empty(self._size(section), dtype=torch.float32, device=self._bucket.device)
         for places, part in self._parts(values, section):
             torch.add(part, first[places], out=total[places])

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_dyncomp.exchange.coding import Run, Span
+from hvd_dyncomp.exchange.coding import SMALL_BITS, Span
 from hvd_dyncomp.exchange.settings import Skip
-
-# Least bits of small tensors (biases, norms). They cost next to nothing; as float32 they would cost more than the rest.
-SMALL_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -99,18 +96,17 @@ def _order(parameter: torch.Tensor) -> tuple[int, ...]:
     return stored if not parameter.is_contiguous() and parameter.permute(stored).is_contiguous() else logical
 
 
-def runs(slots: list[Slot], bits: float, block_size: int) -> list[Run]:
-    """The levels of a bucket's blocks in a step: `bits` for large tensors, at least `SMALL_BITS` for small ones.
+def tail(slots: list[Slot], bits: float, block_size: int) -> int:
+    """The first of a bucket's blocks that have `SMALL_BITS` in a step at this level; all after it have them, too.
 
-    A block of both has the higher level.
+    They are those with values of small tensors; a block of large and small ones has the higher level.
+
+    Returns:
+        The number of all blocks if there is no such block.
     """
-    end = slots[-1].start + slots[-1].numel
-    blocks = -(-end // block_size)
-    large = blocks
-    if bits < SMALL_BITS:
-        large = next((slot.start // block_size for slot in slots if slot.small), blocks)
-    found = [Run(0, large, bits), Run(large, blocks - large, SMALL_BITS)]
-    return [run for run in found if run.blocks]
+    if bits < SMALL_BITS and slots[-1].small:  # small ones are last
+        return next(slot.start // block_size for slot in slots if slot.small)
+    return -(-(slots[-1].start + slots[-1].numel) // block_size)
 
 
 def spans(slots: list[Slot], block_size: int) -> dict[str, Span]:

@@ -46,11 +46,11 @@ class Kept:
 
     def __init__(self, bucket: Bucket, slots: Sequence[Slot]) -> None:
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        extent = bucket.residuals.extent
-        for slot in slots if bucket.residuals.enabled else ():
+        residuals = bucket.residuals
+        for slot in slots if residuals.enabled else ():
             copies = self._copies.setdefault(slot.index, [])
             for part in in_shared_blocks(slot, bucket.values, bucket.block_size):
-                for residual, where in ((bucket.residuals.own, extent.section), (bucket.residuals.shard, extent.shard)):
+                for residual, where in ((residuals.own, residuals.own_range), (residuals.shard, residuals.shard_range)):
                     first, last = max(part.start, where.start), min(part.stop, where.stop)
                     if first < last:
                         place = residual[first - where.start : last - where.start]

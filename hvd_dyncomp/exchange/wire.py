@@ -1,6 +1,6 @@
 """The wire format: the content of a message, and how a bucket is cut into shards. docs/wire_format.md mirrors this.
 
-A message is a header of 16 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
+A message is a header of 8 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
 rank s sends every rank r one message with its version of shard r. In the gather phase rank r sends everyone one message
 with the reduced shard r. Two workers need only one phase, in which each sends all blocks to the other. On hosts of
 several workers these phases run between hosts, with a phase within hosts before and after. Before any of them, all
@@ -16,62 +16,59 @@ from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 
-# version, phase, level, 0, composition, step, blocks; little-endian; levels as `level_code` has them
-_HEADER = struct.Struct("<BBbBIII")
+# step, status; little-endian
+_HEADER = struct.Struct("<II")
 HEADER_BYTES = _HEADER.size
-# version, phase, level, proposal, composition, step, flags, host, topology; little-endian
+# version, phase, level and proposal as `level_code` has them, composition, step, flags, host, topology; little-endian
 _GREETING = struct.Struct("<BBbbIIIII")
 GREETING_BYTES = _GREETING.size
 
 
 class Phase(IntEnum):
-    """The purpose of a message.
+    """The purpose of a collective. Its name travels in that of the collective; of the numbers, a greeting's only.
 
     SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A LOCAL_SCATTER has
     values for a neighbour on the same host; LOCAL_GATHER passes messages on to neighbours unchanged. A HANDSHAKE begins
-    a step. An ABORT replaces what a rank cannot send, and has no blocks.
+    a step.
     """
 
     SCATTER = 0
     GATHER = 1
     HANDSHAKE = 2
-    ABORT = 3
-    PAIR = 4
-    LOCAL_SCATTER = 5
-    LOCAL_GATHER = 6  # the name of a collective only
+    PAIR = 3
+    LOCAL_SCATTER = 4
+    LOCAL_GATHER = 5
+
+
+class Status(IntEnum):
+    """The kind of a message.
+
+    REAL: codes or values follow. ABORT: it replaces what a rank cannot send, and nothing follows.
+    """
+
+    REAL = 0
+    ABORT = 1
 
 
 class Header(NamedTuple):
-    """What sender and receiver of a message must agree on.
+    """The beginning of a message. Greetings have compared everything else.
 
     Attributes:
-        version: of the wire format.
-        phase: see `Phase`.
-        bits: level of the step.
-        reserved: always 0.
-        composition: checksum of the bucket's parameters (names, shapes), block size, world size, and which rank reduces
-            which blocks.
         step: number of the exchange, modulo 2^32.
-        blocks: number of blocks that follow.
+        status: see `Status`.
     """
 
-    version: int
-    phase: int
-    bits: float
-    reserved: int
-    composition: int
     step: int
-    blocks: int
+    status: int
 
     def to_bytes(self) -> bytes:
-        return _HEADER.pack(*self._replace(bits=level_code(self.bits)))
+        return _HEADER.pack(*self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Header:
-        header = cls(*_HEADER.unpack(data))
-        return header._replace(bits=level_of(int(header.bits)))
+        return cls(*_HEADER.unpack(data))
 
 
 class Greeting(NamedTuple):

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from hvd_dyncomp import kernels
+from hvd_dyncomp.exchange.wire import HEADER_BYTES
 from hvd_dyncomp.levels import LEVELS as ALL_LEVELS
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 BLOCK_SIZE = 512
-HEADER_BYTES = 16  # of a message, docs/wire_format.md
 
 #: Bits a value that blocks may have, ascending.
 LEVELS = tuple(bits for bits in ALL_LEVELS if bits != UNCOMPRESSED)

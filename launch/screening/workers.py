@@ -98,6 +98,6 @@ class Workers:
     def forget_what_is_far(self) -> None:
         """Keeps residuals only in each worker's own section of the gradient."""
         for bucket in self._buckets:
-            near, kept = bucket.residuals.extent.section, torch.zeros(bucket.residuals.extent.values)
-            kept[near] = bucket.residuals.undelivered()[near]
-            bucket.residuals.put(kept)
+            residuals, kept = bucket.residuals, torch.zeros(bucket.blocks * bucket.block_size)
+            kept[residuals.own_range] = residuals.undelivered()[residuals.own_range]
+            residuals.put(kept)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
-from hvd_dyncomp.exchange.messages import split
-from hvd_dyncomp.exchange.wire import HEADER_BYTES, Header
+from hvd_dyncomp.exchange.buckets import make_buckets
+from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, Header, Status
 from hvd_dyncomp.kernels import block_bytes
+
+STEP = 0xBADCAB1E
+HEADER = Header(STEP, Status.REAL)
 
 
 def message_bytes(blocks: int, bits: float, block_size: int) -> int:
@@ -14,7 +20,22 @@ def message_bytes(blocks: int, bits: float, block_size: int) -> int:
     return HEADER_BYTES + blocks * block_bytes(bits, block_size)
 
 
-def split_messages(received: torch.Tensor, expected: list[Header], block_size: int, where: str) -> list[torch.Tensor]:
-    """As `split`, of messages from all ranks in order."""
-    sizes = [header.blocks * block_bytes(header.bits, block_size) for header in expected]
-    return split(received, expected, sizes, where, range(len(expected)))
+def message(payload: torch.Tensor, header: Header = HEADER) -> torch.Tensor:
+    """What a rank sends."""
+    return torch.cat([torch.tensor(list(header.to_bytes()), dtype=torch.uint8), payload])
+
+
+def payloads(received: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """What `Messages.payloads` returns in step `STEP`: of messages from all ranks in order, with so many bytes."""
+    [[bucket], _] = make_buckets(
+        [("here", torch.zeros(1))],
+        **{"min_numel": 1, "bucket_bytes": 4, "block_size": 64, "rank": 0, "world_size": 2},
+        error_feedback=False,
+    )
+    return Messages(bucket, 4, STEP, False).payloads(received, sizes, range(len(sizes)))
+
+
+def random_payloads(sizes: Iterable[int], seed: int) -> list[torch.Tensor]:
+    """Any bytes."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(256, (size,), generator=generator, dtype=torch.uint8) for size in sizes]

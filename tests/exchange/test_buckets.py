@@ -38,25 +38,20 @@ def test_every_parameter_has_a_place_of_its_own_and_small_ones_are_last(sizes):
         assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] and (sizes[i] < 10) == small]
 
 
-def test_the_composition_knows_what_the_ranks_must_agree_about():
-    def compositions(sizes=(100, 200), **changes):
-        return [bucket.composition for bucket in plan(sizes, **changes)[0]]
+def test_the_layout_knows_the_place_of_each_value():
+    def layouts(sizes=(100, 200), **changes):
+        return [bucket.layout for bucket in plan(sizes, **changes)[0]]
 
-    assert compositions() == compositions() == compositions(rank=1)
-    for other in (
-        compositions((200, 100)),
-        compositions((100,)),
-        compositions(block_size=128),
-        compositions(world_size=3),
-    ):
-        assert other != compositions()
+    assert layouts() == layouts() == layouts(rank=1) == layouts(world_size=3)
+    for other in (layouts((200, 100)), layouts((100,)), layouts(block_size=128)):
+        assert other != layouts()
 
 
 def test_shards_and_residuals():
     sizes = [700]
     own = [plan(sizes, rank=rank, world_size=3)[0][0] for rank in range(3)]
     covered = [
-        i for bucket in own for i in range(bucket.residuals.extent.shard.start, bucket.residuals.extent.shard.stop)
+        i for bucket in own for i in range(bucket.residuals.shard_range.start, bucket.residuals.shard_range.stop)
     ]
     assert covered == list(range(704))
     assert [bucket.residuals.shard.numel() for bucket in own] == [192, 256, 256]

@@ -4,30 +4,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from coded import message_bytes, split_messages
+from coded import STEP, message, payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, LockstepError
-from hvd_dyncomp.exchange.messages import header_tensor, noise_for
+from hvd_dyncomp.exchange.messages import noise_for
 from hvd_dyncomp.exchange.topology import shard_bounds
-from hvd_dyncomp.exchange.wire import HEADER_BYTES, WIRE_VERSION, Header, Phase
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, Header, Status
 from hvd_dyncomp.kernels.reference import encode
 
-GOLDEN = Path(__file__).parent / "fixtures" / "wire_v6.txt"
+GOLDEN = Path(__file__).parent / "fixtures" / "wire_v7.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
-HEADER = Header(WIRE_VERSION, Phase.SCATTER, 4, 0, 0xDEADBEEF, 7, 3)
-
-
-def message(header: Header = HEADER, block_size: int = 64) -> torch.Tensor:
-    body = torch.arange(message_bytes(header.blocks, header.bits, block_size) - HEADER_BYTES) % 251
-    return torch.cat([header_tensor(header, torch.device("cpu")), body.to(torch.uint8)])
+PAYLOAD = torch.arange(108, dtype=torch.uint8)
+SIZES = [108, 108]
+TWO = torch.cat([message(PAYLOAD), message(PAYLOAD)])
 
 
 def golden_lines() -> list[str]:
     """A header, and per level a block of values that make every code appear and one half of padding, as hexadecimal."""
     x = (torch.arange(64) - 31.5) / 8
-    lines = ["header " + HEADER.to_bytes().hex()]
+    lines = ["header " + Header(7, Status.REAL).to_bytes().hex()]
     for bits in COMPRESSED:
         for real in (64, 32):
             payload = encode(x, None, bits=bits, block_size=64, real=real)
@@ -41,20 +38,27 @@ def test_the_format_has_not_changed():
 
 
 def test_messages_are_cut_as_they_were_sent():
-    headers = [HEADER._replace(blocks=blocks) for blocks in (3, 0, 1)]
-    sent = [message(header) for header in headers]
-    bodies = split_messages(torch.cat(sent), headers, 64, "here")
-    assert [body.shape for body in bodies] == [(108,), (0,), (36,)]
-    for body, whole in zip(bodies, sent, strict=True):
-        assert torch.equal(body, whole[HEADER_BYTES:])
+    sent = [PAYLOAD, PAYLOAD[:0], PAYLOAD[:36]]
+    found = payloads(torch.cat([message(payload) for payload in sent]), [108, 0, 36])
+    assert all(torch.equal(one, other) for one, other in zip(found, sent, strict=True))
 
 
-@pytest.mark.parametrize("field", Header._fields)
-def test_every_field_of_the_header_is_checked(field):
-    other = HEADER._replace(**{field: getattr(HEADER, field) + 1})
-    received = torch.cat([message(), message(other)])
-    with pytest.raises(LockstepError, match=f"here: rank 1 has {field} {getattr(other, field)}, this rank has"):
-        split_messages(received, [HEADER, HEADER], 64, "here")
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (Header(STEP + 1, Status.REAL), f"rank 1 has step {STEP + 1}, this rank has {STEP}"),
+        (Header(STEP, 2), "rank 1 has status 2, this rank has 0"),
+        (Header(STEP, 2**32 - 1), f"rank 1 has status {2**32 - 1}, this rank has 0"),
+        (Header(STEP, Status.ABORT), "rank 1 gave up the exchange"),
+        (Header(STEP + 1, Status.ABORT), "rank 1 gave up the exchange"),
+    ],
+)
+@pytest.mark.parametrize("size", [108, 0, 300])
+def test_whatever_the_length_a_header_that_differs_is_the_reason(header, words, size):
+    """Of the first rank whose header does; those behind it may lie elsewhere."""
+    odd = message(torch.zeros(size, dtype=torch.uint8), header)
+    with pytest.raises(LockstepError, match=f"bucket here: {words}"):
+        payloads(torch.cat([message(PAYLOAD), odd, message(PAYLOAD)]), [*SIZES, 108])
 
 
 @given(data=st.data())
@@ -63,22 +67,21 @@ def test_arbitrary_bytes_are_an_error_or_exactly_what_was_expected(data):
     received = data.draw(st.binary(max_size=400))
     tensor = torch.frombuffer(bytearray(received), dtype=torch.uint8) if received else torch.empty(0, dtype=torch.uint8)
     with pytest.raises(LockstepError):
-        split_messages(tensor, [HEADER, HEADER], 64, "here")
+        payloads(tensor, SIZES)
 
 
-@given(cut=st.integers(0, 247))
+@given(cut=st.integers(0, 231))
 def test_truncated_messages_are_an_error(cut):
-    whole = torch.cat([message(), message()])
-    assert whole.numel() == 248
-    rank, sent = divmod(cut, 124)
-    least = "less than a header" if sent < HEADER_BYTES else "expected 124"
-    with pytest.raises(LockstepError, match=f"here: rank {rank} sent {sent} bytes, .*{least}"):
-        split_messages(whole[:cut], [HEADER, HEADER], 64, "here")
+    assert TWO.numel() == 232
+    rank, sent = divmod(cut, 116)
+    least = "less than a header" if sent < HEADER_BYTES else "expected 116"
+    with pytest.raises(LockstepError, match=f"bucket here: rank {rank} sent {sent} bytes, .*{least}"):
+        payloads(TWO[:cut], SIZES)
 
 
 def test_a_message_too_long_is_an_error():
-    with pytest.raises(LockstepError, match="249 bytes arrived, expected 248"):
-        split_messages(torch.cat([message(), message(), torch.zeros(1, dtype=torch.uint8)]), [HEADER] * 2, 64, "here")
+    with pytest.raises(LockstepError, match="bucket here: 233 bytes arrived, expected 232"):
+        payloads(torch.cat([TWO, TWO[:1]]), SIZES)
 
 
 @given(blocks=st.integers(0, 10_000), world_size=st.integers(1, 300))

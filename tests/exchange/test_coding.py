@@ -1,13 +1,13 @@
-"""Levels of blocks: which blocks are whose, which level a block has, and that each run of blocks is coded by itself."""
+"""Levels of blocks: which blocks are whose, which level a block has, and that each level's are coded by themselves."""
 
 import pytest
 import torch
 from simulated import noise
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.coding import Coding, Run, Span
-from hvd_dyncomp.exchange.slots import Slot, divided, runs, spans
-from hvd_dyncomp.kernels import dither_from
+from hvd_dyncomp.exchange.coding import SMALL_BITS, Coding, Span
+from hvd_dyncomp.exchange.slots import Slot, divided, spans, tail
+from hvd_dyncomp.kernels import Noise, dither_from
 
 
 def slots(*sizes: int, min_numel: int = 100) -> list[Slot]:
@@ -20,12 +20,12 @@ def slots(*sizes: int, min_numel: int = 100) -> list[Slot]:
 def test_blocks_with_values_of_small_tensors_have_eight_bits_at_least():
     of = slots(200, 100, 2, 90)  # small ones from value 300 on, which is in block 4 of 64 values
     for bits in (0.125, 4, 7):
-        assert runs(of, bits, 64) == [Run(0, 4, bits), Run(4, 3, 8)]
+        assert tail(of, bits, 64) == 4
     for bits in (8, 16):
-        assert runs(of, bits, 64) == [Run(0, 7, bits)]
-    assert runs(of, 4, 512) == [Run(0, 1, 8)]
-    assert runs(slots(200, 120), 0.25, 64) == [Run(0, 5, 0.25)]
-    assert runs(slots(5, 70), 0.25, 64) == [Run(0, 2, 8)]
+        assert tail(of, bits, 64) == 7
+    assert tail(of, 4, 512) == 0
+    assert tail(slots(200, 120), 0.25, 64) == 5
+    assert tail(slots(5, 70), 0.25, 64) == 0
 
 
 def test_small_tensors_of_a_bucket_count_as_one():
@@ -35,36 +35,35 @@ def test_small_tensors_of_a_bucket_count_as_one():
     assert spans(slots(2, 90), 64) == {"p0": Span(0, 2)}
 
 
-@pytest.mark.parametrize("span", [Span(0, 7), Span(1, 4), Span(3, 0), Span(2, 1)])
-def test_a_coding_of_runs_is_each_run_by_itself(span):
-    of = [Run(0, 2, 4), Run(2, 1, 0.25), Run(3, 4, 8)]
-    coding, values = Coding(of, 64), noise("x", 7 * 64, 0, 0)
+@pytest.mark.parametrize("tail", [0, 3, 7])
+@pytest.mark.parametrize("span", [Span(0, 7), Span(1, 4), Span(3, 0), Span(2, 1), Span(4, 2)])
+@pytest.mark.parametrize("bits", [4, 0.25])
+def test_each_level_of_a_span_is_coded_by_itself(bits, span, tail):
+    coding, values = Coding(bits, tail, 64), noise("x", 7 * 64, 0, 0)
     payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
     residual = torch.zeros(64 * span.blocks, dtype=torch.bfloat16)
-    coding.encode(payload, span, [values], residual, dither=5)
+    randomness = Noise((3, 4))
+    coding.encode(payload, span, [values], residual, dither=5, noise=randomness)
     out = torch.zeros(7 * 64)
     assert coding.decode([out], span, [payload, payload], 0.5) == 0
     first, last = 64 * span.first, 64 * (span.first + span.blocks)
     assert not out[:first].any() and not out[last:].any()
-    torch.testing.assert_close(out[first:last] + residual, values[first:last], rtol=0, atol=0.03)
-    own = [Coding([Run(0, run.blocks, run.bits)], 64) for run in of]
-    apart, left = b"", []
-    for run, alone in zip(of, own, strict=True):
-        begin, end = max(run.first, span.first), min(run.first + run.blocks, span.first + span.blocks)
-        if begin < end:
-            here = Span(begin - run.first, end - begin)
-            piece = torch.zeros(alone.nbytes(here), dtype=torch.uint8)
-            kept = torch.zeros(64 * here.blocks, dtype=torch.bfloat16)
-            alone.encode(piece, here, [values[64 * run.first :]], kept, dither=dither_from(5, run.first))
-            left.append(kept)
-            apart += piece.numpy().tobytes()
-    assert payload.numpy().tobytes() == apart
-    assert torch.equal(residual, torch.cat([residual[:0], *left])), "rounded as the bucket's blocks are"
+    if bits == 4:
+        torch.testing.assert_close(out[first:last] + residual, values[first:last], rtol=0, atol=0.03)
+    apart, left = [torch.zeros(0, dtype=torch.uint8)], [residual[:0]]
+    for block in range(span.first, span.first + span.blocks):
+        level = bits if block < tail else SMALL_BITS
+        apart.append(torch.zeros(kernels.block_bytes(level, 64), dtype=torch.uint8))
+        left.append(torch.zeros(64, dtype=torch.bfloat16))
+        here = {"noise": randomness._replace(first=64 * block), "dither": dither_from(5, block)}
+        kernels.encode_into(apart[-1], [values], left[-1], first=64 * block, bits=level, block_size=64, **here)
+    assert torch.equal(payload, torch.cat(apart))
+    assert torch.equal(residual, torch.cat(left)), "rounded as the bucket's blocks are"
 
 
-@pytest.mark.parametrize("first", [0, 2, 5])
-def test_kernels_are_given_the_tensors_of_a_run_only(first, monkeypatch):
-    """And make of them what they make of all: with a thousand tensors in a bucket, each run would look at each."""
+@pytest.mark.parametrize("first", [0, 2, 7])
+def test_kernels_are_given_the_tensors_of_a_level_only(first, monkeypatch):
+    """And make of them what they make of all: with a thousand tensors in a bucket, each shard would look at each."""
     seen = []
     for name in ("encode_into", "decode_into"):
         real = getattr(kernels, name)
@@ -77,7 +76,7 @@ def test_kernels_are_given_the_tensors_of_a_run_only(first, monkeypatch):
         monkeypatch.setattr(kernels, name, counting)
     sizes = [1, 63, 64, 0, 200, 3, 3, 300, 40, 30]  # 704 = 11 * 64, tensors that end and begin with blocks or within
     whole = noise("x", sum(sizes), 0, 0)
-    coding = Coding([Run(0, 1, 2), Run(1, 1, 8), Run(2, 4, 0.5), Run(6, 5, 3)], 64)
+    coding = Coding(0.5, 6, 64)
     span = Span(first, 11 - first)
     made = []
     for values in ([whole.clone()], [piece.clone() for piece in whole.split(sizes)]):
@@ -87,13 +86,14 @@ def test_kernels_are_given_the_tensors_of_a_run_only(first, monkeypatch):
         coding.decode(values, span, [payload], 0.5)
         made.append((payload, residual, torch.cat([value.view(-1) for value in values])))
     assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
-    tensors = {0: [2, 1, 4, 3], 2: [4, 3], 5: [4, 3]}[first]  # of each run
+    tensors = {0: [8, 3], 2: [4, 3], 7: [3]}[first]  # of each level
     tensors_of_one = [1] * len(tensors)
     assert seen == 2 * tensors_of_one + 2 * tensors
 
 
-def test_blocks_that_are_not_finite_are_counted_in_runs_of_any_level():
-    span, coding = Span(1, 6), Coding([Run(0, 2, 4), Run(2, 1, 0.25), Run(3, 4, 8)], 64)
+@pytest.mark.parametrize("bits", [4, 0.25])
+def test_blocks_that_are_not_finite_are_counted_at_both_levels(bits):
+    span, coding = Span(1, 6), Coding(bits, 3, 64)
     versions = []
     for spoiled in ((1, 2), (2, 6)):
         values = noise("x", 7 * 64, 0, 0)

@@ -134,7 +134,7 @@ class Damaging(RecordingWorld):
             start = 0
             for length in splits or [tensor.numel()]:
                 if length:
-                    tensor[start + 8] ^= 7  # in the step's number
+                    tensor[start] ^= 7  # in the step's number
                     assert length >= HEADER_BYTES
                 start += length
         return super().start(rank, kind, tensor, splits, name)
@@ -200,7 +200,7 @@ def test_after_an_error_in_one_bucket_the_others_are_exchanged(ranks, hosts, mon
     def without_room(messages: Messages, bucket, *arguments) -> None:
         real(messages, bucket, *arguments)
         if bucket.rank == 1 and bucket.name == "c":
-            monkeypatch.setattr(messages, "codes", lambda *arguments: 1 / 0)
+            monkeypatch.setattr(messages, "room", lambda *arguments: 1 / 0)
 
     monkeypatch.setattr(Messages, "__init__", without_room)
 

@@ -4,27 +4,21 @@ import contextlib
 
 import pytest
 import torch
-from coded import message_bytes, split_messages
+from coded import HEADER, message, message_bytes, payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, LockstepError
-from hvd_dyncomp.exchange.messages import header_tensor
-from hvd_dyncomp.exchange.wire import WIRE_VERSION, Header, Phase
+from hvd_dyncomp.exchange.wire import HEADER_BYTES
 from hvd_dyncomp.kernels import block_bytes, decode_into, reduce_into, reference
 
 SETTINGS = settings(max_examples=300, deadline=None)
 LEVEL = st.sampled_from([bits for bits in LEVELS if bits < 32])
 BLOCK_SIZE = 64
-CPU = torch.device("cpu")
 
 
 def as_tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def expected(bits: int, blocks: int) -> Header:
-    return Header(WIRE_VERSION, Phase.PAIR, bits, 0, 0xDEADBEEF, 7, blocks)
 
 
 def decode(payloads: list[torch.Tensor], bits: int) -> torch.Tensor:
@@ -37,20 +31,18 @@ def decode(payloads: list[torch.Tensor], bits: int) -> torch.Tensor:
 @given(data=st.binary(max_size=700), bits=LEVEL, blocks=st.integers(0, 4), ranks=st.integers(1, 3))
 def test_arbitrary_bytes_are_refused(data, bits, blocks, ranks):
     with pytest.raises(LockstepError):
-        split_messages(as_tensor(data), [expected(bits, blocks)] * ranks, BLOCK_SIZE, "here")
+        payloads(as_tensor(data), [blocks * block_bytes(bits, BLOCK_SIZE)] * ranks)
 
 
 @SETTINGS
 @given(data=st.data(), bits=LEVEL, blocks=st.integers(1, 4), ranks=st.integers(1, 3))
 def test_arbitrary_payloads_are_numbers(data, bits, blocks, ranks):
     """What the header cannot tell from a message: any float for a scale, any code."""
-    headers = [expected(bits, blocks)] * ranks
     size = blocks * block_bytes(bits, BLOCK_SIZE)
-    payloads = [as_tensor(data.draw(st.binary(min_size=size, max_size=size))) for _ in range(ranks)]
-    received = torch.cat([torch.cat([header_tensor(headers[0], CPU), payload]) for payload in payloads])
-    found = split_messages(received, headers, BLOCK_SIZE, "here")
+    sent = [as_tensor(data.draw(st.binary(min_size=size, max_size=size))) for _ in range(ranks)]
+    found = payloads(torch.cat([message(payload) for payload in sent]), [size] * ranks)
     got = decode(found, bits)
-    wanted = reference.decode_sum([payload.view(blocks, -1) for payload in payloads], bits=bits, block_size=BLOCK_SIZE)
+    wanted = reference.decode_sum([payload.view(blocks, -1) for payload in sent], bits=bits, block_size=BLOCK_SIZE)
     assert torch.equal(got.isnan(), wanted.isnan())
     assert torch.equal(got[~got.isnan()], wanted[~wanted.isnan()])
     out, residual = torch.zeros(size, dtype=torch.uint8), torch.zeros(blocks * BLOCK_SIZE).bfloat16()
@@ -64,8 +56,7 @@ def test_a_damaged_message_is_refused_or_decoded(data, bits, blocks):
     """Cut, lengthened, or with a byte changed: what the header can see is an error, the rest other numbers."""
     size = message_bytes(blocks, bits, BLOCK_SIZE)
     whole = bytearray(size)
-    header = expected(bits, blocks).to_bytes()
-    whole[: len(header)] = header
+    whole[:HEADER_BYTES] = HEADER.to_bytes()
     kind = data.draw(st.sampled_from(["cut", "longer", "changed"]))
     if kind == "cut":
         whole = whole[: data.draw(st.integers(0, size - 1))]
@@ -74,9 +65,9 @@ def test_a_damaged_message_is_refused_or_decoded(data, bits, blocks):
     else:
         position = data.draw(st.integers(0, size - 1))
         whole[position] ^= data.draw(st.integers(1, 255))
-    refused = kind != "changed" or position < len(header)
+    refused = kind != "changed" or position < HEADER_BYTES
     with pytest.raises(LockstepError) if refused else contextlib.nullcontext():
-        [payload] = split_messages(as_tensor(bytes(whole)), [expected(bits, blocks)], BLOCK_SIZE, "here")
+        [payload] = payloads(as_tensor(bytes(whole)), [size - HEADER_BYTES])
         assert decode([payload], bits).numel() == blocks * BLOCK_SIZE
 
 
@@ -89,9 +80,8 @@ def test_a_gigabyte_of_arbitrary_payloads():
     while fed < 2**30:
         bits = levels[fed // 2**20 % len(levels)]
         blocks = 2**20 // block_bytes(bits, BLOCK_SIZE)
-        header = expected(bits, blocks)
         payload = torch.randint(256, (blocks * block_bytes(bits, BLOCK_SIZE),), dtype=torch.uint8, generator=generator)
-        found = split_messages(torch.cat([header_tensor(header, CPU), payload]), [header], BLOCK_SIZE, "here")
+        found = payloads(message(payload), [payload.numel()])
         got = decode(found, bits)[: 16 * BLOCK_SIZE]
         first = payload.view(blocks, -1)[:16]
         wanted = reference.decode_sum([first], bits=bits, block_size=BLOCK_SIZE)

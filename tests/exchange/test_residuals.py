@@ -24,7 +24,7 @@ def owed(buckets, factor):
     for bucket in buckets:
         both = bucket.residuals.own.double().clone()
         if bucket.section.sharded:
-            both[bucket.residuals.extent.shard] += bucket.residuals.shard
+            both[bucket.residuals.shard_range] += bucket.residuals.shard
         total[bucket.name] = factor * both[: bucket.values]
     return total
 
@@ -46,7 +46,7 @@ def indebted(rank, size, seed):
         bucket.residuals.shard.copy_(torch.randn(bucket.residuals.shard.shape, generator=generator))
         bucket.residuals.own[bucket.values :] = 0  # the padding owes nothing, in either residual
         if bucket.section.sharded:
-            bucket.residuals.shard[max(0, bucket.values - bucket.residuals.extent.shard.start) :] = 0
+            bucket.residuals.shard[max(0, bucket.values - bucket.residuals.shard_range.start) :] = 0
         bucket.residuals.quantized()
     return buckets
 

@@ -192,13 +192,12 @@ def test_a_hook_that_reads_is_found(monkeypatch):
 @pytest.mark.parametrize("where", ["2", "3"])
 def test_what_differs_is_said_at_the_end_of_the_step(monkeypatch, where):
     """Headers are read when the device has caught up: before the optimizer steps."""
-    right = Messages.header
+    right = Messages.__init__
 
-    def wrong(self, phase, blocks):
-        header = right(self, phase, blocks)
-        return header._replace(step=header.step + self.bucket.rank)
+    def wrong(self, bucket, bits, step, stochastic):
+        right(self, bucket, bits, step + bucket.rank, stochastic)
 
-    monkeypatch.setattr(Messages, "header", wrong)
+    monkeypatch.setattr(Messages, "__init__", wrong)
     with pytest.raises(LockstepError, match="bucket d: rank 1 has step 1, this rank has 0"):
         on_machines(monkeypatch, *PLACES[where], 4)
 

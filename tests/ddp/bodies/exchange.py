@@ -49,7 +49,7 @@ def test_what_is_not_delivered_is_in_the_residuals(rounding, size):
                 for slot in bucket.slots:
                     if slot.name == f"values.{i}" and bucket.section.sharded:
                         own = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float64)
-                        own[bucket.residuals.extent.shard] = state["shard_residuals"][bucket.name]["values"].double()
+                        own[bucket.residuals.shard_range] = state["shard_residuals"][bucket.name]["values"].double()
                         dist.all_reduce(own)
                         kept += own[slot.range].view(kept.shape)
             rounded = (seed + 1) * 2.0**-6 * kept.abs().max()  # residuals are bfloat16

@@ -55,7 +55,7 @@ class Account:
         state = quantizer.state_dict()
         [bucket] = quantizer._plan.buckets
         shard = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float64)
-        shard[bucket.residuals.extent.shard] = state["shard_residuals"][bucket.name]["values"].double()
+        shard[bucket.residuals.shard_range] = state["shard_residuals"][bucket.name]["values"].double()
         for slot in bucket.slots:
             kept = state["residuals"][slot.name].double() + slot.logical(shard)
             dist.all_reduce(kept)
