@@ -95,7 +95,7 @@ class Step:
         self.intake = Intake(plan, self._tally, fresh=fresh, in_place=in_place)
         self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
         self._under_way = list(self._exchanges)
-        self._again: list[Task[dict[str, int]]] = []
+        self._again: list[Task[int]] = []
 
     def start(self) -> None:
         """Greet the other ranks. From here on, whatever can be done without waiting is done in the background."""
@@ -293,8 +293,7 @@ class Step:
         """Reduce gradients that no rank's backward has made, as they are (`exchange.uncompressed`)."""
         self._set_apart()
         again = self._reduce_again()
-        bytes_by_name = {name: nbytes for task in again for name, nbytes in task.outcome().items()}
-        self._tally.reduced_again(bytes_by_name, self._agreement.nbytes)
+        self._tally.reduced_again(sum(task.outcome() for task in again) + self._agreement.nbytes)
 
     def _sum_tickets(self) -> list[Task[list[Slot]]]:
         """Ask which parameters no rank uses, if that may be any and the source of gradients does not tell."""
@@ -306,7 +305,7 @@ class Step:
             self._unused.begin()
         return [self._unused]
 
-    def _reduce_again(self) -> list[Task[dict[str, int]]]:
+    def _reduce_again(self) -> list[Task[int]]:
         if not self._again:
             factor, transport = self._plan.source.factor, self._plan.transport
             for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False):

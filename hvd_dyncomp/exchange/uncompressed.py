@@ -26,7 +26,7 @@ def wire_form(gradient: torch.Tensor) -> torch.Tensor:
 
 def reduce_uncompressed(
     bucket: Bucket, gradients: list[torch.Tensor | None], factor: float, transport: Transport
-) -> Collectives[dict[str, int]]:
+) -> Collectives[int]:
     """Reduce a bucket's gradients where they are, each on its own.
 
     Args:
@@ -36,13 +36,13 @@ def reduce_uncompressed(
         transport: sends it.
 
     Returns:
-        Bytes reduced, by parameter's name.
+        Bytes reduced.
     """
-    nbytes, handles = {}, []
+    nbytes, handles = 0, []
     for slot, gradient in zip(bucket.slots, gradients, strict=True):
         own = torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if gradient is None else gradient
         wire = wire_form(own.clone())
-        nbytes[slot.name] = wire.numel() * wire.element_size()
+        nbytes += wire.numel() * wire.element_size()
         handles.append(transport.sum(wire, f"{bucket.collective}.{slot.index}.uncompressed"))
     failure: Exception | None = None
     for gradient, handle in zip(gradients, handles, strict=True):

@@ -172,8 +172,9 @@ class DynamicQuantizer(Compressor):
         return self._levels.bits
 
     def relative_errors(self) -> dict[str, float]:
-        """Estimated error of the latest step's means, relative to their norms, by name as in `Meter.tensors`.
+        """Estimated error of the latest step's means, relative to their norms, by parameter's name.
 
+        Parameters of fewer than `min_numel` values count together, all of a bucket under the name of the first.
         Call it while there are gradients, before `zero_grad()`. It waits for the device, and for no rank.
 
         The estimate takes this rank's residuals, as if all ranks had as much, independently. (With more than two ranks
