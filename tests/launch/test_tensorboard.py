@@ -65,8 +65,7 @@ def test_every_epoch_is_there_once_also_after_a_crash(tmp_path: Path) -> None:
     train(*flags, "--resume")
     assert read(folder) == expected(folder)
     assert [step for step, _ in read(folder)["accuracy/test"]] == [1, 2, 3]
-    tables = [name.split("/")[0] for name in read(folder) if name.startswith("tensor_")]
-    assert {tables.count(f"tensor_{what}") for what in ("bytes", "errors")} == {len(tables) // 2}
+    assert any(name.startswith("tensor_errors/") for name in read(folder))
 
 
 @with_tensorboard
