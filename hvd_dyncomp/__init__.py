@@ -11,7 +11,7 @@ import importlib
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
 from hvd_dyncomp.levels import LEVELS
-from hvd_dyncomp.meter import Meter, Sent, Traffic
+from hvd_dyncomp.meter import Meter, Traffic
 from hvd_dyncomp.momentum import without_momentum
 from hvd_dyncomp.policies import (
     CriticalRegime,
@@ -39,7 +39,6 @@ __all__ = [
     "Policy",
     "Record",
     "Schedule",
-    "Sent",
     "Static",
     "StepFunction",
     "Traffic",

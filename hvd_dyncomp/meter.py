@@ -1,4 +1,4 @@
-"""Counts of what a rank sends, by epoch and level and by tensor, compared with float32.
+"""Counts of what a rank sends, by epoch and level, compared with float32.
 
 Bytes are those of the messages themselves: with scales, headers and padding, without what the transport adds (TCP/IP
 headers, Horovod's negotiation). In some collectives a rank's share depends on the algorithm. There the count is the
@@ -9,15 +9,12 @@ hosts, divided among the host's workers. (Gloo's ring sends more than that from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from hvd_dyncomp.checks import finite, integer, shown
 from hvd_dyncomp.levels import check_level
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 def allreduce_bytes(nbytes: float, world_size: int) -> float:
@@ -89,41 +86,13 @@ class Traffic:
         return self
 
 
-@dataclass
-class Sent:
-    """What one rank sent of a tensor.
-
-    Attributes:
-        sent_bytes: to all other ranks.
-        leaving_bytes: the part that left the host.
-
-    Raises:
-        ValueError: a field is not a finite number of at least 0.
-
-    Examples:
-        >>> Sent(100.0, 50.0).leaving_bytes
-        50.0
-    """
-
-    sent_bytes: float = 0.0
-    leaving_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        finite("sent_bytes", self.sent_bytes, 0)
-        finite("leaving_bytes", self.leaving_bytes, 0)
-
-
 class Meter:
-    """Traffic of one rank, by (epoch, level) and by (tensor, level).
+    """Traffic of one rank, by (epoch, level).
 
     Epochs are the controller's: an epoch ends when `Controller.step` is called.
 
     Attributes:
         records: `records[(epoch, bits)]` is the `Traffic` of the steps of that epoch at `bits` bits per value.
-        tensors: `tensors[(name, bits)]` is what was `Sent` of a tensor, by its parameter's name, in all steps at `bits`
-            bits. All small tensors of a bucket count under the name of the first one. A message holds many tensors; its
-            bytes are divided among them in proportion to the lengths of their codes. What belongs to no tensor
-            (handshakes, tickets) is in `records` only.
 
     Examples:
         >>> meter = Meter()
@@ -135,7 +104,6 @@ class Meter:
 
     def __init__(self) -> None:
         self.records: dict[tuple[int, float], Traffic] = {}
-        self.tensors: dict[tuple[str, float], Sent] = {}
 
     def at(self, epoch: int, bits: float) -> Traffic:
         """The record of (epoch, bits), created at the first call.
@@ -162,15 +130,6 @@ class Meter:
         """The sum over all records."""
         return self._sum(lambda key: True)
 
-    def by_tensor(self) -> dict[str, Sent]:
-        """The sums over all levels of `tensors`, by name."""
-        sums: dict[str, Sent] = {}
-        for (name, _), own in self.tensors.items():
-            total = sums.setdefault(name, Sent())
-            total.sent_bytes += own.sent_bytes
-            total.leaving_bytes += own.leaving_bytes
-        return sums
-
     def _sum(self, wanted: Callable[[tuple[int, float]], bool]) -> Traffic:
         total = Traffic()
         for key, record in self.records.items():
@@ -179,42 +138,26 @@ class Meter:
         return total
 
     def state_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Plain data: "records" and "tensors", each a list with one dict per entry."""
+        """Plain data: "records", a list with one dict per entry."""
         return {
-            "records": [{"epoch": epoch, "bits": bits, **asdict(own)} for (epoch, bits), own in self.records.items()],
-            "tensors": [{"name": name, "bits": bits, **asdict(own)} for (name, bits), own in self.tensors.items()],
+            "records": [{"epoch": epoch, "bits": bits, **asdict(own)} for (epoch, bits), own in self.records.items()]
         }
 
     def load_state_dict(self, state: Mapping[str, list[dict[str, Any]]]) -> None:
-        """Replace everything with what `state_dict()` returned.
+        """Replace everything with what `state_dict()` returned, in this version or an earlier one.
 
         Raises:
             ValueError: `state` is something else; nothing has changed.
         """
+        records: dict[tuple[int, float], Traffic] = {}
         try:
-            records = _table(state["records"], "epoch", lambda epoch: integer("epoch", epoch, 0), Traffic)
-            tensors = _table(state["tensors"], "name", _name, Sent)
+            for row in state["records"]:
+                counts = {**row}
+                key = integer("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
+                if key in records:
+                    raise ValueError(f"epoch and bits must be unique together, got {key} twice")
+                records[key] = Traffic(**counts)
         except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
-        self.records, self.tensors = records, tensors
-
-
-def _table(
-    rows: Iterable[Mapping[str, Any]], of: str, checked: Callable[[Any], Key], kind: Callable[..., Value]
-) -> dict[tuple[Key, float], Value]:
-    """The rows of a state, checked, by level and by the value under the key `of`."""
-    table: dict[tuple[Key, float], Value] = {}
-    for row in rows:
-        counts = {**row}
-        key = checked(counts.pop(of)), check_level("bits", counts.pop("bits"))
-        if key in table:
-            raise ValueError(f"{of} and bits must be unique together, got {key} twice")
-        table[key] = kind(**counts)
-    return table
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"name must be a string, got {shown(value)}")
-    return value
+        self.records = records

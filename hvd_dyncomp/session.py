@@ -112,8 +112,8 @@ class Session(ABC):
     def relative_errors(self) -> dict[str, float]:
         """Estimated error of the latest step's means, relative to their norms, by parameter's name.
 
-        All small tensors of a bucket count under the name of the first one. Call it while there are gradients, before
-        `zero_grad()`. It waits for the device, and for no rank.
+        Parameters of fewer than `min_numel` values count together, all of a bucket under the name of the first.
+        Call it while there are gradients, before `zero_grad()`. It waits for the device, and for no rank.
 
         The estimate takes this rank's residuals, as if all ranks had as much, independently. (With more than two ranks
         to reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many

@@ -22,7 +22,6 @@ def line(epoch: int, levels: Sequence[float] = LEVELS, **changed: object) -> dic
         "next_level": levels[min(epoch + 1, len(levels) - 1)],
         "reason": REASONS.get(epoch, "hold"),
         "steps_by_level": {str(level): 10},
-        "tensor_bytes": {},
         "tensor_errors": {},
         "train_loss": 2.3 / (epoch + 1),
         "train_accuracy": 0.5 + 0.071 * epoch,

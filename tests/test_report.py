@@ -303,12 +303,11 @@ HOSTILE += '" onload="alert(1)\' & \x00\x1b\ud800]]>-->'
 
 
 def test_text_from_files_is_no_markup(tmp_path: Path) -> None:
-    tables = ("tensor_bytes", "tensor_errors")
-    lines = [line(epoch, reason=HOSTILE, **{key: {HOSTILE: 4} for key in tables}) for epoch in EPOCHS]
+    lines = [line(epoch, reason=HOSTILE, tensor_errors={HOSTILE: 4}) for epoch in EPOCHS]
     config = {HOSTILE: HOSTILE, **CONFIG, "model": HOSTILE, "levels": [HOSTILE], "world_size": {HOSTILE: [HOSTILE]}}
     name = HOSTILE.replace("/", "|").replace("\x00", "").replace("\ud800", "\udc80")  # a byte that is no UTF-8
     folder = write(tmp_path / name, lines, config)
-    harmless_lines = [line(epoch, **{key: {"name": 4} for key in tables}) for epoch in EPOCHS]
+    harmless_lines = [line(epoch, tensor_errors={"name": 4}) for epoch in EPOCHS]
     safe = write(tmp_path / "safe", harmless_lines, {"key": "text", **CONFIG})
     text = report(folder)
     text.encode()
@@ -370,7 +369,7 @@ def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
         ('{"epoch": 1, "level": 4, "reason": 5}', "'reason'"),
         ('{"epoch": 1, "level": 4, "steps_by_level": [1]}', "'steps_by_level'"),
         ('{"epoch": 1, "level": 4, "steps_by_level": {"four": 1}}', "'steps_by_level'"),
-        ('{"epoch": 1, "level": 4, "tensor_bytes": {"fc": -1}}', "'tensor_bytes'"),
+        ('{"epoch": 1, "level": 4, "tensor_errors": {"fc": -1}}', "'tensor_errors'"),
         ('{"epoch": 1, "level": 4, "tensor_errors": {"fc": "x"}}', "'tensor_errors'"),
     ],
 )

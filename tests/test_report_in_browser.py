@@ -32,8 +32,7 @@ def complaints(said: str) -> list[str]:
 @pytest.fixture
 def text(tmp_path: Path) -> str:
     values = {"conv1.weight": 2, "fc.bias": 8}
-    tables = {key: values for key in ("tensor_bytes", "tensor_errors")}
-    first = write(tmp_path / "one", [line(epoch, **tables) for epoch in range(len(LEVELS))], {"epochs": 6})
+    first = write(tmp_path / "one", [line(epoch, tensor_errors=values) for epoch in range(len(LEVELS))], {"epochs": 6})
     second = write(tmp_path / "two & a half", [line(epoch, reason="<script>") for epoch in range(3)], after="{")
     return page(read_runs([first, second]))
 

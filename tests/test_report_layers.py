@@ -1,12 +1,11 @@
-"""The figures of the report that have a row for each tensor, read off their own axes."""
+"""The figure of the report that has a row for each tensor, read off its own axes."""
 
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 from made_up_runs import SVG, axis, figures, line, number, of_class, write
 
-from hvd_dyncomp.report import heatmap, layers
+from hvd_dyncomp.report import heatmap
 from hvd_dyncomp.report.page import page
 from hvd_dyncomp.report.runs import read_runs
 
@@ -38,41 +37,23 @@ def test_the_map_of_errors_has_a_cell_for_each_tensor_and_epoch(tmp_path: Path) 
     assert list(read) == NAMES
     for name in NAMES:
         expected = {epoch + 1: table[name] for epoch, table in enumerate(tables) if name in table}
-        colours = {epoch: layers.colour(value, heatmap.LEAST_ERROR) for epoch, value in expected.items()}
+        colours = {epoch: heatmap.colour(value) for epoch, value in expected.items()}
         assert read[name] == {epoch: (value, colours[epoch]) for epoch, value in expected.items()}
 
 
-def test_colours_tell_levels_apart() -> None:
-    fills = [layers.colour(level, layers.LEAST_LEVEL) for level in (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)]
+def test_colours_tell_errors_apart() -> None:
+    fills = [heatmap.colour(heatmap.LEAST * 2**power) for power in range(9)]
     assert len(set(fills)) == 9
-    assert layers.colour(0, heatmap.LEAST_ERROR) == fills[0] and layers.colour(1e9, heatmap.LEAST_ERROR) == fills[-1]
-
-
-def test_bytes_by_layer_are_divided_by_level(tmp_path: Path) -> None:
-    """The levels of made-up epochs are 4, 4, 8."""
-    tables = [{"fc.bias": 1e6, "conv1.weight": 20e6}, {"fc.bias": 1e6, "conv1.weight": 20e6}]
-    tables.append({"fc.bias": 2e6, "conv1.weight": 40e6})
-    figure = drawn(tmp_path / "run", tensor_bytes=tables)["layers-1"]
-    across = axis(figure, "x")
-    read = {}
-    for row in of_class(figure, "tensor"):
-        for box in row.iter(f"{SVG}rect"):
-            ends = (across(number(box, "x")), across(number(box, "x") + number(box, "width")))
-            read[row.get("data-name"), float(box.get("data-level"))] = ends
-            assert box.get("fill") == layers.colour(float(box.get("data-level")), layers.LEAST_LEVEL)
-    expected = {("conv1.weight", 4.0): (0, 40), ("conv1.weight", 8.0): (40, 80)}
-    expected |= {("fc.bias", 4.0): (0, 2), ("fc.bias", 8.0): (2, 4)}
-    assert read.keys() == expected.keys()
-    for key, ends in expected.items():
-        assert read[key] == pytest.approx(ends, abs=0.2)
+    assert heatmap.colour(0) == fills[0] and heatmap.colour(1e9) == fills[-1]
 
 
 def test_runs_that_say_nothing_of_tensors_have_no_such_figure(tmp_path: Path) -> None:
-    tables = {key: [{}, {}] for key in ("tensor_bytes", "tensor_errors")}
-    assert not {"layers-1", "errors-1"} & drawn(tmp_path / "run", **tables).keys()
+    assert "errors-1" not in drawn(tmp_path / "run", tensor_errors=[{}, {}])
 
 
-def test_levels_by_tensor_of_older_runs_are_read_and_not_shown(tmp_path: Path) -> None:
-    tables = {"tensor_bytes": [{"fc": 1e6}] * 2}
-    old = [{"fc": 2}, {"fc": "what no report reads"}]
-    assert drawn(tmp_path / "run", **tables, tensor_levels=old).keys() == drawn(tmp_path / "new", **tables).keys()
+def test_levels_and_bytes_by_tensor_of_older_runs_are_not_read(tmp_path: Path) -> None:
+    errors = [{"fc": 0.5}] * 2
+    old = {"tensor_levels": [{"fc": 2}, {"fc": "anything"}], "tensor_bytes": [{"fc": 1e6}, {"fc": -1}]}
+    new = drawn(tmp_path / "new", tensor_errors=errors)
+    assert drawn(tmp_path / "run", tensor_errors=errors, **old).keys() == new.keys()
+    assert "errors-1" in new

@@ -7,7 +7,7 @@ import torch
 from hvd_dyncomp.exchange.coding import Coding, Span
 from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.slots import Slot, divided, spans, tail
+from hvd_dyncomp.exchange.slots import Slot, divided, tail
 from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
 from hvd_dyncomp.exchange.wire import checksum
@@ -46,7 +46,6 @@ class Bucket:
         self.collective = f"hvd_dyncomp.{label}.{self.name}"
         self.slots = slots
         self._coding: tuple[float, Coding] | None = None  # the latest, and its level
-        self._shares: tuple[float, dict[str, float]] | None = None  # likewise
         self.block_size, self.rank, self.device = block_size, rank, device
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
@@ -90,18 +89,6 @@ class Bucket:
         if self._coding is None or self._coding[0] != bits:
             self._coding = bits, Coding(bits, tail(self.slots, bits, self.block_size), self.block_size)
         return self._coding[1]
-
-    def shares(self, bits: float) -> dict[str, float]:
-        """The share of each tensor (`Slot.counted_as`) in the bucket's codes, by name, in a step at that level.
-
-        A block of two tensors counts for both.
-        """
-        if self._shares is None or self._shares[0] != bits:
-            coding = self.coding(bits)
-            lengths = {name: coding.nbytes(span) for name, span in spans(self.slots, self.block_size).items()}
-            whole = sum(lengths.values())
-            self._shares = bits, {name: length / whole for name, length in lengths.items()}
-        return self._shares[1]
 
 
 def make_buckets(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_dyncomp.exchange.coding import SMALL_BITS, Span
+from hvd_dyncomp.exchange.coding import SMALL_BITS
 from hvd_dyncomp.exchange.settings import Skip
 
 
@@ -16,7 +16,7 @@ class Slot:
 
     Attributes:
         small: whether it has fewer than `min_numel` values, and so at least `SMALL_BITS`.
-        counted_as: its name; for small parameters, the name of the first small one in the bucket.
+        counted_as: its name in `relative_errors`; small parameters have that of the first small one in the bucket.
         order: its dimensions, from the one that changes slowest from value to value to the fastest.
     """
 
@@ -107,15 +107,3 @@ def tail(slots: list[Slot], bits: float, block_size: int) -> int:
     if bits < SMALL_BITS and slots[-1].small:  # small ones are last
         return next(slot.start // block_size for slot in slots if slot.small)
     return -(-(slots[-1].start + slots[-1].numel) // block_size)
-
-
-def spans(slots: list[Slot], block_size: int) -> dict[str, Span]:
-    """The blocks that hold values counted under one name (`Slot.counted_as`), by name.
-
-    The first and the last block may hold other values, too.
-    """
-    found: dict[str, Span] = {}
-    for slot in slots:
-        first = found[slot.counted_as].first if slot.counted_as in found else slot.start // block_size
-        found[slot.counted_as] = Span(first, -(-(slot.start + slot.numel) // block_size) - first)
-    return found

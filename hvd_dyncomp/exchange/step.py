@@ -145,7 +145,7 @@ class Step:
         """
         if name not in self._wires:  # it may come again: its hook was interrupted, and Horovod does not know it
             self._wires[name] = wire = self._wire(name, gradient)
-            self._tally.hands_over(name, wire.numel() * wire.element_size(), 4 * wire.numel())
+            self._tally.hands_over(wire.nbytes, 4 * wire.numel())
             if wire is not gradient:
                 self._copied.append(gradient)
         return self._wires[name]
@@ -346,7 +346,7 @@ class Step:
     def _count(self) -> None:
         nbytes = GREETING_BYTES * self._plan.transport.size
         if not self.fresh:
-            self._tally.reduced_again(sum(exchange.reduced_bytes for exchange in self._exchanges), nbytes)
+            self._tally.reduced_again(nbytes + sum(exchange.reduced_bytes for exchange in self._exchanges))
             return
         self._tally.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
         for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False):

@@ -1,11 +1,11 @@
-"""Figures with bars: time by epoch, bytes by level and by layer."""
+"""Figures with bars: time by epoch, bytes by level."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hvd_dyncomp.report import drawing, layers
-from hvd_dyncomp.report.markup import Markup, decimal, element, joined
+from hvd_dyncomp.report import drawing
+from hvd_dyncomp.report.markup import Markup, element, joined
 from hvd_dyncomp.report.runs import Run
 from hvd_dyncomp.report.words import UNCOMPRESSED, bits, megabytes
 
@@ -89,7 +89,8 @@ def by_level(runs: Sequence[Run], sent: Sequence[Mapping[float, float]], whose: 
         if level in by_level
     ]
     bottom = drawing.TOP + 12.0 + len(rows) * (_BAR + 4)
-    across, marks = _rightwards([nbytes / 1e6 for _, _, nbytes in rows], drawing.LEFT)
+    marks = drawing.ticks(0.0, max(nbytes / 1e6 for _, _, nbytes in rows) or 1.0)
+    across = drawing.Scale(marks[0], marks[-1], drawing.LEFT, drawing.RIGHT - 20)
     legend = [(run.name, drawing.box_sign(drawing.colour(index))) for index, run in enumerate(runs)]
     return drawing.frame(
         "bytes-by-level",
@@ -118,46 +119,6 @@ def _row(place: int, rows: Sequence[tuple[float, int, float]], runs: Sequence[Ru
     return joined(
         element("text", called, x=drawing.LEFT - 6.0, y=y + 13, class_="tick y", text_anchor="end"), bar, text
     )
-
-
-def by_layer(key: str, run: Run, whose: str) -> Markup:
-    """Horizontal bars of MB, one per tensor, in pieces by the level of the epochs in which they were sent."""
-    names = layers.names([epoch.tensor_bytes for epoch in run.epochs])
-    sums = {name: sum(epoch.tensor_bytes.get(name, 0.0) for epoch in run.epochs) for name in names}
-    used = layers.levels_used(run)
-    bottom = drawing.TOP + float(layers.ROW * len(names))
-    across, marks = _rightwards([nbytes / 1e6 for nbytes in sums.values()], layers.NAMES)
-    most = max(sums, key=lambda name: sums[name])
-    entries = [(decimal(level, 3), layers.colour(level, layers.LEAST_LEVEL)) for level in used]
-    return drawing.frame(
-        key,
-        f"Bytes by layer: {run.name}",
-        f"{len(names)} tensors; the largest is {most} with {megabytes(sums[most])} MB.",
-        bottom + 74,
-        _axis(across, marks, bottom, f"sent {whose} in all epochs, MB"),
-        *(_tensor(run, name, drawing.TOP + layers.ROW * row, across) for row, name in enumerate(names)),
-        layers.key("bits per value:", entries, bottom + 56),
-    )
-
-
-def _tensor(run: Run, name: str, top: int, across: drawing.Scale) -> Markup:
-    """A tensor's bar, one piece per level."""
-    by_level: dict[float, float] = {}
-    for epoch in run.epochs:
-        by_level[epoch.level] = by_level.get(epoch.level, 0.0) + epoch.tensor_bytes.get(name, 0.0)
-    pieces, sent = [], 0.0
-    for level, nbytes in sorted(by_level.items()):
-        left, sent = across(sent / 1e6), sent + nbytes
-        title = element("title", f"{name}: {megabytes(nbytes)} MB in epochs at {bits(level)}")
-        box = {"x": left, "y": top + 1, "width": across(sent / 1e6) - left, "height": layers.ROW - 3}
-        fill = layers.colour(level, layers.LEAST_LEVEL)
-        pieces.append(element("rect", title, **box, fill=fill, stroke="#333", stroke_width=0.4, data_level=repr(level)))
-    return element("g", layers.label(name, top), *pieces, class_="tensor", data_name=name)
-
-
-def _rightwards(values: Sequence[float], left: float) -> tuple[drawing.Scale, list[float]]:
-    marks = drawing.ticks(0.0, max(values) or 1.0)
-    return drawing.Scale(marks[0], marks[-1], left, drawing.RIGHT - 20), marks
 
 
 def _axis(across: drawing.Scale, marks: Sequence[float], bottom: float, label: str) -> Markup:

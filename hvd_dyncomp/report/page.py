@@ -126,12 +126,9 @@ def _levels(runs: Sequence[Run]) -> Iterator[Markup]:
 def _layers(runs: Sequence[Run]) -> Iterator[Markup]:
     """Per run, one after the other: their layers may differ."""
     for number, run in enumerate(runs, start=1):
-        if any(epoch.tensor_bytes for epoch in run.epochs):
-            whose = carried([run])[1]
-            note = "Biases and norms that travel together count under one name. Handshakes belong to no layer."
-            yield _figure(bars.by_layer(f"layers-{number}", run, whose), note)
         if any(epoch.tensor_errors for epoch in run.epochs):
-            note = "What a step leaves out stays in residuals and arrives later: a sum over many steps is closer."
+            note = "What a step leaves out stays in residuals and arrives later: a sum over many steps is closer. "
+            note += "Biases and norms that travel together count under one name."
             yield _figure(heatmap.errors(f"errors-{number}", run), note)
 
 

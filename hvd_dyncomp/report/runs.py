@@ -37,7 +37,6 @@ class Epoch:
         next_level: level decided after it; None if the line does not say.
         reason: of that decision, for people; may be empty.
         steps_by_level: {level: steps}; may be empty.
-        tensor_bytes: {name: bytes sent}, without what belongs to no tensor; may be empty.
         tensor_errors: {name: norm of the error of the last step's mean / norm of the mean}; may be empty.
         numbers: all other finite numbers of the line.
     """
@@ -47,7 +46,6 @@ class Epoch:
     next_level: float | None
     reason: str
     steps_by_level: Mapping[float, float]
-    tensor_bytes: Mapping[str, float]
     tensor_errors: Mapping[str, float]
     numbers: Mapping[str, float]
 
@@ -188,8 +186,7 @@ def _epoch(line: dict[str, Any]) -> Epoch:
         next_level=None if following is None else _level(following, "next_level"),
         reason=reason,
         steps_by_level={_level(_number(key), "steps_by_level"): n for key, n in _table(line, "steps_by_level")},
-        tensor_bytes=_amounts(line, "tensor_bytes"),
-        tensor_errors=_amounts(line, "tensor_errors"),
+        tensor_errors=_errors(line),
         numbers={key: n for key, value in line.items() if key not in told and (n := _finite(value)) is not None},
     )
 
@@ -202,11 +199,11 @@ def _table(line: dict[str, Any], key: str) -> list[tuple[str, float]]:
     return list(table.items())
 
 
-def _amounts(line: dict[str, Any], key: str) -> dict[str, float]:
-    amounts = dict(_table(line, key))
-    if any(amount < 0 for amount in amounts.values()):
-        raise ValueError(f"has a '{key}' with a negative number")
-    return amounts
+def _errors(line: dict[str, Any]) -> dict[str, float]:
+    errors = dict(_table(line, "tensor_errors"))
+    if any(error < 0 for error in errors.values()):
+        raise ValueError("has a 'tensor_errors' with a negative number")
+    return errors
 
 
 def _level(value: Any, key: str) -> float:

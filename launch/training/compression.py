@@ -16,7 +16,6 @@ from hvd_dyncomp import (
     Plateau,
     Policy,
     Schedule,
-    Sent,
     Static,
     StepFunction,
     Traffic,
@@ -60,10 +59,6 @@ class Baseline:
     def stepped(self) -> None:
         """Called after every exchange."""
         self._steps += 1
-
-    def by_tensor(self) -> dict[str, Sent]:
-        """Not counted: all are sent alike."""
-        return {}
 
     def relative_errors(self) -> dict[str, float]:
         """None is known."""
@@ -120,10 +115,6 @@ class Quantized:
 
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
-
-    def by_tensor(self) -> dict[str, Sent]:
-        """What this rank has sent of each tensor so far."""
-        return self.quantizer.meter.by_tensor()
 
     def relative_errors(self) -> dict[str, float]:
         """By tensor, how far the latest step's means are off, as this rank estimates it."""

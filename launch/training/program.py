@@ -36,7 +36,7 @@ from training.models import build_model
 from training.profiling import Profile
 from training.report import METRICS, SUMMARY, Metrics, Progress, write_summary
 from training.tensorboard import Board
-from training.traffic import find_hosts, over_ranks, since, tensors_over_ranks
+from training.traffic import errors_over_ranks, find_hosts, over_ranks, since
 
 
 @dataclass
@@ -210,7 +210,7 @@ def make_profile(run: Run, finished: int) -> Profile | None:
 def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     """Train, evaluate, let the controller decide, and write it all down. Collective."""
     begin = time.perf_counter()
-    level, before, tensors_before = run.compression.bits, run.compression.sent(), run.compression.by_tensor()
+    level, before = run.compression.bits, run.compression.sent()
     run.progress.begin(epoch, len(run.batches))
 
     def on_step(score: Score) -> None:
@@ -225,9 +225,8 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
         gradient_norm=run.gradient_norm,
         clip_norm=run.args.clip_norm,
     )
-    hosts = len(run.topology.hosts)
-    sent = over_ranks(since(run.compression.sent(), before), hosts)
-    tensors = tensors_over_ranks(run.compression.by_tensor(), tensors_before, run.compression.relative_errors(), hosts)
+    sent = over_ranks(since(run.compression.sent(), before), len(run.topology.hosts))
+    tensor_errors = errors_over_ranks(run.compression.relative_errors(), run.model)
     average_buffers(run.model)
     check_replicas(run.model)
     shard = {"rank": ranks.transport().rank, "size": ranks.transport().size}
@@ -247,7 +246,7 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
         "next_level": decision[0],
         "reason": decision[1],
         "steps_by_level": run.compression.steps_by_level(epoch),
-        **tensors,
+        "tensor_errors": tensor_errors,
         **watched,
         **_scores(train, val, test),
         **sent,

@@ -62,9 +62,8 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     named |= {f"bytes/{key}": line[f"bytes_{key}"] for key in ("sent", "float32", "leaving_host", "staying_on_host")}
     named |= {"seconds/epoch": line["seconds"]}
     named |= {f"seconds/{part}": line[f"seconds_{part}"] for part in ("compute", "exchange")}
-    # What a run that is resumed had before it counted by tensor lacks these.
-    tables = ("tensor_bytes", "tensor_errors")
-    named |= {f"{table}/{name}": value for table in tables for name, value in line.get(table, {}).items()}
+    # A run that is resumed may have lines without these.
+    named |= {f"tensor_errors/{name}": value for name, value in line.get("tensor_errors", {}).items()}
     return {name: value for name, value in named.items() if value is not None}
 
 

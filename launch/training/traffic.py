@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 
+from torch import nn
+
 from common import ranks
-from hvd_dyncomp import Sent, Traffic
+from hvd_dyncomp import Traffic
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import gather_json
 
@@ -49,20 +51,12 @@ def over_ranks(own: Traffic, hosts: int) -> dict[str, float]:
     }
 
 
-def tensors_over_ranks(
-    now: Mapping[str, Sent], before: Mapping[str, Sent], errors: Mapping[str, float], hosts: int
-) -> dict[str, dict[str, float]]:
-    """``tensor_bytes`` and ``tensor_errors`` of a line of metrics.jsonl. Collective.
+def errors_over_ranks(own: Mapping[str, float], model: nn.Module) -> dict[str, float]:
+    """``tensor_errors`` of a line of metrics.jsonl, in the model's order. Collective.
 
-    Bytes are those from host to host where there are several, means over the hosts, and otherwise means over workers,
-    of what they sent to anybody. Errors are means over the ranks that can tell, of squares.
+    These are means over the ranks that can tell, of squares.
     """
-    key = "leaving_bytes" if hosts > 1 else "sent_bytes"
-    own = {name: getattr(sent, key) - getattr(before.get(name, Sent()), key) for name, sent in now.items()}
-    everybody = gather_json(ranks.transport(), [own, dict(errors)], "tensors")
-    divisor = hosts if hosts > 1 else len(everybody)
-    known = {name: [theirs[name] for _, theirs in everybody if name in theirs] for name in everybody[0][0]}
-    return {
-        "tensor_bytes": {name: sum(bytes_of[name] for bytes_of, _ in everybody) / divisor for name in own},
-        "tensor_errors": {name: math.hypot(*some) / math.sqrt(len(some)) for name, some in known.items() if some},
-    }
+    everybody = gather_json(ranks.transport(), dict(own), "errors")
+    names = [name for name, _ in model.named_parameters()]
+    known = {name: [errors[name] for errors in everybody if name in errors] for name in names}
+    return {name: math.hypot(*some) / math.sqrt(len(some)) for name, some in known.items() if some}

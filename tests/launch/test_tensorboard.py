@@ -37,14 +37,14 @@ def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_the_scalars_of_a_line() -> None:
     line = {"epoch": 4, "level": 2, "tensor_levels": {"fc.weight": 3}, "train_loss": None, "val_loss": 1.5}
-    line |= {"tensor_bytes": {"fc.weight": 700.0}, "tensor_errors": {"fc.weight": 0.25}}
+    line |= {"tensor_errors": {"fc.weight": 0.25}}
     line |= {"test_loss": 1.25, "train_accuracy": 0.75, "val_accuracy": 0.5, "test_accuracy": 0.25}
     line |= {"bytes_sent": 3.0, "bytes_float32": 24.0, "bytes_leaving_host": 0.0, "bytes_float32_leaving_host": 0.0}
     line |= {"bytes_staying_on_host": 6.0, "seconds": 7.0, "seconds_compute": 4.0, "seconds_exchange": 2.0}
     found = scalars(line)
     assert found == {
         **{"level/level": 2, "level/bits_a_value": 4, "loss/val": 1.5, "loss/test": 1.25},
-        **{"tensor_bytes/fc.weight": 700, "tensor_errors/fc.weight": 0.25},
+        "tensor_errors/fc.weight": 0.25,
         **{"accuracy/train": 0.75, "accuracy/val": 0.5, "accuracy/test": 0.25},
         **{"bytes/sent": 3, "bytes/float32": 24, "bytes/leaving_host": 0, "bytes/staying_on_host": 6},
         **{"seconds/epoch": 7, "seconds/compute": 4, "seconds/exchange": 2},
@@ -65,8 +65,7 @@ def test_every_epoch_is_there_once_also_after_a_crash(tmp_path: Path) -> None:
     train(*flags, "--resume")
     assert read(folder) == expected(folder)
     assert [step for step, _ in read(folder)["accuracy/test"]] == [1, 2, 3]
-    tables = [name.split("/")[0] for name in read(folder) if name.startswith("tensor_")]
-    assert {tables.count(f"tensor_{what}") for what in ("bytes", "errors")} == {len(tables) // 2}
+    assert any(name.startswith("tensor_errors/") for name in read(folder))
 
 
 @with_tensorboard
