@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED, NO_OPTIMIZER, Advice
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.ddp.agreement import agree, description
 from hvd_dyncomp.ddp.backward import Backward, call_at_end
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
-from hvd_dyncomp.exchange import lookout, residual_state
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
@@ -95,7 +95,7 @@ class Quantizer:
         if number in self._transport.compressed and self._transport.rank == 0:
             logger.warning(TWINS)
         self._transport.compressed[number] = self
-        lookout.register(self.controller, self)
+        replicas.register(self.controller, self)
 
     def _prepare(
         self,
@@ -179,7 +179,9 @@ class Quantizer:
     def check_replicas(self) -> None:
         """As `DynamicQuantizer.check_replicas`, of every parameter of the model that is trained, or reduced."""
         if self._transport.size > 1:
-            compare(self._transport, lambda: {"": self.trained()}, f"hvd_dyncomp.{self._source.label}.replicas")
+            replicas.compare(
+                self._transport, lambda: {"": self.trained()}, f"hvd_dyncomp.{self._source.label}.replicas"
+            )
 
     def drop_residuals(self) -> None:
         """Drop all residuals, as for another fold of a cross-validation. Call it on every rank, between steps.

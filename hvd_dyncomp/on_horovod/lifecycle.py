@@ -31,7 +31,6 @@ from hvd_dyncomp.advice import (
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.intake import Taken
-from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.uninterrupted import uninterrupted
@@ -41,6 +40,7 @@ from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients, OptimizerPlan
 from hvd_dyncomp.on_horovod.states import Bound, Failed, State, Stepping, Unbound
+from hvd_dyncomp.replicas import compare
 from hvd_dyncomp.step_levels import StepLevels
 from hvd_dyncomp.transport.base import Transport
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
-from hvd_dyncomp.exchange import lookout, residual_state
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.residual_state import relative_errors
 from hvd_dyncomp.exchange.settings import Settings, Skip
@@ -159,7 +160,7 @@ class DynamicQuantizer(Compressor):
             meter=self.meter,
             stochastic=one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic",
         )
-        lookout.register(self.controller, self._lifecycle)
+        replicas.register(self.controller, self._lifecycle)
         self._lock = threading.Lock()
         # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
         # it found for this one. Made here: it imports the compiler, as making any optimizer does.
