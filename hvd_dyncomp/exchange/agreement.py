@@ -93,7 +93,7 @@ class Agreement:
 
         Raises:
             LockstepError: the ranks differ in level, step, parameters or settings.
-            ValueError: `hierarchical` cannot be True here, or a message would be too long.
+            ValueError: a message would be too long.
         """
         self.greet(wait=True)
         self._handshake.outcome()

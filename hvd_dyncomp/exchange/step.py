@@ -154,7 +154,7 @@ class Step:
 
         Raises:
             LockstepError: they do not.
-            ValueError: `hierarchical` cannot be True here.
+            ValueError: a message would be too long.
         """
         with self._lock:
             self._agreement.reach()
@@ -165,7 +165,7 @@ class Step:
 
         Raises:
             LockstepError: the ranks differ in level, step or parameters.
-            ValueError: `hierarchical` cannot be True here.
+            ValueError: a message would be too long.
         """
         with self._lock:
             self.over, self.overwritten = True, self.intake.changed

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -90,8 +90,8 @@ class DynamicQuantizer(Compressor):
             depend on time, so a run cannot be repeated bit for bit.
         hierarchical: on hosts of several workers, exchange gradients within each host first, then between hosts. What
             leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
-            many workers. True: require it. False: exchange among all workers at once, which was faster at 1 and 2 bits
-            on two hosts of two workers and 1 Gbit/s.
+            many workers. False: exchange among all workers at once, which was faster at 1 and 2 bits on two hosts of
+            two workers and 1 Gbit/s.
         discardable: keep a copy of the residuals of the step before, 2 bytes per value, so that `discard` can undo a
             step. Use it if your program throws exchanged gradients away.
         warmup_steps: number of first steps that have at least `warmup_bits`, whatever the controller says. It does not
@@ -108,7 +108,7 @@ class DynamicQuantizer(Compressor):
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type. At the first gradient: the optimizer's op
-            is not Average or Sum, another optimizer uses the same quantizer, or `hierarchical=True` is impossible.
+            is not Average or Sum, or another optimizer uses the same quantizer.
         LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have other parameters or
             settings, or differ in level or step. (If a program calls `synchronize` itself and a rank at 32 bits meets
             one that compresses, Horovod's own error may come first.)
@@ -134,7 +134,7 @@ class DynamicQuantizer(Compressor):
         fp16_skipped: bool = False,
         bucket_bytes: int = 8 * 2**20,
         auto_level: bool = False,
-        hierarchical: bool | None = None,
+        hierarchical: Literal[False] | None = None,
         discardable: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
