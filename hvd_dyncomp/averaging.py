@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange import lookout
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
@@ -83,7 +83,7 @@ class Averager(Session):
         self._source = _Tensors(named, self._transport, self._optimizer)
         self._plan = self._new_plan()
         self._transport.advise({bucket.device for bucket in self._plan.buckets})
-        lookout.register(self.controller, self)
+        replicas.register(self.controller, self)
 
     def _new_plan(self) -> Plan:
         return Plan(self._source, self._settings, self._skip, self._saved)

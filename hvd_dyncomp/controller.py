@@ -11,15 +11,14 @@ from dataclasses import asdict
 from numbers import Real
 from typing import Any
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.checks import boolean, finite, integer, one_of, shown
 from hvd_dyncomp.errors import ControllerError, LockstepError
-from hvd_dyncomp.exchange import lookout, replicas
-from hvd_dyncomp.exchange.lookout import Lookout
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
 from hvd_dyncomp.transport import given_or_horovod
-from hvd_dyncomp.transport.base import Transport, gather_json, gathered_json, start_gather_json
+from hvd_dyncomp.transport.base import LATE_SECONDS, Transport, gather_json, gathered_json, start_gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,8 @@ class Controller:
         """Average the metrics of an epoch over all ranks and move the level. Collective: every rank calls it.
 
         Call it between steps, when no gradient is in flight. If the history already has the epoch, nothing changes and
-        a warning is logged, so a resumed run may repeat the call.
+        a warning is logged, so a resumed run may repeat the call. A rank that waits here for others for 10 s logs a
+        warning.
 
         Args:
             metrics: this rank's values by name, the same names on every rank: numbers, or tensors of one element.
@@ -117,9 +117,8 @@ class Controller:
         Raises:
             ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed unusable metrics.
                 The message has the cause and the rank.
-            LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration; a
-                parameter is not the same on all ranks; or another rank goes on training instead (these two are noticed
-                if the optimizer works among all ranks).
+            LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration; or a
+                parameter is not the same on all ranks (noticed if the optimizer works among all ranks).
         """
         reports = self._gathered(self._report(metrics, epoch, num_samples))
         self._check_reports(reports)
@@ -138,17 +137,23 @@ class Controller:
         return self._bits
 
     def _gathered(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's report. If other ranks train while this one waits, all ranks raise a `LockstepError`."""
+        """Every rank's report. Others may never come: people write `if hvd.rank() == 0: controller.step(...)`."""
         transport = self.transport
         if transport.size == 1:
             return [report]
-        waiting = Lookout(self, transport)
         handle = start_gather_json(transport, report, "hvd_dyncomp.controller.metrics")
-        waiting.wait(handle)
-        reports = gathered_json(transport.wait(handle))
-        everybody = gather_json(transport, waiting.labels, "hvd_dyncomp.controller.waited")
-        waiting.end(label for labels in everybody for label in labels)
-        return reports
+        if not transport.wait_for(handle, LATE_SECONDS):
+            missing = transport.missing(handle)
+            logger.warning(
+                "rank %d has waited %g s in Controller.step for %s: every rank must call controller.step(...) after "
+                "each epoch, with num_samples=0 if it does not validate; use `if %s == 0:` only for code that prints "
+                "or saves",
+                transport.rank,
+                LATE_SECONDS,
+                f"ranks {missing}" if missing else "other ranks",
+                transport.rank_call,
+            )
+        return gathered_json(transport.wait(handle))
 
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
         """What this rank tells the others. Never raises: the others would wait for ever."""
@@ -216,12 +221,8 @@ class Controller:
         if not replicas.alike(briefs):
             replicas.compare(self.transport, self._models, "hvd_dyncomp.controller.replicas")
 
-    def _models(self) -> dict[str, list[tuple[str, Any]]]:
-        """What is compared: the parameters that its quantizers' optimizers train, by their labels."""
-        if not self.check_replicas or self.transport.size == 1:
-            return {}
-        models = {label: each.trained() for label, each in lookout.registered(self).items()}
-        return {label: named for label, named in models.items() if named}  # without those of models that are deleted
+    def _models(self) -> dict[str, replicas.Named]:
+        return replicas.models_of(self) if self.check_replicas and self.transport.size > 1 else {}
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks. Never raises: the other ranks wait for it."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import INFERENCE, NO_OPTIMIZER, Advice
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.replicas import compare
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -135,7 +135,7 @@ class Session(ABC):
         """
         ranks = self._transport if self._plan is None else self._plan.transport
         if ranks.size > 1:
-            compare(ranks, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
+            replicas.compare(ranks, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
     def discard(self) -> None:
         """Make the residuals what they were before the latest step, whose gradients the program throws away.

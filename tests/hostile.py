@@ -275,7 +275,7 @@ TABLE = {
             "fp16_skipped": SWITCH,
             "bucket_bytes": COUNT,
             "auto_level": SWITCH,
-            "hierarchical": SWITCH[1:],
+            "hierarchical": [True, *SWITCH[1:]],
             "discardable": SWITCH,
             "warmup_steps": NATURAL,
             "warmup_bits": LEVEL,

@@ -134,7 +134,7 @@ def test_sentences_are_found() -> None:
     assert "DynamicQuantizer works with op=hvd.Average and op=hvd.Sum, got op=…" in SAID  # an exception
     assert "after epoch …: non-finite metrics …" in SAID  # a warning
     assert "the policy failed on rank 0 after epoch …: …" in SAID  # what another rank raises
-    assert "every host has one worker" in SAID  # part of another sentence
+    assert "messages are copied to main memory from CUDA devices only" in SAID  # part of another sentence
 
 
 def test_every_sentence_is_on_the_page() -> None:

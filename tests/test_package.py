@@ -81,9 +81,14 @@ ROOMS = {
     "auto_level": set(),
     "step_levels": {"auto_level"},
     "exchange": {"kernels", "meter", "momentum", "ranges", "step_levels", "transport"},
-    "controller": {"exchange", "policies", "transport"},
-    "on_horovod": {"advice", "controller", "exchange", "meter", "momentum", "policies", "step_levels", "transport"},
-    "ddp": {"advice", "controller", "exchange", "meter", "momentum", "policies", "step_levels", "transport"},
+    "replicas": {"transport"},
+    "controller": {"policies", "replicas", "transport"},
+    "on_horovod": {
+        *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
+    },
+    "ddp": {
+        *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
+    },
     "report": set(),
 }
 EXCHANGE = {
@@ -116,8 +121,6 @@ EXCHANGE = {
         "unused",
     },
     "failed_step": {"handshake", "intake", "task", "uncompressed", "wire"},
-    "lookout": {"handshake", "task", "wire"},
-    "replicas": {"wire"},
 }
 ON_HOROVOD = {
     "horovod_optimizer": set(),

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.agreement import agree, description
 from hvd_dyncomp.ddp.backward import Backward, call_at_end
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
-from hvd_dyncomp.exchange import lookout
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Skip
@@ -90,7 +90,7 @@ class Quantizer(Session):
         if number in ranks.compressed and ranks.rank == 0:
             logger.warning(TWINS)
         ranks.compressed[number] = self
-        lookout.register(self.controller, self)
+        replicas.register(self.controller, self)
 
     def _prepare(
         self,

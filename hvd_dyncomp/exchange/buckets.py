@@ -63,7 +63,7 @@ class Bucket:
 
         Args:
             topology: which ranks share a host.
-            by_host: divide hierarchically; there must be no obstacle to it.
+            by_host: divide hierarchically; only for a topology that is `two_level`.
         """
         new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
         same = new[:2] == self.arrangement[:2]

@@ -43,7 +43,6 @@ def handshake(
     places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
     yield transport.sum(places.view(torch.int64), f"{name}.handshake")
     greetings = _greetings(places, name)
-    _check_controller(greetings, transport.rank_call)
     first = _comparable(greetings[0])
     if not flags_of(greetings) & Flag.FAILED and all(_comparable(greeting) == first for greeting in greetings):
         return greetings
@@ -62,21 +61,6 @@ def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
         if not any(message):
             raise LockstepError(f"{name}: rank {rank} is missing from this step: {JOINED}")
     return [Greeting.from_bytes(message) for message in messages]
-
-
-def _check_controller(greetings: list[Greeting], rank_call: str) -> None:
-    """Check that all ranks are in `Controller.step`, or none.
-
-    Raises:
-        LockstepError: only some are.
-    """
-    inside = [bool(greeting.flags & Flag.CONTROLLER) for greeting in greetings]
-    if any(inside) and not all(inside):
-        raise LockstepError(
-            f"rank {inside.index(True)} is in Controller.step, and rank {inside.index(False)} goes on training: every "
-            "rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; use "
-            f"`if {rank_call} == 0:` only for code that prints or saves"
-        )
 
 
 def _comparable(greeting: Greeting) -> Greeting:

@@ -15,9 +15,12 @@ _owners = getattr(torch._C, "_storage_Use_Count", None)
 _OWN = 2  # the gradient, and the object by which it is asked
 
 
-def is_sole_owner(tensor: torch.Tensor) -> bool:
-    """Whether nothing else owns the tensor's memory, so that nobody can notice when it is written."""
-    return _owners is not None and _owners(tensor.untyped_storage()._cdata) == _OWN
+def are_sole_owners(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether nothing else owns the tensors' memory, so that nobody can notice when it is written."""
+    for tensor in tensors:
+        if _owners is None or (tensor is not None and _owners(tensor.untyped_storage()._cdata) != _OWN):
+            return False
+    return True
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.memory import is_sole_owner
+from hvd_dyncomp.exchange.memory import are_sole_owners
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
@@ -194,7 +194,7 @@ class Exchange(Task[torch.Tensor]):
         if self._may_write or self._reason is not None:
             return True
         if self._sole_owners is None:
-            self._sole_owners = all(gradient is None or is_sole_owner(gradient) for gradient in self.gradients)
+            self._sole_owners = are_sole_owners(self.gradients)
         return self._sole_owners
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
@@ -223,8 +223,10 @@ class Exchange(Task[torch.Tensor]):
             raise self._reason
         values = self._room()
         nonfinite_blocks = route.decode(result, values, self._factor)
-        pairs = zip(self.gradients, values, strict=True)
-        self._write([value if to is None else self._representable(value, to.dtype) for to, value in pairs])
+        for place, gradient in enumerate(self.gradients):
+            if gradient is not None and gradient.dtype is torch.float16:
+                values[place] = self._representable(values[place])
+        self._write(values)
         return nonfinite_blocks.to("cpu", non_blocking=True)
 
     @torch.no_grad()
@@ -250,22 +252,21 @@ class Exchange(Task[torch.Tensor]):
         """Contiguous float32 tensors for all means: the gradients themselves where possible."""
         room = [
             gradient
-            if gradient is not None and _is_writable(gradient)
+            # What kernels can write to.
+            if gradient is not None and gradient.dtype is torch.float32 and gradient.is_contiguous()
             else torch.empty(slot.numel, dtype=torch.float32, device=self._bucket.device)
             for slot, gradient in zip(self._bucket.slots, self.gradients, strict=True)
         ]
         self._streams.keep(*room)
         return room
 
-    def _representable(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _representable(self, value: torch.Tensor) -> torch.Tensor:
         """Keep overshoot of few bits finite in float16: values that fitted before must not become infinite.
 
         A mean of float16 values always fits. A sum that is too large by more than `overshoot` becomes infinite, as
         uncompressed: gradient scalers rely on that.
         """
-        if dtype is not torch.float16:
-            return value
-        most = torch.finfo(dtype).max
+        most = torch.finfo(torch.float16).max
         clipped = value.clamp(-most, most)
         reach = most * (1 + self._overshoot)
         return clipped if self._factor < 1 else torch.where(value.abs() <= reach, clipped, value)
@@ -281,8 +282,3 @@ def overshoot(bits: float, *, stochastic: bool) -> float:
         return 1.0
     scale = PLACEMENTS[int(bits)].rms + PLACEMENTS[int(bits)].maximum
     return min(1.0, 2 * scale * (1 + stochastic))
-
-
-def _is_writable(gradient: torch.Tensor) -> bool:
-    """Whether kernels can write means into it."""
-    return gradient.dtype is torch.float32 and gradient.is_contiguous()

@@ -104,7 +104,7 @@ class Plan:
     @property
     def hierarchical(self) -> bool:
         """Whether gradients travel within hosts first, then between hosts."""
-        return self.settings.hierarchical is not False and not self.topology.obstacle
+        return self.settings.hierarchical is None and self.topology.two_level
 
     def settle(self, greetings: Sequence[Greeting], bits: float, origins: Mapping[Streams, Any]) -> None:
         """Get ready for a step on which all ranks agree. The same result on all ranks.
@@ -116,7 +116,7 @@ class Plan:
 
         Raises:
             LockstepError: a rank has worked with another topology.
-            ValueError: `hierarchical` is True, and there is an obstacle, or a message would be too long.
+            ValueError: a message would be too long.
         """
         self._locate(greetings)
         if bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
@@ -128,7 +128,6 @@ class Plan:
 
         Raises:
             LockstepError: a rank has worked with another topology. On all ranks.
-            ValueError: `hierarchical` is True, and there is an obstacle. On all ranks.
         """
         names = [greeting.host for greeting in greetings]
         topology, number = self.topology, self.topology_checksum
@@ -144,8 +143,6 @@ class Plan:
                 )
         if self.topology_checksum:
             return
-        if self.settings.hierarchical and topology.obstacle:
-            raise ValueError(f"hierarchical must be False or None here, got True: {topology.obstacle}")
         self.topology, self.topology_checksum, self._names = topology, number, names
         if self.source.rank == 0:
             self._say()
@@ -190,8 +187,9 @@ class Plan:
             logger.info("%d hosts of %d workers: hierarchical exchange", len(hosts), len(hosts[0]))
         elif self.settings.hierarchical is None and self.topology.uneven:
             logger.warning(
-                "gradients are exchanged among all workers at once, so more leaves a host than the level says: %s",
-                self.topology.obstacle,
+                "gradients are exchanged among all workers at once, so more leaves a host than the level says: hosts "
+                "have different numbers of workers: %s",
+                ", ".join(str(len(host)) for host in hosts),
             )
 
     def discard(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -26,14 +27,17 @@ class Settings:
     bucket_bytes: int = 8 * 2**20
     fp16_skipped: bool = False
     auto_level: bool = False
-    hierarchical: bool | None = None
+    hierarchical: Literal[False] | None = None
     discardable: bool = False
 
     def __post_init__(self) -> None:
         for name in ("error_feedback", "fp16_skipped", "auto_level", "discardable"):
             boolean(name, getattr(self, name))
-        if self.hierarchical is not None:
-            boolean("hierarchical", self.hierarchical)
+        if self.hierarchical is not None and self.hierarchical is not False:
+            raise ValueError(
+                f"hierarchical must be None or False, got {shown(self.hierarchical)}: leave it out, and gradients "
+                "travel within hosts first wherever all hosts have equally many workers"
+            )
         for name, least, most in (("block_size", 64, 65536), ("min_numel", 1, None), ("bucket_bytes", 1, None)):
             value = getattr(self, name)
             plain = integer(name, value, least) if most is None else integer(name, value, least, most)

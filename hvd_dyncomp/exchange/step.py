@@ -21,7 +21,7 @@ from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.unused import unused
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.meter import Meter, Traffic
+from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.step_levels import Turn
 from hvd_dyncomp.transport.base import in_background
@@ -46,6 +46,7 @@ class Step:
 
     Attributes:
         number, bits: of the turn.
+        traffic: what this rank has sent in the step's epoch at its level.
         fresh: whether backward has made any of the gradients, on any rank. Known when `collect` is over.
         proposal: rank 0's proposed level. Likewise.
         apart: likewise: by identity of a gradient whose mean is not in its place, because another gradient's is there:
@@ -59,6 +60,7 @@ class Step:
         self._plan, self._fresh, self._absent = plan, fresh, absent
         self.number, self.bits = turn.number, turn.bits
         self._tally = Tally(plan, meter, epoch=turn.epoch, bits=turn.bits)
+        self.traffic = self._tally.traffic
         self.proposal: float = 0
         self.apart: dict[int, torch.Tensor] = {}
         self.fresh = self.over = self._cancelled = self._abandoned = False
@@ -106,11 +108,6 @@ class Step:
         with self._lock:
             self._agreement.begin()
         in_background(self._plan.transport, self._in_background)
-
-    @property
-    def traffic(self) -> Traffic:
-        """What this rank has sent in the step's epoch at its level."""
-        return self._tally.traffic
 
     def add(self, slot: Slot, gradient: torch.Tensor, used: bool | torch.Tensor = True) -> None:
         """Take a gradient that travels compressed: that of a slot, in a step below 32 bits. Does not block.

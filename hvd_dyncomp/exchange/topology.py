@@ -62,15 +62,9 @@ class Topology(NamedTuple):
         return len(set(map(len, self.hosts))) > 1
 
     @property
-    def obstacle(self) -> str:
-        """Why gradients cannot be exchanged within hosts first and then between them; "" if they can."""
-        if self.size == 1:
-            return "there is one worker"
-        if len(self.hosts) == 1:
-            return f"all {self.size} workers are on one host"
-        if self.uneven:
-            return f"hosts have different numbers of workers: {', '.join(str(len(host)) for host in self.hosts)}"
-        return "" if len(self.hosts[0]) > 1 else "every host has one worker"
+    def two_level(self) -> bool:
+        """Whether gradients can travel within hosts first and then between them: all have equally many workers."""
+        return len(self.hosts) > 1 and not self.uneven and len(self.hosts[0]) > 1
 
     def host_of(self, rank: int) -> tuple[int, ...]:
         """All ranks on this rank's host, with itself."""
@@ -144,7 +138,7 @@ def flat(blocks: int, rank: int, topology: Topology) -> Arrangement:
 
 
 def hierarchical(blocks: int, rank: int, topology: Topology) -> Arrangement:
-    """A section for each worker of a host. Call it only where there is no obstacle."""
+    """A section for each worker of a host. Call it only for `two_level` topologies."""
     neighbours = topology.host_of(rank)
     bounds = shard_bounds(blocks, len(neighbours))
     sections = tuple(

@@ -109,12 +109,11 @@ class Flag(IntFlag):
     """Flags of a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer, and will
-    say why. CONTROLLER: this rank is in `Controller.step`.
+    say why.
     """
 
     FRESH = 1
     FAILED = 2
-    CONTROLLER = 4
 
 
 def checksum(text: str) -> int:

@@ -80,7 +80,10 @@ class OptimizerGradients(Source):
     def any_fresh(self) -> bool:
         """Whether backward has made any gradient since the last exchange. Call it in every step, before `fresh`."""
         self._passes = horovod_optimizer.passes_of(self.optimizer)
-        return any(self.fresh(parameter) for _, parameter in reversed(self.named))  # backward makes the last ones first
+        for _, parameter in reversed(self.named):  # noqa: SIM110  # backward makes the last ones first
+            if self._countdown[parameter] != self._passes:
+                return True
+        return False
 
     def fresh(self, parameter: torch.Tensor) -> bool:
         """Whether backward has made a gradient for this parameter since the last exchange."""

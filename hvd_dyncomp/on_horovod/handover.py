@@ -58,7 +58,10 @@ class Handover:
     @property
     def overwritten(self) -> bool:
         """Whether the program has written to a compressed gradient since it arrived."""
-        return any(gradient._version != version for gradient, version in self._versions)
+        for gradient, version in self._versions:  # noqa: SIM110  # a generator would be a call for each
+            if gradient._version != version:
+                return True
+        return False
 
     def take(
         self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot | None

@@ -9,10 +9,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import (
     ANOTHER_OPTIMIZER,
     ASSIGNED,
@@ -26,7 +27,6 @@ from hvd_dyncomp.advice import (
 )
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange import lookout
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Skip
@@ -92,8 +92,8 @@ class DynamicQuantizer(Session, Compressor):
             depend on time, so a run cannot be repeated bit for bit.
         hierarchical: on hosts of several workers, exchange gradients within each host first, then between hosts. What
             leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
-            many workers. True: require it. False: exchange among all workers at once, which was faster at 1 and 2 bits
-            on two hosts of two workers and 1 Gbit/s.
+            many workers. False: exchange among all workers at once, which was faster at 1 and 2 bits on two hosts of
+            two workers and 1 Gbit/s.
         discardable: keep a copy of the residuals of the step before, 2 bytes per value, so that `discard` can undo a
             step. Use it if your program throws exchanged gradients away.
         warmup_steps: number of first steps that have at least `warmup_bits`, whatever the controller says. It does not
@@ -110,7 +110,7 @@ class DynamicQuantizer(Session, Compressor):
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type. At the first gradient: the optimizer's op
-            is not Average or Sum, another optimizer uses the same quantizer, or `hierarchical=True` is impossible.
+            is not Average or Sum, or another optimizer uses the same quantizer.
         LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have other parameters or
             settings, or differ in level or step. (If a program calls `synchronize` itself and a rank at 32 bits meets
             one that compresses, Horovod's own error may come first.)
@@ -136,7 +136,7 @@ class DynamicQuantizer(Session, Compressor):
         fp16_skipped: bool = False,
         bucket_bytes: int = 8 * 2**20,
         auto_level: bool = False,
-        hierarchical: bool | None = None,
+        hierarchical: Literal[False] | None = None,
         discardable: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
@@ -172,7 +172,7 @@ class DynamicQuantizer(Session, Compressor):
         # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
         # it found for this one. Made here: it imports the compiler, as making any optimizer does.
         self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
-        lookout.register(self.controller, self)
+        replicas.register(self.controller, self)
 
     @property
     def label(self) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+LATE_SECONDS = 10.0  # that a rank waits for others without a word
 _POLL_SECONDS = 1e-3
 
 
@@ -109,6 +110,10 @@ class Transport(ABC):
                 return False
             time.sleep(_POLL_SECONDS)
         return True
+
+    def missing(self, handle: Any) -> list[int]:
+        """The ranks that have not started a collective, ascending, as far as the transport can tell."""
+        return []
 
     @abstractmethod
     def in_background(self, work: Callable[[], bool]) -> None:

@@ -31,7 +31,6 @@ class Collective:
         missing: the ranks whose message has not arrived.
         error: why it cannot complete.
         waited: since when somebody has waited for it, by the monotonic clock; None if nobody has.
-        reported: whether somebody has said that it takes long.
     """
 
     def __init__(self, name: str, rank: int, parts: list[torch.Tensor], finish: Finish) -> None:
@@ -40,7 +39,6 @@ class Collective:
         self._unsent = len(self.missing)
         self.error: Exception | None = None
         self.waited: float | None = None
-        self.reported = False
 
     @property
     def over(self) -> bool:

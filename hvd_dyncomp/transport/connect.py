@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 
 from hvd_dyncomp.transport.address import announced, listening
+from hvd_dyncomp.transport.base import LATE_SECONDS
 from hvd_dyncomp.transport.forked import not_for_children
 from hvd_dyncomp.transport.visitors import HELLO, HELLO_SECONDS, Visitors
 
 logger = logging.getLogger(__name__)
 
-LATE_SECONDS = 10.0  # that a rank waits for others without a word
 _CARD_BYTES = 1024  # what a rank tells the others of itself, padded
 _EARLY_SECONDS = 0.5  # before its time limit, a rank may find that another one's is over
 _WAITING = 1024  # connections that may wait to be accepted; strangers may be among them

@@ -6,9 +6,8 @@
     results = world.run(lambda transport: ...)   # or a program per rank, with everything that Horovod allows
 
 `run` gives every rank a thread; one thread runs at a time. At every call of its transport a rank may lose its turn.
-`choose` decides which rank runs next, whether a polling rank sees a complete collective yet, when background work runs,
-and which rank's `wait_for` times out. No clock is read: at the latest, time is up when no rank can run. Runs with the
-same choices are the same.
+`choose` decides which rank runs next, whether a polling rank sees a complete collective yet, and when background work
+runs. No clock is read: the time of a `wait_for` is up when no rank can run. Runs with the same choices are the same.
 """
 
 from __future__ import annotations
@@ -88,6 +87,9 @@ class InProcessTransport(Transport):
     def wait_for(self, handle: Collective, seconds: float) -> bool:
         return self._world.block_awhile(self._rank, handle)
 
+    def missing(self, handle: Collective) -> list[int]:
+        return sorted(set(range(self.size)) - set(handle.sent))
+
     def in_background(self, work: Callable[[], bool]) -> None:
         self._world.add_background(self._rank, work)
 
@@ -127,10 +129,6 @@ class World:
         self._started = 0
         self._waits: dict[int, Collective] = {}
         self._awhile: set[int] = set()  # of those that wait: who does not wait for ever
-        # By rank, how much had been started when its time was last up, by choice or because nobody could go on. It is
-        # up again only when more has been started: who finds nothing new each time waits for what never comes.
-        self._up_by_choice: dict[int, int] = {}
-        self._up_at_standstill: dict[int, int] = {}
         self._running: set[int] = set()
         self._patient = False
         self._dead = ""
@@ -221,8 +219,7 @@ class World:
             self._wait_for_a_turn(rank, collective)
 
     def block_awhile(self, rank: int, collective: Collective) -> bool:
-        """Returns when `collective` is over, or the rank's time is up; whether it is over."""
-        self._patient = False
+        """Returns when `collective` is over, or no rank can go on; whether it is over."""
         if not collective.over:
             self._awhile.add(rank)
             try:
@@ -258,24 +255,12 @@ class World:
             self._work_in_background()
             self._patient = False
             if self._progress() == before:
-                if late := self._may_be_up(self._up_at_standstill):
-                    rank = late[self.choose(len(late))]
-                    self._up_at_standstill[rank] = self._started
-                    self._patient = True  # it is to see all that has come
-                    return rank
+                if self._awhile and not self._dead:
+                    return min(self._awhile)  # its time is up
                 waits = [f"rank {rank} for {wait.name}" for rank, wait in sorted(self._waits.items())]
                 self._dead = "nobody can go on: " + ", ".join(waits)
                 return min(self._running)
-        up = self._may_be_up(self._up_by_choice) if self._choices else []
-        chosen = [*able, *up][self.choose(len(able) + len(up))]
-        if chosen in up:
-            self._up_by_choice[chosen] = self._started
-        return chosen
-
-    def _may_be_up(self, before: dict[int, int]) -> list[int]:
-        """Ranks that wait, and whose time may be up; `before` says when it last was."""
-        waiting = [rank for rank in sorted(self._awhile) if not self._waits[rank].over]
-        return [rank for rank in waiting if before.get(rank) != self._started]
+        return able[self.choose(len(able))]
 
     def _progress(self) -> tuple[int, int]:
         return self._started, sum(wait.over for wait in self._waits.values())

@@ -23,8 +23,9 @@ import torch.distributed as dist
 from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
+from hvd_dyncomp.transport.base import LATE_SECONDS
 from hvd_dyncomp.transport.collectives import Collective, Collectives
-from hvd_dyncomp.transport.connect import LATE_SECONDS, connected
+from hvd_dyncomp.transport.connect import connected
 from hvd_dyncomp.transport.mesh import Mesh
 from hvd_dyncomp.transport.staging import Staging
 
@@ -117,12 +118,14 @@ class ProcessGroupTransport(base.Transport):
         self._seconds = time_limit(timeout)
 
     def wait(self, handle: Collective) -> torch.Tensor:
-        """As `base.Transport.wait`. Logs a warning once if it takes long.
+        """As `base.Transport.wait`. Logs a warning if it takes long, but none after `wait_for`, whose caller says more.
 
         Raises:
             ConnectionError: a rank has ended.
             TimeoutError: a rank has not started the collective in time.
         """
+        if handle.waited is None and not self.wait_for(handle, LATE_SECONDS):
+            self._report(handle)
         self.wait_for(handle, _MOST_SECONDS)
         return handle.result()
 
@@ -131,29 +134,26 @@ class ProcessGroupTransport(base.Transport):
         now = time.monotonic()
         if handle.waited is None:
             handle.waited = now
-        until, end, late = now + seconds, handle.waited + self._seconds, handle.waited + LATE_SECONDS
-        if not self._over(handle, min(until, end, late)) and not handle.reported and late <= time.monotonic() < end:
-            self._report(handle)
-        if not self._over(handle, min(until, end)) and time.monotonic() >= end:
+        left = handle.waited + self._seconds - now
+        with self._collectives.changed:
+            over = self._collectives.changed.wait_for(lambda: handle.over, max(0.0, min(seconds, left)))
+        if not over and left <= seconds:
             self._give_up(handle)
         return handle.over
 
-    def _over(self, handle: Collective, until: float) -> bool:
-        """Wait until a collective is over, or until a time."""
+    def missing(self, handle: Collective) -> list[int]:
+        """As `base.Transport.missing`."""
         with self._collectives.changed:
-            return self._collectives.changed.wait_for(lambda: handle.over, max(0.0, until - time.monotonic()))
+            return sorted(handle.missing)
 
     def _report(self, handle: Collective) -> None:
-        """Say once what is waited for."""
-        handle.reported = True
-        with self._collectives.changed:
-            ranks = sorted(handle.missing)
+        """Say what is waited for."""
+        ranks = self.missing(handle)
         what = f"nothing has come from ranks {ranks}" if ranks else "its messages have not left"
-        seconds = time.monotonic() - (handle.waited or 0)
         logger.warning(
             "rank %d has waited %.0f s for %s: %s; the time limit is %g s",
             self._rank,
-            seconds,
+            time.monotonic() - (handle.waited or 0),
             handle.name,
             what,
             self._seconds,

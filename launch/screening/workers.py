@@ -44,7 +44,7 @@ class Workers:
             rank=rank,
             world_size=self.size,
         )
-        bucket.arrange(self._topology, by_host=not self._topology.obstacle)
+        bucket.arrange(self._topology, by_host=self._topology.two_level)
         return bucket
 
     def mean(self, gradients: Sequence[torch.Tensor], bits: float) -> torch.Tensor:

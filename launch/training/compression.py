@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from common import ranks
-from common.errors import RunError
 from hvd_dyncomp import (
     Controller,
     CriticalRegime,
@@ -26,8 +25,6 @@ from hvd_dyncomp.meter import allreduce_bytes
 if TYPE_CHECKING:
     from hvd_dyncomp import DynamicQuantizer
     from hvd_dyncomp.ddp import Quantizer
-
-_HIERARCHICAL = {"auto": None, "on": True, "off": False}
 
 
 class Baseline:
@@ -99,7 +96,7 @@ class Quantized:
             "rounding": args.rounding,
             "block_size": args.block_size,
             "auto_level": args.auto_level,
-            "hierarchical": _HIERARCHICAL[args.hierarchical],
+            "hierarchical": None if args.hierarchical == "auto" else False,
             "warmup_steps": args.level_warmup_steps,
             "warmup_bits": args.level_warmup_bits,
         }
@@ -183,10 +180,7 @@ def make_compression(args: argparse.Namespace, model: torch.nn.Module, topology:
 
     Raises:
         ValueError: the library refuses a value.
-        RunError: ``--hierarchical on`` cannot be; the library would say so in the first step only.
     """
     if args.compression in ("none", "fp16"):
         return Baseline(args.compression, model.parameters(), topology)
-    if args.hierarchical == "on" and topology.obstacle:
-        raise RunError(f"--hierarchical on: {topology.obstacle}")
     return Quantized(make_policy(args), args)

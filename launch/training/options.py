@@ -27,7 +27,7 @@ from training.datasets import DATASETS
 from training.models import MODELS, SHORTCUTS
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
-HIERARCHICAL = ("auto", "on", "off")
+HIERARCHICAL = ("auto", "off")
 POLICIES = ("step", "plateau", "critical", "static", "schedule")
 MONITORS = ("val_loss", "val_accuracy", "train_loss")
 _NOT_GIVEN = object()

@@ -9,7 +9,6 @@ import torch
 from races import Machine, Race, SimulatedCuda, Watched
 
 from hvd_dyncomp.ddp import backward
-from hvd_dyncomp.exchange.intake import Taken
 from hvd_dyncomp.exchange.streams import CudaStreams, Streams
 
 
@@ -33,15 +32,19 @@ class Step:
     """Takes what it gets; its means are written by kernels in the stream for what comes in."""
 
     traffic = SimpleNamespace(seconds=0.0)
+    bits = 4
 
     def __init__(self, machine: Machine, streams: Streams, *, compressed: bool) -> None:
         self._machine, self._streams, self._compressed, self._taken = machine, streams, compressed, []
         self._origins = set()
 
-    def take(self, gradient, name, parameter):
+    def add(self, slot, gradient, used) -> None:
         self._taken.append(gradient)
         self._origins.add(self._streams.origin())
-        return Taken(gradient * 1, gradient, self._compressed)
+
+    def uncompressed(self, name, gradient):
+        self.add(None, gradient, used=True)
+        return gradient * 1
 
     def collect(self) -> None:
         self.collected_in = self._machine.stream
@@ -98,6 +101,14 @@ def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backward.dist, "all_reduce", lambda flat, group, async_op: Work(flat))
 
 
+def a_pass(step, ended: list, *, compressed: bool) -> backward.Backward:
+    """Whose outcome is added to `ended`."""
+    slots = {"it": None if not compressed else "its place"}
+    return backward.Backward(
+        step, slots=slots, factor=0.5, tells_used=True, group=None, ended=lambda *args: ended.append(args)
+    )
+
+
 def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
     """A pass of two buckets, whose means the program reads afterwards."""
     machine, ended = Machine(), []
@@ -107,13 +118,14 @@ def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
             here = CudaStreams(torch.device("cpu"))
             patch.setattr(backward, "streams_of", lambda device: here)
             step = Step(machine, here, compressed=compressed)
-            one = backward.Backward(step, factor=0.5, group=None, ended=lambda *args: ended.append(args))
+            one = a_pass(step, ended, compressed=compressed)
             buckets = [Bucket(), Bucket()]
             for number, bucket in enumerate(buckets):
                 bucket.memory += 1
                 machine.wait((0, f"autograd {number}"), machine.stream)
                 with machine.place(stream=f"autograd {number}", hook=True):
-                    future = one.add(bucket, {bucket.parameter: "it"})
+                    future = one.future_of(bucket)
+                    one.take(bucket, {bucket.parameter: "it"})
             one.end()
             assert ended == [(step, None)], ended
             assert step.collected_in == (0, "autograd 1"), "not a stream that nobody else uses, or device 0's"
@@ -162,16 +174,19 @@ def test_an_error_anywhere_ends_the_pass(monkeypatch, where):
 
     monkeypatch.setattr(backward, "streams_of", lambda device: Plain(where))
     step = SimpleNamespace(
-        take=lambda gradient, name, parameter: Taken(gradient, gradient, True),
+        add=lambda slot, gradient, used: None,
+        bits=4,
         collect=failing if where == "collecting" else lambda: None,
         traffic=SimpleNamespace(seconds=0.0),
     )
-    one = backward.Backward(step, factor=0.5, group=None, ended=lambda *args: ended.append(args))
-    futures = [one.add(bucket, {bucket.parameter: "it"}) for bucket in (Bucket(), Bucket())]
+    one, buckets = a_pass(step, ended, compressed=True), [Bucket(), Bucket()]
+    futures = [one.future_of(bucket) for bucket in buckets]
+    for bucket in buckets:
+        one.take(bucket, {bucket.parameter: "it"})
     if where == "the future":  # torch's is complete before it records an event, which may raise
         result = futures[0].set_result
         one._futures[0] = (SimpleNamespace(set_result=lambda value: failing(result(value)), done=futures[0].done), None)
     one.end()
-    assert one.over.wait(10)
+    one.wait()
     assert all(future.done() for future in futures)
     assert isinstance(ended[-1][1], RuntimeError)

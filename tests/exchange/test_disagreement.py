@@ -154,10 +154,7 @@ def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(monkeypatch):
             real = kernels.reduce_into
 
             def reduce_into(out, *arguments, **keywords):
-                if (
-                    out.numel() == worker.quantizer._plan.buckets[0].section.shards[1].blocks * 36
-                    and not failed
-                ):
+                if out.numel() == worker.quantizer._plan.buckets[0].section.shards[1].blocks * 36 and not failed:
                     failed.append(out)
                     raise MemoryError("no room")
                 return real(out, *arguments, **keywords)

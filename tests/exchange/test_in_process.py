@@ -107,26 +107,19 @@ def test_so_many_seconds_have_passed_when_nobody_can_go_on():
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("choices", [[], [0], [1], [0, 1], [1, 0, 2], [1, 1, 0]])
-def test_who_looks_around_while_it_waits_sees_in_the_end_what_has_come(choices):
+def test_who_waits_awhile_hears_who_is_missing_and_then_waits_for_ever(choices):
+    missing = []
+
     def program(transport: InProcessTransport):
-        never = transport.sum(torch.ones(1), f"of {transport.rank}")
-        other = transport.sum(torch.ones(1), "of both")
-        while not transport.poll(other):
-            assert not transport.wait_for(never, 1)
+        if transport.rank < 2:
+            handle = transport.sum(torch.ones(1), "of 0 and 1")
+            assert not transport.wait_for(handle, 1)
+            missing.append(transport.missing(handle))
+            transport.wait(handle)
 
-    World(2, choices).run(program)
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("choices", [[], [0], [1], [0, 1], [1, 0, 2], [1, 1, 0]])
-def test_who_waits_again_and_again_for_what_never_comes_is_found(choices):
-    def program(transport: InProcessTransport):
-        handle = transport.sum(torch.ones(1), f"of {transport.rank}")
-        while not transport.wait_for(handle, 1):
-            pass
-
-    with pytest.raises(Deadlock, match="nobody can go on: .*rank . for of"):
-        World(2, choices).run(program)
+    with pytest.raises(Deadlock, match="nobody can go on: rank 0 for of 0 and 1, rank 1 for of 0 and 1"):
+        World(3, choices).run(program)
+    assert missing == [[2]] * 2
 
 
 @pytest.mark.parametrize("choices", [[], [0]])

@@ -8,7 +8,7 @@ import torch
 from simulated import SimulatedOptimizer, Worker, on_ranks, parameters
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError
-from hvd_dyncomp.exchange.replicas import _number
+from hvd_dyncomp.replicas import _number
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
 
 pytestmark = pytest.mark.timeout(60)

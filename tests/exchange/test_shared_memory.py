@@ -9,7 +9,7 @@ from simulated import SimulatedOptimizer, places
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule
 from hvd_dyncomp.exchange import memory
-from hvd_dyncomp.exchange.memory import is_sole_owner, overlapping
+from hvd_dyncomp.exchange.memory import are_sole_owners, overlapping
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
 
 SIZES = {"a": 64, "b": 40, "c": 130, "d": 64, "skipped": 64}
@@ -125,13 +125,13 @@ def test_overlaps_are_found_to_the_element(data):
 
 def test_means_are_written_early_only_where_nobody_else_owns_the_memory(monkeypatch):
     whole = torch.zeros(8)
-    assert is_sole_owner(whole)
+    assert are_sole_owners([whole])
     part = whole[:4].detach()
-    assert not is_sole_owner(part) and not is_sole_owner(whole)
+    assert not are_sole_owners([part]) and not are_sole_owners([whole])
     del whole
-    assert is_sole_owner(part)
+    assert are_sole_owners([part])
     monkeypatch.setattr(memory, "_owners", None)  # a torch that does not tell
-    assert not is_sole_owner(part)
+    assert not are_sole_owners([part])
 
 
 def test_backward_leaves_gradients_that_nobody_else_owns():
@@ -145,5 +145,5 @@ def test_backward_leaves_gradients_that_nobody_else_owns():
         torch.nn.TransformerEncoderLayer(32, 2, 32),
     )
     model(torch.randn(2, 3, 8, 8)).square().mean().backward()
-    assert all(is_sole_owner(parameter.grad) for parameter in model.parameters())
+    assert are_sole_owners([parameter.grad for parameter in model.parameters()])
     assert not overlapping([parameter.grad for parameter in model.parameters()])

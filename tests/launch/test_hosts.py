@@ -7,12 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import RunError
-from hvd_dyncomp.exchange.topology import Topology
 from runs import DIGITS, HOSTS, RELEASE, RELEASE_LEVELS, assert_same_checkpoints, metrics, train
-from training import options
 from training.carried import Carried
-from training.compression import make_compression
 from training.models import build_model
 
 FLAGS = (*DIGITS, "--epochs", "1", "--batch-size", "16")
@@ -75,12 +71,6 @@ def test_all_at_once_sends_more_and_says_so(whole_of_hosts: Path, tmp_path: Path
 def test_uneven_hosts_train_and_one_line_says_what_that_costs(tmp_path: Path) -> None:
     said = train(*FLAGS, "--output-dir", str(tmp_path / "run"), hosts="aab")
     assert said.count("hosts have different numbers of workers: 2, 1") == 1
-
-
-@pytest.mark.parametrize(("hosts", "why"), [("aa", "one host"), ("aab", "2, 1"), ("ab", "every host has one worker")])
-def test_what_cannot_be_is_refused_before_the_first_step(hosts: str, why: str) -> None:
-    with pytest.raises(RunError, match=f"--hierarchical on: .*{why}"):
-        make_compression(options.parse(["--hierarchical", "on"]), torch.nn.Linear(1, 1), Topology.of(hosts))
 
 
 def interrupted(whole: Path, folder: Path) -> Path:

@@ -1,11 +1,11 @@
-"""`if hvd.rank() == 0: controller.step(...)`, which people write, and its like: an error on every rank, and no hang."""
+"""Ranks that do not call `Controller.step` together: who waits says so, and a late rank is harmless."""
 
 import pytest
 from launchers import run_body
 
 
 @pytest.mark.parametrize(("launcher", "ranks", "alone"), [("mpirun", 2, 0), ("gloo", 2, 1), ("mpirun", 3, -1)])
-def test_one_rank_calls_it(launcher, ranks, alone):
+def test_one_rank_is_late_or_early(launcher, ranks, alone):
     run_body("controller_alone", launcher, ranks, HVD_DYNCOMP_TEST_ALONE=str(alone))
 
 

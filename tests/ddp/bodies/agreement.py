@@ -1,5 +1,7 @@
 """All ranks compress the same model, or all hear why not."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import LockstepError, ddp
+from hvd_dyncomp.transport import torch_distributed
 
 
 def model(value: float, group=None, **arguments) -> DistributedDataParallel:
@@ -137,14 +140,20 @@ def test_what_is_wrong_on_one_rank_is_said_on_all(kind, error, text, group, rank
     assert_compresses(model(2, group), group)
 
 
-def test_a_rank_that_steps_the_controller_alone(rank):
+def test_a_rank_that_steps_the_controller_alone(rank, size, caplog, monkeypatch):
+    """It says who is missing, once, and not also what every late rank is told."""
+    monkeypatch.setattr("hvd_dyncomp.controller.LATE_SECONDS", 0.3)
+    monkeypatch.setattr(torch_distributed, "LATE_SECONDS", 0.3)
     model_of_group = model(1, group := dist.new_group())
     quantizer = ddp.compress(model_of_group, 16)
-    with pytest.raises(LockstepError, match=r"use `if torch.distributed.get_rank\(\) == 0:` only for code that prints"):
-        if rank == 0:
-            quantizer.controller.step({"accuracy": 0.5})
-        else:
-            model_of_group(0).backward()
+    if rank > 0:
+        time.sleep(1.0)
+    assert quantizer.controller.step({"accuracy": 0.5}) == 16
+    said = [record.getMessage() for record in caplog.records if "controller" in record.getMessage()]
+    assert len(said) == (rank == 0), said
+    for line in said:
+        assert f"rank 0 has waited 0.3 s in Controller.step for ranks {list(range(1, size))}: every rank must" in line
+        assert "use `if torch.distributed.get_rank() == 0:` only for code that prints" in line
     dist.barrier()
     ddp.transport(group).close()
 

@@ -20,11 +20,6 @@ BLOCKS, ROUND_ROBIN, CROSSED = [0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]
 TWO_BY_TWO = {"blocks": BLOCKS, "round robin": ROUND_ROBIN, "crossed": CROSSED}
 UNEVEN, ONE_HOST, APART = [0, 0, 0, 1], [0] * 4, [0, 1, 2, 3]
 PLACEMENTS = {**TWO_BY_TWO, "uneven": UNEVEN, "one host": ONE_HOST, "apart": APART}
-OBSTACLES = {
-    "uneven": "hosts have different numbers of workers: 3, 1",
-    "one host": "all 4 workers are on one host",
-    "apart": "every host has one worker",
-}
 # Relative errors of sums of 30 steps, as tests/kernels/test_kernels.py has them for the flat exchange of two.
 LIMITS = {1: 0.20, 4: 0.037, 8: 0.0025, 16: 1e-5}
 NAMES = ["conv", "odd", "matrix", "long"]
@@ -118,31 +113,19 @@ def test_what_is_rounded_within_a_host_is_small_and_all_that_is_lost(bits, at, r
         assert (lost <= 2e-6 * magnitude.max() + kept + (magnitude * 2**-8 if bits <= 7 else 0)).all(), name
 
 
-@pytest.mark.parametrize("where", OBSTACLES)
-@pytest.mark.parametrize("bits", [4, 32])
-def test_a_demand_that_cannot_be_met(bits, where, at, request):
-    at(PLACEMENTS[where])
-    run = Run(request.node.name, Static(bits), hierarchical=True)
-    with pytest.raises(ValueError, match=f"hierarchical must be .* got True: {OBSTACLES[where]}"):
-        run.steps(1)
-    assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))
-
-
 def reduced(prefix: str, steps: int = 3, **arguments) -> torch.Tensor:
     """All means of the last of some steps."""
     return torch.cat([mean.flatten() for mean in Run(prefix, Static(4), **arguments).steps(*range(steps)).values()])
 
 
 @two_by_two
-def test_the_demand_for_either_way(hosts, at, request):
+def test_the_demand_for_the_flat_way(hosts, at, request):
     """The flat way knows nothing of hosts; the other is the default."""
     at(ONE_HOST)
     flat = reduced(f"{request.node.name}.flat")
     at(hosts)
     assert torch.equal(reduced(f"{request.node.name}.false", hierarchical=False), flat)
-    by_host = reduced(f"{request.node.name}.true", hierarchical=True)
-    assert torch.equal(reduced(f"{request.node.name}.none"), by_host)
-    assert not torch.equal(by_host, flat)
+    assert not torch.equal(reduced(f"{request.node.name}.none"), flat)
 
 
 @pytest.mark.parametrize("hierarchical", [None, False])
@@ -154,10 +137,10 @@ def test_uneven_hosts_are_mentioned_once(hosts, hierarchical, at, rank, request,
     said = [record.getMessage() for record in caplog.records if "workers" in record.getMessage()]
     expected = rank == 0 and hosts == UNEVEN and hierarchical is None
     assert len(said) == expected, said
-    assert not said or OBSTACLES["uneven"] in said[0]
+    assert not said or "hosts have different numbers of workers: 3, 1" in said[0]
 
 
-@pytest.mark.parametrize(("first", "other"), [(None, False), (True, False), (None, True)])
+@pytest.mark.parametrize(("first", "other"), [(None, False), (False, None)])
 def test_ranks_that_want_different_ways(first, other, at, rank, request):
     at(BLOCKS)
     run = Run(request.node.name, Static(4), hierarchical=other if rank == 2 else first)

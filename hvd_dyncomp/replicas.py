@@ -2,23 +2,26 @@
 
 `Controller.step` gathers one number for each model (`brief`), and only if those differ, one for each parameter
 (`compare`). A number is `zlib.crc32` of the parameter's bytes in logical order: 46 ms for 25.6 million float32 values.
+Which models a controller compares, its quantizers say (`register`).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.exchange.wire import checksum
 from hvd_dyncomp.transport.base import Transport, gather_json
 
-Models = Callable[[], Mapping[str, Sequence[tuple[str, torch.Tensor]]]]  # (name, parameter) pairs by label
+Named = Sequence[tuple[str, torch.Tensor]]  # (name, parameter) pairs
+Models = Callable[[], Mapping[str, Named]]  # by label
 
 _PART = 2**23  # values that are copied at a time: of a GPU, or where there are NaNs
 _CAUSES = (
@@ -29,10 +32,42 @@ _CAUSES = (
 )
 
 
+class Trainer(Protocol):
+    """Something that trains a model on all ranks, or will."""
+
+    @property
+    def label(self) -> str | None:
+        """A name of the model, the same on all ranks; None if it does not train among all ranks, or not yet."""
+
+    def trained(self) -> Named:
+        """(name, parameter) of all that is trained now."""
+
+
+# By controller; in order, by a number that counts up.
+_trainers: weakref.WeakKeyDictionary[object, weakref.WeakValueDictionary[int, Trainer]] = weakref.WeakKeyDictionary()
+_count = itertools.count()
+
+
+def register(controller: object, trainer: Trainer) -> None:
+    """Have a controller compare what a trainer trains, as long as both exist."""
+    _trainers.setdefault(controller, weakref.WeakValueDictionary())[next(_count)] = trainer
+
+
+def models_of(controller: object) -> dict[str, Named]:
+    """What is trained at a controller's level now, by label. Models that are deleted are left out.
+
+    Of several trainers with one label the last counts: the others wait to be deleted, on some ranks longer.
+    """
+    known = list(_trainers.get(controller, {}).values())
+    last = {each.label: each for each in known if each.label is not None}
+    models = {label: each.trained() for label, each in last.items()}
+    return {label: named for label, named in models.items() if named}
+
+
 def brief(models: Models) -> dict[str, int] | None:
     """One number for the parameters of each model, by label; None if they cannot be read. Never raises."""
     try:
-        return {label: checksum(json.dumps(_numbers(named, exact=True))) for label, named in models().items()}
+        return {label: _crc32(json.dumps(_numbers(named, exact=True))) for label, named in models().items()}
     except Exception:  # noqa: BLE001  # the other ranks wait; `compare` says why
         return None
 
@@ -84,8 +119,12 @@ def _differing(everyone: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int
                 yield label, before, rank
 
 
-def _numbers(named: Sequence[tuple[str, torch.Tensor]], *, exact: bool) -> dict[str, int]:
+def _numbers(named: Named, *, exact: bool) -> dict[str, int]:
     return {name: _number(parameter, exact) for name, parameter in named}
+
+
+def _crc32(text: str) -> int:
+    return zlib.crc32(text.encode())
 
 
 def _number(values: torch.Tensor, exact: bool) -> int:
@@ -93,7 +132,7 @@ def _number(values: torch.Tensor, exact: bool) -> int:
     if is_lazy(values) or values.is_meta:  # has no values yet
         return 0
     values = values.detach()
-    number = checksum(f"{tuple(values.shape)} {values.dtype}")
+    number = _crc32(f"{tuple(values.shape)} {values.dtype}")
     if hasattr(values, "to_local"):  # a DTensor: this rank's part
         values = values.to_local()
     if values.layout is not torch.strided:
