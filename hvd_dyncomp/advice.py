@@ -33,6 +33,11 @@ FORGOTTEN = (
     "backward and step. Call it before backward or after step, or load the quantizer's state, too"
 )
 
+LOADED = (
+    "these gradients are of a step that was left: a state was loaded, or the optimizer attached, between backward and "
+    "step. Do it before backward or after step"
+)
+
 ASSIGNED = (
     "gradients that no backward pass has made (assigned to .grad, as after torch.autograd.grad or torch.func.grad) "
     "travel uncompressed, and the optimizer keeps its momentum; call backward() on a loss to compress them"

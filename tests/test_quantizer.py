@@ -87,7 +87,7 @@ def test_a_state_with_levels_of_tensors_is_refused_and_an_older_one_without_is_n
 
 @pytest.mark.parametrize("state", [{}, {"steps": 1}, {"residuals": {}}])
 def test_loading_something_else_is_refused(state):
-    with pytest.raises(ValueError, match="state must come from DynamicQuantizer.state_dict"):
+    with pytest.raises(ValueError, match="state must come from state_dict"):
         DynamicQuantizer().load_state_dict(state)
 
 

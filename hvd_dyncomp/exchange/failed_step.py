@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import torch
+
 from hvd_dyncomp.exchange.handshake import handshake
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.task import Task
@@ -31,6 +33,7 @@ class FailedStep:
     over = False  # every request raises the error
     proposal = 0.0
 
+    @torch.inference_mode(False)  # which may be the error
     def __init__(
         self, error: Exception, *, transport: Transport, label: str, number: int, bits: float, left: Step | None
     ) -> None:
@@ -43,6 +46,7 @@ class FailedStep:
             self._handshake.begin()
         in_background(transport, self._in_background)
 
+    @torch.inference_mode(False)
     def check(self) -> None:
         """Raise the error once all ranks know it; after a minute in any case, if a step was left."""
         with self._lock:

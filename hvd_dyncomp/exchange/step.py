@@ -207,6 +207,7 @@ class Step:
         """Stop all work in the background: the ranks that this step was for may be gone."""
         with self._lock:
             self._abandoned = True
+            self._join()
 
     def run_out(self, seconds: float = 0.0) -> bool:
         """Of a cancelled step: send what the others wait for; return whether nothing is in flight.

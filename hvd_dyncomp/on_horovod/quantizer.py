@@ -21,6 +21,7 @@ from hvd_dyncomp.advice import (
     FORGOTTEN,
     IN_FLIGHT,
     INFERENCE,
+    LOADED,
     OVERWRITTEN,
     REDUCED_AGAIN,
     THROWN_AWAY,
@@ -389,7 +390,7 @@ class DynamicQuantizer(Session, Compressor):
     def _collect(self, step: Step | FailedStep) -> None:
         """End a step, and tell the optimizer, which steps next, at how many bits its gradients came."""
         if step is not self._step:
-            raise self._failure or RuntimeError(FORGOTTEN)
+            raise self._failure or RuntimeError(LOADED)
         handover, optimizer = self._handover, self._optimizer()
         overwritten = handover is not None and handover.overwritten
         self._end(step)

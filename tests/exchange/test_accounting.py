@@ -1,15 +1,10 @@
 """What the meter says against what was handed to the network."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
 from simulated import WORLDS, Worker, noise, on_ranks, places
-
-from hvd_dyncomp import Meter
-from hvd_dyncomp.exchange.tally import Tally
-from hvd_dyncomp.exchange.topology import Topology
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 
@@ -41,16 +36,6 @@ def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
         assert total.compressed_values == (0 if bits == 32 else 4 * 635)
         assert (total.compressed_bytes > 0) == (bits < 32)
         assert total.seconds > 0
-
-
-def test_what_horovod_gets_once_more_counts_once():
-    """A hook that was interrupted hands over its gradient again."""
-    plan = SimpleNamespace(source=SimpleNamespace(world_size=2, rank=0), topology=Topology.apart(2))
-    tally = Tally(plan, Meter(), epoch=0, bits=32)
-    for name in ("a", "b", "a"):
-        tally.hands_over(name, 50, 100)
-    tally.reduced(4)
-    assert tally.traffic.sent_bytes == 104 and tally.traffic.float32_bytes == 200
 
 
 @places("2", "3", "2x2", "3x2", "2x3 dealt")

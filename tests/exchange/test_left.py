@@ -44,11 +44,11 @@ def trained(worker: Worker, level: int, interruption: Interruption) -> list[list
     Returns, of each step, the means or the error.
     """
     outcomes: list[list[torch.Tensor] | Exception] = []
+    optimizer = worker.optimizer
     for step in range(3):
         if step == 1 and level != 4:
             worker.set_level(level)
         here = interruption if step == 1 and worker.transport.rank == 0 else interrupted(-1)
-        optimizer = worker.optimizer
         optimizer.zero_grad()
         try:
             for name, gradient in worker.noise(step).items():

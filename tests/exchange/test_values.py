@@ -13,21 +13,23 @@ LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
 
 
 @WORLDS
-def test_steps_in_inference_mode(ranks, hosts):
-    """A rank without a batch has Horovod's zeros for its gradients, which are then inference tensors."""
+def test_a_step_in_inference_mode_is_an_error_in_words(ranks, hosts):
+    """On every rank, also on one without a batch. A state that is loaded makes the quantizer work again."""
 
     def program(worker: Worker) -> dict[str, torch.Tensor]:
+        state = worker.quantizer.state_dict()
         if worker.transport.rank:
             worker.backward(worker.noise(0))
-        with torch.inference_mode():
+        with torch.inference_mode(), pytest.raises(RuntimeError, match=r"outside of torch\.inference_mode"):
             worker.optimizer.step()
-        return {name: p.grad.clone() for name, p in worker.parameters.items()}
+        worker.optimizer.forget()
+        worker.quantizer.load_state_dict(state)
+        worker.barrier("all have loaded")
+        return worker.step(worker.noise(1))
 
     seen, _ = on_ranks(ranks, program, {"a": 650, "b": 200, "small": 5}, 16, hosts=hosts)
     for name, gradient in seen[0].items():
-        expected = mean_of(name, gradient.numel(), 0, range(1, ranks), ranks)
         assert all(torch.equal(other[name], gradient) for other in seen)
-        assert (gradient - expected).norm() <= 2e-3 * expected.norm()
 
 
 @WORLDS
@@ -307,23 +309,6 @@ def test_a_gradient_made_dense_on_the_way_is_its_parameters(ranks, hosts):
     for name, size in (("a", 130), ("b", 200)):
         expected = sum(noise(name, size, rank, 1) for rank in range(ranks)) / ranks
         assert (results[0][name] - expected).norm() <= 2e-3 * expected.norm()
-
-
-@WORLDS
-def test_a_step_that_the_optimizer_has_forgotten_is_given_up(ranks, hosts):
-    """On every rank alike, as by `load_state_dict`; it does not count."""
-
-    def program(worker: Worker):
-        worker.backward({"a": noise("a", 130, worker.transport.rank, 0)})
-        worker.optimizer.give_up()
-        return worker.step(worker.noise(1)), worker.quantizer.state_dict()["steps"]
-
-    results, _ = on_ranks(ranks, program, {"a": 130, "b": 200}, 16, hosts=hosts)
-    for got, steps in results:
-        assert steps == 1
-        for name, size in (("a", 130), ("b", 200)):
-            expected = sum(noise(name, size, rank, 1) for rank in range(ranks)) / ranks
-            assert (got[name] - expected).norm() <= 2e-3 * expected.norm()
 
 
 def test_gradients_in_a_buffer_of_the_users_stay_there():

@@ -298,9 +298,9 @@ def test_residuals_of_another_block_size_lose_their_shards_and_say_so(caplog):
 
     def program(worker: Worker):
         worker.quantizer.load_state_dict(copy.deepcopy(states[worker.transport.rank]))
-        worker.backward(worker.noise(1))
+        worker.quantizer.attach(worker.optimizer)
         loaded = worker.quantizer.state_dict()
-        worker.optimizer.step()
+        worker.step(worker.noise(1))
         return loaded
 
     loaded, _ = on_ranks(3, program, SIZES, 2, block_size=128, bucket_bytes=10**6)
@@ -365,21 +365,30 @@ def test_a_quantizer_that_works_for_another_model_does_not_owe_it_anything():
 
 @WORLDS
 @pytest.mark.parametrize("everyone", [True, False])
-def test_a_state_loaded_between_backward_and_step(ranks, hosts, everyone):
-    """The step in flight ends as it began; from then on the loaded state counts."""
+def test_a_state_loaded_between_backward_and_step_is_an_error_in_words(ranks, hosts, everyone):
+    """On every rank; and from then on, the loaded state counts."""
 
     def program(worker):
         worker.step(worker.noise(0))
         saved = worker.quantizer.state_dict()
         worker.backward(worker.noise(1))
-        if everyone or worker.transport.rank == 1:
+        loads = everyone or worker.transport.rank == 1
+        if loads:
             worker.quantizer.load_state_dict(saved)
-        worker.optimizer.step()
-        return {name: p.grad.clone() for name, p in worker.parameters.items()}, worker.quantizer.state_dict()["steps"]
+        try:
+            worker.optimizer.step()
+            assert not loads  # what was to be sent to the others may have been sent
+        except RuntimeError as error:
+            assert ("a state was loaded" if loads else "gave up the exchange") in str(error)
+        worker.barrier("all have an error")
+        worker.optimizer.forget()
+        worker.optimizer._means.clear()
+        worker.quantizer.load_state_dict(saved)
+        return worker.step(worker.noise(1)), worker.quantizer.state_dict()["steps"]
 
     results, _ = on_ranks(ranks, program, {"a": 130, "b": 500}, 16, hosts=hosts)
     for name, size in {"a": 130, "b": 500}.items():
         exact = mean_of(name, size, 1, range(ranks), ranks)
         assert all((gradients[name] - exact).norm() <= 2e-3 * exact.norm() for gradients, _ in results)
         assert all(torch.equal(gradients[name], results[0][0][name]) for gradients, _ in results)
-    assert [steps for _, steps in results] == [1 if everyone or rank == 1 else 2 for rank in range(ranks)]
+    assert [steps for _, steps in results] == [2] * ranks
