@@ -83,11 +83,13 @@ ROOMS = {
     "exchange": {"kernels", "meter", "momentum", "ranges", "step_levels", "transport"},
     "replicas": {"transport"},
     "controller": {"policies", "replicas", "transport"},
-    "on_horovod": {
+    "session": {
         *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
     },
-    "ddp": {
-        *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
+    "averaging": {"controller", "exchange", "momentum", "policies", "replicas", "session", "transport"},
+    "ddp": {"advice", "controller", "exchange", "momentum", "policies", "replicas", "session", "transport"},
+    "on_horovod": {
+        *("advice", "controller", "exchange", "kernels", "momentum", "policies", "replicas", "session", "transport")
     },
     "report": set(),
 }
@@ -95,7 +97,6 @@ EXCHANGE = {
     "wire": set(),
     "source": set(),
     "settings": set(),
-    "uninterrupted": set(),
     "streams": set(),
     "task": set(),
     "handshake": {"task", "wire"},
@@ -109,25 +110,22 @@ EXCHANGE = {
     "residual_state": {"buckets"},
     "uncompressed": {"buckets", "task"},
     "reduction": {"coding", "messages", "task", "topology", "wire"},
-    "plan": {"buckets", "coding", "residual_state", "settings", "source", "topology", "wire"},
+    "plan": {"buckets", "coding", "residual_state", "settings", "source", "streams", "topology", "wire"},
     "routes": {"messages", "reduction", "task", "topology", "wire"},
-    "agreement": {"handshake", "plan", "task", "wire"},
     "tally": {"buckets", "plan"},
     "unused": {"buckets", "slots", "task"},
-    "one_bucket": {"buckets", "memory", "messages", "routes", "slots", "task", "unused"},
-    "intake": {"memory", "plan", "slots", "tally", "uncompressed", "uninterrupted"},
+    "one_bucket": {"buckets", "memory", "messages", "routes", "slots", "task", "uncompressed", "unused"},
     "step": {
-        *("agreement", "intake", "one_bucket", "plan", "slots", "tally", "task", "uncompressed", "uninterrupted"),
-        "unused",
+        *("handshake", "memory", "one_bucket", "plan", "slots", "tally", "task", "uncompressed", "unused", "wire"),
     },
-    "failed_step": {"handshake", "intake", "task", "uncompressed", "wire"},
+    "failed_step": {"handshake", "step", "task", "wire"},
 }
 ON_HOROVOD = {
     "horovod_optimizer": set(),
-    "gradients": {"horovod_optimizer"},
-    "states": {"gradients", "horovod_optimizer"},
-    "lifecycle": {"gradients", "horovod_optimizer", "states"},
-    "quantizer": {"gradients", "horovod_optimizer", "lifecycle"},
+    "tickets": set(),
+    "gradients": {"horovod_optimizer", "tickets"},
+    "handover": {"gradients", "horovod_optimizer", "tickets"},
+    "quantizer": {"gradients", "handover", "horovod_optimizer", "tickets"},
     "elastic": {"quantizer"},
 }
 REPORT = {
