@@ -23,7 +23,6 @@ class Interruption:
     Args:
         number: counted from 0; -1 for never.
         interrupt: has the handler called, which raises `Interrupted`.
-        deferred: whether handlers wait; of such calls in a row, which are all the same, only the first counts.
         spared: functions of which no call counts, nor what they call.
 
     Attributes:
@@ -34,11 +33,10 @@ class Interruption:
         self,
         number: int,
         interrupt: Callable[[], None],
-        deferred: Callable[[], bool],
         spared: tuple[str, ...] = (),
     ) -> None:
-        self.number, self._interrupt, self._deferred, self._spared = number, interrupt, deferred, spared
-        self.calls, self._were_deferred = 0, False
+        self.number, self._interrupt, self._spared = number, interrupt, spared
+        self.calls, self._hit = 0, False
 
     def __enter__(self) -> Interruption:
         sys.settrace(self._at_call)
@@ -47,16 +45,19 @@ class Interruption:
     def __exit__(self, *error: object) -> None:
         sys.settrace(None)
 
-    def _at_call(self, frame: FrameType, event: str, argument: object) -> None:
+    def _at_call(self, frame: FrameType, event: str, argument: object) -> Callable | None:
         name = frame.f_code.co_filename
         if not name.startswith(PACKAGE) or name.startswith(HOROVOD) or self._is_spared(frame):
-            return
-        before, self._were_deferred = self._were_deferred, self._deferred()
-        if before and self._were_deferred:
-            return
+            return None
         self.calls += 1
-        if self.calls - 1 == self.number:
+        return self._at_line if self.calls - 1 == self.number else None
+
+    def _at_line(self, frame: FrameType, event: str, argument: object) -> Callable | None:
+        """At its first line: Python 3.11 loses count of its stack when a function raises in place of being called."""
+        if event == "line" and not self._hit:
+            self._hit = True
             self._interrupt()
+        return self._at_line
 
     def _is_spared(self, frame: FrameType | None) -> bool:
         while frame is not None:

@@ -120,10 +120,7 @@ class Exchange(Task[torch.Tensor]):
         return super().ready if self._started else self.complete
 
     def start(self) -> None:
-        """Send the first message, with zeros for missing gradients. No effect on later calls.
-
-        Horovod exchanges sparse gradients itself: they never arrive here.
-        """
+        """Send the first message, with zeros for missing gradients (sparse ones). No effect on later calls."""
         if not self._started:
             self.prepare()
             self._started = True
@@ -199,6 +196,8 @@ class Exchange(Task[torch.Tensor]):
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
         if self.uncompressed:
+            if self._reason is not None:  # nothing that is sent could tell the others: they must not get a wrong sum
+                raise self._reason
             totals = yield from sums(self._bucket, self.gradients, self._transport)
             self.reduced_bytes = sum(total.nbytes for total in totals)
             yield Gate.WRITE

@@ -17,9 +17,10 @@ from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
-from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.momentum import MOST_BITS
+from hvd_dyncomp.step_levels import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,26 @@ class Plan:
     def hierarchical(self) -> bool:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
+
+    def greeting(self, turn: Turn, absent: Collection[str], *, fresh: bool) -> Greeting:
+        """This rank's greeting for a step.
+
+        Args:
+            turn: the step's number and level.
+            absent: names of parameters without a gradient in this step.
+            fresh: whether backward has run on this rank since the last exchange.
+        """
+        return Greeting(
+            WIRE_VERSION,
+            Phase.HANDSHAKE,
+            turn.bits,
+            turn.proposal if self.source.rank == 0 else 0,
+            checksum(f"{self.composition} {sorted(absent)}") if absent else self.composition,
+            turn.number & 0xFFFFFFFF,
+            Flag.FRESH if fresh else Flag(0),
+            checksum(self.transport.host),
+            self.topology_checksum,
+        )
 
     def settle(self, greetings: Sequence[Greeting], bits: float, origins: Mapping[Streams, Any]) -> None:
         """Get ready for a step on which all ranks agree. The same result on all ranks.

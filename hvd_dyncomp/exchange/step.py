@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -19,7 +20,7 @@ from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.unused import unused
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase, checksum
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.ranges import marked
@@ -65,8 +66,7 @@ class Step:
         self.apart: dict[int, torch.Tensor] = {}
         self.fresh = self.over = self._cancelled = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
-        self._wires: dict[str, torch.Tensor] = {}  # what travels uncompressed, by name
-        self._copied: list[torch.Tensor] = []  # gradients of which a copy does
+        self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
         # Of parameters that this rank may not use, by name.
         self._used: dict[str, bool | torch.Tensor] = {}
         self._doubtful: dict[str, torch.Tensor] = {}  # their gradients
@@ -83,25 +83,31 @@ class Step:
         else:
             plan.arrange(self._origins)
             self._tally.compresses(plan.buckets)
-            self._exchanges = [
-                Exchange(
-                    bucket,
-                    bits=turn.bits,
-                    step=turn.number,
-                    factor=plan.source.factor,
-                    stochastic=stochastic,
-                    transport=plan.transport,
-                    own_memory=plan.source.own_memory,
-                )
-                for bucket in plan.buckets
-            ]
-            for slot in filter(None, map(plan.slots.get, absent)):
-                self._exchanges[slot.bucket].add(slot, None, used=False)
+            self._exchanges = self._new_exchanges(stochastic=stochastic)
         self._under_way = list(self._exchanges)
         # What is not compressed is reduced in its place, as without this package, unless a compressed gradient or
         # something that waits in a residual may be in the same memory.
         waits = any(bucket.residuals.releases for bucket in plan.buckets)
         self._in_place = plan.source.own_memory or (turn.bits == UNCOMPRESSED and not waits)
+
+    def _new_exchanges(self, *, stochastic: bool) -> list[Exchange]:
+        """Exchanges of all buckets, with zeros for parameters that have no gradient."""
+        source = self._plan.source
+        exchanges = [
+            Exchange(
+                bucket,
+                bits=self.bits,
+                step=self.number,
+                factor=source.factor,
+                stochastic=stochastic,
+                transport=source.transport,
+                own_memory=source.own_memory,
+            )
+            for bucket in self._plan.buckets
+        ]
+        for slot in filter(None, map(self._plan.slots.get, self._absent)):
+            exchanges[slot.bucket].add(slot, None, used=False)
+        return exchanges
 
     def start(self) -> None:
         """Greet the other ranks. From here on, whatever can be done without waiting is done in the background."""
@@ -140,21 +146,18 @@ class Step:
 
         The caller sums it over ranks, and writes the mean to the gradient's place (`apart`).
         """
-        if name not in self._wires:  # it may come again: its hook was interrupted, and Horovod does not know it
-            self._wires[name] = wire = self._wire(name, gradient)
-            self._tally.hands_over(wire.nbytes, 4 * wire.numel())
-            if wire is not gradient:
-                self._copied.append(gradient)
-        return self._wires[name]
-
-    def _wire(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         wire, slot = wire_form(gradient), self._plan.slots.get(name)
         if slot is None and self._plan.settings.fp16_skipped and wire.dtype is torch.float32:
             wire = wire.half()
         # A gradient that is not fresh was reduced before, with its residual.
         if slot is not None and self._fresh:
             wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
-        return gradient.clone() if wire is gradient and not self._in_place else wire
+        if wire is gradient and not self._in_place:
+            wire = gradient.clone()
+        if wire is not gradient:
+            self._copied.append(gradient)
+        self._tally.hands_over(wire.nbytes, 4 * wire.numel())
+        return wire
 
     def check(self) -> None:
         """Block until all ranks are known to do the same in this step.
@@ -165,7 +168,7 @@ class Step:
         """
         with self._lock:
             self._agree_now()
-            self._advance()  # Horovod waits for its own next
+            self._advance()  # the caller may wait for something else next
 
     def collect(self) -> None:
         """End all exchanges. Called when every gradient of the step is in, so that every wait ends.
@@ -198,9 +201,9 @@ class Step:
         """
         with self._lock:
             self._cancelled = True
-            self._join()
             for exchange in self._exchanges:
                 exchange.cancel(error)
+            self._join()
         in_background(self._plan.transport, self._in_background)
 
     def abandon(self) -> None:
@@ -220,11 +223,14 @@ class Step:
             with self._lock:
                 if self._has_run_out():
                     return True
-            task, left = self._first_under_way(), until - time.monotonic()
-            if left <= 0 or not task.wait_for(left):
+                task = self._first_under_way()
+                handle = task.handle
+            left = until - time.monotonic()
+            if left <= 0 or not self._plan.transport.wait_for(handle, left):
                 return False
             with self._lock:
-                task.wait()
+                if task.handle is handle:  # nobody has gone on in the background
+                    task.wait()
 
     def _has_run_out(self) -> bool:
         if not (self._abandoned or self._agreement.advance()):
@@ -248,18 +254,7 @@ class Step:
     def _agree(self, turn: Turn) -> Collectives[None]:
         """All ranks do the same in this step, or nothing is sent that fits only then."""
         plan = self._plan
-        composition = checksum(f"{plan.composition} {sorted(self._absent)}") if self._absent else plan.composition
-        greeting = Greeting(
-            WIRE_VERSION,
-            Phase.HANDSHAKE,
-            turn.bits,
-            turn.proposal if plan.source.rank == 0 else 0,
-            composition,
-            turn.number & 0xFFFFFFFF,
-            Flag.FRESH if self._fresh else Flag(0),
-            checksum(plan.transport.host),
-            plan.topology_checksum,
-        )
+        greeting = plan.greeting(turn, self._absent, fresh=self._fresh)
         about = functools.partial(plan.about, turn.bits, turn.number, self._absent)
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
         plan.settle(greetings, turn.bits, self._origins)
@@ -280,10 +275,11 @@ class Step:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._cancelled:
-                return self._has_run_out()
-            if not (self.over or self._abandoned):
-                self._advance()
+            with contextlib.suppress(BaseException):  # of the program's thread; its task keeps it
+                if self._cancelled:
+                    return self._has_run_out()
+                if not (self.over or self._abandoned):
+                    self._advance()
             return self.over or self._abandoned
         finally:
             self._lock.release()

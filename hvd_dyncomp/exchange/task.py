@@ -42,6 +42,7 @@ class Task(Generic[Result]):
         done: whether the generator has ended.
         error: why it has no result; kept, because a backward hook must not raise.
         collectives: number of collectives started.
+        handle: of the collective in flight, or None.
         gate: the gate at which it waits, or None.
     """
 
@@ -53,7 +54,7 @@ class Task(Generic[Result]):
         self._transport = transport
         self._work = work
         self._begun = False
-        self._handle: Any = None  # of the collective in flight
+        self.handle: Any = None
         self._reason: BaseException | None = None
         self._result: Any = None
         self.gate: Gate | None = None
@@ -101,21 +102,17 @@ class Task(Generic[Result]):
             return
         try:
             try:
-                received = self.receive(self._handle)
+                received = self.receive(self.handle)
             except Exception as error:  # noqa: BLE001  # raised by `outcome`
                 self.done, self.error = True, error
             else:
                 self._resume(received)
                 self.begin()
         except BaseException as error:  # a signal handler's
-            if self._handle is not None and self._has_arrived():  # what was received is lost
+            if self.handle is not None and self._has_arrived():  # what was received is lost
                 self.cancel(error)
                 self._resume(None)
             raise
-
-    def wait_for(self, seconds: float) -> bool:
-        """Block until the collective in flight is over, for about `seconds` at most; return whether it is."""
-        return self._handle is None or self._transport.wait_for(self._handle, seconds)
 
     def outcome(self) -> Result:
         """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""
@@ -127,23 +124,25 @@ class Task(Generic[Result]):
 
     def _has_arrived(self) -> bool:
         try:
-            return self._transport.poll(self._handle)
+            return self._transport.poll(self.handle)
         except Exception:  # noqa: BLE001  # `wait` raises it, too, and keeps it
             return True
 
     def _resume(self, received: torch.Tensor | None) -> None:
         """Continue the generator: with what was received, with the reason to fail, or from its beginning or a gate."""
-        fails = self._reason if self._handle is not None else None
-        self._handle, self.gate, self._begun = None, None, True
+        fails = self._reason if self.handle is not None else None
+        self.handle, self.gate, self._begun = None, None, True
         try:
             at = self._work.send(received) if fails is None else self._work.throw(fails)
         except StopIteration as end:
             self.done, self._result = True, end.value
-        except BaseException as error:  # noqa: BLE001  # raised by `outcome`
+        except BaseException as error:  # raised by `outcome`
             self.done, self.error = True, error
+            if not isinstance(error, Exception) and error is not self._reason:
+                raise  # a signal handler's: the program must not wait for the others now
         else:
             if isinstance(at, Gate):
                 self.gate = at
             else:
-                self._handle = at
+                self.handle = at
                 self.collectives += 1

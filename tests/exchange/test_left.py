@@ -35,7 +35,7 @@ def interrupt():
 
 
 def interrupted(number: int) -> Interruption:
-    return Interruption(number, interrupt, lambda: False, BACKGROUND)
+    return Interruption(number, interrupt, BACKGROUND)
 
 
 def trained(worker: Worker, level: int, interruption: Interruption) -> list[list[torch.Tensor] | Exception]:
@@ -66,7 +66,10 @@ def trained(worker: Worker, level: int, interruption: Interruption) -> list[list
 
 @places("2", "3", "2x2")
 @pytest.mark.parametrize("level", [4, 32], ids=["compressed", "released"])
-def test_an_interruption_at_every_call(ranks, hosts, level):
+@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.soak)])
+def test_an_interruption_at_every_call(ranks, hosts, level, every):
+    """At so many of them, one after the other: of up to 1,900, a whole run for each takes minutes."""
+
     def run(number: int):
         interruption = interrupted(number)
         seen, _ = on_ranks(ranks, lambda worker: trained(worker, level, interruption), SIZES, 4, hosts=hosts, **SHAPE)
@@ -75,7 +78,8 @@ def test_an_interruption_at_every_call(ranks, hosts, level):
     expected, calls = run(-1)
     assert calls > 50
     refused = unheard = 0
-    for number in range(calls):
+    numbers = range(ranks, calls, every)
+    for number in numbers:
         seen, reached = run(number)
         assert reached > number
         for rank, outcomes in enumerate(seen):
@@ -91,7 +95,7 @@ def test_an_interruption_at_every_call(ranks, hosts, level):
         refused += isinstance(seen[0][2], Exception)
         # Between two collectives of an exchange there are a few calls after which the others hear nothing in this step.
         unheard += any("nobody can go on" in str(outcomes[1]) for outcomes in seen)
-    assert 0 < refused < calls and unheard < 0.05 * calls
+    assert 0 < refused < len(numbers) and unheard <= 0.05 * len(numbers) + 1
 
 
 def refused(worker: Worker, step: int) -> None:
