@@ -27,11 +27,13 @@ class Reduction(ABC):
 
     Attributes:
         section: see above.
+        has_sent_all: whether the other ranks have all that they wait for, or aborts.
     """
 
     def __init__(self, messages: Messages, section: Section, group: Group | None) -> None:
         self._messages, self.section, self._own_group = messages, section, group
         self._bucket = messages.bucket
+        self.has_sent_all = False
 
     @property
     def _group(self) -> Group:
@@ -133,7 +135,9 @@ class PairReduction(Reduction):
         del values
         yield Gate.SEND
         to_the_other = [0 if rank == self._bucket.rank else length for rank in self.section.ranks]
-        received = yield self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
+        handle = self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
+        self.has_sent_all = True
+        received = yield handle
         if failure is not None:
             raise failure
         return torch.cat([own if rank == self._bucket.rank else received for rank in self.section.ranks])
@@ -206,6 +210,7 @@ class ShardedReduction(Reduction):
         if failure is not None:
             message, _ = self._messages.aborts(1)
         handle = self._group.allgather(message, self._messages.name(Phase.GATHER))
+        self.has_sent_all = True
         del message
         result = yield handle
         if failure is not None:

@@ -128,9 +128,9 @@ class Hierarchical(Route):
         try:
             result = yield from between
             self._own.messages_in(result, self._own.section.ranks)  # only here is the failing rank known
-        except GeneratorExit:  # nobody wants it any more
-            raise
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
+            if not self._own.has_sent_all:  # an interruption of the reduction itself, or nobody wants it any more
+                raise
             failure, (result, _) = error, self._messages.aborts(1)
         handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))
         gathered = yield handle
