@@ -39,10 +39,11 @@ def handshake(
         LockstepError: a rank differs; the message names the rank and what differs.
     """
     name = f"hvd_dyncomp.{label}"
-    with torch.inference_mode(False):  # a thread in another mode may write it
+    with torch.inference_mode(False):  # a thread in another mode may write the sum
         places = torch.zeros(transport.size, GREETING_BYTES, dtype=torch.uint8, device="cpu")
-    places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
-    yield transport.sum(places.view(torch.int64), f"{name}.handshake")
+        places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
+        numbers = places.view(torch.int64)
+    yield transport.sum(numbers, f"{name}.handshake")
     greetings = _greetings(places, name)
     first = _comparable(greetings[0])
     if not flags_of(greetings) & Flag.FAILED and all(_comparable(greeting) == first for greeting in greetings):
