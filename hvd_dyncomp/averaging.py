@@ -42,8 +42,8 @@ class Averager(Session):
         named_parameters: (name, parameter) pairs, the same on all ranks: names in `state_dict`, and the shapes, devices
             and order of the tensors. Those of complex parameters travel uncompressed.
         controller: gives the number of bits; default `Controller()`. A policy or a level makes a new controller.
-        transport: sends the bytes. Default: Horovod, if it is initialized, or else torch's default process group
-            (`hvd_dyncomp.ddp.transport()`).
+        transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
+            torch's default process group (`hvd_dyncomp.ddp.transport()`).
         optimizer: the optimizer of these parameters, if `without_momentum` made it.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
@@ -79,6 +79,8 @@ class Averager(Session):
         **arguments: Any,
     ) -> None:
         named = checked_names(named_parameters)
+        if transport is None and isinstance(controller, Controller):
+            transport = controller.transport
         super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
         self._optimizer = inner_optimizer(optimizer)
         self._source = _Tensors(named, self._transport, self._optimizer)
