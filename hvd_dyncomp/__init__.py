@@ -51,8 +51,8 @@ __all__ = [
     "without_momentum",
 ]
 
-# Without Horovod, `hvd_dyncomp.ddp`, `Averager`, policies and kernels still work. `DynamicQuantizer` needs Horovod: its first use
-# raises an error that says what is missing.
+# Without Horovod, `hvd_dyncomp.ddp`, `Averager`, policies and kernels still work. `DynamicQuantizer` needs Horovod: its
+# first use raises an error that says what is missing.
 _horovod_missing = ""
 try:
     import hvd_dyncomp.on_horovod.elastic  # noqa: F401  # registers with Horovod

@@ -196,7 +196,9 @@ def _check_fits(what: str, tensor: Any, parameter: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise TypeError(f"{what} must be a dense tensor or None, got {shown(tensor)}")
     if tensor.is_inference():
-        raise ValueError(f"{what} must not be made in inference mode, because it cannot be written; use torch.no_grad()")
+        raise ValueError(
+            f"{what} must not be made in inference mode, because it cannot be written; use torch.no_grad()"
+        )
     if tensor.shape != parameter.shape or tensor.device != parameter.device:
         raise ValueError(
             f"{what} must have shape {tuple(parameter.shape)} and be on {parameter.device}, got shape "

@@ -71,7 +71,9 @@ class ProcessGroupTransport(base.Transport):
     def __init__(self, group: Any = None, *, timeout: float | timedelta = _DEFAULT_SECONDS) -> None:
         _check_member(group)
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        self._group = weakref.ref(group or dist.group.WORLD)  # which would live as long as the transport (`_transports`)
+        self._group = weakref.ref(
+            group or dist.group.WORLD
+        )  # which would live as long as the transport (`_transports`)
         self._seconds = time_limit(timeout)
         connections, self._hosts = connected(group, self.host, self._seconds)
         self._collectives, close = _wired(self._rank, self._size, connections)

@@ -4,8 +4,30 @@ import pytest
 from torchrun import BODIES, run_bodies
 
 JOBS = {
-    2: ["transport", "agreement", "exchange", "runs", "parted", "devices", "layouts", "interrupted", "copies", "averager"],
-    3: ["transport", "agreement", "exchange", "runs", "parted", "devices", "layouts", "interrupted", "copies", "averager"],
+    2: [
+        "transport",
+        "agreement",
+        "exchange",
+        "runs",
+        "parted",
+        "devices",
+        "layouts",
+        "interrupted",
+        "copies",
+        "averager",
+    ],
+    3: [
+        "transport",
+        "agreement",
+        "exchange",
+        "runs",
+        "parted",
+        "devices",
+        "layouts",
+        "interrupted",
+        "copies",
+        "averager",
+    ],
     4: ["exchange", "runs", "averager"],
 }
 SECONDS = 300

@@ -351,7 +351,9 @@ def test_a_rank_whose_tensors_do_not_fit_says_so_to_all(ranks, hosts, bits, wron
     for rank in {*range(ranks)} - {1}:
         assert seen[rank][0] == f"rank 1 cannot use its DynamicQuantizer: {seen[1][0]}"
     assert same_on_all([tensors for _, tensors in seen])
-    [one, *_] = World(ranks, hosts=hosts).run(lambda t: [stepped(each, t.rank, s) for each in [averager(t, bits)] for s in (0, 1)])
+    [one, *_] = World(ranks, hosts=hosts).run(
+        lambda t: [stepped(each, t.rank, s) for each in [averager(t, bits)] for s in (0, 1)]
+    )
     assert equal(seen[0][1], one[1])
 
 

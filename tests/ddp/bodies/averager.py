@@ -65,7 +65,9 @@ def test_several_averagers_and_a_level_that_moves(rank, size):
                     parameter.copy_(value + change)
         controller.step({"loss": 1.0})  # which compares both models
     assert pair[0].label != pair[1].label
-    everything = [sum(one) for one in zip(*(models[0].mean(10 * e + s) for e in range(3) for s in range(2)), strict=True)]
+    everything = [
+        sum(one) for one in zip(*(models[0].mean(10 * e + s) for e in range(3) for s in range(2)), strict=True)
+    ]
     for model in models:
         for parameter, expected in zip(model.parameters(), everything, strict=True):
             # What was rounded at 4 bits was delivered at 32.

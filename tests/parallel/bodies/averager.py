@@ -104,7 +104,11 @@ def test_a_rank_that_gives_something_wrong_says_so_to_all(bits, rank):
     tensors = given(model, 1)
     before = [tensor.clone() for tensor in tensors]
     for spoiled, mine, others in (
-        ([*tensors[:-1], torch.zeros(11, device=DEVICE)], r"tensors\[3\] \(values.3\) must have shape", "rank 1 cannot"),
+        (
+            [*tensors[:-1], torch.zeros(11, device=DEVICE)],
+            r"tensors\[3\] \(values.3\) must have shape",
+            "rank 1 cannot",
+        ),
         ([*tensors[:-1], None], "tensors that are None", "give zeros where only some ranks have a tensor"),
     ):
         with pytest.raises((ValueError, LockstepError), match=mine if rank == 1 else others):
