@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interruption import Interrupted, Interruption
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
 from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, without_momentum
@@ -47,6 +48,10 @@ def stepped(each: Averager, rank: int, step: int) -> list[torch.Tensor]:
     tensors = gradients(rank, step)
     each.mean_(tensors)
     return tensors
+
+
+def interrupt():
+    raise Interrupted
 
 
 def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
@@ -276,8 +281,8 @@ def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
 
     seen = World(ranks, hosts=hosts).run(program)
     assert {text for text, _ in seen} == {
-        "the ranks' DynamicQuantizers differ: rank 0 has tensors that are None [], rank 1 has ['odd'] (give zeros where "
-        "only some ranks have a tensor)"
+        "the ranks' DynamicQuantizers differ: rank 0 has tensors that are None [], rank 1 has ['odd'] "
+        "(give zeros where only some ranks have a tensor)"
     }
     assert same_on_all([tensors for _, tensors in seen])
 
@@ -366,6 +371,52 @@ def test_what_all_ranks_give_wrong_is_no_step():
         return stepped(each, transport.rank, 0)
 
     assert same_on_all(World(2).run(program))
+
+
+@places("2")
+@pytest.mark.parametrize("bits", [4, 32])
+def test_an_interruption_at_every_call(ranks, hosts, bits):
+    """The same means as without, or an error: then nothing more until states are loaded.
+
+    A program that was interrupted before its means were there asks for them again.
+    """
+    expected: list = []
+
+    def run(number: int):
+        interruption = Interruption(number, interrupt, lambda: False, ("_work_in_background",))
+
+        def program(transport):
+            each = averager(transport, bits)
+            stepped(each, transport.rank, 0)
+            here = interruption if transport.rank == 0 else Interruption(-1, interrupt, lambda: False, ())
+            seen = []
+            for step in (1, 2):
+                tensors = gradients(transport.rank, step)
+                try:
+                    again = step == 2
+                    if step == 1 and here.hits(lambda tensors=tensors: each.mean_(tensors)):
+                        again = not equal(tensors, expected[0][0])
+                        tensors = gradients(transport.rank, step) if again else tensors
+                    if again:
+                        each.mean_(tensors)
+                    seen.append(tensors)
+                except RuntimeError as error:
+                    seen.append(error)
+            return seen
+
+        return World(ranks, hosts=hosts).run(program), interruption.calls
+
+    expected, calls = run(-1)
+    assert calls > 50
+    refused = 0
+    for number in range(calls):
+        seen, _ = run(number)
+        for rank, (one, two) in enumerate(seen):
+            assert isinstance(one, Exception) or equal(one, expected[rank][0]), number
+            assert isinstance(two, Exception) or equal(two, expected[rank][1]), number
+        assert len({isinstance(two, Exception) for _, two in seen}) == 1, number
+        refused += isinstance(seen[0][1], Exception)
+    assert 0 < refused < calls
 
 
 @pytest.mark.parametrize("bits", [4, 32])
