@@ -88,11 +88,11 @@ def test_names_are_counted_by_process_set(rank, size):
             one.mean_([torch.ones(3000, device=DEVICE)])
         model = Linear()
         averager = Averager(model.named_parameters(), 4, **SHAPE)
+        names = hvd.allgather_object(averager.label, name="averager.labels")
+        assert len(set(names)) == 1
         tensors = given(model, 7)
         averager.mean_(tensors)
         assert same_on_all_ranks(tensors, "averager.sets")
-    names = hvd.allgather_object(averager.label, name="averager.labels")
-    assert len(set(names)) == 1
 
 
 @pytest.mark.parametrize("bits", [4, 32])
