@@ -2,11 +2,13 @@
 
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
 
-`DynamicQuantizer` compresses the gradients. `Controller` moves the level on all ranks at once, as a policy decides:
+`DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, and an `Averager` whatever
+a loop of your own hands over. `Controller` moves the level on all ranks at once, as a policy decides:
 `StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`. `without_momentum` is for few bits.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
@@ -24,10 +26,14 @@ from hvd_dyncomp.policies import (
     StepFunction,
 )
 
+if TYPE_CHECKING:
+    from hvd_dyncomp.averaging import Averager
+
 __version__ = "0.1.0"
 
 __all__ = [
     "LEVELS",
+    "Averager",
     "Controller",
     "ControllerError",
     "CriticalRegime",
@@ -45,8 +51,8 @@ __all__ = [
     "without_momentum",
 ]
 
-# Without Horovod, `hvd_dyncomp.ddp`, policies and kernels still work. `DynamicQuantizer` needs Horovod: its first use
-# raises an error that says what is missing.
+# Without Horovod, `hvd_dyncomp.ddp`, `Averager`, policies and kernels still work. `DynamicQuantizer` needs Horovod: its
+# first use raises an error that says what is missing.
 _horovod_missing = ""
 try:
     import hvd_dyncomp.on_horovod.elastic  # noqa: F401  # registers with Horovod
@@ -58,6 +64,9 @@ except HorovodMissing as _error:
 def __getattr__(name: str):
     if _horovod_missing and name == "DynamicQuantizer":
         raise ImportError(_horovod_missing)
-    if name == "ddp":  # imported late: with Horovod, nobody pays for torch.distributed
+    # Imported late: nobody pays for what is not used.
+    if name == "ddp":
         return importlib.import_module("hvd_dyncomp.ddp")
+    if name == "Averager":
+        return importlib.import_module("hvd_dyncomp.averaging").Averager
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ A step of any front end does what `mean_` does, in this order: begin, hand over 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +42,8 @@ class Averager(Session):
         named_parameters: (name, parameter) pairs, the same on all ranks: names in `state_dict`, and the shapes, devices
             and order of the tensors. Those of complex parameters travel uncompressed.
         controller: gives the number of bits; default `Controller()`. A policy or a level makes a new controller.
-        transport: sends the bytes. Default: Horovod, if it is initialized, or else torch's default process group
-            (`hvd_dyncomp.ddp.transport()`).
+        transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
+            torch's default process group (`hvd_dyncomp.ddp.transport()`).
         optimizer: the optimizer of these parameters, if `without_momentum` made it.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
@@ -60,7 +61,7 @@ class Averager(Session):
     Examples:
         >>> from hvd_dyncomp.transport.in_process import World
         >>> def program(transport):
-        ...     averager = Averager([("weight", torch.zeros(2000))], 4, transport=transport)
+        ...     averager = Averager([("weight", torch.zeros(2000))], 16, transport=transport)
         ...     gradient = torch.full((2000,), float(transport.rank))
         ...     averager.mean_([gradient])
         ...     return gradient[0].item()
@@ -78,10 +79,13 @@ class Averager(Session):
         **arguments: Any,
     ) -> None:
         named = checked_names(named_parameters)
+        if transport is None and isinstance(controller, Controller):
+            transport = controller.transport
         super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
         self._optimizer = inner_optimizer(optimizer)
         self._source = _Tensors(named, self._transport, self._optimizer)
         self._plan = self._new_plan()
+        self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
         self._transport.advise({bucket.device for bucket in self._plan.buckets})
         replicas.register(self.controller, self)
 
@@ -90,6 +94,9 @@ class Averager(Session):
 
     def _ranks(self) -> tuple[Transport, str]:
         return self._transport, self._source.label
+
+    def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
+        return self._latest
 
     @torch.no_grad()
     def mean_(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -116,6 +123,7 @@ class Averager(Session):
         with self._within_step():
             step = self._begin(absent=absent, wrong=wrong)
             self._average(step, given)
+        self._latest = weakref.WeakValueDictionary(given)
         self._tell_optimizer(self._optimizer, step.bits)
 
     def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
@@ -129,9 +137,9 @@ class Averager(Session):
             if name in slots:
                 step.add(slots[name], tensor)
             else:
-                wires[name] = step.uncompressed(name, tensor)
+                wires[name] = step.uncompressed(name, tensor.resolve_conj())
         step.check()  # from here on, all ranks do the same
-        self._transport.sum_all({f"hvd_dyncomp.{self._source.label}.{name}": wire for name, wire in wires.items()})
+        self._transport.sum_all({f"hvd_dyncomp.{self._source.label}.mean.{name}": wire for name, wire in wires.items()})
         self._end(step)
         for name, wire in wires.items():
             given[name].copy_(wire * self._source.factor)
@@ -187,6 +195,10 @@ class _Tensors(Source):
 def _check_fits(what: str, tensor: Any, parameter: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise TypeError(f"{what} must be a dense tensor or None, got {shown(tensor)}")
+    if tensor.is_inference():
+        raise ValueError(
+            f"{what} must not be made in inference mode, because it cannot be written; use torch.no_grad()"
+        )
     if tensor.shape != parameter.shape or tensor.device != parameter.device:
         raise ValueError(
             f"{what} must have shape {tuple(parameter.shape)} and be on {parameter.device}, got shape "

@@ -123,7 +123,7 @@ class Session(ABC):
         plan = self._plan
         if plan is None:
             return {}
-        return residual_state.relative_errors(plan.buckets, plan.source.named, plan.source.factor)
+        return residual_state.relative_errors(plan.buckets, self._means(plan), plan.source.factor)
 
     def check_replicas(self) -> None:
         """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
@@ -213,6 +213,10 @@ class Session(ABC):
     @abstractmethod
     def _ranks(self) -> tuple[Transport, str]:
         """The transport and the label for the case that there is no plan."""
+
+    def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
+        """Those of the latest step that are still there, by parameter's name."""
+        return {name: parameter.grad for name, parameter in plan.source.named if parameter.grad is not None}
 
     def _fresh(self) -> bool:
         """Whether backward has run since the last exchange. There is a plan."""

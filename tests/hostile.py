@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hvd_dyncomp import (
+    Averager,
     Controller,
     CriticalRegime,
     Decision,
@@ -24,6 +25,7 @@ from hvd_dyncomp import (
     kernels,
     without_momentum,
 )
+from hvd_dyncomp.transport.in_process import World
 
 
 class Call(NamedTuple):
@@ -115,10 +117,50 @@ ROWS += [{"epoch": 0, "bits": 4, key: value} for key in ("steps", "sent", "secon
 METERS = [None, 5, [], {}, {"tensors": []}]
 METERS += [{"records": rows} for rows in (None, 5, [{"epoch": 0, "bits": 4}] * 2, *([row] for row in ROWS))]
 MAPPINGS = [None, "x", 5, [], [1], {}, {"steps": 1}, math.nan]
+STATES = (
+    MAPPINGS
+    + states(steps=NATURAL, world_size=COUNT, rank=[*NATURAL[1:], 2], factor=[*NOT_FINITE, 0, -1])
+    + states(hosts=[5, "x", [0, 1], [[0], [0]], [[0]], [[0, 1], []], [[0], [2]], [[0], ["1"]]])
+    + states(meter=METERS)
+    + states(order=[5, "memory", [], True])
+    + states(residuals=[None, 5, "x", *({"a": value} for value in BAD_TENSORS)])
+    + states(shard_residuals=[None, 5, "x", *({"a": shard} for shard in SHARDS)])
+    + [{k: v for k, v in QUANTIZER_STATE.items() if k not in ("auto_level", gone)} for gone in ("steps", "rank")]
+    + states(spending=[5, "x", {}, {"units": [["a", 3]]}])
+    + states(auto_level=[5, "x", {"floor": 4}, *({"floor": v, "chosen": 4, "since": 0} for v in LEVEL)])
+    + states(auto_level=[{"floor": 4, "chosen": v, "since": 0} for v in LEVEL[1:]])
+    + states(auto_level=[{"floor": 4, "chosen": 4, "since": v} for v in NATURAL])
+)
 WEIGHT = torch.zeros(1)
 NAMED = [5, "ab", [1, 2], [("a", 1)], [("a", [1])], [(None, WEIGHT)], [(1, WEIGHT)], [], iter(()), {"ab": WEIGHT}]
 NAMED += [[("a", WEIGHT), ("a", WEIGHT)], [torch.zeros(2)], [("a", WEIGHT, 1)]]
 NO_TENSOR = [None, "x", 3, 0.5, [1.0], np.zeros(3), object()]
+
+CONTROLLERS = [4.5, "Controller", Controller, [], Unspeakable()]
+TRANSPORTS = [4, "mpi", [], object(), Unspeakable()]
+[ALONE] = World(1).transports
+QUANTIZER = {
+    "controller": CONTROLLERS,
+    "named_parameters": NAMED,
+    "error_feedback": SWITCH,
+    "rounding": CHOICE,
+    "block_size": [*COUNT, 32, 96, 100, 2**17],
+    "min_numel": COUNT,
+    "skip": [4, "embedding", [], {}, b"x"],
+    "fp16_skipped": SWITCH,
+    "bucket_bytes": COUNT,
+    "auto_level": SWITCH,
+    "hierarchical": [True, *SWITCH[1:]],
+    "discardable": SWITCH,
+    "warmup_steps": NATURAL,
+    "warmup_bits": LEVEL,
+    "transport": TRANSPORTS,
+}
+
+
+def averager(**arguments) -> Averager:
+    return Averager(**{"named_parameters": [("a", WEIGHT)], "transport": ALONE, **arguments})
+
 
 OUT = {"out": torch.zeros(36, dtype=torch.uint8)}
 FORMAT = {"bits": 4, "block_size": 64}
@@ -237,7 +279,7 @@ TABLE = {
             "on_error": CHOICE,
             "nan_patience": COUNT,
             "check_replicas": SWITCH,
-            "transport": [4, "mpi", [], object(), Unspeakable()],
+            "transport": TRANSPORTS,
         },
     ),
     "Controller.step": Call(
@@ -261,25 +303,22 @@ TABLE = {
             + [history({"epoch": 0, "bits": 4}, {"epoch": 0, "bits": 4}), history({"epoch": 0, "bits": 8})],
         },
     ),
-    "DynamicQuantizer": Call(
-        DynamicQuantizer,
-        {},
+    "DynamicQuantizer": Call(DynamicQuantizer, {}, QUANTIZER),
+    "Averager": Call(averager, {}, {**QUANTIZER, "optimizer": [4, "x", object(), WEIGHT, Unspeakable()]}),
+    "Averager.load_state_dict": Call(
+        lambda state: averager(named_parameters=[("a", torch.zeros(3))], auto_level=True).load_state_dict(state),
+        {"state": QUANTIZER_STATE},
+        {"state": STATES},
+    ),
+    "Averager.mean_": Call(
+        lambda tensors: averager().mean_(tensors),
+        {"tensors": [WEIGHT.clone()]},
         {
-            "controller": [4.5, "Controller", Controller, [], Unspeakable()],
-            "named_parameters": NAMED,
-            "error_feedback": SWITCH,
-            "rounding": CHOICE,
-            "block_size": [*COUNT, 32, 96, 100, 2**17],
-            "min_numel": COUNT,
-            "skip": [4, "embedding", [], {}, b"x"],
-            "fp16_skipped": SWITCH,
-            "bucket_bytes": COUNT,
-            "auto_level": SWITCH,
-            "hierarchical": [True, *SWITCH[1:]],
-            "discardable": SWITCH,
-            "warmup_steps": NATURAL,
-            "warmup_bits": LEVEL,
-            "transport": [4, "mpi", [], object(), Unspeakable()],
+            "tensors": [None, 4, "a", [], [WEIGHT, WEIGHT], WEIGHT, {0: WEIGHT}, iter([WEIGHT])]
+            + [
+                [value]
+                for value in [3, "x", np.zeros(1), torch.zeros(2), torch.zeros(1).int(), torch.zeros(1).cfloat()]
+            ]
         },
     ),
     "without_momentum": Call(
@@ -304,21 +343,7 @@ TABLE = {
         lambda state: DynamicQuantizer(auto_level=True).load_state_dict(state),
         {"state": QUANTIZER_STATE},
         {
-            "state": MAPPINGS
-            + states(steps=NATURAL, world_size=COUNT, rank=[*NATURAL[1:], 2], factor=[*NOT_FINITE, 0, -1])
-            + states(hosts=[5, "x", [0, 1], [[0], [0]], [[0]], [[0, 1], []], [[0], [2]], [[0], ["1"]]])
-            + states(meter=METERS)
-            + states(order=[5, "memory", [], True])
-            + states(residuals=[None, 5, "x", *({"a": value} for value in BAD_TENSORS)])
-            + states(shard_residuals=[None, 5, "x", *({"a": shard} for shard in SHARDS)])
-            + [
-                {k: v for k, v in QUANTIZER_STATE.items() if k not in ("auto_level", gone)}
-                for gone in ("steps", "rank")
-            ]
-            + states(spending=[5, "x", {}, {"units": [["a", 3]]}])
-            + states(auto_level=[5, "x", {"floor": 4}, *({"floor": v, "chosen": 4, "since": 0} for v in LEVEL)])
-            + states(auto_level=[{"floor": 4, "chosen": v, "since": 0} for v in LEVEL[1:]])
-            + states(auto_level=[{"floor": 4, "chosen": 4, "since": v} for v in NATURAL]),
+            "state": STATES,
         },
     ),
     "kernels.encode_into": Call(

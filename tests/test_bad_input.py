@@ -54,6 +54,7 @@ def public() -> Iterator[tuple[str, inspect.Signature]]:
 
 def test_the_table_has_every_public_argument():
     there = {name: set(signature.parameters) - {"self"} for name, signature in public()}
+    there["Averager"] = there["Averager"] - {"arguments"} | there["DynamicQuantizer"]
     wanted = {name: arguments for name, arguments in there.items() if arguments and name not in EXEMPT}
     assert {name: set(call.bad) for name, call in TABLE.items() if call.bad} == wanted
     for name, call in TABLE.items():

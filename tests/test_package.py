@@ -57,6 +57,31 @@ def test_without_horovod_policies_codec_and_kernels_work():
     assert done.returncode == 0, done.stderr
 
 
+def test_without_horovod_an_averager_works():
+    done = without_horovod(
+        "import hvd_dyncomp, torch\n"
+        "from hvd_dyncomp.transport.in_process import World\n"
+        "tensors = [torch.zeros(2000), torch.ones(2000)]\n"
+        "def program(transport):\n"
+        "    averager = hvd_dyncomp.Averager([('a', torch.zeros(2000))], 16, transport=transport)\n"
+        "    averager.mean_([tensors[transport.rank]])\n"
+        "World(2).run(program)\n"
+        "assert torch.equal(*tensors) and tensors[0][0] == 0.5\n"
+        "hvd_dyncomp.Averager([('a', torch.zeros(2000))], 16)\n"
+    )
+    assert done.returncode != 0
+    assert "HorovodMissing" in done.stderr.strip().splitlines()[-1] or "nothing connects the ranks" in done.stderr
+
+
+def test_an_averager_is_imported_when_it_is_used():
+    done = without_horovod(
+        "import sys, hvd_dyncomp\n"
+        "assert not {'hvd_dyncomp.averaging', 'hvd_dyncomp.session'} & set(sys.modules)\n"
+        "from hvd_dyncomp import Averager\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_horovod_a_controller_works_among_ranks_that_do_not_need_it():
     done = without_horovod(
         "import warnings; warnings.simplefilter('ignore')\n"

@@ -39,9 +39,11 @@ def handshake(
         LockstepError: a rank differs; the message names the rank and what differs.
     """
     name = f"hvd_dyncomp.{label}"
-    places = torch.zeros(transport.size, GREETING_BYTES, dtype=torch.uint8, device="cpu")
-    places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
-    yield transport.sum(places.view(torch.int64), f"{name}.handshake")
+    with torch.inference_mode(False):  # a thread in another mode may write the sum
+        places = torch.zeros(transport.size, GREETING_BYTES, dtype=torch.uint8, device="cpu")
+        places[transport.rank] = torch.frombuffer(bytearray(greeting.to_bytes()), dtype=torch.uint8)
+        numbers = places.view(torch.int64)
+    yield transport.sum(numbers, f"{name}.handshake")
     greetings = _greetings(places, name)
     first = _comparable(greetings[0])
     if not flags_of(greetings) & Flag.FAILED and all(_comparable(greeting) == first for greeting in greetings):
@@ -70,6 +72,7 @@ def _comparable(greeting: Greeting) -> Greeting:
 _HINTS = {
     "step": "was the quantizer's state loaded on every rank?",
     "bits": "have all controllers seen the same epochs?",
+    "tensors that are None": "give zeros where only some ranks have a tensor",
 }
 
 
@@ -90,7 +93,8 @@ def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic
     for key in sorted({*first["settings"], *other["settings"]}):
         values = first["settings"].get(key), other["settings"].get(key)
         if values[0] != values[1]:
-            advice = f" elastic training: pass quantizer and controller to {elastic}" if elastic else ""
+            loads = elastic and key in ("step", "bits")
+            advice = f" elastic training: pass quantizer and controller to {elastic}" if loads else ""
             hint = f" ({_HINTS[key]}{advice})" if key in _HINTS else ""
             return f"rank 0 has {key} {values[0]}, rank {rank} has {values[1]}{hint}"
     if first["parameters"] == other["parameters"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -180,17 +180,18 @@ def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str
 
 
 @torch.no_grad()
-def relative_errors(
-    buckets: list[Bucket], named: Sequence[tuple[str, torch.Tensor]], factor: float
-) -> dict[str, float]:
+def relative_errors(buckets: list[Bucket], means: Mapping[str, torch.Tensor], factor: float) -> dict[str, float]:
     """Relative errors by `Slot.counted_as`; see `DynamicQuantizer.relative_errors`.
 
     The mean lacks factor * r for a residual r. Residuals of several ranks count as independent: their squares add up.
+
+    Args:
+        means: by the parameter's name.
+        factor: multiplies sums over ranks.
     """
-    gradients = {name: parameter.grad for name, parameter in named if parameter.grad is not None}
     squares: dict[str, tuple[float, float]] = {}
     for bucket in buckets:
-        parts = list(_parts(bucket, gradients))
+        parts = list(_parts(bucket, means))
         norms = [_norm(values) for _, residual, gradient in parts for values in (residual, gradient)]
         if not parts:
             continue

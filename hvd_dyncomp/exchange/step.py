@@ -80,6 +80,8 @@ class Step:
         if turn.bits == UNCOMPRESSED:
             for bucket in plan.buckets:
                 bucket.residuals.release()
+            for slot in filter(None, map(plan.slots.get, absent)):
+                plan.buckets[slot.bucket].residuals.join(slot, torch.zeros(1, device="cpu"))  # zeros: it waits
         else:
             plan.arrange(self._origins)
             self._tally.compresses(plan.buckets)

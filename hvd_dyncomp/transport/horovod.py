@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,6 +38,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _advised: set[str] = set()
+_labels: Counter[int] = Counter()
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
 _WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
 # With either, by its source, Horovod reports a GPU's collective as over when it has only begun, and makes the default
@@ -86,6 +88,12 @@ class HorovodTransport(Transport):
 
     def within(self, process_set: Any) -> HorovodTransport:
         return HorovodTransport(process_set)
+
+    def new_label(self, kind: str) -> str:
+        # By process set: Horovod knows names of all transports of one.
+        number = self._everyone.process_set_id
+        _labels[number] += 1
+        return f"{kind}{_labels[number]}"
 
     def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> int:
         return hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32, device="cpu"), name, self._everyone)

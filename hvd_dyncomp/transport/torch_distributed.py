@@ -2,7 +2,7 @@
 
 torch matches collectives by the order of calls, which differs between ranks here, and its messages between two ranks
 cannot be polled (`mesh`). So nothing here interferes with other traffic in the group, such as the collectives of
-`DistributedDataParallel`.
+`DistributedDataParallel`; but for `sum_all`, which every rank calls at the same point of the program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -70,6 +71,9 @@ class ProcessGroupTransport(base.Transport):
     def __init__(self, group: Any = None, *, timeout: float | timedelta = _DEFAULT_SECONDS) -> None:
         _check_member(group)
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._group = weakref.ref(
+            group or dist.group.WORLD
+        )  # which would live as long as the transport (`_transports`)
         self._seconds = time_limit(timeout)
         connections, self._hosts = connected(group, self.host, self._seconds)
         self._collectives, close = _wired(self._rank, self._size, connections)
@@ -109,6 +113,32 @@ class ProcessGroupTransport(base.Transport):
 
     def sum(self, tensor: torch.Tensor, name: str) -> Collective:
         return self._collectives.sum(tensor, name)
+
+    def sum_all(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """As `base.Transport.sum_all`, by torch's own all_reduce, with the group's own time limit.
+
+        It sends each value twice at most; the mesh would send it to every other rank.
+
+        Raises:
+            RuntimeError: the group no longer exists, or another rank does not answer.
+        """
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group of this transport has been destroyed")
+        alike: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
+        others: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            if f"{tensor.device.type}:" in dist.get_backend_config(group):
+                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                alike[real.dtype, real.device].append(real)
+            else:  # on the CPU with NCCL alone
+                others[name] = tensor
+        for parts in alike.values():
+            flat = torch.cat([part.view(-1) for part in parts])
+            dist.all_reduce(flat, group=group)
+            for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+                part.copy_(total.view(part.shape))
+        super().sum_all(others)
 
     def poll(self, handle: Collective) -> bool:
         return handle.over

@@ -4,9 +4,31 @@ import pytest
 from torchrun import BODIES, run_bodies
 
 JOBS = {
-    2: ["transport", "agreement", "exchange", "runs", "parted", "devices", "layouts", "interrupted", "copies"],
-    3: ["transport", "agreement", "exchange", "runs", "parted", "devices", "layouts", "interrupted", "copies"],
-    4: ["exchange", "runs"],
+    2: [
+        "transport",
+        "agreement",
+        "exchange",
+        "runs",
+        "parted",
+        "devices",
+        "layouts",
+        "interrupted",
+        "copies",
+        "averager",
+    ],
+    3: [
+        "transport",
+        "agreement",
+        "exchange",
+        "runs",
+        "parted",
+        "devices",
+        "layouts",
+        "interrupted",
+        "copies",
+        "averager",
+    ],
+    4: ["exchange", "runs", "averager"],
 }
 SECONDS = 300
 

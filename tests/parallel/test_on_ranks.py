@@ -11,7 +11,7 @@ from launchers import BODIES, run_bodies
 
 # What a step makes of gradients. First those whose steps all succeed: what a failed one has left on its way must not
 # meet another file's.
-STEPS = ["arithmetic", "gradients", "devices", "features", "options", "refusals", "lockstep"]
+STEPS = ["arithmetic", "gradients", "devices", "features", "options", "averager", "refusals", "lockstep"]
 # What many steps make of a run. First the one that looks at the process's memory, which must have no holes yet in which
 # growth would not be seen.
 RUNS = ["memory", "auto_level", "resume", "replicas"]

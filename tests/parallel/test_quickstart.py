@@ -1,4 +1,4 @@
-"""The whole script of docs/quickstart.md runs as it stands there."""
+"""The whole script of docs/quickstart.md runs as it stands there, and the example of docs/averager.md with Horovod."""
 
 import re
 import sys
@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from launchers import LAUNCHERS, run_limited
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+QUICKSTART = DOCS / "quickstart.md"
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "gloo"])
@@ -24,3 +25,22 @@ def test_the_whole_script(launcher, tmp_path):
     assert float(epochs[-1][2]) > 0.85
     assert int(epochs[0][3]) < 0.2 * int(epochs[0][4])
     assert int(epochs[0][1]) == 4 < int(epochs[-1][1]), "the level has moved"
+
+
+def test_the_example_of_the_averager(tmp_path):
+    page = (DOCS / "averager.md").read_text(encoding="utf-8")
+    [example, _] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    with_horovod = {
+        "import torch.distributed as dist": "import horovod.torch as hvd",
+        'dist.init_process_group("gloo")': "hvd.init()",
+        "dist.get_rank()": "hvd.rank()",
+    }
+    for before, after in with_horovod.items():
+        assert page.count(f"`{before}`") == page.count(f"`{after}`") == 1  # the page says so
+        example = example.replace(before, after)
+    program = tmp_path / "train.py"
+    program.write_text(example, encoding="utf-8")
+    done = run_limited([*LAUNCHERS["horovodrun"], "-np", "2", sys.executable, "-P", str(program)], 120)
+    assert done.returncode == 0, done.stdout
+    [share] = re.findall(r"(0\.\d+) of the bytes of float32", done.stdout)
+    assert float(share) < 0.2

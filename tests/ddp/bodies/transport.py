@@ -347,3 +347,48 @@ def test_children_have_no_connections(monkeypatch, rank, size):
     assert gather_json(made, rank, "all there") == list(range(size))
     dist.barrier()
     made.close()
+
+
+def test_sums_of_many_tensors_of_any_dtype(transport, rank, size):
+    """Another order of the dtypes, a size of 0 and one of 1; all in place."""
+    given = {
+        "a": torch.arange(5000.0) * (rank + 1),
+        "b": torch.full((3, 4), rank + 1j),
+        "c": torch.ones((), dtype=torch.float64),
+        "d": torch.ones(7, dtype=torch.float16),
+        "e": torch.zeros(0),
+        "f": torch.full((2,), float(rank)),
+    }
+    kept = list(given.values())
+    transport.sum_all(given)
+    ranks = sum(range(size))
+    assert torch.equal(kept[0], torch.arange(5000.0) * (ranks + size))
+    assert torch.equal(kept[1], torch.full((3, 4), ranks + size * 1j))
+    assert kept[2] == size and torch.equal(kept[3], torch.full((7,), float(size), dtype=torch.float16))
+    assert torch.equal(kept[5], torch.full((2,), float(ranks)))
+
+
+def test_sums_end_by_the_time_limit_of_the_group(rank):
+    """A rank that does not come is an error."""
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    made = ProcessGroupTransport(group)
+    if rank:
+        before = time.monotonic()
+        with pytest.raises(RuntimeError):
+            made.sum_all({"a": torch.ones(3)})
+        assert time.monotonic() - before < 20
+    dist.barrier()
+    made.close()
+
+
+def test_a_transport_does_not_keep_its_group():
+    group = dist.new_group()
+    made, kept = ProcessGroupTransport(group), weakref.ref(group)
+    made.sum_all({"a": torch.ones(3)})
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(RuntimeError, match="the process group of this transport has been destroyed"):
+        made.sum_all({"a": torch.ones(3)})
+    made.close()
