@@ -199,6 +199,8 @@ class ShardedReduction(Reduction):
             if failure is None:
                 message = self._reduced(received)
             del received
+        except GeneratorExit:  # nobody needs the rest
+            raise
         except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
             failure = failure or error
         if failure is not None:

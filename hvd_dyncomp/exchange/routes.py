@@ -118,6 +118,8 @@ class Hierarchical(Route):
             if failure is None:
                 sums = [self._add(joined, received)]
             del received
+        except GeneratorExit:  # nobody needs the rest
+            raise
         except BaseException as error:  # noqa: BLE001
             failure = failure or error
         del joined
@@ -126,6 +128,8 @@ class Hierarchical(Route):
         try:
             result = yield from between
             self._own.messages_in(result, self._own.section.ranks)  # only here is the failing rank known
+        except GeneratorExit:
+            raise
         except BaseException as error:  # noqa: BLE001
             failure, (result, _) = error, self._messages.aborts(1)
         handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))

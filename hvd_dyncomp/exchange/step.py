@@ -227,8 +227,6 @@ class Step:
             task, left = self._first_under_way(), until - time.monotonic()
             if left <= 0 or not task.wait_for(left):
                 return False
-            with self._lock:
-                task.wait()
 
     def _has_run_out(self) -> bool:
         if not (self._abandoned or self._agreement.advance()):

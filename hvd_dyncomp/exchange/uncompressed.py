@@ -44,6 +44,8 @@ def sums(bucket: Bucket, gradients: list[torch.Tensor | None], transport: Transp
     for handle in handles:
         try:
             totals.append((yield handle))
+        except GeneratorExit:
+            raise
         except BaseException as error:  # noqa: BLE001  # the rest is in flight
             failure = failure or error
     if failure is not None:
