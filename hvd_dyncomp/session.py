@@ -305,7 +305,7 @@ class Session(ABC):
             "all ranks (load_state_dict), or start again from a checkpoint"
         )
         self._failure.__cause__ = error
-        if step is not None:
+        if step is not None and step.greeted:  # otherwise the next greeting tells them
             self._left = step
             step.cancel(self._failure)
 

@@ -56,6 +56,7 @@ class Backward:
     Args:
         step: the step of the gradients; it has begun. A failed one takes none.
         slots: places of compressed parameters, by name.
+        wire: returns what travels in place of an uncompressed gradient, by name and gradient.
         factor: multiplies sums over ranks.
         tells_used: whether a gradient means that this rank uses the parameter.
         group: the model's process group.
@@ -73,15 +74,17 @@ class Backward:
         step: Step | FailedStep,
         *,
         slots: Mapping[str, Slot],
+        wire: Callable[[str, torch.Tensor], torch.Tensor],
         factor: float,
         tells_used: bool,
         group: Any,
         ended: Callable[[Step, BaseException | None], None],
     ) -> None:
         self._step, self._slots, self._factor, self._tells_used = step, slots, factor, tells_used
-        self._group, self._ended = group, ended
+        self._wire, self._group, self._ended = wire, group, ended
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._reductions: list[_Reduction] = []
+        self._reduced: set[int] = set()  # indices of buckets whose reductions have begun
         self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
         self._over = threading.Event()
         self.failed = isinstance(step, FailedStep)
@@ -99,9 +102,10 @@ class Backward:
         return future
 
     def take(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
-        """Take all gradients of one of the model's buckets. A failed step takes none."""
-        if self.failed or isinstance(self._step, FailedStep):
-            return
+        """Take all gradients of one of the model's buckets. A failed step takes only those that travel uncompressed.
+
+        The process group matches collectives by their order: the other ranks start those of this bucket, too.
+        """
         began = time.perf_counter()
         buffer = bucket.buffer()
         streams = streams_of(buffer.device)
@@ -110,24 +114,26 @@ class Backward:
         if buffer.is_sparse:
             work = dist.all_reduce(buffer, group=self._group, async_op=True)
             self._reductions.append(_Reduction([work], [(buffer, [], self._factor)]))
+            self._reduced.add(bucket.index())
         elif first.is_complex():  # its gradients are listed as real ones of half their length
-            self._reduce([(self._step.uncompressed(names[first], buffer), buffer)])
+            self._reduce(bucket.index(), [(self._wire(names[first], buffer), buffer)])
         else:
             rest = []
             for gradient, parameter in zip(bucket.gradients(), bucket.parameters(), strict=True):
                 name = names[parameter]
                 slot = self._slots.get(name)
                 if slot is None or self._step.bits == UNCOMPRESSED:
-                    rest.append((self._step.uncompressed(name, gradient), gradient))
-                else:
+                    rest.append((self._wire(name, gradient), gradient))
+                elif not (self.failed or isinstance(self._step, FailedStep)):
                     self._step.add(slot, gradient, self._tells_used or _is_used(gradient))
-            self._reduce(rest)
+            self._reduce(bucket.index(), rest)
         self._step.traffic.seconds += time.perf_counter() - began
 
-    def _reduce(self, rest: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _reduce(self, index: int, rest: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Reduce what travels uncompressed in the model's process group, on all ranks in the order of its buckets.
 
         Args:
+            index: of the bucket.
             rest: (what travels, the gradient that gets the mean).
         """
         parts = []
@@ -139,6 +145,7 @@ class Backward:
             else:
                 parts.append((flat, list(gradients), self._factor))
         works = [dist.all_reduce(flat, group=self._group, async_op=True) for flat, *_ in parts]
+        self._reduced.add(index)
         self._reductions.append(_Reduction(works, parts))
 
     def end(self) -> None:
@@ -151,6 +158,11 @@ class Backward:
         """After an error in a hook: the model waits for nothing."""
         self.failed = True
         self._complete_futures()
+
+    def take_rest(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
+        """After an error in `take`: what travels uncompressed, if it was not taken."""
+        if bucket.index() not in self._reduced:
+            self.take(bucket, names)
 
     def wait(self) -> None:
         """Block until all gradients are means, or there is an error; the time counts as exchange time."""

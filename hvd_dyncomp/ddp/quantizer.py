@@ -24,6 +24,7 @@ from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.momentum import inner_optimizer
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
@@ -136,6 +137,7 @@ class Quantizer(Session):
         """
         self._between_steps("load_state_dict")
         super().load_state_dict(state)
+        self._plan, self._saved = self._new_plan(), None
         self._error = None
 
     def __reduce__(self) -> tuple:
@@ -156,6 +158,7 @@ class Quantizer(Session):
                 backward.take(bucket, self._names)
             except BaseException as error:  # noqa: BLE001  # the model waits for all its buckets
                 self._break(error)
+                backward.take_rest(bucket, self._names)
             # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
             if backward.gradients == self._source.count:
                 backward.end()
@@ -166,26 +169,41 @@ class Quantizer(Session):
 
     def broken(self, bucket: dist.GradBucket, error: BaseException) -> torch.futures.Future[torch.Tensor]:
         """A future for a bucket of which nothing can be done: `take` itself was interrupted."""
+        before = self._left
         self._break(error)
+        with torch.no_grad(), self._lock, contextlib.suppress(Exception):
+            if self._backward is None:  # the other ranks hear of it from this step, or from one in its place
+                self._new_backward(bucket, None if self._left is before else self._left)
+            self._backward.take_rest(bucket, self._names)  # type: ignore[union-attr]  # there is one
         call_at_end(self._raise_later)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
 
-    def _new_backward(self, bucket: dist.GradBucket) -> Backward:
+    def _new_backward(self, bucket: dist.GradBucket, left: Step | None = None) -> Backward:
+        """Args: left: a step of this backward that was left before there was a `Backward`."""
         captured = bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing()
-        step = self._begin(wrong=RuntimeError(CAPTURED) if captured else None)
+        step = left or self._begin(wrong=RuntimeError(CAPTURED) if captured else None)
         backward = Backward(
             step,
             slots=self._plan.slots,  # type: ignore[union-attr]  # there is one
+            wire=step.uncompressed if isinstance(step, Step) else self._wire,
             factor=self._source.factor,
             tells_used=not self._source.sums_tickets,
             group=self._group,
             ended=self._ended,
         )
+        if left is not None:
+            backward.give_up()
         self._backward = backward
         backward.ends_itself = call_at_end(lambda: self._at_end(backward))
         return backward
+
+    def _wire(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        """What has the form of the other ranks' message, for a step that has not begun here."""
+        wire, plan = wire_form(gradient), self._plan
+        half = plan is not None and plan.settings.fp16_skipped and name not in plan.slots
+        return wire.half() if half and wire.dtype is torch.float32 else wire
 
     def _break(self, error: BaseException) -> None:
         """Leave the step, because of an error in a hook."""

@@ -38,7 +38,7 @@ class FailedStep:
         self, error: Exception, *, transport: Transport, label: str, number: int, bits: float, left: Step | None
     ) -> None:
         self.bits, self.traffic = bits, Traffic()
-        self._error, self._transport, self._left = error, transport, left
+        self._error, self._left = error, left
         self._lock = threading.Lock()
         greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
         self._handshake = Task(transport, handshake(transport, label, greeting, lambda: {"error": str(error)}))
@@ -54,7 +54,7 @@ class FailedStep:
                 raise self._error
             self._handshake.begin()
             while self._left is not None and not self._handshake.done:
-                if not self._transport.wait_for(self._handshake.handle, PATIENCE_SECONDS):
+                if not self._handshake.wait_for(self._handshake.handle, PATIENCE_SECONDS):
                     raise self._error
                 self._handshake.wait()
             try:

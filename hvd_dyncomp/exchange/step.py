@@ -196,6 +196,11 @@ class Step:
         if self._exchanges:
             self._exchanges[slot.bucket].leave(slot)
 
+    @property
+    def greeted(self) -> bool:
+        """Whether the other ranks get this one's greeting."""
+        return bool(self._agreement.collectives)
+
     def cancel(self, error: BaseException) -> None:
         """Give up, because of an error: gradients are not read or written any more, and nobody will collect the step.
 
@@ -228,7 +233,7 @@ class Step:
                 task = self._first_under_way()
                 handle = task.handle
             left = until - time.monotonic()
-            if left <= 0 or not self._plan.transport.wait_for(handle, left):
+            if left <= 0 or not task.wait_for(handle, left):
                 return False
             with self._lock:
                 if task.handle is handle:  # nobody has gone on in the background
@@ -237,8 +242,8 @@ class Step:
     def _has_run_out(self) -> bool:
         if not (self._abandoned or self._agreement.advance()):
             return False
-        # If the agreement was interrupted, the others may have agreed, unless they have not got this rank's greeting.
-        if self._abandoned or isinstance(self._agreement.error, Exception) or not self._agreement.collectives:
+        # If the agreement was interrupted, the others may have agreed.
+        if self._abandoned or isinstance(self._agreement.error, Exception):
             return True
         for exchange in self._exchanges:
             exchange.start()

@@ -114,6 +114,16 @@ class Task(Generic[Result]):
                 self._resume(None)
             raise
 
+    def wait_for(self, handle: Any, seconds: float) -> bool:
+        """Block until a collective that was in flight is over, for about `seconds` at most; return whether it is.
+
+        Another thread may go on meanwhile.
+        """
+        try:
+            return self._transport.wait_for(handle, seconds)
+        except Exception:  # noqa: BLE001  # as in `_has_arrived`; or the other thread has received it
+            return True
+
     def outcome(self) -> Result:
         """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""
         while not self.done:

@@ -14,7 +14,6 @@ from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.unused import has_values
 from hvd_dyncomp.kernels import portable
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.tickets import Tickets
 
@@ -44,16 +43,9 @@ class Handover:
 
     def __init__(self, step: Step, source: OptimizerGradients, tickets: Tickets) -> None:
         self._step, self._source, self._tickets = step, source, tickets
-        self._pending = horovod_optimizer.pending_of(source.optimizer)
         self._versions: list[tuple[torch.Tensor, int]] = []  # each gradient's version when it arrived
         self.given: dict[str, tuple[torch.Tensor, Context]] = {}
         self.in_use = False
-
-    @property
-    def forgotten(self) -> bool:
-        """Whether Horovod will never ask for this step's gradients."""
-        optimizer = self._source.optimizer
-        return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self._pending
 
     @property
     def overwritten(self) -> bool:

@@ -88,6 +88,16 @@ def pending_of(optimizer: Any) -> dict:
     return optimizer._handles
 
 
+def hand_in(optimizer: Any) -> None:
+    """Hand in every gradient that is not, as the optimizer's `synchronize` does first. Does not wait."""
+    pending = pending_of(optimizer)
+    groups = [key if isinstance(key, tuple) else (key,) for key, (handle, _) in pending.items() if handle is not None]
+    given = {parameter for group in groups for parameter in group}
+    for parameter in reduced_parameters(optimizer):
+        if parameter not in given:
+            pending[parameter] = optimizer._allreduce_grad_async(parameter)
+
+
 def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:
     """By parameter, the number of backward passes left before its gradient is handed over.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -28,7 +29,7 @@ from hvd_dyncomp.advice import (
 )
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange.failed_step import FailedStep
+from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.source import checked_names
@@ -165,6 +166,7 @@ class DynamicQuantizer(Session, Compressor):
         self._source: OptimizerGradients | None = None  # that of the plan
         self._tickets: Tickets | None = None  # likewise
         self._handover: Handover | None = None  # of the step in flight
+        self._pending: dict | None = None  # what Horovod has of the latest step
         self._unhook: Callable[[], None] | None = None
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
         self._discarded = False  # whether the latest step was
@@ -203,7 +205,7 @@ class DynamicQuantizer(Session, Compressor):
                 f"quantizer, got {shown(optimizer)}"
             )
         if isinstance(self._step, Step):
-            if self._handover is not None and not self._handover.forgotten:
+            if not self._forgotten:
                 raise ValueError(IN_FLIGHT)
             self._leave(RuntimeError(FORGOTTEN))
         self._step = None
@@ -237,6 +239,8 @@ class DynamicQuantizer(Session, Compressor):
         return wire, context
 
     def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
+        if self._step is None and self._left is not None and not self._forgotten:
+            return self._rest(self._left, gradient, caller), Context(gradient, self._left)
         found = None
         if self._step is not None and self._handover is not None and caller.f_code in self._callers:
             found = self._source.parameter_of(gradient, caller)  # type: ignore[union-attr]  # there is a step
@@ -253,6 +257,19 @@ class DynamicQuantizer(Session, Compressor):
             return gradient, Context(gradient)
         name, parameter = found
         return self._handover.take(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
+
+    def _rest(self, left: Step, gradient: torch.Tensor, caller: FrameType) -> torch.Tensor:
+        """What Horovod gets for the rest of a step that was left: the other ranks wait for it."""
+        found = None if self._source is None else self._source.parameter_of(gradient, caller)
+        if found is None or self._plan is None or found[0] in self._plan.slots:
+            return wire_after_failure(gradient, left.bits)
+        return left.uncompressed(found[0], gradient)
+
+    @property
+    def _forgotten(self) -> bool:
+        """Whether Horovod will never ask for the gradients of the latest step."""
+        optimizer = self._optimizer()
+        return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self._pending
 
     def _searched(self, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
         """Name and parameter of this gradient, in the step that it begins or belongs to; None for any other tensor.
@@ -280,7 +297,7 @@ class DynamicQuantizer(Session, Compressor):
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whose gradients come. A step that Horovod has forgotten is left."""
-        if self._step is not None and self._handover is not None and self._handover.forgotten:
+        if self._step is not None and self._forgotten:
             self._leave(RuntimeError(FORGOTTEN))
         if self._plan is not None and self._source is not None:
             bound = self._source.optimizer
@@ -295,6 +312,7 @@ class DynamicQuantizer(Session, Compressor):
     def _first(self, optimizer: torch.optim.Optimizer) -> None:
         """Begin a step."""
         self._warn_of_waste()
+        self._pending = horovod_optimizer.pending_of(optimizer)
         step = self._begin()
         if isinstance(step, FailedStep):
             self._hook(optimizer)
@@ -452,13 +470,34 @@ class DynamicQuantizer(Session, Compressor):
     @torch.no_grad()
     def _check_step(self) -> None:
         """Check that all ranks do the same, before Horovod waits for gradients that may never come."""
-        with self._within_step():
+        try:
             if self._step is None and self._failure is not None:
+                if self._left is not None and not self._forgotten:
+                    raise self._failure
                 self._begin()
             if self._step is not None:
                 if torch.is_inference_mode_enabled():
                     raise RuntimeError(INFERENCE)
                 self._step.check()
+        except BaseException as error:
+            if isinstance(self._step, Step):
+                self._leave(error)
+            optimizer = self._optimizer()
+            if optimizer is not None:
+                with contextlib.suppress(Exception):
+                    horovod_optimizer.hand_in(optimizer)  # the other ranks wait for it
+            self._leave(error)
+            if error is self._failure:
+                self._await_rest()
+            raise
+
+    def _await_rest(self) -> None:
+        """Wait, a minute at most, until Horovod has reduced what it has of the step that was left."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        for handle, _ in (self._pending or {}).values():
+            with contextlib.suppress(Exception):  # it was waited for before
+                if not self._ranks()[0].wait_for(handle, max(0.0, until - time.monotonic())):
+                    return
 
 
 def _compare(quantizer: DynamicQuantizer | None) -> None:

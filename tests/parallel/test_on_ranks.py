@@ -70,7 +70,7 @@ def test_checks_hold_on_every_rank(job):
 
 def test_every_file_of_checks_is_run():
     """But for those that other tests run, and what is shared."""
-    elsewhere = {"conftest", "placement", "problem", "large", "soak", "stall", "wire_bytes"}
+    elsewhere = {"conftest", "placement", "problem", "large", "soak", "left_alone", "stall", "wire_bytes"}
     elsewhere |= {"controller_alone", "controller_once_more"}
     files = {path.stem for path in BODIES.glob("*.py")}
     assert {body for job in JOBS for body in job.bodies} == files - elsewhere

@@ -34,33 +34,6 @@ def released(bits: int, **arguments) -> DynamicQuantizer:
     return DynamicQuantizer(Controller(Schedule({0: bits, 1: 32})), **arguments)
 
 
-# Steps in inference mode, in which tensors are made that nothing outside of it may write to.
-
-
-def stepped_in_inference_mode(compress) -> list[Tensor]:
-    model = Linear()
-    optimizer = distribute(model, compress, prefix="inference.")
-    seen = []
-    for step in range(4):
-        optimizer.zero_grad()
-        if not (step == 2 and hvd.rank() == hvd.size() - 1):  # which has no batch, and so Horovod's zeros
-            model(step).backward()
-        with torch.inference_mode():
-            optimizer.synchronize()
-            optimizer.step()  # reduces the means again
-        seen.append(torch.cat([value.detach().view(-1) for value in model.values]).clone())
-    return seen
-
-
-@pytest.mark.filterwarnings("ignore:optimizer.step.. called without")
-@pytest.mark.parametrize("bits", [8, 32])
-def test_steps_in_inference_mode(bits):
-    expected, got = stepped_in_inference_mode(stock), stepped_in_inference_mode(ours(bits))
-    assert same_on_all_ranks(got, f"inference.{bits}")
-    for mine, theirs in zip(got, expected, strict=True):
-        assert (mine - theirs).norm() <= (1e-5 if bits == 32 else 0.02) * theirs.norm()
-
-
 # Gradients that are synchronized, clipped and then stepped with.
 
 
