@@ -224,7 +224,8 @@ class Step:
             if left <= 0 or not task.wait_for(left):
                 return False
             with self._lock:
-                task.wait()
+                if task.wait_for(0):  # not if the background has gone on to the next collective
+                    task.wait()
 
     def _has_run_out(self) -> bool:
         if not (self._abandoned or self._agreement.advance()):

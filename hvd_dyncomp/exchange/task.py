@@ -115,7 +115,8 @@ class Task(Generic[Result]):
 
     def wait_for(self, seconds: float) -> bool:
         """Block until the collective in flight is over, for about `seconds` at most; return whether it is."""
-        return self._handle is None or self._transport.wait_for(self._handle, seconds)
+        handle = self._handle  # the background may go on meanwhile
+        return handle is None or self._transport.wait_for(handle, seconds)
 
     def outcome(self) -> Result:
         """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""

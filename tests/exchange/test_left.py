@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interruption import Interrupted, Interruption
-from simulated import PLACES, WORLDS, Worker, on_ranks, places
+from simulated import PLACES, WORLDS, RecordingWorld, Worker, on_ranks, places
 
 from hvd_dyncomp import LockstepError
+from hvd_dyncomp.averaging import Averager
+from hvd_dyncomp.transport.in_process import Deadlock
 
 SIZES = {"a": 200, "b": 5, "c": 130, "d": 333}
 SHAPE = {"bucket_bytes": 600}
@@ -191,3 +193,65 @@ def test_attaching_while_gradients_are_in_flight(ranks, hosts):
 
     seen, _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts, **SHAPE)
     assert same_on_all(seen)
+
+
+class Lost(Exception):
+    """A rank's process has ended."""
+
+
+class Losing(RecordingWorld):
+    """A rank is lost between its first message and the second."""
+
+    def start(self, rank, kind, tensor, splits, name):
+        if rank == 1 and name.endswith(".gather"):
+            raise Lost
+        return super().start(rank, kind, tensor, splits, name)
+
+
+def test_loading_a_state_does_not_wait_for_ever_for_a_rank_that_is_lost():
+    """What is done in the background may be further than what was waited for."""
+
+    def program(transport) -> str:
+        worker = Worker(transport, {"a": 200}, 4)
+        owed = worker.quantizer.state_dict()
+        worker.backward(worker.noise(0))
+        with pytest.raises((RuntimeError, Lost, Deadlock)) as error:
+            if transport.rank == 0:
+                worker.quantizer.load_state_dict(owed)
+            else:
+                worker.optimizer.step()
+        return f"{error.type.__name__}: {error.value}"
+
+    # With these choices background work is done whenever the turn changes.
+    said = Losing(3, choices=[0]).run(program)
+    assert said[0].startswith("RuntimeError: other ranks have not left step 0"), said
+
+
+class Interrupting(RecordingWorld):
+    """The first wait of rank 0 is interrupted."""
+
+    waited = False
+
+    def block(self, rank, collective):
+        if rank == 0 and not self.waited:
+            self.waited = True
+            raise Interrupted
+        super().block(rank, collective)
+
+
+def test_a_step_that_is_left_before_the_others_begin_it():
+    """Its greeting is still under way when the next one is due. All hear of it in the same step."""
+
+    def program(transport) -> list[str]:
+        averager, said = Averager([("a", torch.zeros(200))], 4, transport=transport), []
+        for _ in range(3):
+            with pytest.raises((Interrupted, RuntimeError)) as error:
+                averager.mean_([torch.ones(200)])
+            said.append(f"{error.type.__name__}: {error.value}")
+        return said
+
+    first, *others = Interrupting(3).run(program)
+    assert first[0].startswith("Interrupted") and all(re.search(LEFT, each) for each in first[1:]), first
+    for said in others:
+        assert "LockstepError: bucket a: rank 0 gave up the exchange" in said[0], said
+        assert all(re.search(LEFT, each) for each in said[1:]), said
