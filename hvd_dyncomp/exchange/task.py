@@ -114,9 +114,15 @@ class Task(Generic[Result]):
             raise
 
     def wait_for(self, seconds: float) -> bool:
-        """Block until the collective in flight is over, for about `seconds` at most; return whether it is."""
-        handle = self._handle  # the background may go on meanwhile
-        return handle is None or self._transport.wait_for(handle, seconds)
+        """Block until the collective in flight is over, for about `seconds` at most; return whether it is.
+
+        Another thread may `advance` meanwhile.
+        """
+        handle = self._handle
+        try:
+            return handle is None or self._transport.wait_for(handle, seconds)
+        except Exception:  # noqa: BLE001  # as in `_has_arrived`; or the handle is no longer known
+            return True
 
     def outcome(self) -> Result:
         """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""

@@ -266,7 +266,10 @@ def assert_rank_0_is_named(seen: list[list[str]]) -> None:
 
 def test_a_step_that_is_left_before_the_others_begin_it():
     """Its greeting is still under way when the next one is due."""
-    assert_rank_0_is_named(outcomes_of_averagers(Interrupting(3)))
+    world = Interrupting(3)
+    assert_rank_0_is_named(outcomes_of_averagers(world))
+    for rank in range(3):
+        assert len(world.messages(".introduction", rank)) == 2, "not told in words in each later step"
 
 
 @pytest.mark.parametrize("sums_tickets", [False, True])
