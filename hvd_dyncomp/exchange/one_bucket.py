@@ -104,12 +104,6 @@ class Exchange(Task[torch.Tensor]):
             with self._streams.outgoing(self._origins):
                 self.begin()
 
-    def cancel(self, error: BaseException) -> None:
-        """Stop reading and writing gradients. The other ranks get aborts in place of missing messages."""
-        super().cancel(error)
-        if self.gate is Gate.WRITE:
-            self.begin()
-
     def set_apart(self, apart: Mapping[int, torch.Tensor]) -> None:
         """Use other memory for some gradients, by the gradients' identity. It has their values."""
         self.gradients = [apart.get(id(gradient), gradient) for gradient in self.gradients]

@@ -107,6 +107,20 @@ def test_a_rank_that_cannot_begin_tells_the_others_why(ranks, hosts):
         assert text.startswith("LockstepError: rank 1 cannot use its DynamicQuantizer: named_parameters must name")
 
 
+@WORLDS
+def test_what_horovod_got_on_a_rank_that_cannot_begin_can_be_reduced(ranks, hosts):
+    """After the error, names are under way no more."""
+
+    def program(transport) -> None:
+        names = [("other", torch.nn.Parameter(torch.zeros(5)))] if transport.rank == 1 else None
+        worker = Worker(transport, SIZES, 4, named_parameters=names, skip=lambda name, p: False)
+        with pytest.raises((LockstepError, ValueError)):
+            worker.step(worker.noise(0))
+        worker.optimizer.give_up()  # waits for all of it
+
+    RecordingWorld(ranks, hosts=hosts).run(program)
+
+
 def test_a_device_that_the_transport_cannot_send_from_is_refused_on_every_rank(monkeypatch):
     monkeypatch.setattr(InProcessTransport, "obstacle", lambda transport, device: f"no road from {device}")
     texts, _ = said(3, (), {})

@@ -13,6 +13,7 @@ from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.routes import Hierarchical
+from hvd_dyncomp.exchange.task import Task
 from hvd_dyncomp.exchange.wire import HEADER_BYTES
 
 SIZES = {"a": 650, "b": 200}
@@ -27,13 +28,13 @@ POINTS = {
 }
 
 
-def broken(monkeypatch, point: str, victim: int, only: list[bool]) -> None:
-    """From when `only` has something, a rank has no room for what it does at this point."""
+def broken(monkeypatch, point: str, victim: int, only: list[bool], error: type[BaseException] = MemoryError) -> None:
+    """From when `only` has something, a rank has no room for what it does at this point, or another error."""
 
     def without_room(real):
         def method(self, *arguments):
             if only and self._bucket.rank == victim:
-                raise MemoryError("no room")
+                raise error("no room")
             return real(self, *arguments)
 
         return method
@@ -55,7 +56,7 @@ def outcomes(
                 before_last()
             try:
                 got = worker.step(worker.noise(step))
-            except (MemoryError, ZeroDivisionError, LockstepError) as error:
+            except (MemoryError, KeyboardInterrupt, ZeroDivisionError, LockstepError) as error:
                 return error
         return got
 
@@ -97,12 +98,13 @@ def is_reached(point: str, names: list[str]) -> bool:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_an_error_on_any_rank_reaches_all(ranks, hosts, word, steps, monkeypatch):
     """In the first step, where nobody knows yet where the ranks are, and later, where messages are made in backward."""
+    kind = (MemoryError, KeyboardInterrupt)[steps - 1]
     for victim in range(ranks):
         with monkeypatch.context() as patch:
             now: list[bool] = []
-            broken(patch, word, victim, now)
+            broken(patch, word, victim, now, kind)
             errors = outcomes(ranks, hosts, steps, lambda now=now: now.append(True))
-        assert isinstance(errors[victim], MemoryError), errors
+        assert isinstance(errors[victim], kind), errors
         for rank in set(range(ranks)) - {victim}:
             assert isinstance(errors[rank], LockstepError) and blamed(errors, rank) == victim, errors
 
@@ -244,3 +246,25 @@ def test_what_could_not_be_prepared_is_not_prepared_with_half_of_what_was_owed(m
     errors = RecordingWorld(ranks, hosts=hosts).run(program)
     assert isinstance(errors[1], MemoryError), errors
     assert all(blamed(errors, rank) == 1 for rank in range(ranks))
+
+
+def test_what_an_interruption_loses_is_not_taken_for_a_message():
+    """The collective is over, and what it has brought is gone."""
+
+    class Interrupted(Task):
+        def receive(self, handle):
+            super().receive(handle)
+            raise KeyboardInterrupt
+
+    def program(transport) -> None:
+        received = []
+
+        def work():
+            received.append((yield transport.sum(torch.ones(1), "sum")))
+
+        task = Interrupted(transport, work())
+        with pytest.raises(KeyboardInterrupt):
+            task.wait()
+        assert task.done and isinstance(task.error, KeyboardInterrupt) and not received
+
+    RecordingWorld(2).run(program)

@@ -11,9 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interruption import Interrupted, Interruption
-from simulated import PLACES, WORLDS, Worker, on_ranks, places
+from simulated import PLACES, WORLDS, RecordingWorld, Worker, on_ranks, phases, places
 
-from hvd_dyncomp import LockstepError
+from hvd_dyncomp import LockstepError, averaging
+from hvd_dyncomp.averaging import Averager
+from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.transport.in_process import Deadlock
 
 SIZES = {"a": 200, "b": 5, "c": 130, "d": 333}
 SHAPE = {"bucket_bytes": 600}
@@ -195,3 +198,115 @@ def test_attaching_while_gradients_are_in_flight(ranks, hosts):
 
     seen, _ = on_ranks(ranks, program, SIZES, 4, hosts=hosts, **SHAPE)
     assert same_on_all(seen)
+
+
+class Lost(Exception):
+    """A rank's process has ended."""
+
+
+class Losing(RecordingWorld):
+    """A rank is lost between its first message and the second."""
+
+    def start(self, rank, kind, tensor, splits, name):
+        if rank == 1 and name.endswith(".gather"):
+            raise Lost
+        return super().start(rank, kind, tensor, splits, name)
+
+
+def test_loading_a_state_does_not_wait_for_ever_for_a_rank_that_is_lost():
+    """What is done in the background may be further than what was waited for."""
+
+    def program(transport) -> str:
+        worker = Worker(transport, {"a": 200}, 4)
+        owed = worker.quantizer.state_dict()
+        worker.backward(worker.noise(0))
+        with pytest.raises((RuntimeError, Lost, Deadlock)) as error:
+            if transport.rank == 0:
+                worker.quantizer.load_state_dict(owed)
+            else:
+                worker.optimizer.step()
+        return f"{error.type.__name__}: {error.value}"
+
+    # With these choices background work is done whenever the turn changes.
+    said = Losing(3, choices=[0]).run(program)
+    assert said[0].startswith("RuntimeError: other ranks have not left step 0"), said
+
+
+def outcomes_of_averagers(world: RecordingWorld) -> list[list[str]]:
+    """Per rank, what three steps of an averager came to, in each of which something is raised."""
+
+    def program(transport) -> list[str]:
+        named = [("a", torch.zeros(200)), ("b", torch.zeros(130))]
+        averager, said = Averager(named, 4, transport=transport), []
+        for _ in range(3):
+            with pytest.raises((Interrupted, RuntimeError)) as error:
+                averager.mean_([torch.ones(200), torch.ones(130)])
+            said.append(f"{error.type.__name__}: {error.value}")
+        return said
+
+    return world.run(program)
+
+
+class Interrupting(RecordingWorld):
+    """The first wait of rank 0 is interrupted."""
+
+    waited = False
+
+    def block(self, rank, collective):
+        if rank == 0 and not self.waited:
+            self.waited = True
+            raise Interrupted
+        super().block(rank, collective)
+
+
+def assert_rank_0_is_named(seen: list[list[str]]) -> None:
+    """By all, in the step that it has left; from then on each refuses."""
+    first, *others = seen
+    assert first[0].startswith("Interrupted") and all(re.search(LEFT, each) for each in first[1:]), first
+    for said in others:
+        assert re.match("LockstepError: bucket b: rank 0 gave up the exchange", said[0]), said
+        assert all(re.search(LEFT, each) for each in said[1:]), said
+
+
+def test_a_step_that_is_left_before_the_others_begin_it():
+    """Its greeting is still under way when the next one is due."""
+    world = Interrupting(3)
+    assert_rank_0_is_named(outcomes_of_averagers(world))
+    for rank in range(3):
+        assert len(world.messages(".introduction", rank)) == 2, "not told in words in each later step"
+
+
+@pytest.mark.parametrize("sums_tickets", [False, True])
+def test_nobody_takes_what_a_rank_did_not_hand_over_for_zeros(sums_tickets, monkeypatch):
+    """Interrupted between two gradients. All that the others wait for goes out."""
+    real = Step.add
+
+    def add(step: Step, slot, *arguments) -> None:
+        if step._plan.source.rank == 0 and slot.name == "a":
+            raise Interrupted
+        real(step, slot, *arguments)
+
+    monkeypatch.setattr(Step, "add", add)
+    monkeypatch.setattr(averaging._Tensors, "sums_tickets", sums_tickets)
+    assert_rank_0_is_named(outcomes_of_averagers(RecordingWorld(3)))
+
+
+@places("2", "3", "2x2")
+def test_gradients_of_a_step_that_is_left_are_not_written(ranks, hosts):
+    """Their means have come, and wait until all gradients have been read: the program owns their memory, too."""
+
+    def program(worker: Worker) -> None:
+        clean_step(worker, 0)
+        owed, owned = worker.quantizer.state_dict(), worker.noise(1)
+        for name in "dcb":
+            worker.optimizer.hand_over(worker.parameters[name], owned[name].view(-1))
+        for turn in range(6):
+            worker.barrier(str(turn))
+        worker.quantizer.load_state_dict(owed)
+        worker.barrier("all have left it")
+        for name, expected in worker.noise(1).items():
+            assert torch.equal(owned[name], expected), name
+
+    # With these choices a rank that has the turn keeps it, and background work is done whenever the turn changes.
+    _, world = on_ranks(ranks, program, SIZES, 4, hosts=hosts, choices=[0], bucket_bytes=1)
+    assert world.messages(f"d.{phases(ranks, hosts)[-1]}")

@@ -99,6 +99,31 @@ def test_any_overlap_gives_the_right_means(ranks, hosts, data):
     check(seen, each, bound)
 
 
+@places("2", "3", "2x2")
+@settings(max_examples=40, deadline=None)
+@given(choices=st.lists(st.integers(0, 11), min_size=1, max_size=40))
+def test_means_that_are_reduced_again_may_share_memory(ranks, hosts, choices):
+    """In two buckets: none is written before the other has been read."""
+
+    def program(transport) -> list[torch.Tensor]:
+        named = {name: torch.nn.Parameter(torch.zeros(64)) for name in "ab"}
+        quantizer = DynamicQuantizer(4, transport=transport, min_numel=10, bucket_bytes=1)
+        optimizer = SimulatedOptimizer(named, quantizer, transport)
+        for parameter in named.values():
+            optimizer.hand_over(parameter, torch.ones(64))
+        optimizer.synchronize()
+        shared = values(transport.rank, 0)[0][:64]
+        for parameter in named.values():
+            parameter.grad = shared.view(-1)
+        optimizer.synchronize()
+        return [parameter.grad for parameter in named.values()]
+
+    expected = sum(values(rank, 0)[0][:64] for rank in range(ranks)) / ranks
+    for means in World(ranks, choices, hosts).run(program):
+        for mean in means:
+            torch.testing.assert_close(mean, expected)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_overlaps_are_found_to_the_element(data):

@@ -87,6 +87,22 @@ def test_what_only_one_rank_has_used_arrives_everywhere(ranks, hosts, bits):
 
 
 @WORLDS
+def test_one_value_that_a_program_has_written_arrives(ranks, hosts):
+    """In a gradient that no backward has made, zeros otherwise."""
+
+    def program(worker: Worker):
+        worker.backward({"b": worker.noise(0)["b"]})
+        worker.parameters["a"].grad = torch.zeros(640)
+        worker.parameters["a"].grad[-1] = 3.0 * (worker.transport.rank == 1)
+        worker.optimizer.step()
+        return worker.parameters["a"].grad
+
+    results, _ = on_ranks(ranks, program, {"a": 640, "b": 40}, 16, hosts=hosts)
+    for got in results:
+        torch.testing.assert_close(got, torch.tensor([0.0] * 639 + [3.0 / ranks]), rtol=1e-3, atol=0)
+
+
+@WORLDS
 def test_the_last_block_is_as_good_as_any(ranks, hosts):
     """Values of one magnitude are exact at 1 bit, and so is their sum, however much padding shares their block."""
     signs = noise("a", 70, 0, 0).sign()
