@@ -80,12 +80,12 @@ def _disagreement(everyone: list[dict[str, Any]], elastic: str) -> str:
     """What differs between the ranks, in words: "rank 1 has composition 2716351218" would help nobody."""
     for rank, theirs in enumerate(everyone):
         if "error" in theirs:
-            return f"rank {rank} cannot use its DynamicQuantizer: {theirs['error']}"
+            return f"rank {rank} cannot use its quantizer: {theirs['error']}"
     for rank, theirs in enumerate(everyone):
         difference = _difference(everyone[0], theirs, rank, elastic)
         if difference:
-            return f"the ranks' DynamicQuantizers differ: {difference}"
-    return "the ranks' DynamicQuantizers differ, but no difference was found"
+            return f"the ranks' quantizers differ: {difference}"
+    return "the ranks' quantizers differ, but no difference was found"
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic: str) -> str:

@@ -283,7 +283,7 @@ def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
 
     seen = World(ranks, hosts=hosts).run(program)
     assert {text for text, _ in seen} == {
-        "the ranks' DynamicQuantizers differ: rank 0 has tensors that are None [], rank 1 has ['odd'] "
+        "the ranks' quantizers differ: rank 0 has tensors that are None [], rank 1 has ['odd'] "
         "(give zeros where only some ranks have a tensor)"
     }
     assert same_on_all([tensors for _, tensors in seen])
@@ -356,7 +356,7 @@ def test_a_rank_whose_tensors_do_not_fit_says_so_to_all(ranks, hosts, bits, wron
     seen = World(ranks, hosts=hosts).run(program)
     assert re.match(pattern, seen[1][0]), seen[1][0]
     for rank in {*range(ranks)} - {1}:
-        assert seen[rank][0] == f"rank 1 cannot use its DynamicQuantizer: {seen[1][0]}"
+        assert seen[rank][0] == f"rank 1 cannot use its quantizer: {seen[1][0]}"
     assert same_on_all([tensors for _, tensors in seen])
     [one, *_] = World(ranks, hosts=hosts).run(
         lambda t: [stepped(each, t.rank, s) for each in [averager(t, bits)] for s in (0, 1)]

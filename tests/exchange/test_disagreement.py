@@ -104,7 +104,7 @@ def test_a_rank_that_cannot_begin_tells_the_others_why(ranks, hosts):
     texts, _ = said(ranks, hosts, {"named_parameters": [("other", other)]})
     assert texts[1].startswith("ValueError: named_parameters must name every parameter")
     for text in texts[:1] + texts[2:]:
-        assert text.startswith("LockstepError: rank 1 cannot use its DynamicQuantizer: named_parameters must name")
+        assert text.startswith("LockstepError: rank 1 cannot use its quantizer: named_parameters must name")
 
 
 @WORLDS
@@ -300,7 +300,7 @@ def test_a_rank_that_cannot_begin_beside_a_parameter_without_a_gradient(first):
 
     texts = RecordingWorld(3).run(program)
     assert texts[1].startswith("ValueError: named_parameters must name every parameter"), texts
-    assert texts[0] == texts[2] and "rank 1 cannot use its DynamicQuantizer: named_parameters must" in texts[0], texts
+    assert texts[0] == texts[2] and "rank 1 cannot use its quantizer: named_parameters must" in texts[0], texts
 
 
 def test_a_rank_that_cannot_begin_is_heard_while_it_is_busy_with_something_else():

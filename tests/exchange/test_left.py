@@ -103,7 +103,7 @@ def test_an_interruption_at_every_call(ranks, hosts, level, every):
 
 def refused(worker: Worker, step: int) -> None:
     """A step that raises an error in words, here and on the others."""
-    with pytest.raises(RuntimeError, match=f"{LEFT}|cannot use its DynamicQuantizer") as error:
+    with pytest.raises(RuntimeError, match=f"{LEFT}|cannot use its quantizer") as error:
         clean_step(worker, step)
     worker.optimizer.give_up()
     worker.optimizer._means.clear()
@@ -174,7 +174,7 @@ def test_a_rank_that_leaves_a_step_alone_is_named(ranks, hosts, choices):
                 worker.optimizer.step()
         else:
             with pytest.raises(
-                LockstepError, match=r"rank \d gave up the exchange|rank 0 cannot use its DynamicQuantizer"
+                LockstepError, match=r"rank \d gave up the exchange|rank 0 cannot use its quantizer"
             ):
                 worker.optimizer.step()
                 clean_step(worker, 2)

@@ -32,9 +32,9 @@ def test_a_fault_that_does_not_apply_is_an_error():
 
 
 def test_every_file_of_the_library_has_faults():
-    """But for those that only name things, know only Horovod, or only call the native kernels."""
+    """But for those that only name things or only call the native kernels."""
     package = mutate.installed_package()
-    without = {"errors.py", "exchange/source.py", "kernels/native.py", "transport/horovod.py"}
+    without = {"errors.py", "exchange/source.py", "kernels/native.py"}
     files = {str(path.relative_to(package)) for path in package.rglob("*.py")}
     expected = {name for name in files if Path(name).name != "__init__.py"} - without | {"kernels/__init__.py"}
     assert {fault.file for fault in FAULTS} == expected

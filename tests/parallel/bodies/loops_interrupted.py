@@ -134,7 +134,7 @@ def test_in_the_kernel_that_writes_means(rank, size, monkeypatch):
             assert all(map(torch.equal, run.step(1), expected))
         run.optimizer.load_state_dict(run.optimizer.state_dict())
     hvd.barrier()
-    with pytest.raises(RuntimeError, match=LEFT if rank == 0 else f"{LEFT}|rank 0 cannot use its DynamicQuantizer"):
+    with pytest.raises(RuntimeError, match=LEFT if rank == 0 else f"{LEFT}|rank 0 cannot use its quantizer"):
         run.step(2)
     run.restore()
     assert all(map(torch.equal, run.step(1), expected))

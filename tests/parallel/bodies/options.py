@@ -42,7 +42,7 @@ def test_a_skip_that_fails_on_one_rank(request, rank):
     def skip(name, parameter):
         return rank == 1 and {}[name]
 
-    expected = (KeyError, "long|odd|bias") if rank == 1 else (LockstepError, "rank 1 cannot use its DynamicQuantizer")
+    expected = (KeyError, "long|odd|bias") if rank == 1 else (LockstepError, "rank 1 cannot use its quantizer")
     with pytest.raises(expected[0], match=expected[1]):
         reduced(request, skip=skip)
 
