@@ -173,9 +173,7 @@ def test_a_rank_that_leaves_a_step_alone_is_named(ranks, hosts, choices):
             with pytest.raises(RuntimeError, match="Horovod has forgotten the gradients"):
                 worker.optimizer.step()
         else:
-            with pytest.raises(
-                LockstepError, match=r"rank \d gave up the exchange|rank 0 cannot use its quantizer"
-            ):
+            with pytest.raises(LockstepError, match=r"rank \d gave up the exchange|rank 0 cannot use its quantizer"):
                 worker.optimizer.step()
                 clean_step(worker, 2)
 
