@@ -22,7 +22,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer
-from hvd_dyncomp.exchange.agreement import Agreement
+from hvd_dyncomp.exchange import handshake
 from hvd_dyncomp.exchange.reduction import ShardedReduction
 from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.transport.group import Group
@@ -79,7 +79,7 @@ class Killer:
 
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
-    "before it has read the handshake": lambda killer: killer.before(Agreement, "reach"),
+    "before it has read the handshake": lambda killer: killer.before(handshake, "_greetings"),
     "with its message on the way": lambda killer: killer.after(Group, "alltoall"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
     "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
