@@ -150,7 +150,8 @@ ON_HOROVOD = {
     "tickets": set(),
     "gradients": {"horovod_optimizer", "tickets"},
     "handover": {"gradients", "horovod_optimizer", "tickets"},
-    "quantizer": {"gradients", "handover", "horovod_optimizer", "tickets"},
+    "session": {"gradients", "handover", "horovod_optimizer", "tickets"},
+    "quantizer": {"handover", "horovod_optimizer", "session"},
     "elastic": {"quantizer"},
 }
 REPORT = {

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType
+from collections.abc import Iterable
+from types import FrameType
 from typing import Any, Literal
 
 import torch
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import (
-    ANOTHER_OPTIMIZER,
     ASSIGNED,
-    CAPTURED,
-    FORGOTTEN,
-    IN_FLIGHT,
-    INFERENCE,
     LOADED,
     OVERWRITTEN,
     REDUCED_AGAIN,
-    THROWN_AWAY,
 )
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
-from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.tally import count_outside
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
-from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
-from hvd_dyncomp.on_horovod.handover import Context, Handover, wire_after_failure
-from hvd_dyncomp.on_horovod.tickets import Tickets
+from hvd_dyncomp.on_horovod.handover import Context, wire_after_failure
+from hvd_dyncomp.on_horovod.session import OptimizerSession
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import given_or_horovod
-from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.horovod import Compressor
 
 logger = logging.getLogger(__name__)
@@ -53,7 +41,7 @@ logger = logging.getLogger(__name__)
 _looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
 
 
-class DynamicQuantizer(Session, Compressor):
+class DynamicQuantizer(OptimizerSession, Compressor):
     """Compress gradients to the controller's number of bits, with error feedback.
 
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
@@ -158,32 +146,14 @@ class DynamicQuantizer(Session, Compressor):
             "warmup_steps": warmup_steps,
             "warmup_bits": warmup_bits,
         }
-        super().__init__(controller, given_or_horovod(transport), kind="DynamicQuantizer", **arguments)
+        super().__init__(controller, given_or_horovod(transport), named_parameters, **arguments)
         self._arguments = {**arguments, "transport": transport}  # for a copy
-        named = None if named_parameters is None else checked_names(named_parameters)
-        self._names = None if named is None else {parameter: name for name, parameter in named}
-        self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
-        self._source: OptimizerGradients | None = None  # that of the plan
-        self._tickets: Tickets | None = None  # likewise
-        self._handover: Handover | None = None  # of the step in flight
-        self._pending: dict | None = None  # what Horovod has of the latest step
-        self._unhook: Callable[[], None] | None = None
-        self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
-        self._discarded = False  # whether the latest step was
         self._warned = False
         self._lock = threading.Lock()
         # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
         # it found for this one. Made here: it imports the compiler, as making any optimizer does.
         self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
         replicas.register(self.controller, self)
-
-    @property
-    def label(self) -> str | None:
-        """The optimizer's label, if it reduces over all ranks; otherwise, or if no optimizer is known, None."""
-        optimizer = self._source.optimizer if self._source is not None and self._plan is not None else None
-        if optimizer is None or not horovod_optimizer.among_all(optimizer):
-            return None
-        return horovod_optimizer.label_of(optimizer)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Bind the quantizer to an optimizer now, instead of at the first gradient.
@@ -204,13 +174,7 @@ class DynamicQuantizer(Session, Compressor):
                 "optimizer must be what hvd.DistributedOptimizer(..., compression=quantizer) returned for this "
                 f"quantizer, got {shown(optimizer)}"
             )
-        if isinstance(self._step, Step):
-            if not self._forgotten:
-                raise ValueError(IN_FLIGHT)
-            self._leave(RuntimeError(FORGOTTEN))
-        self._step = None
-        self._recover()
-        self._bind(optimizer)
+        self._attach(optimizer)
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Context]:
         """Take a gradient from Horovod; return what Horovod is to reduce, and the context for `decompress`.
@@ -264,111 +228,6 @@ class DynamicQuantizer(Session, Compressor):
         if found is None or self._plan is None or found[0] in self._plan.slots:
             return wire_after_failure(gradient, left.bits)
         return left.uncompressed(found[0], gradient)
-
-    @property
-    def _forgotten(self) -> bool:
-        """Whether Horovod will never ask for the gradients of the latest step."""
-        optimizer = self._optimizer()
-        return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self._pending
-
-    def _searched(self, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
-        """Name and parameter of this gradient, in the step that it begins or belongs to; None for any other tensor.
-
-        Raises:
-            RuntimeError: a CUDA graph is being captured.
-            ValueError: another optimizer still exists, or this optimizer's op is neither Average nor Sum. All ranks
-                raise it.
-            Exception: no step can be begun; the other ranks have been told.
-        """
-        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(CAPTURED)
-        optimizer, parameter = horovod_optimizer.calling(self, caller)
-        if optimizer is None or isinstance(self._step, FailedStep):
-            return None
-        self._meet(optimizer)
-        if self._step is None:
-            self._first(optimizer)
-        if self._source is None or isinstance(self._step, FailedStep):
-            return None
-        self._callers.add(caller.f_code)
-        # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
-        found = self._source.parameter_of(gradient, caller)
-        return found if found is not None or parameter is None else self._source.named_like(parameter)
-
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note whose gradients come. A step that Horovod has forgotten is left."""
-        if self._step is not None and self._forgotten:
-            self._leave(RuntimeError(FORGOTTEN))
-        if self._plan is not None and self._source is not None:
-            bound = self._source.optimizer
-            if bound is optimizer and not self._source.outdated:
-                return
-            if bound is not None and bound is not optimizer:
-                raise ValueError(ANOTHER_OPTIMIZER)
-        horovod_optimizer.factor_of(optimizer, 1)
-        self._saved, self._plan = self._carried(optimizer), None
-        self._optimizer = weakref.ref(optimizer)
-
-    def _first(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin a step."""
-        self._warn_of_waste()
-        self._pending = horovod_optimizer.pending_of(optimizer)
-        step = self._begin()
-        if isinstance(step, FailedStep):
-            self._hook(optimizer)
-            if not horovod_optimizer.any_fresh(optimizer):  # so this is no backward, but `synchronize`
-                step.check()
-        elif self._source is not None and self._tickets is not None:
-            self._handover = Handover(step, self._source, self._tickets)
-
-    def _new_plan(self) -> Plan:
-        optimizer = self._optimizer()
-        if optimizer is None:
-            raise RuntimeError("the optimizer of this quantizer has been deleted")
-        return self._bind(optimizer)
-
-    def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:
-        """Make a plan for an optimizer, with the residuals. Raises what `attach` does; nothing has changed then."""
-        source = OptimizerGradients(optimizer, self._names, self._transport)
-        plan = Plan(source, self._settings, self._skip, self._carried(optimizer))
-        source.transport.advise({bucket.device for bucket in plan.buckets})
-        mixed = len(plan.slots) < len(source.named)
-        self._tickets = Tickets(plan.slots, on_device=mixed and source.grouped)
-        self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, None
-        self._hook(optimizer)
-        return plan
-
-    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._unhook is not None:
-            self._unhook()
-        # Weakly: the optimizer must not keep an unused quantizer alive.
-        this = weakref.ref(self)
-        self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
-
-    def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
-        """The residuals that a new plan for `optimizer` takes over: its own parameters', never another model's."""
-        if self._plan is None:
-            return self._saved
-        parameters = set(horovod_optimizer.reduced_parameters(optimizer))
-        same = parameters == {parameter for _, parameter in self._plan.source.named}
-        return {**self._residuals(), "rank": None} if same else None
-
-    def _ranks(self) -> tuple[Transport, str]:
-        optimizer = self._optimizer()
-        ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
-        return ranks, horovod_optimizer.label_of(optimizer)
-
-    def _fresh(self) -> bool:
-        return self._source is not None and self._source.any_fresh()
-
-    def _warn_of_waste(self) -> None:
-        """Warn, on rank 0, if the means of the step before were reduced for nothing."""
-        optimizer, plan = self._optimizer(), self._plan
-        if optimizer is not None and plan is not None and plan.waiting and plan.source.rank == 0:
-            unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_fresh(optimizer)
-            if unused and not self._discarded and self._levels.bits < UNCOMPRESSED:
-                self._advice.warn("waste", THROWN_AWAY)
-        self._discarded = False
 
     def decompress(self, tensor: torch.Tensor, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.
@@ -432,20 +291,6 @@ class DynamicQuantizer(Session, Compressor):
         super().discard()
         self._discarded = True
 
-    def sync(self) -> None:
-        """Take over rank 0's step count and `auto_level`: for workers that join (`elastic`). Collective.
-
-        Residuals belong to each rank: a worker that joins has none.
-        """
-        # Ranks may have come or gone: residuals stay this process's own, whatever its rank.
-        for step in (self._step, self._left):
-            if isinstance(step, Step):
-                step.abandon()
-        self._saved, self._plan = {**self._residuals(), "rank": None}, None
-        self._step = self._left = self._failure = None
-        [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
-        self._levels.load_state_dict(first)
-
     def __reduce__(self) -> tuple:
         """Copy (pickle, copy.deepcopy), between steps only. A copy has the same residuals and no optimizer."""
         if self._step is not None:
@@ -466,47 +311,6 @@ class DynamicQuantizer(Session, Compressor):
                 "optimizer travels uncompressed",
                 tuple(tensor.shape),
             )
-
-    @torch.no_grad()
-    def _check_step(self) -> None:
-        """Check that all ranks do the same, before Horovod waits for gradients that may never come."""
-        try:
-            if self._step is None and self._failure is not None:
-                if self._left is not None and not self._forgotten:
-                    raise self._failure
-                self._begin()
-            if self._step is not None:
-                if torch.is_inference_mode_enabled():
-                    raise RuntimeError(INFERENCE)
-                self._step.check()
-        except BaseException as error:
-            if isinstance(self._step, Step):
-                self._leave(error)
-            optimizer = self._optimizer()
-            if optimizer is not None:
-                with contextlib.suppress(Exception):
-                    horovod_optimizer.hand_in(optimizer)  # the other ranks wait for it
-            self._leave(error)
-            if error is self._failure:
-                self._await_rest()
-            raise
-
-    def _await_rest(self) -> None:
-        """Wait, a minute at most, until Horovod has reduced what it has of the step that was left."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        for handle, _ in (self._pending or {}).values():
-            with contextlib.suppress(Exception):  # it was waited for before
-                if not self._ranks()[0].wait_for(handle, max(0.0, until - time.monotonic())):
-                    return
-
-
-def _compare(quantizer: DynamicQuantizer | None) -> None:
-    if quantizer is not None:
-        quantizer._check_step()
-
-
-def _no_optimizer() -> None:
-    """As a reference to an optimizer that is gone."""
 
 
 def _copy(controller: Controller, arguments: dict[str, Any], state: dict[str, Any]) -> DynamicQuantizer:

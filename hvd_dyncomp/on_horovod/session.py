@@ -1,0 +1,233 @@
+"""The session of a Horovod optimizer: which optimizer it works for, and when its steps begin."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, IN_FLIGHT, INFERENCE, THROWN_AWAY
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.source import checked_names
+from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.on_horovod import horovod_optimizer
+from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
+from hvd_dyncomp.on_horovod.handover import Handover
+from hvd_dyncomp.on_horovod.tickets import Tickets
+from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport.base import Transport, gather_json
+
+
+class OptimizerSession(Session):
+    """The session of one optimizer, which is found at the first gradient, or named by `attach`.
+
+    Args:
+        controller, transport, arguments: see `Session`.
+        named_parameters: see `DynamicQuantizer`.
+    """
+
+    def __init__(
+        self,
+        controller: Controller | Policy | float | None,
+        transport: Transport,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(controller, transport, kind="DynamicQuantizer", **arguments)
+        named = None if named_parameters is None else checked_names(named_parameters)
+        self._names = None if named is None else {parameter: name for name, parameter in named}
+        self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
+        self._source: OptimizerGradients | None = None  # that of the plan
+        self._tickets: Tickets | None = None  # likewise
+        self._handover: Handover | None = None  # of the step in flight
+        self._pending: dict | None = None  # what Horovod has of the latest step
+        self._unhook: Callable[[], None] | None = None
+        self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
+        self._discarded = False  # whether the latest step was
+
+    @property
+    def label(self) -> str | None:
+        """The optimizer's label, if it reduces over all ranks; otherwise, or if no optimizer is known, None."""
+        optimizer = self._source.optimizer if self._source is not None and self._plan is not None else None
+        if optimizer is None or not horovod_optimizer.among_all(optimizer):
+            return None
+        return horovod_optimizer.label_of(optimizer)
+
+    def _attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bind to an optimizer between steps. Raises what `DynamicQuantizer.attach` does."""
+        if isinstance(self._step, Step):
+            if not self._forgotten:
+                raise ValueError(IN_FLIGHT)
+            self._leave(RuntimeError(FORGOTTEN))
+        self._step = None
+        self._recover()
+        self._bind(optimizer)
+
+    @property
+    def _forgotten(self) -> bool:
+        """Whether Horovod will never ask for the gradients of the latest step."""
+        optimizer = self._optimizer()
+        return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self._pending
+
+    def _searched(self, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
+        """Name and parameter of this gradient, in the step that it begins or belongs to; None for any other tensor.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+            ValueError: another optimizer still exists, or this optimizer's op is neither Average nor Sum. All ranks
+                raise it.
+            Exception: no step can be begun; the other ranks have been told.
+        """
+        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(CAPTURED)
+        optimizer, parameter = horovod_optimizer.calling(self, caller)
+        if optimizer is None or isinstance(self._step, FailedStep):
+            return None
+        self._meet(optimizer)
+        if self._step is None:
+            self._first(optimizer)
+        if self._source is None or isinstance(self._step, FailedStep):
+            return None
+        self._callers.add(caller.f_code)
+        # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
+        found = self._source.parameter_of(gradient, caller)
+        return found if found is not None or parameter is None else self._source.named_like(parameter)
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note whose gradients come. A step that Horovod has forgotten is left."""
+        if self._step is not None and self._forgotten:
+            self._leave(RuntimeError(FORGOTTEN))
+        if self._plan is not None and self._source is not None:
+            bound = self._source.optimizer
+            if bound is optimizer and not self._source.outdated:
+                return
+            if bound is not None and bound is not optimizer:
+                raise ValueError(ANOTHER_OPTIMIZER)
+        horovod_optimizer.factor_of(optimizer, 1)
+        self._saved, self._plan = self._carried(optimizer), None
+        self._optimizer = weakref.ref(optimizer)
+
+    def _first(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin a step."""
+        self._warn_of_waste()
+        self._pending = horovod_optimizer.pending_of(optimizer)
+        step = self._begin()
+        if isinstance(step, FailedStep):
+            self._hook(optimizer)
+            if not horovod_optimizer.any_fresh(optimizer):  # so this is no backward, but `synchronize`
+                step.check()
+        elif self._source is not None and self._tickets is not None:
+            self._handover = Handover(step, self._source, self._tickets)
+
+    def _new_plan(self) -> Plan:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise RuntimeError("the optimizer of this quantizer has been deleted")
+        return self._bind(optimizer)
+
+    def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:
+        """Make a plan for an optimizer, with the residuals. Raises what `attach` does; nothing has changed then."""
+        source = OptimizerGradients(optimizer, self._names, self._transport)
+        plan = Plan(source, self._settings, self._skip, self._carried(optimizer))
+        source.transport.advise({bucket.device for bucket in plan.buckets})
+        mixed = len(plan.slots) < len(source.named)
+        self._tickets = Tickets(plan.slots, on_device=mixed and source.grouped)
+        self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, None
+        self._hook(optimizer)
+        return plan
+
+    def _hook(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._unhook is not None:
+            self._unhook()
+        # Weakly: the optimizer must not keep an unused quantizer alive.
+        this = weakref.ref(self)
+        self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
+
+    def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
+        """The residuals that a new plan for `optimizer` takes over: its own parameters', never another model's."""
+        if self._plan is None:
+            return self._saved
+        parameters = set(horovod_optimizer.reduced_parameters(optimizer))
+        same = parameters == {parameter for _, parameter in self._plan.source.named}
+        return {**self._residuals(), "rank": None} if same else None
+
+    def _ranks(self) -> tuple[Transport, str]:
+        optimizer = self._optimizer()
+        ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
+        return ranks, horovod_optimizer.label_of(optimizer)
+
+    def _fresh(self) -> bool:
+        return self._source is not None and self._source.any_fresh()
+
+    def _warn_of_waste(self) -> None:
+        """Warn, on rank 0, if the means of the step before were reduced for nothing."""
+        optimizer, plan = self._optimizer(), self._plan
+        if optimizer is not None and plan is not None and plan.waiting and plan.source.rank == 0:
+            unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_fresh(optimizer)
+            if unused and not self._discarded and self._levels.bits < UNCOMPRESSED:
+                self._advice.warn("waste", THROWN_AWAY)
+        self._discarded = False
+
+    def sync(self) -> None:
+        """Take over rank 0's step count and `auto_level`: for workers that join (`elastic`). Collective.
+
+        Residuals belong to each rank: a worker that joins has none.
+        """
+        # Ranks may have come or gone: residuals stay this process's own, whatever its rank.
+        for step in (self._step, self._left):
+            if isinstance(step, Step):
+                step.abandon()
+        self._saved, self._plan = {**self._residuals(), "rank": None}, None
+        self._step = self._left = self._failure = None
+        [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
+        self._levels.load_state_dict(first)
+
+    @torch.no_grad()
+    def _check_step(self) -> None:
+        """Check that all ranks do the same, before Horovod waits for gradients that may never come."""
+        try:
+            if self._step is None and self._failure is not None:
+                if self._left is not None and not self._forgotten:
+                    raise self._failure
+                self._begin()
+            if self._step is not None:
+                if torch.is_inference_mode_enabled():
+                    raise RuntimeError(INFERENCE)
+                self._step.check()
+        except BaseException as error:
+            if isinstance(self._step, Step):
+                self._leave(error)
+            optimizer = self._optimizer()
+            if optimizer is not None:
+                with contextlib.suppress(Exception):
+                    horovod_optimizer.hand_in(optimizer)  # the other ranks wait for it
+            self._leave(error)
+            if error is self._failure:
+                self._await_rest()
+            raise
+
+    def _await_rest(self) -> None:
+        """Wait, a minute at most, until Horovod has reduced what it has of the step that was left."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        for handle, _ in (self._pending or {}).values():
+            with contextlib.suppress(Exception):  # it was waited for before
+                if not self._ranks()[0].wait_for(handle, max(0.0, until - time.monotonic())):
+                    return
+
+
+def _compare(session: OptimizerSession | None) -> None:
+    if session is not None:
+        session._check_step()
+
+
+def _no_optimizer() -> None:
+    """As a reference to an optimizer that is gone."""
