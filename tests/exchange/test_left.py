@@ -15,6 +15,7 @@ from simulated import PLACES, WORLDS, RecordingWorld, Worker, on_ranks, phases, 
 
 from hvd_dyncomp import LockstepError, averaging
 from hvd_dyncomp.averaging import Averager
+from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.transport.in_process import Deadlock
 
@@ -314,3 +315,24 @@ def test_gradients_of_a_step_that_is_left_are_not_written(ranks, hosts):
     # With these choices a rank that has the turn keeps it, and background work is done whenever the turn changes.
     _, world = on_ranks(ranks, program, SIZES, 4, hosts=hosts, choices=[0], bucket_bytes=1)
     assert world.messages(f"d.{phases(ranks, hosts)[-1]}")
+
+
+def test_an_interruption_of_which_the_others_do_not_hear_is_raised_at_once(monkeypatch):
+    """It hits one of the few calls between two collectives: this rank would wait for ranks that wait for it."""
+    real = Hierarchical.collectives
+
+    def collectives(route: Hierarchical, *arguments):
+        if route._bucket.rank == 0 and route._bucket.name == "a":
+            raise Interrupted
+        return real(route, *arguments)
+
+    def program(transport) -> type[BaseException]:
+        named = [("a", torch.zeros(200)), ("b", torch.zeros(130))]
+        averager = Averager(named, 4, transport=transport, bucket_bytes=1)
+        with pytest.raises((Interrupted, LockstepError, Deadlock)) as error:
+            averager.mean_([torch.ones(200), torch.ones(130)])
+        return error.type
+
+    monkeypatch.setattr(Hierarchical, "collectives", collectives)
+    ranks, hosts = PLACES["2x2"]
+    assert RecordingWorld(ranks, hosts=hosts).run(program)[0] is Interrupted
