@@ -315,6 +315,9 @@ class Step:
         # least advanced one first: so no two wait for each other, and one bucket is summed while another's values
         # travel.
         while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
+            for exchange in self._exchanges:  # what was interrupted between two collectives sends no abort
+                if exchange.error is not None and not isinstance(exchange.error, Exception):
+                    raise exchange.error
             min(under_way, key=lambda exchange: exchange.collectives).wait()
             self._advance()
         self._set_apart()
