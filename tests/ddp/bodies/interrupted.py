@@ -106,7 +106,7 @@ def test_at_every_call(kind, rank):
         model.zero_grad()
         loss = model(2)
         error: BaseException | None = None
-        here = Interruption(number if rank == 0 else -1, interrupt_call, lambda: False, ("_in_background",))
+        here = Interruption(number if rank == 0 else -1, interrupt_call, ("_in_background",))
         with here:
             try:
                 loss.backward()
@@ -164,7 +164,7 @@ def test_a_handler_raises_where_torch_calls_the_hook():
     for seed in range(2):
         assert_a_step(model, seed)
     loss = model(2)
-    with pytest.raises(Interrupted), Interruption(0, interrupt, lambda: False):
+    with pytest.raises(Interrupted), Interruption(0, interrupt):
         loss.backward()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="Expected to have finished reduction|unmarked_param_indices"):

@@ -82,7 +82,7 @@ def test_at_every_call(bits, rank, size):
     number, calls, errors = 0, 1, 0
     while number < calls:
         run.restore()
-        here = Interruption(number if rank == size - 1 else -1, interrupt, lambda: False)
+        here = Interruption(number if rank == size - 1 else -1, interrupt)
         error: Exception | None = None
         cut = False
         try:
