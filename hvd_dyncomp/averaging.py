@@ -10,6 +10,7 @@ A step of any front end does what `mean_` does, in this order: begin, hand over 
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -119,10 +120,11 @@ class Averager(Session):
             given = self._source.checked(tensors)
         except (TypeError, ValueError) as error:
             wrong = error
-        absent = [name for name, _ in self._source.named if name not in given]
+        absent, began = [name for name, _ in self._source.named if name not in given], time.perf_counter()
         with self._within_step():
             step = self._begin(absent=absent, wrong=wrong)
             self._average(step, given)
+        step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
         self._tell_optimizer(self._optimizer, step.bits)
 
@@ -130,19 +132,39 @@ class Averager(Session):
         if isinstance(step, FailedStep):
             self._end(step)  # raises
             return
+        # From the last to the first, as backward makes gradients, and as buckets are filled.
+        order = list(given)[::-1]
         slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]  # there is a plan
         wires: dict[str, torch.Tensor] = {}  # what travels uncompressed
-        # From the last to the first, as backward makes gradients, and as buckets are filled.
-        for name, tensor in reversed(list(given.items())):
-            if name in slots:
-                step.add(slots[name], tensor)
-            else:
-                wires[name] = step.uncompressed(name, tensor.resolve_conj())
-        step.check()  # from here on, all ranks do the same
-        self._transport.sum_all({f"hvd_dyncomp.{self._source.label}.mean.{name}": wire for name, wire in wires.items()})
-        self._end(step)
+        try:
+            for name in order:
+                if name in slots:
+                    step.add(slots[name], given[name])
+                else:
+                    wires[name] = step.uncompressed(name, given[name].resolve_conj())
+            step.check()  # from here on, all ranks do the same
+        except BaseException:
+            self._sum_anyway(step, given, [name for name in order if name not in slots], wires)
+            raise
+        self._sum(wires)
         for name, wire in wires.items():
             given[name].copy_(wire * self._source.factor)
+        self._end(step)
+
+    def _sum(self, wires: Mapping[str, torch.Tensor]) -> None:
+        self._transport.sum_all({f"hvd_dyncomp.{self._source.label}.mean.{name}": wire for name, wire in wires.items()})
+
+    def _sum_anyway(
+        self, step: Step, given: Mapping[str, torch.Tensor], names: Sequence[str], wires: Mapping[str, torch.Tensor]
+    ) -> None:
+        """After an error: if all ranks agree, the others wait for what travels uncompressed."""
+        try:
+            if names:
+                step.check()
+            rest = {name: step.uncompressed(name, given[name].resolve_conj()) for name in names if name not in wires}
+        except Exception:  # noqa: BLE001  # they do not
+            return
+        self._sum({name: {**rest, **wires}[name] for name in names})
 
 
 class _Tensors(Source):

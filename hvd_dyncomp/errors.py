@@ -9,9 +9,9 @@ class ControllerError(RuntimeError):
 
 
 class LockstepError(RuntimeError):
-    """The ranks differ in something that must be the same on all of them; the message says what.
+    """The ranks differ in something that must be the same on all of them, or another rank gave up; the message says so.
 
-    Raised on every rank in the same call.
+    Raised on every rank in the same call, but on a rank with an error of its own, which raises that.
     """
 
 

@@ -33,8 +33,8 @@ class Traffic:
         compressed_values: gradient values that travelled compressed.
         nonfinite_blocks: blocks (of `block_size` values) in which some rank had a NaN or an infinity; over all steps.
         steps: number of steps.
-        seconds: time in `compress` and `decompress`, with the wait for what they send. (The wait for the handshake
-            comes before, in `synchronize`, and does not count.)
+        seconds: time in `compress` and `decompress`, with the wait for what they send (the wait for the handshake
+            comes before, in `synchronize`, and does not count), in DDP's hook and its wait, or in `Averager.mean_`.
         leaving_bytes: the part of compressed and uncompressed bytes that left the host.
         float32_leaving_bytes: the part of `float32_bytes` that would have left the host.
 

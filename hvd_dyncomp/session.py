@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class Session(ABC):
-    """The quantizer of one model's gradients, whatever hands them over.
+    """What every front end is: it takes one model's gradients through steps. `averaging.py` is the shortest.
+
+    A front end begins a step (`_begin`), hands over every gradient, waits until the ranks agree and ends it (`_end`).
+    After an error (`_leave`) it must still start what the other ranks wait for and the step knows nothing of: the sums
+    of what travels uncompressed.
 
     It is *fail-stop*: an exception that leaves it within a step, whatever it is (`BaseException`), may leave gradients
     and residuals half done. So it then refuses every further step with an error in words, and tells the other ranks,

@@ -2,7 +2,7 @@
 
 A complete bucket is read where autograd left the gradients, and the means are written back there: at once if nobody
 else owns that memory, otherwise when all of the step have been read. A copy is made only if dtype or strides require
-it. Everything is asynchronous and named. Only `wait` blocks, and no backward hook calls it.
+it. Everything is asynchronous and named. Only `wait` blocks; a backward hook calls it only for what has arrived.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ class Exchange(Task[torch.Tensor]):
 
     Attributes:
         gradients: those added so far, by slot. Their memory gets the means.
-        complete: whether all have arrived.
+        complete: whether all have arrived. Then `prepare` makes the first messages, and `start` sends them once all
+            ranks agree; `received` when nothing is in flight; `over` when the means are written.
         uncompressed: whether they travel as they are: no rank's backward has made them. Set it before `start`.
         reduced_bytes: of what travelled so.
         nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
             not.
-        error: as in `Task`; for instance a LockstepError if the ranks differ in level, step or bucket. Even then the
-            exchange has sent all that the others wait for.
+        error: as in `Task`; for instance a LockstepError because another rank gave up. Even then the exchange has sent
+            all that the others wait for; but for one that is `uncompressed`, in which nothing could tell them.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Step:
-    """The gradients of one step. Made, started, given every gradient, and collected: by a front end, in this order.
+    """The gradients of one step. A front end makes it, starts it, hands over every gradient and collects it.
 
     What does not have to wait is also done in the background: what other ranks wait for must go out while this rank is
     busy with something else, such as another optimizer's step. If anything is raised in between, the step must be
@@ -315,7 +315,7 @@ class Step:
         # least advanced one first: so no two wait for each other, and one bucket is summed while another's values
         # travel.
         while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
-            for exchange in self._exchanges:  # what was interrupted between two collectives sends no abort
+            for exchange in self._exchanges:  # an interruption; between two collectives it has sent no abort
                 if exchange.error is not None and not isinstance(exchange.error, Exception):
                     raise exchange.error
             min(under_way, key=lambda exchange: exchange.collectives).wait()
@@ -327,7 +327,8 @@ class Step:
     def _set_apart(self) -> None:
         """Give memory of its own to each gradient that shares some with another one; it keeps its values.
 
-        On another rank they may not share any, and have different means. Means that are written already share nothing.
+        On another rank the two gradients may differ, and so do the two means. Means that are written already share
+        nothing.
         """
         if self._plan.source.own_memory:
             return

@@ -1,5 +1,6 @@
 """An `Averager` on ranks of a `World`: what arrives, what waits, and what every rank hears if one is wrong."""
 
+import contextlib
 import copy
 import re
 
@@ -11,6 +12,7 @@ from interruption import Interrupted, Interruption
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
 from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, without_momentum
+from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.in_process import World
 
@@ -422,6 +424,30 @@ def test_an_interruption_at_every_call(ranks, hosts, bits):
 
 
 @pytest.mark.parametrize("bits", [4, 32])
+def test_after_an_error_on_one_rank_the_others_get_what_travels_uncompressed(bits, monkeypatch):
+    """Else they would wait for it, and never come to load a state."""
+    uncompressed = Step.uncompressed
+    calls = []
+
+    def failing(self, name, tensor):
+        if self._plan.source.rank == 0 and not calls:
+            calls.append(name)
+            raise KeyboardInterrupt
+        return uncompressed(self, name, tensor)
+
+    def program(transport):
+        each = averager(transport, bits, skip=lambda name, parameter: True)
+        state = each.state_dict()
+        monkeypatch.setattr(Step, "uncompressed", failing)
+        with contextlib.suppress(KeyboardInterrupt, LockstepError):
+            each.mean_(gradients(transport.rank, 0))
+        each.load_state_dict(state)
+        return stepped(each, transport.rank, 1)
+
+    assert same_on_all(World(2).run(program))
+
+
+@pytest.mark.parametrize("bits", [4, 32])
 def test_a_tensor_without_memory_of_its_own_for_signs_is_read_as_it_is(bits):
     """Views of a conjugate have their signs in a flag."""
 
@@ -506,6 +532,10 @@ def test_a_state_continues_bit_for_bit(ranks, hosts, bits):
         assert same_states(other.state_dict(), state)
         for step in range(3, 6):
             assert equal(stepped(each, transport.rank, step), stepped(other, transport.rank, step))
+        for one in (each, other):
+            for traffic in one.meter.records.values():
+                assert traffic.seconds > 0
+                traffic.seconds = 0.0
         assert same_states(each.state_dict(), other.state_dict()) and each.meter.total() == other.meter.total()
         with pytest.raises(ValueError, match="state"):
             averager(transport, bits, named={"other": torch.zeros(300)}).load_state_dict(state)

@@ -8,7 +8,7 @@ namespace {
 
 // A block is gone through in "streams", a stride of block_size / streams apart: the vectors at position i of all streams
 // are in hand together. There are as many as the level's narrowest field has places in a byte, so that what is in hand
-// fills whole bytes in every section (reference.pack).
+// fills whole bytes in every section (packing.pack).
 constexpr int streams(int bits) { return bits == 16 ? 1 : 8 / (bits & -bits); }
 
 // The section with fields of `Width` bits holds bits [shift, shift + Width) of the codes, and is preceded by sections
