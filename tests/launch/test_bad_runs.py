@@ -114,7 +114,7 @@ def change(path: Path, action: Callable[[dict], Any]) -> None:
         ("epoch-0002.pt", lambda state: state["model"].popitem(), "does not fit this run"),
         ("epoch-0002.pt", lambda state: state.update(optimizer={}), "does not fit this run"),
         ("epoch-0002.pt", lambda state: state["controller"].update(bits=9), "Controller.state_dict"),
-        ("epoch-0002.rank0.pt", lambda state: state["quantizer"].update(steps=-1), "DynamicQuantizer.state_dict"),
+        ("epoch-0002.rank0.pt", lambda state: state["quantizer"].update(steps=-1), "state_dict"),
         ("epoch-0002.rank0.pt", lambda state: state.update(random=torch.zeros(3)), "does not fit this run"),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import re
 import sys
 
@@ -75,6 +76,8 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize("bits", [4, 32])
 def test_at_every_call(bits, rank, size):
+    # Of three ranks and more, Horovod adds up what it has fused in another order than what it has not.
+    same = torch.equal if bits < 32 or size == 2 else functools.partial(torch.allclose, rtol=1e-5, atol=1e-6)
     run = Run(bits, f"interrupted.{bits}")
     run.step(0)
     run.save()
@@ -97,14 +100,14 @@ def test_at_every_call(bits, rank, size):
         calls, well, cut = outcomes[-1]
         errors += not well
         if error is None:
-            assert cut or all(map(torch.equal, run.means(), expected)), number
+            assert cut or all(map(same, run.means(), expected)), number
         if well:
             assert same_on_all_ranks(run.means(), run.name)
         number += STRIDE
     assert 0 < errors < calls
     run.restore()
-    assert all(map(torch.equal, run.step(1), expected))
-    assert all(map(torch.equal, run.step(2), after))
+    assert all(map(same, run.step(1), expected))
+    assert all(map(same, run.step(2), after))
 
 
 def test_in_the_kernel_that_writes_means(rank, size, monkeypatch):
