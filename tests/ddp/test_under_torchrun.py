@@ -3,33 +3,11 @@
 import pytest
 from torchrun import BODIES, run_bodies
 
-JOBS = {
-    2: [
-        "transport",
-        "agreement",
-        "exchange",
-        "runs",
-        "parted",
-        "devices",
-        "layouts",
-        "interrupted",
-        "copies",
-        "averager",
-    ],
-    3: [
-        "transport",
-        "agreement",
-        "exchange",
-        "runs",
-        "parted",
-        "devices",
-        "layouts",
-        "interrupted",
-        "copies",
-        "averager",
-    ],
-    4: ["exchange", "runs", "averager"],
-}
+FILES = [
+    *("transport", "agreement", "exchange", "runs", "parted"),
+    *("devices", "layouts", "interrupted", "copies", "averager"),
+]
+JOBS = {2: FILES, 3: FILES, 4: ["exchange", "runs", "averager"]}
 SECONDS = 300
 
 
