@@ -49,7 +49,7 @@ class Averager(Session):
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
 
-    Several averagers: make them in the same order on every rank.
+    Several averagers: make them in the same order on every rank. Over a process group this is collective, and blocks.
 
     Attributes:
         controller: see above.
@@ -85,6 +85,7 @@ class Averager(Session):
         super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
         self._optimizer = inner_optimizer(optimizer)
         self._source = _Tensors(named, self._transport, self._optimizer)
+        self._source.transport = self._for_exchanges(self._transport)
         self._plan = self._new_plan()
         self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
         self._transport.advise({bucket.device for bucket in self._plan.buckets})
@@ -94,7 +95,7 @@ class Averager(Session):
         return Plan(self._source, self._settings, self._skip, self._saved)
 
     def _ranks(self) -> tuple[Transport, str]:
-        return self._transport, self._source.label
+        return self._source.transport, self._source.label
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         return self._latest
@@ -132,39 +133,13 @@ class Averager(Session):
         if isinstance(step, FailedStep):
             self._end(step)  # raises
             return
-        # From the last to the first, as backward makes gradients, and as buckets are filled.
-        order = list(given)[::-1]
         slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]  # there is a plan
-        wires: dict[str, torch.Tensor] = {}  # what travels uncompressed
-        try:
-            for name in order:
-                if name in slots:
-                    step.add(slots[name], given[name])
-                else:
-                    wires[name] = step.uncompressed(name, given[name].resolve_conj())
-            step.check()  # from here on, all ranks do the same
-        except BaseException:
-            self._sum_anyway(step, given, [name for name in order if name not in slots], wires)
-            raise
-        self._sum(wires)
-        for name, wire in wires.items():
-            given[name].copy_(wire * self._source.factor)
+        step.reduce("rest", {name: given[name] for name in given if name not in slots})
+        # From the last to the first, as backward makes gradients, and as buckets are filled.
+        for name in reversed(list(given)):
+            if name in slots:
+                step.add(slots[name], given[name])
         self._end(step)
-
-    def _sum(self, wires: Mapping[str, torch.Tensor]) -> None:
-        self._transport.sum_all({f"hvd_dyncomp.{self._source.label}.mean.{name}": wire for name, wire in wires.items()})
-
-    def _sum_anyway(
-        self, step: Step, given: Mapping[str, torch.Tensor], names: Sequence[str], wires: Mapping[str, torch.Tensor]
-    ) -> None:
-        """After an error: if all ranks agree, the others wait for what travels uncompressed."""
-        try:
-            if names:
-                step.check()
-            rest = {name: step.uncompressed(name, given[name].resolve_conj()) for name in names if name not in wires}
-        except Exception:  # noqa: BLE001  # they do not
-            return
-        self._sum({name: {**rest, **wires}[name] for name in names})
 
 
 class _Tensors(Source):

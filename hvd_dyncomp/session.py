@@ -20,12 +20,13 @@ from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.topology import phases
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepLevels
-from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.base import One, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Session(ABC):
     @property
     def label(self) -> str | None:
         """Part of the names of its collectives; None unless it works among the controller's ranks."""
-        ours = self._plan is not None and self.controller.transport is self._plan.transport
+        ours = self._plan is not None and self.controller.transport.shared is self._plan.transport.shared
         return self._plan.source.label if self._plan is not None and ours else None
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
@@ -209,6 +210,11 @@ class Session(ABC):
         self._plan, self._saved = None, state
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
+
+    def _for_exchanges(self, ranks: One) -> One:
+        """The transport of this model's exchanges, made of that of its ranks. See `Transport.for_exchanges`."""
+        by_host = self._settings.hierarchical is None
+        return ranks.for_exchanges(lambda hosts: phases(hosts, ranks.rank, by_host=by_host))
 
     @abstractmethod
     def _new_plan(self) -> Plan:

@@ -134,6 +134,7 @@ EXCHANGE = {
     "messages": {"buckets", "coding", "streams", "wire"},
     "residual_state": {"buckets"},
     "uncompressed": {"buckets", "task"},
+    "sums": {"streams", "task"},
     "reduction": {"coding", "messages", "task", "topology", "wire"},
     "plan": {"buckets", "coding", "residual_state", "settings", "source", "streams", "topology", "wire"},
     "routes": {"messages", "reduction", "task", "topology", "wire"},
@@ -141,7 +142,8 @@ EXCHANGE = {
     "unused": {"buckets", "slots", "task"},
     "one_bucket": {"buckets", "memory", "messages", "routes", "slots", "task", "uncompressed", "unused"},
     "step": {
-        *("handshake", "memory", "one_bucket", "plan", "slots", "tally", "task", "uncompressed", "unused", "wire"),
+        *("handshake", "memory", "one_bucket", "plan", "slots", "streams", "sums"),
+        *("tally", "task", "uncompressed", "unused", "wire"),
     },
     "failed_step": {"handshake", "step", "task", "wire"},
 }

@@ -177,7 +177,7 @@ class Checks:
     def _ddp(self) -> Check:
         command = (*_PYTEST, "tests/ddp/test_ddp_on_gpus.py")
         environment = {"HVD_DYNCOMP_TEST_DEVICE": self._device}
-        return Check(5, "DDP, two ranks do as CPUs do", command, 110, passed, "all pass", environment=environment)
+        return Check(5, "DDP, Gloo and NCCL do as CPUs do", command, 110, passed, "all pass", environment=environment)
 
     def _say_memory(self, said: str) -> str:
         found = self._file("memory-gloo")

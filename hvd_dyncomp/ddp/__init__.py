@@ -35,7 +35,7 @@ def compress(
             `Controller(policy, transport=hvd_dyncomp.ddp.transport())`.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
             fp16_skipped, bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits. Also
-            `optimizer`, if `without_momentum` made it, and `timeout`, as in `transport`.
+            `optimizer`, if `without_momentum` made it.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.

@@ -76,6 +76,7 @@ class ModelGradients(Source):
     kind = "DistributedDataParallel"
     own_memory = True  # the model's buckets
     as_in_memory = True
+    transport: ProcessGroupTransport
 
     def __init__(
         self,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,18 +18,17 @@ from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.agreement import agree, description
-from hvd_dyncomp.ddp.backward import Backward, call_at_end
+from hvd_dyncomp.ddp.backward import Backward, call_at_end, computes
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.momentum import inner_optimizer
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.base import Transport
-from hvd_dyncomp.transport.torch_distributed import time_limit, transport
+from hvd_dyncomp.transport.torch_distributed import transport
 
 logger = logging.getLogger(__name__)
 
@@ -58,31 +57,24 @@ class Quantizer(Session):
         self,
         model: DistributedDataParallel,
         controller: Controller | Policy | float | None = None,
-        *,
-        timeout: float | timedelta | None = None,
         **arguments: Any,
     ) -> None:
         check_kind(model)
-        limit: float | None = None
         wrong: Exception | None = None
-        try:
-            limit = None if timeout is None else time_limit(timeout)
-        except ValueError as error:
-            wrong = error
-        self._group = model.process_group
-        # A group with NCCL only gathers the ranks' addresses on the current GPU, which may not be the model's.
+        # A group with NCCL only sends the groups' name by the current GPU, which may not be the model's.
         on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
         with on_own_gpu:
-            ranks = transport(self._group, timeout=limit)
+            ranks = transport(model.process_group)
         ranks.models += 1  # also of calls that fail: it is part of names, and must be the same on all ranks
         mine: list[Any] = []
         try:
-            if wrong is None:
-                self._prepare(model, controller, ranks, **arguments)
-                mine = description(self._source.named)
+            self._prepare(model, controller, ranks, **arguments)
+            mine = description(self._source.named)
         except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
             wrong = error
         number = agree(ranks, mine, wrong)
+        with on_own_gpu:
+            self._source.transport = self._for_exchanges(ranks)
         try:
             model.register_comm_hook(self, _hook)
         except RuntimeError as error:
@@ -126,7 +118,7 @@ class Quantizer(Session):
         return Plan(self._source, self._settings, self._skip, self._saved)
 
     def _ranks(self) -> tuple[Transport, str]:
-        return self._transport, self._source.label
+        return self._source.transport, self._source.label
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `Session.load_state_dict`.
@@ -161,9 +153,8 @@ class Quantizer(Session):
                 backward.take_rest(bucket, self._names)
             # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
             if backward.gradients == self._source.count:
-                backward.end()
-        if backward.complete and not backward.ends_itself:
-            self._at_end(backward)
+                backward.complete = True
+        if backward.complete and not backward.ends_itself and not self._at_end(backward):
             self._raise()
         return future
 
@@ -187,23 +178,14 @@ class Quantizer(Session):
         backward = Backward(
             step,
             slots=self._plan.slots,  # type: ignore[union-attr]  # there is one
-            wire=step.uncompressed if isinstance(step, Step) else self._wire,
-            factor=self._source.factor,
             tells_used=not self._source.sums_tickets,
-            group=self._group,
             ended=self._ended,
         )
         if left is not None:
             backward.give_up()
         self._backward = backward
-        backward.ends_itself = call_at_end(lambda: self._at_end(backward))
+        backward.ends_itself = computes() and call_at_end(functools.partial(self._at_end, backward))  # type: ignore[arg-type]
         return backward
-
-    def _wire(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """What has the form of the other ranks' message, for a step that has not begun here."""
-        wire, plan = wire_form(gradient), self._plan
-        half = plan is not None and plan.settings.fp16_skipped and name not in plan.slots
-        return wire.half() if half and wire.dtype is torch.float32 else wire
 
     def _break(self, error: BaseException) -> None:
         """Leave the step, because of an error in a hook."""
@@ -224,23 +206,21 @@ class Quantizer(Session):
             self._leave(caught)
             self._error = self._error or caught
 
-    def _at_end(self, backward: Backward) -> None:
-        """Wait where backward ends; what a signal handler raises meanwhile is raised after it.
+    def _at_end(self, backward: Backward) -> bool:
+        """End the step where backward ends; return whether what was raised will be raised after it.
 
         The model ends its pass after this, and could never be used again if this raised.
         """
-        told = False
-        while not told:
+        while True:
             try:
                 if backward.failed:
                     self._tell()
                 elif backward.complete:
-                    backward.wait()
+                    backward.collect()
                 self._backward = None
-                told = True
-                call_at_end(self._raise)
+                return call_at_end(self._raise)
             except BaseException as error:  # noqa: BLE001
-                self._error = self._error or error
+                self._break(error)
 
     def _tell(self) -> None:
         """Tell the other ranks, and raise, why this one cannot take part; no effect on later calls."""

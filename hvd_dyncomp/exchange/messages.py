@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import NoReturn
 
 import torch
 
@@ -55,24 +54,28 @@ class Messages:
             payloads.append(message[HEADER_BYTES:])
         return buffer, payloads, lengths
 
-    def around(self, codes: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    def around(
+        self, codes: torch.Tensor, sizes: Sequence[int], header: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, list[int]]:
         """Messages from codes that exist already.
 
         Args:
             codes: the payloads of all messages, one after the other.
             sizes: as in `room`.
+            header: of each; that of real messages if None.
 
         Returns:
             All messages as one uint8 vector, their lengths.
         """
-        header = self._uploaded(self._header)
+        header = self._uploaded(self._header) if header is None else header
         messages = torch.cat([part for payload in codes.split(sizes) for part in (header, payload)])
         return messages, [HEADER_BYTES + size for size in sizes]
 
-    def aborts(self, count: int) -> tuple[torch.Tensor, list[int]]:
-        """`count` abort messages, in place of the real ones: one uint8 vector, and their lengths."""
-        header = self._header._replace(status=Status.ABORT)
-        return self._uploaded(header).repeat(count), [HEADER_BYTES] * count
+    def aborts(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+        """Abort messages, in place of the real ones and as long: one uint8 vector, and their lengths."""
+        header = self._uploaded(self._header._replace(status=Status.ABORT))
+        codes = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.bucket.device)
+        return self.around(codes, sizes, header)
 
     def _uploaded(self, header: Header) -> torch.Tensor:
         """A header as (8,) uint8. Does not wait for the device."""
@@ -88,11 +91,11 @@ class Messages:
 
         Raises:
             LockstepError: a message is not as expected; the text names the rank and what differs. For messages on a
-                GPU, `read` raises it instead, unless a length is wrong.
+                GPU, `read` raises it instead.
         """
         lengths = [HEADER_BYTES + size for size in sizes]
         if received.numel() != sum(lengths):
-            self._explain(received, lengths, senders)
+            raise LockstepError(f"{self.where}: {received.numel()} bytes arrived, expected {sum(lengths)}")
         messages = received.split(lengths)
         headers = torch.cat([message[:HEADER_BYTES] for message in messages])
         self._unread.append((headers.to("cpu", non_blocking=True), senders))
@@ -121,21 +124,6 @@ class Messages:
         for field, mine, other in zip(Header._fields, self._header, theirs, strict=True):
             if mine != other:
                 raise LockstepError(f"{self.where}: rank {rank} has {field} {other}, this rank has {mine}")
-
-    def _explain(self, received: torch.Tensor, lengths: list[int], senders: Sequence[int]) -> NoReturn:
-        """Raise the error of messages whose lengths are not the expected ones: that of the first one that differs."""
-        start = 0
-        for rank, length in zip(senders, lengths, strict=True):
-            message = received[start : start + length]
-            if message.numel() < HEADER_BYTES:
-                raise LockstepError(
-                    f"{self.where}: rank {rank} sent {message.numel()} bytes, which is less than a header"
-                )
-            self._check(message[:HEADER_BYTES], rank)  # what it says explains the length best
-            if message.numel() < length:
-                raise LockstepError(f"{self.where}: rank {rank} sent {message.numel()} bytes, expected {length}")
-            start += length
-        raise LockstepError(f"{self.where}: {received.numel()} bytes arrived, expected {start}")
 
     def noise(self, phase: Phase) -> Noise | None:
         """Randomness for the bucket's values, counted from its first; None unless rounding is stochastic."""

@@ -21,6 +21,7 @@ from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, check
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.momentum import MOST_BITS
 from hvd_dyncomp.step_levels import Turn
+from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ class Plan:
 
     Attributes:
         source, settings: see above.
-        transport: the source's.
         buckets: the buckets, with their residuals.
         slots: a compressed parameter's place, by name.
         waiting: parameters whose residuals always hold something at few bits: large ones, with error feedback.
@@ -60,7 +60,6 @@ class Plan:
         state: Mapping[str, Any] | None,
     ) -> None:
         self.source = source
-        self.transport = source.transport
         self.settings = settings
         rank, world_size = self.source.rank, self.source.world_size
         self.buckets, self.slots = make_buckets(
@@ -101,6 +100,11 @@ class Plan:
             len(self.source.named),
             len(self.buckets),
         )
+
+    @property
+    def transport(self) -> Transport:
+        """The source's."""
+        return self.source.transport
 
     @property
     def hierarchical(self) -> bool:

@@ -67,15 +67,15 @@ class Reduction(ABC):
         """
 
     def _first_messages(
-        self, values: list[torch.Tensor], failure: BaseException | None, origin: int, count: int
+        self, values: list[torch.Tensor], failure: BaseException | None, origin: int, spans: list[Span]
     ) -> tuple[Outgoing, BaseException | None]:
-        """What `encode` makes and None; or `count` aborts and the error."""
+        """What `encode` makes, with the codes of `spans`, and None; or aborts and the error."""
         if failure is None:
             try:
                 return self.encode(values, origin), None
             except BaseException as error:  # noqa: BLE001  # the others wait
                 failure = error
-        return self._messages.aborts(count), failure
+        return self._messages.aborts(self._sizes(spans)), failure
 
     @property
     @abstractmethod
@@ -101,6 +101,10 @@ class Reduction(ABC):
         Raises:
             LockstepError: a message is not as expected.
         """
+
+    def aborts(self) -> torch.Tensor:
+        """What other ranks get in place of the result."""
+        return self._messages.aborts(self._sizes(self._result))[0]
 
     def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
         """The payloads in the result, by rank of the section; arguments and errors as in `decode`."""
@@ -131,11 +135,11 @@ class PairReduction(Reduction):
     def collectives(
         self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
-        (own, [length]), failure = self._first_messages(values, failure, origin, 1)
+        (own, [length]), failure = self._first_messages(values, failure, origin, [self.section.span])
         del values
         yield Gate.SEND
         to_the_other = [0 if rank == self._bucket.rank else length for rank in self.section.ranks]
-        handle = self._group.alltoall(own, to_the_other, self._messages.name(Phase.PAIR))
+        handle = self._group.alltoall(own, to_the_other, to_the_other, self._messages.name(Phase.PAIR))
         self.has_sent_all = True
         received = yield handle
         if failure is not None:
@@ -166,6 +170,11 @@ class ShardedReduction(Reduction):
     """
 
     @property
+    def _place(self) -> int:
+        """This rank's in the section."""
+        return self.section.ranks.index(self._bucket.rank)
+
+    @property
     def _in_one(self) -> bool:
         # On a GPU a call is a launch, and one per rank would keep the program busy. So codes are copied.
         return self._bucket.streams.late
@@ -193,10 +202,12 @@ class ShardedReduction(Reduction):
     def collectives(
         self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
-        outgoing, failure = self._first_messages(values, failure, origin, len(self.section.ranks))
+        outgoing, failure = self._first_messages(values, failure, origin, self.section.shards)
+        lengths = outgoing[1]
+        arriving = [lengths[self._place]] * len(lengths)
         del values
         yield Gate.SEND
-        handle = self._group.alltoall(*outgoing, self._messages.name(Phase.SCATTER))
+        handle = self._group.alltoall(*outgoing, arriving, self._messages.name(Phase.SCATTER))
         del outgoing  # the transport has it
         try:
             received = yield handle
@@ -208,8 +219,8 @@ class ShardedReduction(Reduction):
         except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
             failure = failure or error
         if failure is not None:
-            message, _ = self._messages.aborts(1)
-        handle = self._group.allgather(message, self._messages.name(Phase.GATHER))
+            message, _ = self._messages.aborts(self._sizes([self.section.shards[self._place]]))
+        handle = self._group.allgather(message, lengths, self._messages.name(Phase.GATHER))
         self.has_sent_all = True
         del message
         result = yield handle
@@ -221,7 +232,7 @@ class ShardedReduction(Reduction):
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:
         """The message with the sum of all versions of this rank's shard."""
         bucket, section = self._bucket, self.section
-        own = section.shards[section.ranks.index(bucket.rank)]
+        own = section.shards[self._place]
         sizes = self._sizes([own])
         versions = self._messages.payloads(received, sizes * len(section.ranks), section.ranks)
         message, [payload], _ = self._messages.room(sizes)

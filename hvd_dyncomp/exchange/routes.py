@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.reduction import Outgoing, PairReduction, Reduction, ShardedReduction
+from hvd_dyncomp.exchange.reduction import PairReduction, Reduction, ShardedReduction
 from hvd_dyncomp.exchange.task import Collectives, Gate
 from hvd_dyncomp.exchange.topology import Section, dtype_within_host
-from hvd_dyncomp.exchange.wire import Phase
+from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
@@ -98,21 +98,28 @@ class Hierarchical(Route):
         ]
         self._own = self._reductions[arrangement.own]
         self._dtype = dtype_within_host(messages.bits)
+        # Not between two collectives: what an interruption left there, the others would not hear of.
+        self._lengths = [HEADER_BYTES + size for size in self._sizes(arrangement.sections)]
+        to_owner = self._lengths[arrangement.own]
+        self._lengths[arrangement.own] = 0
+        self._arriving = [0 if rank == self._bucket.rank else to_owner for rank in neighbours]
+        self._result_lengths = [reduction.result_bytes for reduction in self._reductions]
 
     def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
         joined: list[torch.Tensor] = []  # values, with what waits in residuals
         sums: list[torch.Tensor] = []  # of this rank's section, over its host
         if failure is None:
             try:
-                outgoing, joined = self._scatter(values)
+                messages, joined = self._scatter(values)
             except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
                 failure = error
         del values
         if failure is not None:
-            outgoing = self._messages.aborts(len(self._neighbours.ranks))
+            messages, _ = self._messages.aborts(self._sizes(self._others))
         yield Gate.SEND
-        handle = self._neighbours.alltoall(*outgoing, self._messages.name(Phase.LOCAL_SCATTER))
-        del outgoing  # the transport has it
+        name = self._messages.name(Phase.LOCAL_SCATTER)
+        handle = self._neighbours.alltoall(messages, self._lengths, self._arriving, name)
+        del messages  # the transport has them
         try:
             received = yield handle
             if failure is None:
@@ -131,27 +138,33 @@ class Hierarchical(Route):
         except BaseException as error:
             if not self._own.has_sent_all:  # an interruption of the reduction itself, or nobody wants it any more
                 raise
-            failure, (result, _) = error, self._messages.aborts(1)
-        handle = self._neighbours.allgather(result, self._messages.name(Phase.LOCAL_GATHER))
+            failure, result = error, self._own.aborts()
+        handle = self._neighbours.allgather(result, self._result_lengths, self._messages.name(Phase.LOCAL_GATHER))
         gathered = yield handle
         if failure is not None:
             raise failure
         return gathered
 
     @marked("scatter_on_host")
-    def _scatter(self, values: list[torch.Tensor]) -> tuple[Outgoing, list[torch.Tensor]]:
+    def _scatter(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Messages with the neighbours' sections, and all values with what waits in residuals."""
-        others = [section for section in self._arrangement.sections if section is not self._own.section]
-        sizes = [self._size(section) * self._dtype.itemsize for section in others]
-        messages, payloads, lengths = self._messages.room(sizes)
+        messages, payloads, _ = self._messages.room(self._sizes(self._others))
         values = self._bucket.residuals.join_all(self._bucket.slots, values)
         self._bucket.streams.keep(*values)
-        for section, payload in zip(others, payloads, strict=True):
+        for section, payload in zip(self._others, payloads, strict=True):
             message = payload.view(self._dtype)
             for places, part in self._parts(values, section):
                 message[places] = part
-        lengths.insert(self._arrangement.own, 0)
-        return (messages, lengths), values
+        return messages, values
+
+    @property
+    def _others(self) -> list[Section]:
+        """The neighbours' sections."""
+        return [section for section in self._arrangement.sections if section is not self._own.section]
+
+    def _sizes(self, sections: Sequence[Section]) -> list[int]:
+        """The bytes of sections' values within the host, without headers."""
+        return [self._size(section) * self._dtype.itemsize for section in sections]
 
     def _size(self, section: Section) -> int:
         """The values of a section, without padding."""
@@ -176,7 +189,7 @@ class Hierarchical(Route):
         """
         section = self._own.section
         others = [rank for rank in self._neighbours.ranks if rank != self._bucket.rank]
-        sizes = [self._size(section) * self._dtype.itemsize] * len(others)
+        sizes = self._sizes([section]) * len(others)
         payloads = self._messages.payloads(received, sizes, others)
         first, *more = [payload.view(self._dtype) for payload in payloads]
         total = torch.empty(self._size(section), dtype=torch.float32, device=self._bucket.device)

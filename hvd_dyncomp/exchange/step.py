@@ -7,7 +7,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -16,6 +16,8 @@ from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.streams import Streams
+from hvd_dyncomp.exchange.sums import Sums
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.uncompressed import wire_form
@@ -65,6 +67,7 @@ class Step:
         self.proposal: float = 0
         self.apart: dict[int, torch.Tensor] = {}
         self.fresh = self.over = self._cancelled = self._abandoned = False
+        self._reason: BaseException | None = None  # why it was cancelled
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
         # Of parameters that this rank may not use, by name.
@@ -72,11 +75,13 @@ class Step:
         self._doubtful: dict[str, torch.Tensor] = {}  # their gradients
         self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in plan.buckets}
+        self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in plan.buckets)
         self._agreement: Task[None] = Task(plan.transport, self._agree(turn))
         for bucket in plan.buckets if plan.settings.discardable else ():
             with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
                 bucket.residuals.remember()
         self._exchanges: list[Exchange] = []
+        self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
         if turn.bits == UNCOMPRESSED:
             for bucket in plan.buckets:
                 bucket.residuals.release()
@@ -86,7 +91,8 @@ class Step:
             plan.arrange(self._origins)
             self._tally.compresses(plan.buckets)
             self._exchanges = self._new_exchanges(stochastic=stochastic)
-        self._under_way = list(self._exchanges)
+        # In the order in which they were complete: with DDP, and in `Averager`, the same on all ranks.
+        self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
         # What is not compressed is reduced in its place, as without this package, unless a compressed gradient or
         # something that waits in a residual may be in the same memory.
         waits = any(bucket.residuals.releases for bucket in plan.buckets)
@@ -125,32 +131,38 @@ class Step:
                 will be called. On a GPU that nobody may wait for yet, a tensor of one bool.
         """
         exchange = self._exchanges[slot.bucket]
+        before = exchange.complete
         if used is True:
             exchange.add(slot, gradient)
         else:
             self._used[slot.name], self._doubtful[slot.name] = used, gradient
             exchange.add(slot, gradient, used=False)
-        if exchange.complete:
+        if exchange.complete and not before:
             self._go_on(exchange)
             if not gradient.is_cuda:  # with a GPU, the core is idle anyway
                 self._plan.transport.give_way()
 
     def _go_on(self, exchange: Exchange) -> None:
         with self._lock:
+            self._under_way.append(exchange)
             # If no gradient is fresh here, perhaps none is on any rank: then there is nothing to quantize. And before
             # the first handshake it is unknown which rank quantizes what.
             if self._fresh and self._plan.topology_checksum:
                 exchange.prepare()
+            self._keep_order()
             self._advance()
+
+    def _keep_order(self) -> None:
+        """Greetings arrive at another time on each rank: if the order of all counts, nothing may begin just then."""
+        while self._in_order and not self._agreement.done:  # this waits for no GPU
+            self._agreement.wait()
 
     def uncompressed(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Take a gradient that is skipped, or at 32 bits; return what travels in its place, with what its residual had.
 
         The caller sums it over ranks, and writes the mean to the gradient's place (`apart`).
         """
-        wire, slot = wire_form(gradient), self._plan.slots.get(name)
-        if slot is None and self._plan.settings.fp16_skipped and wire.dtype is torch.float32:
-            wire = wire.half()
+        wire, slot = self._wire_form(name, gradient), self._plan.slots.get(name)
         # A gradient that is not fresh was reduced before, with its residual.
         if slot is not None and self._fresh:
             wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
@@ -160,6 +172,41 @@ class Step:
             self._copied.append(gradient)
         self._tally.hands_over(wire.nbytes, 4 * wire.numel())
         return wire
+
+    def reduce(self, place: str, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Take gradients that travel uncompressed, as `uncompressed` has it, and write their means. Does not block.
+
+        The other ranks wait for them: after an error they must still be handed in, and are told. Calls with the same
+        `place` as before change nothing.
+
+        Args:
+            place: what they have in common, the same on all ranks.
+            gradients: by parameter's name, in the same order on all ranks: dense ones, or a single sparse one.
+        """
+        if self._sums.has(place):
+            return
+        failure = self._reason
+        wires: dict[str, torch.Tensor] = {}
+        try:
+            for name, gradient in gradients.items() if failure is None else ():
+                wires[name] = gradient if gradient.is_sparse else self.uncompressed(name, gradient)
+        except BaseException as error:  # noqa: BLE001  # raised below
+            failure = error
+        if failure is not None:
+            wires = {name: self._wire_form(name, gradient) for name, gradient in gradients.items()}
+        with self._lock:
+            self._sums.add(place, wires, gradients, failure)
+            self._keep_order()
+            self._advance()
+        if self._cancelled:
+            in_background(self._plan.transport, self._in_background)
+        elif failure is not None:
+            raise failure
+
+    def _wire_form(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+        wire = gradient if gradient.is_sparse else wire_form(gradient, self._plan.transport)
+        half = self._plan.settings.fp16_skipped and wire.dtype is torch.float32 and name not in self._plan.slots
+        return wire.half() if half else wire
 
     def check(self) -> None:
         """Block until all ranks are known to do the same in this step.
@@ -207,9 +254,10 @@ class Step:
         What the others wait for, or an abort, goes out in the background.
         """
         with self._lock:
-            self._cancelled = True
-            for exchange in self._exchanges:
-                exchange.cancel(error)
+            self._cancelled, self._reason = True, error
+            tasks: list[Task] = [*self._exchanges, *self._sums.tasks]
+            for task in tasks:
+                task.cancel(error)
             self._join()
         in_background(self._plan.transport, self._in_background)
 
@@ -245,17 +293,21 @@ class Step:
         # If the agreement was interrupted, the others may have agreed.
         if self._abandoned or isinstance(self._agreement.error, Exception):
             return True
-        for exchange in self._exchanges:
-            exchange.start()
-        tasks: list[Task] = [*self._exchanges, *self._sum_tickets()]
+        self._start_all()
+        tasks: list[Task] = [*self._exchanges, *self._sums.tasks, *self._sum_tickets()]
         return all([task.advance() for task in tasks])  # a list: each goes on
 
     def _first_under_way(self) -> Task:
-        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sum_tickets()]
+        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sums.tasks, *self._sum_tickets()]
         return next((task for task in tasks if not task.done), self._agreement)
 
+    @property
+    def _streams(self) -> set[Streams]:
+        """Those in which anything of the step may be queued."""
+        return {*self._origins, *(task.streams for task in self._sums.tasks)}
+
     def _join(self) -> None:
-        for streams in self._origins:
+        for streams in self._streams:
             streams.join()
 
     def _agree(self, turn: Turn) -> Collectives[None]:
@@ -276,6 +328,8 @@ class Step:
     def _advance(self) -> None:
         if self._agreement.advance() and self._agreement.error is None:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
+            for task in self._sums.tasks:
+                task.advance()
 
     def _in_background(self) -> bool:
         """Do what is possible without waiting, unless the program does so itself; return whether all is done."""
@@ -295,12 +349,18 @@ class Step:
         tickets = self._sum_tickets()
         self._exchange()
         left = [slot for task in tickets for slot in task.outcome()]
-        for streams in self._origins:
+        for task in self._sums.tasks:
+            task.start()
+        for task in self._sums.tasks:
+            task.outcome()
+        for streams in self._streams:
             streams.catch_up()
         for exchange in self._exchanges:
             exchange.conclude()
             if exchange.error is not None:
                 raise exchange.error
+        for task in self._sums.tasks:
+            task.conclude()
         for slot in [*left, *filter(None, map(self._plan.slots.get, self._absent))]:
             self.leave(slot, self._doubtful.get(slot.name))
         self._count()
@@ -308,9 +368,16 @@ class Step:
             for bucket in self._plan.buckets:
                 bucket.residuals.released(self._fresh)
 
-    def _exchange(self) -> None:
-        for exchange in self._exchanges:
+    def _start_all(self) -> None:
+        """Start what is complete, in order, and then what is not, with zeros for what is missing."""
+        self._under_way = list(dict.fromkeys([*self._under_way, *self._exchanges]))
+        for exchange in self._under_way:
             exchange.start()
+            if self._in_order:
+                exchange.advance()
+
+    def _exchange(self) -> None:
+        self._start_all()
         # Every exchange sends all that others wait for, even after an error in another one. All ranks wait for the
         # least advanced one first: so no two wait for each other, and one bucket is summed while another's values
         # travel.

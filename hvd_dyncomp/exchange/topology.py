@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp.exchange.coding import Span
-from hvd_dyncomp.exchange.wire import checksum
+from hvd_dyncomp.exchange.wire import Phase, checksum
 from hvd_dyncomp.meter import allreduce_bytes
 
 MOST_BITS_OF_BFLOAT16 = 7
@@ -146,3 +146,22 @@ def hierarchical(blocks: int, rank: int, topology: Topology) -> Arrangement:
         for place in range(len(neighbours))
     )
     return Arrangement(sections, neighbours.index(rank), neighbours)
+
+
+def phases(names: Sequence[str], rank: int, *, by_host: bool) -> dict[str, tuple[int, ...]]:
+    """The ranks with which a rank exchanges in each phase of a bucket, by the phase's name and in order.
+
+    Args:
+        names: every rank's host.
+        by_host: whether gradients travel within hosts first, if all have equally many workers.
+    """
+    topology = Topology.of([checksum(name) for name in names])
+    two_level = by_host and topology.two_level
+    arrangement = (hierarchical if two_level else flat)(0, rank, topology)
+    section = arrangement.sections[arrangement.own]
+    between = [Phase.SCATTER, Phase.GATHER] if section.sharded else [Phase.PAIR]
+    among = dict.fromkeys(between, section.ranks)
+    if two_level:
+        near = arrangement.neighbours
+        among = {Phase.LOCAL_SCATTER: near, **among, Phase.LOCAL_GATHER: near}
+    return {phase.name.lower(): ranks for phase, ranks in among.items()}

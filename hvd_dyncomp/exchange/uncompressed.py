@@ -13,13 +13,10 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.task import Collectives
 from hvd_dyncomp.transport.base import Transport
 
-# What Horovod's allreduce takes on CPUs.
-_HOROVOD_FLOATS = (torch.float16, torch.float32, torch.float64)
 
-
-def wire_form(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient as Horovod can reduce it: contiguous, and with bfloat16 as float32."""
-    if gradient.is_floating_point() and gradient.dtype not in _HOROVOD_FLOATS:
+def wire_form(gradient: torch.Tensor, transport: Transport) -> torch.Tensor:
+    """A gradient as the transport can sum it: contiguous, and as float32 if it takes no such dtype."""
+    if gradient.is_floating_point() and not transport.takes(gradient.dtype):
         gradient = gradient.float()
     return gradient.contiguous()
 
@@ -38,7 +35,8 @@ def sums(bucket: Bucket, gradients: list[torch.Tensor | None], transport: Transp
     handles = []
     for slot, gradient in zip(bucket.slots, gradients, strict=True):
         own = torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if gradient is None else gradient
-        handles.append(transport.sum(wire_form(own.clone()), f"{bucket.collective}.{slot.index}.uncompressed"))
+        wire = wire_form(own.clone(), transport)
+        handles.append(transport.sum(wire, f"{bucket.collective}.{slot.index}.uncompressed"))
     totals: list[torch.Tensor] = []
     failure: BaseException | None = None
     for handle in handles:

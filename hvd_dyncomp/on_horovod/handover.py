@@ -16,6 +16,7 @@ from hvd_dyncomp.kernels import portable
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.tickets import Tickets
+from hvd_dyncomp.transport.base import Transport
 
 
 class Context(NamedTuple):
@@ -88,8 +89,8 @@ class Handover:
             self._versions.append((gradient, gradient._version))
 
 
-def wire_after_failure(gradient: torch.Tensor, bits: float) -> torch.Tensor:
+def wire_after_failure(gradient: torch.Tensor, bits: float, transport: Transport) -> torch.Tensor:
     """A tensor of the other ranks' shape for Horovod, so that they get far enough to hear of this rank's error."""
     # Except for tensors that they skip: perhaps `skip` itself has failed here.
     compressed = bits != UNCOMPRESSED and gradient.is_floating_point() and bool(gradient.numel())
-    return torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient)
+    return torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient, transport)

@@ -215,7 +215,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             # dense, or a tensor that came from elsewhere.
             found = self._searched(gradient, caller)
         if isinstance(self._step, FailedStep):
-            return wire_after_failure(gradient, self._step.bits), Context(gradient, self._step)
+            return wire_after_failure(gradient, self._step.bits, self._transport), Context(gradient, self._step)
         if found is None:
             self._note_uncompressed(gradient)
             return gradient, Context(gradient)
@@ -226,7 +226,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         """What Horovod gets for the rest of a step that was left: the other ranks wait for it."""
         found = None if self._source is None else self._source.parameter_of(gradient, caller)
         if found is None or self._plan is None or found[0] in self._plan.slots:
-            return wire_after_failure(gradient, left.bits)
+            return wire_after_failure(gradient, left.bits, self._transport)
         return left.uncompressed(found[0], gradient)
 
     def decompress(self, tensor: torch.Tensor, ctx: Context | None) -> torch.Tensor:

@@ -21,6 +21,7 @@ class Background:
         self._pause = pause
         self._new: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._stopped = False
 
     def add(self, work: Callable[[], bool]) -> None:
         """Call `work` in every round until it returns True or raises an error: the program meets that itself, later."""
@@ -29,14 +30,21 @@ class Background:
             self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
             self._thread.start()
 
+    def stop(self) -> None:
+        """End the thread and wait for that. When Python exits: in C++ it would not survive this."""
+        self._stopped = True
+        if self._thread is not None and self._thread.is_alive():
+            self._new.put(lambda: True)
+            self._thread.join()
+
     def _loop(self) -> None:
         works = [self._new.get()]
-        while True:
+        while not self._stopped:
             self._pause()
             while not self._new.empty():
                 works.append(self._new.get())
             works = [work for work in works if not _over(work)]
-            if not works:  # in the same list: finished work must not be kept alive
+            if not works and not self._stopped:  # in the same list: finished work must not be kept alive
                 works.append(self._new.get())
 
 

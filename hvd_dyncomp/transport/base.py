@@ -13,10 +13,12 @@ import json
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
+
+One = TypeVar("One", bound="Transport")
 
 LATE_SECONDS = 10.0  # that a rank waits for others without a word
 _POLL_SECONDS = 1e-3
@@ -30,10 +32,12 @@ class Transport(ABC):
     Attributes:
         rank_call: how a program asks for its rank, for messages.
         elastic: what keeps quantizers and controllers of elastic training, for messages; "" if nothing does.
+        in_order: whether all ranks must start all collectives of tensors on GPUs in one order, whatever their names.
     """
 
     rank_call = "hvd.rank()"
     elastic = "hvd.elastic.TorchState"
+    in_order = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Transport:
         return self
@@ -66,28 +70,48 @@ class Transport(ABC):
     def within(self, process_set: Any) -> Transport:
         """A transport for the ranks of a process set; None for all."""
 
-    @abstractmethod
-    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> Any:
-        """Start sending `splits[r]` bytes of the uint8 vector `tensor` to each rank r; return a handle."""
+    @property
+    def shared(self) -> Transport:
+        """The transport of the same ranks that is not one model's."""
+        return self
+
+    def for_exchanges(self: One, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> One:
+        """A transport for the exchanges of one model. Where it has to be made, the call is collective.
+
+        Args:
+            phases: returns the ranks that take part in each phase of an exchange, by the phase's name and in order,
+                from the names of all ranks' hosts.
+        """
+        return self
 
     @abstractmethod
-    def allgather(self, tensor: torch.Tensor, name: str) -> Any:
-        """Start gathering every rank's uint8 vector, in rank order; lengths may differ; return a handle."""
+    def alltoall(
+        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+    ) -> Any:
+        """Start sending `splits[i]` bytes of the uint8 vector `tensor` to the i-th rank of some; return a handle.
+
+        All ranks of the transport start it under the same name, each among ranks of its own.
+
+        Args:
+            ranks: those that this rank sends to, ascending; the same for all of them.
+            arriving: the bytes that come from each: what that rank has in its `splits`.
+        """
+
+    @abstractmethod
+    def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> Any:
+        """Start gathering every rank's uint8 vector, in rank order; lengths may differ; return a handle.
+
+        Args:
+            arriving: the length of each rank's, if that is known.
+        """
 
     @abstractmethod
     def sum(self, tensor: torch.Tensor, name: str) -> Any:
         """Start adding up every rank's `tensor` (int64 or floating), in its own memory; return a handle."""
 
-    def sum_all(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Add up every rank's tensors, each in its own memory. Blocks; every rank gives the same names in one order.
-
-        Args:
-            tensors: contiguous, of floating or complex dtype, by the name of the collective.
-        """
-        reals = {name: torch.view_as_real(one) if one.is_complex() else one for name, one in tensors.items()}
-        handles = [self.sum(tensor, name) for name, tensor in reals.items()]
-        for handle in handles:
-            self.wait(handle)
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether `sum` takes a floating dtype."""
+        return True
 
     def new_label(self, kind: str) -> str:
         """A name for something that works over this transport: the same on ranks that ask in the same order."""
@@ -172,3 +196,9 @@ def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
     if transport.size == 1:
         return [json.loads(json.dumps(value))]
     return gathered_json(transport.wait(start_gather_json(transport, value, name)))
+
+
+def of_all(size: int, ranks: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """By rank of `size`, the lengths of some of them, and 0 for the others."""
+    of = dict(zip(ranks, lengths, strict=True))
+    return [of.get(rank, 0) for rank in range(size)]

@@ -10,7 +10,7 @@ from hvd_dyncomp.transport.base import Transport
 
 
 class Group:
-    """A transport of bytes among some ranks of another. It needs no process set: the other ranks are sent 0 bytes.
+    """A transport of bytes among some ranks of another.
 
     All ranks of the transport must start the same collective under the same name, each in a group of its own.
 
@@ -29,23 +29,21 @@ class Group:
         self._transport, self.ranks, self._near = transport, ranks, near
         self.sent_bytes = self.leaving_bytes = 0
 
-    def alltoall(self, messages: torch.Tensor, lengths: list[int], name: str) -> Any:
-        """Start sending `lengths[i]` bytes of a uint8 vector to the i-th rank. The result is in rank order."""
-        self._count(lengths)
-        splits = lengths
-        if len(self.ranks) < self._transport.size:
-            splits = [0] * self._transport.size
-            for rank, length in zip(self.ranks, lengths, strict=True):
-                splits[rank] = length
-        return self._transport.alltoall(messages, splits, name)
+    def alltoall(self, messages: torch.Tensor, lengths: list[int], arriving: list[int], name: str) -> Any:
+        """Start sending `lengths[i]` bytes of a uint8 vector to the i-th rank, of which `arriving[i]` bytes come.
 
-    def allgather(self, message: torch.Tensor, name: str) -> Any:
-        """Start gathering every rank's uint8 vector, in the order of the ranks; lengths may differ."""
+        The result is in the order of the ranks.
+        """
+        self._count(lengths)
+        return self._transport.alltoall(messages, self.ranks, lengths, arriving, name)
+
+    def allgather(self, message: torch.Tensor, arriving: list[int], name: str) -> Any:
+        """Start gathering the ranks' uint8 vectors, of `arriving[i]` bytes each, in the order of the ranks."""
         lengths = [message.numel()] * len(self.ranks)
         if len(self.ranks) < self._transport.size:
-            return self.alltoall(message.repeat(len(self.ranks)), lengths, name)
+            return self.alltoall(message.repeat(len(self.ranks)), lengths, arriving, name)
         self._count(lengths)
-        return self._transport.allgather(message, name)
+        return self._transport.allgather(message, name, arriving)
 
     def _count(self, lengths: list[int]) -> None:
         for rank, length in zip(self.ranks, lengths, strict=True):

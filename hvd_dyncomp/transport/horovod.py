@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from hvd_dyncomp.errors import HorovodMissing
 from hvd_dyncomp.transport import mpi_settings
 from hvd_dyncomp.transport.background import Background
-from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.base import Transport, of_all
 
 try:
     import horovod.torch as hvd
@@ -95,14 +95,21 @@ class HorovodTransport(Transport):
         _labels[number] += 1
         return f"{kind}{_labels[number]}"
 
-    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> int:
-        return hvd.alltoall_async(tensor, torch.tensor(splits, dtype=torch.int32, device="cpu"), name, self._everyone)
+    def alltoall(
+        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+    ) -> int:
+        # It needs no process set: nothing is sent to ranks that get 0 bytes.
+        lengths = torch.tensor(of_all(self.size, ranks, splits), dtype=torch.int32, device="cpu")
+        return hvd.alltoall_async(tensor, lengths, name, self._everyone)
 
-    def allgather(self, tensor: torch.Tensor, name: str) -> int:
+    def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> int:
         return hvd.allgather_async(tensor, name, self._everyone)
 
     def sum(self, tensor: torch.Tensor, name: str) -> int:
         return hvd.allreduce_async_(tensor, name=name, op=hvd.Sum, process_set=self._everyone)
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        return dtype in (torch.float16, torch.float32, torch.float64)  # on CPUs
 
     def poll(self, handle: int) -> bool:
         return hvd.poll(handle)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.base import Transport, of_all
 from hvd_dyncomp.transport.rendezvous import Collective, Mismatch
 
 Result = TypeVar("Result")
@@ -58,18 +58,24 @@ class InProcessTransport(Transport):
             raise ValueError(f"a World has no process sets, got {process_set!r}")
         return self
 
-    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
-        return self._start("alltoall", tensor.clone(), splits, name)
+    def alltoall(
+        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+    ) -> Collective:
+        splits, arriving = of_all(self.size, ranks, splits), of_all(self.size, ranks, arriving)
+        return self._start("alltoall", tensor.clone(), splits, name, arriving)
 
-    def allgather(self, tensor: torch.Tensor, name: str) -> Collective:
-        return self._start("allgather", tensor.clone(), [], name)
+    def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> Collective:
+        copies = tensor.repeat(self.size)
+        return self._start("allgather", copies, [tensor.numel()] * self.size, name, arriving)
 
     def sum(self, tensor: torch.Tensor, name: str) -> Collective:
         return self._start("sum", tensor, [], name)
 
-    def _start(self, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
+    def _start(
+        self, kind: str, tensor: torch.Tensor, splits: list[int], name: str, arriving: list[int] | None = None
+    ) -> Collective:
         self._world.take_turns(self._rank)
-        collective = self._world.start(self._rank, kind, tensor, splits, name)
+        collective = self._world.start(self._rank, kind, tensor, splits, name, arriving)
         if tensor.is_cuda:  # who reads what was sent, or has come of it, does so in any stream
             torch.cuda.current_stream(tensor.device).synchronize()
         return collective
@@ -185,22 +191,23 @@ class World:
         """Whether a rank that polls for a collective that is over sees that. In the end it does."""
         return self._patient or self.chance()
 
-    def start(self, rank: int, kind: str, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
+    def start(
+        self, rank: int, kind: str, tensor: torch.Tensor, splits: list[int], name: str, arriving: list[int] | None
+    ) -> Collective:
         collective = self._open.get(name)
         if collective is None:
             collective = self._open[name] = Collective(kind, name, len(self.transports))
         if rank in collective.sent or collective.kind != kind:
             raise Mismatch(f"rank {rank} starts {kind} {name}, which is under way as {collective.kind}")
         size, nbytes = len(self.transports), tensor.numel() * tensor.element_size()
-        to = {"alltoall": splits, "allgather": [nbytes] * size}.get(kind)
-        if to is None:
+        if kind == "sum":
             self.bytes_sent[rank] += 2 * nbytes * (size - 1) // size
         else:
-            self.bytes_sent[rank] += sum(to) - to[rank]
+            self.bytes_sent[rank] += sum(splits) - splits[rank]
             away = [other != self.hosts[rank] for other in self.hosts]
-            self.bytes_leaving[rank] += sum(count for count, leaves in zip(to, away, strict=True) if leaves)
+            self.bytes_leaving[rank] += sum(count for count, leaves in zip(splits, away, strict=True) if leaves)
         self._started += 1
-        collective.add(rank, tensor, splits)
+        collective.add(rank, tensor, splits, arriving)
         if collective.over:
             del self._open[name]
         return collective

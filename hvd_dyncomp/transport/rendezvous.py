@@ -14,19 +14,20 @@ class Collective:
 
     Attributes:
         kind: "alltoall", "allgather" or "sum".
-        sent: what each rank has sent.
+        sent: what each rank has sent: a tensor, by rank how much of it goes there, and how much comes from there (None:
+            that is not known).
         received: the result of each rank, when all have sent.
         error: why there is no result.
     """
 
     def __init__(self, kind: str, name: str, size: int) -> None:
         self.kind, self.name, self.size = kind, name, size
-        self.sent: dict[int, tuple[torch.Tensor, list[int]]] = {}
+        self.sent: dict[int, tuple[torch.Tensor, list[int], list[int] | None]] = {}
         self.received: list[torch.Tensor] | None = None
         self.error: Exception | None = None
 
-    def add(self, rank: int, tensor: torch.Tensor, splits: list[int]) -> None:
-        self.sent[rank] = tensor, splits
+    def add(self, rank: int, tensor: torch.Tensor, splits: list[int], arriving: list[int] | None) -> None:
+        self.sent[rank] = tensor, splits, arriving
         if len(self.sent) == self.size:
             self._complete()
 
@@ -47,9 +48,11 @@ class Collective:
             for tensor in tensors:
                 tensor.copy_(total)
             self.received = tensors
-        elif self.kind == "allgather":
-            gathered = torch.cat(tensors)
-            self.received = [gathered.clone() for _ in tensors]
         else:
-            parts = [tensor.split(splits) for tensor, splits in (self.sent[rank] for rank in range(self.size))]
+            parts = [tensor.split(splits) for tensor, splits, _ in (self.sent[rank] for rank in range(self.size))]
+            for rank in range(self.size):
+                arriving, lengths = self.sent[rank][2], [theirs[rank].numel() for theirs in parts]
+                if arriving is not None and arriving != lengths:
+                    self.error = Mismatch(f"{self.name}: {lengths} bytes come to rank {rank}, which expects {arriving}")
+                    return
             self.received = [torch.cat([theirs[rank] for theirs in parts]) for rank in range(self.size)]

@@ -1,40 +1,43 @@
-"""A torch process group as the transport. The group defines the ranks; messages use connections of this package.
+"""A torch process group as the transport: asynchronous collectives of `torch.distributed`, in groups of their own.
 
-torch matches collectives by the order of calls, which differs between ranks here, and its messages between two ranks
-cannot be polled (`mesh`). So nothing here interferes with other traffic in the group, such as the collectives of
-`DistributedDataParallel`; but for `sum_all`, which every rank calls at the same point of the program.
+Nothing here interferes with other traffic of the program's group, such as the collectives of `DistributedDataParallel`.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hvd_dyncomp.checks import finite, shown
+from hvd_dyncomp.checks import shown
+from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
-from hvd_dyncomp.transport.base import LATE_SECONDS
-from hvd_dyncomp.transport.collectives import Collective, Collectives
-from hvd_dyncomp.transport.connect import connected
-from hvd_dyncomp.transport.mesh import Mesh
-from hvd_dyncomp.transport.staging import Staging
+from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
+from hvd_dyncomp.transport.lanes import Groups, Turns, leave, leave_at_exit
+from hvd_dyncomp.transport.sockets import Sockets
+from hvd_dyncomp.transport.works import Works, timed_out, told
 
 logger = logging.getLogger(__name__)
 
 _BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if nothing arrives
-_DEFAULT_SECONDS = 1800.0
-_MOST_SECONDS = 2e6  # 23 days; what waits in the kernel counts milliseconds in 31 bits
+_LONG_SECONDS = 1e6  # the process group's time limit ends a wait
+_CLOSE_SECONDS = 10.0  # for messages that others wait for
+_LAST_SECONDS = 0.01  # in which a thread of torch's returns that has just told that something has arrived
+_NOTE_SECONDS = 1.0  # ranks that wait for the same collective note it within this time
 
 _news = threading.Event()
 
@@ -52,34 +55,49 @@ class ProcessGroupTransport(base.Transport):
 
     Args:
         group: of any backend; None for the group of all ranks.
-        timeout: time limit of every wait, in seconds or as a timedelta; a rank that waits longer raises an error.
+        phases, name: for one model: the ranks that take part in each phase of an exchange, by name and in order; and a
+            name for it in the job's store.
 
     Attributes:
         models: number of calls of `compress` over it, the same on all ranks.
         compressed: what compresses a model over it, by a checksum of the model as it was.
+        hosts: each rank's, by name.
 
     Raises:
-        ValueError: torch.distributed is not initialized, this process is not a member of the group, or `timeout` is
-            not a time; or an environment variable names no network of this host.
+        ValueError: torch.distributed is not initialized, or this process is not a member of the group.
         TypeError: `group` is not a process group.
-        TimeoutError: a rank does not connect.
+        TimeoutError, ConnectionError: a rank does not make it in the group's time limit, or has ended.
     """
 
     rank_call = "torch.distributed.get_rank()"
     elastic = ""
 
-    def __init__(self, group: Any = None, *, timeout: float | timedelta = _DEFAULT_SECONDS) -> None:
+    def __init__(
+        self, group: Any = None, phases: Mapping[str, Sequence[int]] | None = None, name: str | None = None
+    ) -> None:
         _check_member(group)
+        group = group or dist.group.WORLD
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        self._group = weakref.ref(
-            group or dist.group.WORLD
-        )  # which would live as long as the transport (`_transports`)
-        self._seconds = time_limit(timeout)
-        connections, self._hosts = connected(group, self.host, self._seconds)
-        self._collectives, close = _wired(self._rank, self._size, connections)
+        self._group = weakref.ref(group)  # which would live as long as the transport (`_transports`)
+        everyone = range(self._size)
+        with _all_come(self._rank):
+            groups = Groups(group, name or f"hvd_dyncomp.{_token(group)}")
+            self._all = groups.lane(everyone, "all")
+            self._sums = groups.lane(everyone, "sums") if phases else self._all
+            self._lanes = groups.lanes(phases or {})
+        self._name, self.limit = groups.name, groups.limit
+        self._turns = Turns(self._lanes)
+        self.in_order = groups.nccl
+        self._started: weakref.WeakSet[Works] = weakref.WeakSet()
+        self._counts: defaultdict[str, int] = defaultdict(int)
         self.models = 0
         self.compressed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._end = weakref.finalize(self, close)  # also when Python exits: other ranks wait for unsent messages
+        self._shared: ProcessGroupTransport = self
+        self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
+        self._leave = functools.partial(leave, groups.made, quiet=False)
+        _alive.add(self)
+        self.hosts: list[str] = gather_json(self, self.host, "hvd_dyncomp.hosts") if phases is None else []
+        self._made = 0
 
     @property
     def rank(self) -> int:
@@ -95,187 +113,224 @@ class ProcessGroupTransport(base.Transport):
 
     @property
     def local_size(self) -> int:
-        return int(os.environ.get("LOCAL_WORLD_SIZE", self._hosts.count(self.host)))  # torchrun's
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self._shared.hosts.count(self.host)))  # torchrun's
 
     def obstacle(self, device: torch.device) -> str:
-        return "" if device.type in ("cpu", "cuda") else "messages are copied to main memory from CUDA devices only"
+        return "" if device.type in ("cpu", "cuda") else "messages are sent from CPUs and from CUDA devices only"
 
     def within(self, process_set: Any) -> ProcessGroupTransport:
         if process_set is not None:
             raise ValueError(f"a process group has no process sets, got {process_set!r}")
         return self
 
-    def alltoall(self, tensor: torch.Tensor, splits: list[int], name: str) -> Collective:
-        return self._collectives.alltoall(tensor, splits, name)
+    @property
+    def shared(self) -> ProcessGroupTransport:
+        return self._shared
 
-    def allgather(self, tensor: torch.Tensor, name: str) -> Collective:
-        return self._collectives.allgather(tensor, name)
-
-    def sum(self, tensor: torch.Tensor, name: str) -> Collective:
-        return self._collectives.sum(tensor, name)
-
-    def sum_all(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """As `base.Transport.sum_all`, by torch's own all_reduce, with the group's own time limit.
-
-        It sends each value twice at most; the mesh would send it to every other rank.
+    def for_exchanges(self, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> ProcessGroupTransport:
+        """As `base.Transport.for_exchanges`. Collective; blocks.
 
         Raises:
-            RuntimeError: the group no longer exists, or another rank does not answer.
+            LockstepError: the ranks' phases have different names. On all ranks.
         """
+        found = phases(self.hosts)
+        everyone = gather_json(self, list(found), "hvd_dyncomp.phases")
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise LockstepError(
+                    f"rank 0 would exchange by {', '.join(everyone[0])}, rank {rank} by {', '.join(theirs)}: give "
+                    "hierarchical= the same value on every rank"
+                )
+        self._made += 1
         group = self._group()
         if group is None:
             raise RuntimeError("the process group of this transport has been destroyed")
-        alike: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
-        others: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors.items():
-            if f"{tensor.device.type}:" in dist.get_backend_config(group):
-                real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-                alike[real.dtype, real.device].append(real)
-            else:  # on the CPU with NCCL alone
-                others[name] = tensor
-        for parts in alike.values():
-            flat = torch.cat([part.view(-1) for part in parts])
-            dist.all_reduce(flat, group=group)
-            for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
-                part.copy_(total.view(part.shape))
-        super().sum_all(others)
+        made = ProcessGroupTransport(group, found, f"{self._name}.{self._made}")
+        made._shared = self
+        return made
 
-    def poll(self, handle: Collective) -> bool:
+    def alltoall(
+        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+    ) -> Works:
+        thing, _, phase = name.rpartition(".")
+        lane = self._lanes.get(phase)
+        if lane is None:
+            return self._begun(name, tensor, lambda: self._all.alltoall(tensor, splits, arriving))
+        works = self._new(name, tensor)
+        # It may be started by whoever takes the turn before it, with buckets of another GPU.
+        here = (
+            torch.cuda.stream(torch.cuda.current_stream(tensor.device)) if tensor.is_cuda else contextlib.nullcontext()
+        )
+
+        def start() -> tuple[list[Any], torch.Tensor]:
+            with here:
+                return lane.alltoall(tensor, splits, arriving)
+
+        self._turns.take(thing, phase, lambda: works.start(start))
+        return works
+
+    def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> Works:
+        copies, splits = tensor.repeat(self._size), [tensor.numel()] * self._size
+        if arriving is not None:
+            return self.alltoall(copies, range(self._size), splits, arriving, name)
+        lengths = torch.zeros(self._size, dtype=torch.int64, device="cpu")
+        lengths[self._rank] = tensor.numel()
+        works = self.sum(lengths, name)
+        works.then = lambda lengths: self._all.alltoall(copies, splits, lengths.tolist())
+        return works
+
+    def sum(self, tensor: torch.Tensor, name: str) -> Works:
+        lane = self._sums if name.endswith(".uncompressed") else self._all
+        return self._begun(name, tensor, lambda: ([lane.sum(tensor)], tensor))
+
+    def _new(self, name: str, tensor: torch.Tensor) -> Works:
+        self._counts[name] += 1
+        works = Works(f"{name}#{self._counts[name]}", tensor, _news.set, in_order=self.in_order and tensor.is_cuda)
+        self._started.add(works)
+        return works
+
+    def _begun(self, name: str, tensor: torch.Tensor, start: Callable[[], tuple[list[Any], torch.Tensor]]) -> Works:
+        works = self._new(name, tensor)
+        works.start(start)
+        return works
+
+    def poll(self, handle: Works) -> bool:
         return handle.over
 
-    def limit(self, timeout: float | timedelta) -> None:
-        """Set the time limit of every wait from now on, in seconds or as a timedelta."""
-        self._seconds = time_limit(timeout)
-
-    def wait(self, handle: Collective) -> torch.Tensor:
+    def wait(self, handle: Works) -> torch.Tensor:
         """As `base.Transport.wait`. Logs a warning if it takes long, but none after `wait_for`, whose caller says more.
 
         Raises:
             ConnectionError: a rank has ended.
-            TimeoutError: a rank has not started the collective in time.
+            TimeoutError: a rank has not started the collective in the process group's time limit.
         """
-        if handle.waited is None and not self.wait_for(handle, LATE_SECONDS):
+        if not handle.waited and not self.wait_for(handle, LATE_SECONDS):
             self._report(handle)
-        self.wait_for(handle, _MOST_SECONDS)
-        return handle.result()
+        self.wait_for(handle, _LONG_SECONDS)
+        try:
+            return handle.result()
+        except (ConnectionError, TimeoutError):
+            self._leave()  # or a rank that lives on would leave those waiting that do not hear from the lost one
+            raise
 
-    def wait_for(self, handle: Collective, seconds: float) -> bool:
-        """As `base.Transport.wait_for`. The time limit counts from the first wait for the collective."""
-        now = time.monotonic()
-        if handle.waited is None:
-            handle.waited = now
-        left = handle.waited + self._seconds - now
-        with self._collectives.changed:
-            over = self._collectives.changed.wait_for(lambda: handle.over, max(0.0, min(seconds, left)))
-        if not over and left <= seconds:
-            self._give_up(handle)
-        return handle.over
+    def wait_for(self, handle: Works, seconds: float) -> bool:
+        handle.waited = True
+        return handle.wait(seconds)
 
-    def missing(self, handle: Collective) -> list[int]:
-        """As `base.Transport.missing`."""
-        with self._collectives.changed:
-            return sorted(handle.missing)
+    def missing(self, handle: Works) -> list[int]:
+        """As `base.Transport.missing`. Each rank that asks notes in the job's store that it waits; blocks for a second.
 
-    def _report(self, handle: Collective) -> None:
+        So it knows only of ranks that wait as long.
+        """
+        if handle.over:
+            return []
+        try:
+            store = dist.PrefixStore("hvd_dyncomp.late", dist.distributed_c10d._get_default_store())
+            store.set(f"{handle.name}.{self._rank}", "")
+            handle.wait(_NOTE_SECONDS)
+            late = [rank for rank in range(self._size) if not store.check([f"{handle.name}.{rank}"])]
+        except (RuntimeError, ValueError):  # the store has ended with its rank, or the program has left it
+            return []
+        return [] if handle.over else late
+
+    def _report(self, handle: Works) -> None:
         """Say what is waited for."""
         ranks = self.missing(handle)
-        what = f"nothing has come from ranks {ranks}" if ranks else "its messages have not left"
         logger.warning(
-            "rank %d has waited %.0f s for %s: %s; the time limit is %g s",
+            "rank %d has waited %.0f s for %s%s; the time limit of the process group is %s",
             self._rank,
-            time.monotonic() - (handle.waited or 0),
-            handle.name,
-            what,
-            self._seconds,
+            LATE_SECONDS,
+            handle.name.partition("#")[0],
+            f": ranks {ranks} do not wait for it" if ranks else "",
+            self.limit,
         )
-
-    def _give_up(self, handle: Collective) -> None:
-        with self._collectives.changed:
-            ranks = sorted(handle.missing)
-            error = TimeoutError(f"{handle.name}: nothing has come from ranks {ranks} in {self._seconds:g} s")
-            if not ranks:
-                error = TimeoutError(f"{handle.name}: this rank's messages were not sent in {self._seconds:g} s")
-            for rank in ranks or range(self._size):  # what else waits for them has waited long enough
-                self._collectives.lost(rank, error)
-            handle.error = error
 
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
 
     def give_way(self) -> None:
-        pass  # the mesh's thread sleeps until it is woken, and then runs at once; a pause here cost 7 % of a step
+        pass  # Gloo's threads sleep until they are woken, and then run at once; a pause here cost 7 % of a step
 
     def advise(self, devices: Iterable[torch.device]) -> None:
         pass
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return not self._end.alive
 
-    def close(self) -> None:
-        """Send unsent messages and close the connections. Ranks that wait for this one then get an error."""
-        self._end()
+@contextlib.contextmanager
+def _all_come(rank: int) -> Iterator[None]:
+    """What is done in this context waits for the other ranks; log a warning if that takes long.
+
+    Raises:
+        TimeoutError, ConnectionError: a rank does not come in time, or has ended.
+    """
+    timer = threading.Timer(
+        LATE_SECONDS,
+        logger.warning,
+        (
+            "rank %d has waited %g s for all ranks of its process group to call compress, transport or Averager",
+            rank,
+            LATE_SECONDS,
+        ),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as error:  # torch's
+        text = told(error)
+        raise (TimeoutError if timed_out(text) else ConnectionError)(
+            f"not all ranks of the process group have called compress, transport or Averager: {text}"
+        ) from error
+    finally:
+        timer.cancel()
 
 
-def _wired(rank: int, size: int, connections: dict[int, socket.socket]) -> tuple[Collectives, Callable[[], None]]:
-    """Collectives over connections, and a function that closes them. Neither keeps the transport alive."""
+def _close(process: int, groups: Mapping[Any, Sockets], started: Iterable[Works]) -> None:
+    """Leave groups when nothing is in flight, or after some seconds: others may wait for messages."""
+    if os.getpid() != process:  # a child has none of them
+        return
+    until = time.monotonic() + _CLOSE_SECONDS
+    leave(groups, quiet=all([works.wait(until - time.monotonic()) for works in list(started)]))
 
-    def arrived(*message: Any) -> None:
-        collectives.arrived(*message)
-        _news.set()
 
-    def failed(error: Exception) -> None:
-        for other in connections:
-            collectives.lost(other, error)
+@atexit.register
+def _exit() -> None:
+    """Python exits: no thread may come back to it from C++ afterwards."""
+    for one in list(_alive):
+        one._end()
+    leave_at_exit(_CLOSE_SECONDS)
+    _background.stop()
+    time.sleep(_LAST_SECONDS)
 
-    def close() -> None:
-        staging.close()
-        mesh.close()
 
-    staging = Staging(lambda *message: mesh.post(*message), failed)
-    collectives = Collectives(rank, size, staging.post)
-    mesh = Mesh(connections, arrived, collectives.lost, staging.room)
-    return collectives, close
+def _token(group: Any) -> str:
+    """A word that no other group of the job has had. Collective: it travels by the group itself."""
+    device = "cpu" if "cpu:" in dist.get_backend_config(group) else torch.device("cuda", torch.cuda.current_device())
+    word = torch.frombuffer(bytearray(secrets.token_bytes(8)), dtype=torch.uint8).to(device)
+    dist.broadcast(word, dist.get_global_rank(group, 0), group)
+    return word.cpu().numpy().tobytes().hex()
 
 
 # Kept as long as the group exists: all ranks must agree whether a transport has to be made, whatever a rank's garbage
 # collector has done.
+_alive: weakref.WeakSet[ProcessGroupTransport] = weakref.WeakSet()
 _transports: weakref.WeakKeyDictionary[Any, ProcessGroupTransport] = weakref.WeakKeyDictionary()
 
 
-def transport(group: Any = None, *, timeout: float | timedelta | None = None) -> ProcessGroupTransport:
+def transport(group: Any = None) -> ProcessGroupTransport:
     """The transport over a process group, for `Controller`. There is one per group; the first call is collective.
 
     Args:
-        group: None for the group of all ranks.
-        timeout: time limit of every wait over this group from now on, whoever waits: in seconds, or a timedelta. None
-            leaves it as it is; it is 30 minutes at first.
+        group: None for the group of all ranks. Its time limit is that of every wait.
 
     Raises:
-        ValueError, TypeError, TimeoutError: see `ProcessGroupTransport`.
+        ValueError, TypeError, TimeoutError, ConnectionError: see `ProcessGroupTransport`.
     """
     _check_member(group)
     group = group or dist.group.WORLD
     found = _transports.get(group)
-    if found is None or found.closed:
-        found = ProcessGroupTransport(group, timeout=_DEFAULT_SECONDS if timeout is None else timeout)
-        _transports[group] = found
-    elif timeout is not None:
-        found.limit(timeout)
+    if found is None:
+        found = _transports[group] = ProcessGroupTransport(group)
     return found
-
-
-def time_limit(timeout: float | timedelta) -> float:
-    """A time limit in seconds.
-
-    Raises:
-        ValueError: it is neither a number of seconds nor a timedelta, or out of range.
-    """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else finite("timeout", timeout)
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise ValueError(f"timeout must be more than 0 s and at most {_MOST_SECONDS:.0f} s, got {shown(timeout)}")
-    return seconds
 
 
 def _check_member(group: Any) -> None:

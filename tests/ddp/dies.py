@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -49,22 +50,23 @@ def workers(folder: Path | None):
 
 # torchrun ends the others as soon as it has seen that one is gone; here they are to notice it themselves.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))  # torchrun kills the others after 30 s
 rank, last = dist.get_rank(), dist.get_world_size() - 1
 folder = Path(sys.argv[1]) if sys.argv[1:] else None
 model = DistributedDataParallel(nn.Linear(64, 64), process_group=dist.new_group())
 ddp.transport()  # of another group, which is there before any worker
 kept = [workers(folder) if rank == last else None]
-ddp.compress(model, 4, timeout=20)  # torchrun kills the others after 30 s
+ddp.compress(model, 4)
 kept.append(workers(folder) if rank == last else None)
 for step in range(100):
     loss = model(torch.randn(8, 64)).sum()
     if step == 3 and rank == last:
         os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
     try:
         loss.backward()
     except (ConnectionError, TimeoutError) as error:
-        print(f"rank {rank} in step {step}: {error}", flush=True)
+        print(f"rank {rank} in step {step} after {time.monotonic() - began:.0f} s: {error}", flush=True)
         for worker in [] if folder is None else folder.iterdir():
             with suppress(ProcessLookupError):  # another rank has ended it
                 os.kill(int(worker.name), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel on GPUs, without Horovod. Over Gloo: two ranks may share one.
+"""DistributedDataParallel on GPUs, without Horovod. Over Gloo two ranks may share one; NCCL takes one rank a GPU.
 
 Skipped where there is none; tools/on_gpu.sh runs it where there is, and elsewhere rehearses it with
 HVD_DYNCOMP_TEST_DEVICE=cpu.

@@ -12,18 +12,20 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from simulated import RecordingWorld
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.transport.in_process import InProcessTransport
+from hvd_dyncomp.transport.rendezvous import Collective
+from hvd_dyncomp.transport.works import Works
 
 Stream = tuple[int, str]  # of a rank
 Clock = dict[Stream, int]
-HOST = "host"
+HOST, NCCL = "host", "nccl"
 SYNCHRONIZING = {"aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::item"}
 
 
@@ -38,7 +40,7 @@ class Memory:
         self.storage, self.made_in = storage, made_in  # kept alive, so that its address is no other's
         self.written: tuple[Stream, int, str] | None = None
         self.read: dict[Stream, tuple[int, str]] = {}
-        self.kept = self.used_in_incoming = False
+        self.kept = self.used_elsewhere = False
         self.on_host = False
 
 
@@ -95,9 +97,12 @@ class Machine:
         """Memory of this one is not used anew before all is done that is queued in a stream when it is freed."""
         self.of(tensor).kept |= stream[1] == "incoming"
 
-    def sends(self, tensor: torch.Tensor) -> None:
-        """This thread, which is not the program's, reads memory of the host that a GPU may have written."""
-        self._touch(self.stream, [tensor], [], "send")
+    def sends(self, tensor: torch.Tensor, received: torch.Tensor) -> Clock:
+        """NCCL does, in a stream of its own, after what this thread has queued; returns when it has."""
+        nccl = self.rank, NCCL
+        self.wait(nccl, self.stream)
+        self._touch(nccl, [tensor], [received], "a collective")
+        return self.clock(nccl)
 
     def arrived(self, tensor: torch.Tensor) -> None:
         """What a collective has written, before the program was told of it."""
@@ -108,7 +113,7 @@ class Machine:
         return [
             memory
             for memory in self._memory.values()
-            if memory.used_in_incoming and memory.made_in in ("outgoing", "transport") and not memory.kept
+            if memory.used_elsewhere and memory.made_in in ("outgoing", "transport") and not memory.kept
         ]
 
     def ran(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
@@ -167,7 +172,7 @@ class Machine:
             memory.written, memory.read = (stream, count, what), {}
         else:
             memory.read[stream] = count, what
-        memory.used_in_incoming |= stream[1] == "incoming"
+        memory.used_elsewhere |= stream[1] in ("incoming", NCCL)
 
     def _merge(self, stream: Stream, other: Clock) -> None:
         clock = self._clocks[stream]
@@ -216,18 +221,7 @@ class SimulatedCuda:
             def __hash__(self) -> int:
                 return hash(self.place)
 
-        class Event:
-            def __init__(self, blocking: bool) -> None:
-                self._clock: Clock = {}
-
-            def record(self, stream: Stream) -> None:
-                self._clock = machine.clock(stream.place)
-
-            def synchronize(self) -> None:
-                machine.wait_until(self._clock)
-
         self.made: set[int] = set()
-        monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
         monkeypatch.setattr(torch.cuda, "current_stream", Current)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -236,38 +230,102 @@ class SimulatedCuda:
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: machine.keep(tensor, stream.place))
 
 
-class BackgroundOfMachines(World):
-    """What goes on in the background has a stream of its own."""
-
-    _machine: Machine
-
-    def add_background(self, rank, work):
-        def there() -> bool:
-            with self._machine.place(rank=rank, stream="background", hook=False, off=False):
-                return work()
-
-        super().add_background(rank, there)
-
-
-class WorldOfMachines(BackgroundOfMachines, RecordingWorld):
+class WorldOfMachines(RecordingWorld):
     """Ranks with a simulated GPU each. What carries the bytes reads and writes as Horovod does: between two events."""
 
     def __init__(self, machine: Machine, size: int, choices=(), hosts=()) -> None:
         super().__init__(size, choices, hosts)
-        self._machine = machine
+        self.machine = machine
         self._handed_over: dict[tuple[int, int], Clock] = {}
 
-    def start(self, rank, kind, tensor, splits, name):
-        clock = self._machine.clock(self._machine.stream)
-        with self._machine.place(off=True):
-            collective = super().start(rank, kind, tensor, splits, name)
+    def add_background(self, rank, work):
+        def there() -> bool:  # in a stream of its own
+            with self.machine.place(rank=rank, stream="background", hook=False, off=False):
+                return work()
+
+        super().add_background(rank, there)
+
+    def start(self, rank, kind, tensor, splits, name, arriving):
+        clock = self.machine.clock(self.machine.stream)
+        with self.machine.place(off=True):
+            collective = super().start(rank, kind, tensor, splits, name, arriving)
         if kind == "sum":  # at levels below 32: handshakes and tickets
-            self._machine.on_host(tensor)
+            self.machine.on_host(tensor)
         self._handed_over[rank, id(collective)] = clock
         return collective
 
     def block(self, rank, collective):
         super().block(rank, collective)
-        self._machine.host_waits(self._handed_over[rank, id(collective)])
+        self.machine.host_waits(self._handed_over[rank, id(collective)])
         if collective.received is not None and collective.kind != "sum":
-            self._machine.arrived(collective.received[rank])
+            self.machine.arrived(collective.received[rank])
+
+
+class InOrderTransport(InProcessTransport):
+    """One rank's end of a `WorldInOrder`."""
+
+    in_order = True
+
+    def alltoall(self, tensor, ranks, splits, arriving, name):
+        works = Works(name, tensor, lambda: None, in_order=True)
+        works.start(lambda: self._queued(tensor, ranks, splits, arriving, name))
+        return works
+
+    def allgather(self, tensor, name, arriving=None):
+        if arriving is None:  # words, on the host
+            return super().allgather(tensor, name)
+        return self.alltoall(tensor.repeat(self.size), range(self.size), [len(tensor)] * self.size, arriving, name)
+
+    def _queued(self, tensor, ranks, splits, arriving, name):
+        received = tensor.new_empty(sum(arriving))
+        end = self._world.machine.sends(tensor, received)
+        self._world.order[self.rank].append(name)
+        with self._world.machine.place(off=True):
+            collective = super().alltoall(tensor, ranks, splits, arriving, name)
+        return [_Work(self._world, self.rank, collective, received, end)], received
+
+    def poll(self, handle):
+        return handle.over if isinstance(handle, Works) else super().poll(handle)
+
+    def wait(self, handle):
+        return handle.result() if isinstance(handle, Works) else super().wait(handle)
+
+
+class _Work(NamedTuple):
+    """A collective in the stream of NCCL's."""
+
+    world: WorldInOrder
+    rank: int
+    collective: Collective
+    received: torch.Tensor
+    end: Clock
+
+    def wait(self) -> None:
+        """The current stream waits. (So does this thread: for the bytes, since operators run at once.)"""
+        self.world.block(self.rank, self.collective)
+        with self.world.machine.place(off=True):
+            self.received.copy_(self.collective.received[self.rank])
+        self.world.machine.wait_until(self.end)
+
+
+class WorldInOrder(WorldOfMachines):
+    """Ranks with a simulated GPU each, whose messages travel as by NCCL: queued, and matched by their order.
+
+    Attributes:
+        order: by rank, the names of what it has sent.
+    """
+
+    transport = InOrderTransport
+
+    def __init__(self, machine: Machine, size: int, choices=(), hosts=()) -> None:
+        super().__init__(machine, size, choices, hosts)
+        self.transports = [self.transport(self, rank) for rank in range(size)]
+        self.order: list[list[str]] = [[] for _ in range(size)]
+
+    def block(self, rank, collective):
+        RecordingWorld.block(self, rank, collective)  # nobody waits for a GPU
+
+    def run(self, program):
+        results = super().run(program)
+        assert all(names == self.order[0] for names in self.order), "NCCL would mistake one collective for another"
+        return results

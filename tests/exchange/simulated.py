@@ -145,9 +145,9 @@ class RecordingWorld(World):
         self.sent: list[Sent] = []
         self.waits: list[tuple[int, str, int]] = []  # who had to wait, for what; what had been sent
 
-    def start(self, rank, kind, tensor, splits, name):
+    def start(self, rank, kind, tensor, splits, name, arriving):
         self.sent.append(Sent(rank, kind, name, tensor.clone(), tensor.data_ptr()))
-        return super().start(rank, kind, tensor, splits, name)
+        return super().start(rank, kind, tensor, splits, name, arriving)
 
     def block(self, rank, collective):
         if not collective.over:

@@ -1,6 +1,5 @@
 """An `Averager` on ranks of a `World`: what arrives, what waits, and what every rank hears if one is wrong."""
 
-import contextlib
 import copy
 import re
 
@@ -423,9 +422,22 @@ def test_an_interruption_at_every_call(ranks, hosts, bits):
     assert 0 < refused < calls
 
 
+@places("2", "3")
+def test_ranks_at_other_levels_start_no_sum(ranks, hosts):
+    """What each would send does not fit the others' sum, and ends a process whose sums are Gloo's."""
+
+    def program(transport):
+        bits = 4 if transport.rank == 0 else 32
+        each = averager(transport, bits, skip=lambda name, parameter: parameter.numel() < 500)
+        with pytest.raises(LockstepError, match="rank 0 has bits 4, rank 1 has 32"):
+            each.mean_(gradients(transport.rank, 0))
+
+    World(ranks, hosts=hosts).run(program)
+
+
 @pytest.mark.parametrize("bits", [4, 32])
-def test_after_an_error_on_one_rank_the_others_get_what_travels_uncompressed(bits, monkeypatch):
-    """Else they would wait for it, and never come to load a state."""
+def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compressed(bits, monkeypatch):
+    """In that step; and all can load a state."""
     uncompressed = Step.uncompressed
     calls = []
 
@@ -439,8 +451,9 @@ def test_after_an_error_on_one_rank_the_others_get_what_travels_uncompressed(bit
         each = averager(transport, bits, skip=lambda name, parameter: True)
         state = each.state_dict()
         monkeypatch.setattr(Step, "uncompressed", failing)
-        with contextlib.suppress(KeyboardInterrupt, LockstepError):
+        with pytest.raises((KeyboardInterrupt, LockstepError)) as error:
             each.mean_(gradients(transport.rank, 0))
+        assert transport.rank == 0 or "a rank gave up this step" in str(error.value)
         each.load_state_dict(state)
         return stepped(each, transport.rank, 1)
 

@@ -1,6 +1,5 @@
 """A backward pass of DistributedDataParallel on a GPU: means are there for whoever waits for its futures. Simulated."""
 
-import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -37,31 +36,33 @@ class Step:
     traffic = SimpleNamespace(seconds=0.0)
     bits = 4
 
-    def __init__(self, machine: Machine, streams: Streams, *, compressed: bool) -> None:
-        self._machine, self._streams, self._compressed, self._taken = machine, streams, compressed, []
+    def __init__(self, machine: Machine, streams: Streams) -> None:
+        self._machine, self._streams, self._taken = machine, streams, []
         self._origins = set()
 
     def add(self, slot, gradient, used) -> None:
         self._taken.append(gradient)
         self._origins.add(self._streams.origin())
 
-    def uncompressed(self, name, gradient):
-        self.add(None, gradient, used=True)
-        return gradient * 1
+    def reduce(self, place, gradients) -> None:
+        for gradient in gradients.values():
+            self.add(None, gradient, used=True)
 
     def collect(self) -> None:
         self.collected_in = self._machine.stream
         with self._streams.outgoing(self._origins):  # messages leave when they have been made
             self._machine.host_waits(self._machine.clock(self._machine.stream))
-        for gradient in self._taken if self._compressed else ():
+        for gradient in self._taken:
             with self._streams.incoming():
                 gradient.zero_()
         self._streams.catch_up()
+        for gradient in self._taken:  # as `Step.leave` does
+            gradient.mul_(1)
         self._streams.join()
 
 
 def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
-    """Has a backward pass run on a simulated GPU, its thread included."""
+    """Has a backward pass run on a simulated GPU."""
 
     class Future:
         def __init__(self, devices) -> None:
@@ -76,46 +77,15 @@ def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
         def wait(self) -> None:
             machine.wait_until(self.queued)
 
-    class Thread:
-        """Is over when it has been started, so that what it raises is seen."""
-
-        def __init__(self, target, name, daemon) -> None:
-            self._target = target
-
-        def start(self) -> None:
-            with machine.place(stream="the thread's"):
-                self._target()
-
-    class Work:
-        """An all-reduce in a stream of NCCL's."""
-
-        def __init__(self, flat) -> None:
-            machine.wait((0, "nccl"), machine.stream)
-            with machine.place(stream="nccl"):
-                flat *= 2
-
-        def wait(self) -> None:
-            machine.wait(machine.stream, (0, "nccl"))
-
     SimulatedCuda(machine, patch)
+    patch.setattr(torch.Tensor, "is_cuda", True)
     patch.setattr(torch.futures, "Future", Future)
-    patch.setattr(backward, "threading", SimpleNamespace(Thread=Thread, Event=threading.Event))
-    patch.setattr(backward, "on_gpu", lambda tensor: True)
-    patch.setattr(backward.dist, "all_reduce", lambda flat, group, async_op: Work(flat))
 
 
 def a_pass(step, ended: list, *, compressed: bool) -> backward.Backward:
     """Whose outcome is added to `ended`."""
-    slots = {"it": None if not compressed else "its place"}
-    return backward.Backward(
-        step,
-        slots=slots,
-        wire=getattr(step, "uncompressed", None),
-        factor=0.5,
-        tells_used=True,
-        group=None,
-        ended=lambda *args: ended.append(args),
-    )
+    slots = {"it": "its place"} if compressed else {}
+    return backward.Backward(step, slots=slots, tells_used=True, ended=lambda *args: ended.append(args))
 
 
 def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
@@ -126,7 +96,7 @@ def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
         with machine.place(rank=0, stream="program", hook=False, off=False):
             here = CudaStreams(torch.device("cpu"))
             patch.setattr(backward, "streams_of", lambda device: here)
-            step = Step(machine, here, compressed=compressed)
+            step = Step(machine, here)
             one = a_pass(step, ended, compressed=compressed)
             buckets = [Bucket(), Bucket()]
             for number, bucket in enumerate(buckets):
@@ -135,8 +105,10 @@ def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
                 with machine.place(stream=f"autograd {number}", hook=True):
                     future = one.future_of(bucket)
                     one.take(bucket, {bucket.parameter: "it"})
-            one.end()
-            assert ended == [(step, None)], ended
+            one.collect()
+            [(_, error)] = ended
+            if error is not None:
+                raise error
             assert step.collected_in == (0, "autograd 1"), "not a stream that nobody else uses, or device 0's"
             for future, _ in one._futures if waits else ():
                 future.wait()
@@ -151,7 +123,7 @@ def test_nothing_races(monkeypatch, compressed):
 
 def test_whoever_waits_for_no_future_races(monkeypatch):
     """Also says that the simulation would find a race."""
-    with pytest.raises(Race, match="add_ in .*program.* may run before aten::copy_ in .*autograd 1"):
+    with pytest.raises(Race, match="add_ in .*program.* may run before aten::mul_ in .*autograd 1"):
         passed(monkeypatch, compressed=False, waits=False)
 
 
@@ -195,7 +167,6 @@ def test_an_error_anywhere_ends_the_pass(monkeypatch, where):
     if where == "the future":  # torch's is complete before it records an event, which may raise
         result = futures[0].set_result
         one._futures[0] = (SimpleNamespace(set_result=lambda value: failing(result(value)), done=futures[0].done), None)
-    one.end()
-    one.wait()
+    one.collect()
     assert all(future.done() for future in futures)
     assert isinstance(ended[-1][1], RuntimeError)

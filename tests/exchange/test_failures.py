@@ -130,7 +130,7 @@ class Damaging(RecordingWorld):
         super().__init__(ranks, hosts=hosts)
         self.phase, self.culprit, self.now = phase, culprit, []
 
-    def start(self, rank, kind, tensor, splits, name):
+    def start(self, rank, kind, tensor, splits, name, arriving):
         if self.now and rank == self.culprit and name.endswith(f".{self.phase}"):
             tensor = tensor.clone()
             start = 0
@@ -139,7 +139,7 @@ class Damaging(RecordingWorld):
                     tensor[start] ^= 7  # in the step's number
                     assert length >= HEADER_BYTES
                 start += length
-        return super().start(rank, kind, tensor, splits, name)
+        return super().start(rank, kind, tensor, splits, name, arriving)
 
 
 @cases(lambda phase, names: phase in names, ["local_scatter", "pair", "scatter", "gather", "local_gather"])
@@ -162,13 +162,13 @@ def test_a_message_of_another_length_is_refused():
     for change in (-4, 4):
 
         class Cut(Damaging):
-            def start(self, rank, kind, tensor, splits, name, change=change):
+            def start(self, rank, kind, tensor, splits, name, arriving, change=change):
                 if self.now and rank == self.culprit and name.endswith(f".{self.phase}"):
                     pieces = [piece for piece in tensor.split(splits) if len(piece)]
                     pieces = [torch.cat([piece, piece[:4]])[: len(piece) + change] for piece in pieces]
                     splits = [length and length + change for length in splits]
                     tensor = torch.cat(pieces)
-                return super(Damaging, self).start(rank, kind, tensor, splits, name)
+                return super(Damaging, self).start(rank, kind, tensor, splits, name, None)  # Horovod takes all
 
         world = Cut(4, (0, 0, 1, 1), "local_gather", 1)
         errors = outcomes(4, (0, 0, 1, 1), 2, lambda world=world: world.now.append(True), world)

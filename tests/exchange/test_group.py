@@ -1,9 +1,7 @@
 """Some ranks of a transport talk among themselves, and the others take no notice."""
 
 import torch
-from simulated import (
-    RecordingWorld,
-)
+from simulated import RecordingWorld
 
 from hvd_dyncomp.transport.group import Group
 from hvd_dyncomp.transport.in_process import World
@@ -22,8 +20,10 @@ def test_a_group_sends_the_others_nothing():
         message = torch.cat(
             [torch.full((n,), 16 * rank + r, dtype=torch.uint8) for n, r in zip(lengths, group.ranks, strict=True)]
         )
-        scattered = transport.wait(group.alltoall(message, lengths, "scatter"))
-        return scattered, transport.wait(group.allgather(torch.full((rank + 3,), rank, dtype=torch.uint8), "gather"))
+        arriving = [10 * other + rank for other in group.ranks]
+        scattered = transport.wait(group.alltoall(message, lengths, arriving, "scatter"))
+        own, arriving = torch.full((rank + 3,), rank, dtype=torch.uint8), [other + 3 for other in group.ranks]
+        return scattered, transport.wait(group.allgather(own, arriving, "gather"))
 
     for rank, (scattered, gathered) in enumerate(world.run(program)):
         parts = [torch.full((10 * sender + rank,), 16 * sender + rank) for sender in members[rank]]
@@ -41,7 +41,7 @@ def test_a_group_of_everybody_gathers_as_the_transport_does():
 
     def program(transport):
         group = Group(transport, (0, 1, 2), (transport.rank,))
-        return transport.wait(group.allgather(torch.full((2,), transport.rank, dtype=torch.uint8), "all"))
+        return transport.wait(group.allgather(torch.full((2,), transport.rank, dtype=torch.uint8), [2] * 3, "all"))
 
     assert all(got.tolist() == [0, 0, 1, 1, 2, 2] for got in world.run(program))
     assert {sent.kind for sent in world.sent} == {"allgather"}

@@ -15,7 +15,7 @@ def test_collectives():
         total = transport.wait(transport.sum(tensor, "sum"))
         gathered = transport.wait(transport.allgather(torch.full((rank + 1,), rank, dtype=torch.uint8), "gather"))
         sent = torch.arange(6, dtype=torch.uint8) + 10 * rank
-        received = transport.wait(transport.alltoall(sent, [1, 2, 3], "scatter"))
+        received = transport.wait(transport.alltoall(sent, range(3), [1, 2, 3], [rank + 1] * 3, "scatter"))
         return tensor, total, gathered.tolist(), received.tolist()
 
     world = World(3)
@@ -44,7 +44,7 @@ def test_on_a_gpu_what_is_sent_is_there_when_it_is_read(monkeypatch):
     def program(transport: InProcessTransport):
         sent = torch.ones(2, dtype=torch.uint8).as_subclass(OnGpu)
         transport.wait(transport.allgather(sent, "gather"))
-        transport.wait(transport.alltoall(sent, [1, 1], "scatter"))
+        transport.wait(transport.alltoall(sent, [0, 1], [1, 1], [1, 1], "scatter"))
 
     World(2).run(program)
     assert len(waited) == 4
@@ -75,6 +75,23 @@ def test_collectives_that_do_not_fit_together(other, text):
 
     with pytest.raises(Mismatch, match=text):
         World(2).run(program)
+
+
+@pytest.mark.parametrize("kind", ["alltoall", "allgather"])
+def test_what_a_rank_expects_is_what_is_sent(kind):
+    """Other transports make room for so many bytes before they come."""
+
+    def program(transport: InProcessTransport, expected: int):
+        sent = torch.ones(4, dtype=torch.uint8)
+        if kind == "allgather":
+            return transport.wait(transport.allgather(sent, "it", [4, expected]))
+        splits, arriving = ([1, 3], [1, 4]) if transport.rank == 0 else ([4, 0], [3, 0])
+        arriving[1] += (expected - 4) * (transport.rank == 0)
+        return transport.wait(transport.alltoall(sent, [0, 1], splits, arriving, "it"))
+
+    World(2).run(lambda transport: program(transport, 4))
+    with pytest.raises(Mismatch, match=r"it: \[\d, 4\] bytes come to rank 0, which expects \[\d, 5\]"):
+        World(2).run(lambda transport: program(transport, 5))
 
 
 def test_choices_decide_who_goes_on_and_a_run_can_be_repeated():

@@ -214,10 +214,10 @@ class Lost(Exception):
 class Losing(RecordingWorld):
     """A rank is lost between its first message and the second."""
 
-    def start(self, rank, kind, tensor, splits, name):
+    def start(self, rank, kind, tensor, splits, name, arriving):
         if rank == 1 and name.endswith(".gather"):
             raise Lost
-        return super().start(rank, kind, tensor, splits, name)
+        return super().start(rank, kind, tensor, splits, name, arriving)
 
 
 def test_loading_a_state_does_not_wait_for_ever_for_a_rank_that_is_lost():

@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from races import Machine, Race, SimulatedCuda, Watched, WorldOfMachines
+from races import Machine, Race, SimulatedCuda, Watched, WorldInOrder, WorldOfMachines
 from simulated import PLACES, Worker, noise, on_ranks, places
-from staged import MachinesWithMessages
 
 from hvd_dyncomp import LockstepError, kernels
 from hvd_dyncomp.exchange.messages import Messages
@@ -80,8 +79,6 @@ def on_machines(
                 found = trained(worker, machine, resized=states is not None)
                 return found
 
-        if isinstance(world, MachinesWithMessages):
-            world.staging(patch)
         results = world.run(program)
     if lost := machine.unkept():
         raise Race(f"memory of {[memory.made_in for memory in lost]} is used in incoming, and was not kept for it")
@@ -97,7 +94,7 @@ def states_of(ranks):
     return plain(ranks, (), 4, lambda worker: trained(worker) and worker.quantizer.state_dict())
 
 
-WORLDS = pytest.mark.parametrize("world", [WorldOfMachines, MachinesWithMessages])
+WORLDS = pytest.mark.parametrize("world", [WorldOfMachines, WorldInOrder])
 
 
 def assert_nothing_races(monkeypatch, ranks, hosts, bits, world=WorldOfMachines, **arguments):
@@ -121,13 +118,14 @@ def test_nothing_races(monkeypatch, ranks, hosts, bits, arguments):
 
 @places("2", "3", "2x2")
 @pytest.mark.parametrize("bits", [0.25, 4])
-def test_nothing_races_where_messages_leave_from_main_memory(monkeypatch, ranks, hosts, bits):
-    assert_nothing_races(monkeypatch, ranks, hosts, bits, world=MachinesWithMessages)
+def test_nothing_races_with_nccl(monkeypatch, ranks, hosts, bits):
+    assert_nothing_races(monkeypatch, ranks, hosts, bits, world=WorldInOrder)
 
 
+@WORLDS
 @places("2", "2x2")
-def test_nothing_races_when_residuals_are_divided_anew(monkeypatch, ranks, hosts):
-    on_machines(monkeypatch, ranks, hosts, 4, states=states_of(ranks))
+def test_nothing_races_when_residuals_are_divided_anew(monkeypatch, ranks, hosts, world):
+    on_machines(monkeypatch, ranks, hosts, 4, states=states_of(ranks), world=world)
 
 
 def test_more_ranks_call_no_kernel_more_often(monkeypatch):
@@ -171,6 +169,30 @@ def test_each_part_is_needed(monkeypatch, name, without):
     with pytest.raises(Race):
         for ranks, hosts in (PLACES["2"], PLACES["2x2"]):
             on_machines(monkeypatch, ranks, hosts, 4, streams=streams, states=states_of(ranks))
+
+
+def no_memory_kept(self):
+    for work in self._works:
+        work.wait()
+    return self._result
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [("races.Machine.wait_until", nothing), ("hvd_dyncomp.transport.works.Works.result", no_memory_kept)],
+)
+def test_each_part_is_needed_with_nccl(monkeypatch, name, without):
+    """The current stream waits for what arrives; what was sent is not used anew before."""
+    monkeypatch.setattr(name, without)
+    with pytest.raises(Race):
+        on_machines(monkeypatch, *PLACES["3"], 4, world=WorldInOrder)
+
+
+def test_without_one_order_nccl_would_mistake_messages(monkeypatch):
+    """Some ranks hear of the others in a hook, some where the step ends."""
+    monkeypatch.setattr(WorldInOrder.transport, "in_order", False)
+    with pytest.raises((AssertionError, ConnectionError), match="mistake one collective for another|nobody can go on"):
+        on_machines(monkeypatch, *PLACES["3"], 4, [0, 1, 1, 0, 1], world=WorldInOrder)
 
 
 def test_a_message_waits_for_its_own_gradients_and_for_no_later_ones(monkeypatch):

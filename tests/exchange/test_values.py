@@ -7,7 +7,7 @@ from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_o
 
 from hvd_dyncomp import DynamicQuantizer
 from hvd_dyncomp.on_horovod.tickets import Tickets
-from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.transport.in_process import InProcessTransport, World
 
 LEVELS = pytest.mark.parametrize("bits", [1, 2, 4])
 
@@ -179,8 +179,10 @@ def test_a_float16_sum_that_does_not_fit_is_infinite_and_one_that_fits_is_not(ra
 
 @WORLDS
 @pytest.mark.parametrize("bits", [16, 32])
-def test_bfloat16_and_strides_come_back_as_they_were(ranks, hosts, bits):
+@pytest.mark.parametrize("takes", [True, False])
+def test_bfloat16_and_strides_come_back_as_they_were(ranks, hosts, bits, takes, monkeypatch):
     """Horovod cannot reduce bfloat16: it gets float32."""
+    monkeypatch.setattr(InProcessTransport, "takes", lambda self, dtype: takes or dtype is not torch.bfloat16)
 
     def program(worker: Worker):
         p = worker.parameters["a"]
@@ -194,7 +196,8 @@ def test_bfloat16_and_strides_come_back_as_they_were(ranks, hosts, bits):
     expected = sum(noise("a", 640, rank, 0) for rank in range(ranks)) / ranks
     for got in results:
         assert (got - expected).norm() <= 0.02 * expected.norm()
-    assert {sent.tensor.dtype for sent in world.sent if sent.name == "allreduce.a"} == {torch.float32}
+    travels = torch.bfloat16 if takes and bits == 32 else torch.float32  # a ticket, or itself
+    assert {sent.tensor.dtype for sent in world.sent if sent.name == "allreduce.a"} == {travels}
 
 
 def test_complex_and_skipped_parameters_travel_as_they_are():

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from problem import Linear, assert_means, same_on_all_ranks
 
 from hvd_dyncomp import Averager, Controller, LockstepError, Schedule, ddp
-from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 SHAPE = {"block_size": 64, "bucket_bytes": 20_000}
 
@@ -28,11 +27,7 @@ def test_the_mean_is_the_expected_one_and_the_same_everywhere(bits, dtype, rank)
     assert sent.steps == 3 and (sent.compressed_bytes > 0) == (bits < 32)
 
 
-def test_what_travels_uncompressed_is_summed_by_torch(monkeypatch, rank, size):
-    """The mesh would send all of it to every rank."""
-    names = []
-    mesh = ProcessGroupTransport.sum
-    monkeypatch.setattr(ProcessGroupTransport, "sum", lambda self, *a: names.append(a[-1]) or mesh(self, *a))
+def test_what_travels_uncompressed_is_exact(rank, size):
     model = Linear((3000, 700, 5), torch.complex64)
     for bits, kind in ((4, torch.complex64), (32, torch.complex64), (32, torch.float32)):
         named = [(name, parameter.detach().to(kind)) for name, parameter in model.named_parameters()]
@@ -43,7 +38,6 @@ def test_what_travels_uncompressed_is_summed_by_torch(monkeypatch, rank, size):
         assert same_on_all_ranks([torch.view_as_real(each) if each.is_complex() else each for each in tensors])
         for got, mean in zip(tensors, expected, strict=True):
             torch.testing.assert_close(got, mean)
-    assert len(names) == 3 and all(name.endswith("handshake") for name in names)
 
 
 def test_several_averagers_and_a_level_that_moves(rank, size):

@@ -1,12 +1,12 @@
 """A GPU makes of gradients what a CPU does, bit for bit. Never run on a GPU: without one that part is skipped.
 
-Two ranks may share a GPU, since the process group's backend is Gloo.
+Two ranks may share a GPU where the backend is Gloo. NCCL takes one rank a GPU: each rank is alone in a group, and all
+of them are in one where there are enough GPUs. HVD_DYNCOMP_TEST_DEVICE=cpu rehearses that with Gloo.
 """
 
-import random
-import threading
-import time
-from contextlib import nullcontext
+import os
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from problem import Linear, distributed, gradients
 from torch import Tensor
 
-from hvd_dyncomp import ddp
-from hvd_dyncomp.transport import staging
+from hvd_dyncomp.transport import lanes
+from hvd_dyncomp.transport.lanes import Groups
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 CASES = {
@@ -31,10 +31,11 @@ CASES = {
 STEPS = 4
 
 
-def trained(case: str, device: torch.device, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def trained(case: str, device: torch.device, dtype: torch.dtype = torch.float32, group=None) -> list[Tensor]:
     """The gradients of some steps, and the residuals after them, in main memory."""
     bits, arguments = CASES[case]
-    model, quantizer = distributed(bits, module=Linear(dtype=dtype).to(device), **arguments)
+    module = Linear(dtype=dtype).to(device)
+    model, quantizer = distributed(bits, module=module, ddp_arguments={"process_group": group}, **arguments)
     found = []
     for seed in range(STEPS):
         model.zero_grad()
@@ -56,70 +57,6 @@ def assert_alike(found: list[Tensor], expected: list[Tensor], exactly: bool) -> 
             torch.testing.assert_close(mine, theirs)
 
 
-class Copies:
-    """Has all messages treated as a GPU's whose copies are complete some time later, each stream's in their order."""
-
-    def __init__(self, monkeypatch) -> None:
-        self.threads: set[str] = set()
-        here, copies = threading.local(), self
-
-        class Event:
-            def __init__(self, blocking: bool) -> None:
-                assert blocking
-
-            def record(self, stream: str) -> None:
-                self._seconds = random.random() / 100
-
-            def synchronize(self) -> None:
-                copies.threads.add(threading.current_thread().name)
-                time.sleep(self._seconds)
-
-        def current_stream(device: torch.device) -> str:
-            here.number = getattr(here, "number", 0) + 1
-            return "even" if here.number % 2 else "odd"
-
-        monkeypatch.setattr(staging, "on_gpu", lambda tensor: tensor.dtype is torch.uint8)
-        monkeypatch.setattr(staging, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-        monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_messages_that_are_copied_late_change_nothing(monkeypatch, case):
-    expected = trained(case, torch.device("cpu"))
-    with monkeypatch.context() as patch:
-        copies = Copies(patch)
-        assert_alike(trained(case, torch.device("cpu")), expected, True)
-        dist.barrier()
-        ddp.transport().close()  # the next is one without copies
-    assert any(name.startswith("hvd_dyncomp.staging") for name in copies.threads)
-
-
-def test_a_copy_that_fails_is_an_error_on_every_rank(monkeypatch, rank):
-    """The rank whose GPU it is says why; the others are told that it is gone, when it ends."""
-    transport = ProcessGroupTransport()
-    with monkeypatch.context() as patch:
-        Copies(patch)
-
-        def broken(self) -> None:
-            raise RuntimeError("CUDA error: unspecified launch failure")
-
-        if rank == 0:
-            patch.setattr(torch.cuda.Event, "synchronize", broken)
-        handle = transport.allgather(torch.ones(3, dtype=torch.uint8), "broken")
-        if rank == 0:
-            with pytest.raises(RuntimeError, match="unspecified launch failure"):
-                transport.wait(handle)
-            transport.close()
-        else:
-            with pytest.raises(ConnectionError, match="rank 0 was lost"):
-                transport.wait(handle)
-    dist.barrier()  # or a rank that is done would be lost to one that still waits for rank 0
-    transport.close()
-
-
 @pytest.fixture
 def gpu(rank) -> torch.device:
     if not torch.cuda.is_available():
@@ -135,3 +72,89 @@ def test_a_gpu_does_what_a_cpu_does(gpu, case, dtype, stream, size):
         found = trained(case, gpu, dtype)
     exactly = size == 2 or CASES[case][0] < 32 and "skip" not in CASES[case][1]
     assert_alike(found, trained(case, torch.device("cpu"), dtype), exactly)
+
+
+@pytest.fixture(scope="module", params=["each rank alone", "all ranks"])
+def groups(request) -> tuple[torch.device, dist.ProcessGroup, dist.ProcessGroup]:
+    """A GPU, a group over NCCL, and one over Gloo of the same ranks."""
+    rank, size, gpus = dist.get_rank(), dist.get_world_size(), torch.cuda.device_count()
+    pretended = os.environ.get("HVD_DYNCOMP_TEST_DEVICE") == "cpu"
+    alone = request.param == "each rank alone"
+    if not pretended and gpus < (1 if alone else size):
+        pytest.skip(f"torch sees {gpus} GPUs")
+    made = []
+    for backend in ("gloo" if pretended else "nccl", "gloo"):
+        all_of_them = [dist.new_group([one], backend=backend) for one in range(size)] if alone else []
+        made.append(all_of_them[rank] if alone else dist.new_group(backend=backend))
+    return torch.device("cpu") if pretended else torch.device("cuda", rank % gpus), made[0], made[1]
+
+
+def on(device: torch.device) -> AbstractContextManager:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@pytest.mark.parametrize("case", ["a quarter of a bit", "four bits", "uncompressed", "half"])
+def test_nccl_does_what_gloo_does(groups, case):
+    device, nccl, gloo = groups
+    with on(device):
+        found = trained(case, device, group=nccl)
+    exactly = dist.get_world_size(gloo) <= 2 or CASES[case][0] < 8
+    assert_alike(found, trained(case, torch.device("cpu"), group=gloo), exactly)
+
+
+def test_messages_and_sums_by_nccl(groups):
+    """Of other lengths for each rank. What is sent is let go of at once, in a stream that uses its memory anew."""
+    device, nccl, _ = groups
+    rank, size = dist.get_rank(nccl), dist.get_world_size(nccl)
+    ranks = tuple(range(size))
+    with on(device):
+        phases = {"scatter": ranks, "gather": ranks}
+        name = f"test.{dist.get_process_group_ranks(nccl)}"
+        transport = ProcessGroupTransport(nccl, phases, name)
+
+        def full(length: int, value: int) -> Tensor:
+            return torch.full((length,), value, dtype=torch.uint8, device=device)
+
+        for thing in ("a", "b", "c"):
+            arriving = [100_000 * (one + 1) * (rank + 1) for one in ranks]
+            splits = [100_000 * (rank + 1) * (one + 1) for one in ranks]
+            handle = transport.alltoall(full(sum(splits), rank), ranks, splits, arriving, f"{thing}.scatter")
+            full(sum(splits), 99)
+            assert transport.poll(handle) or device.type == "cpu"
+            received = transport.wait(handle)
+            assert torch.equal(received, torch.cat([full(length, one) for one, length in enumerate(arriving)]))
+            lengths = [1000 * (one + 1) for one in ranks]
+            handle = transport.allgather(full(lengths[rank], rank), f"{thing}.gather", lengths)
+            gathered = transport.wait(handle)
+            assert torch.equal(gathered, torch.cat([full(length, one) for one, length in enumerate(lengths)]))
+            total = full(1000, rank + 1).float()
+            transport.start_sum(total).wait()
+            assert torch.equal(total, torch.full_like(total, sum(ranks) + size))
+
+
+class PretendedNccl:
+    Options = SimpleNamespace
+
+    def __init__(self, *args) -> None:
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_what_is_made_with_nccl(monkeypatch, size):
+    """One communicator for the phases of the same ranks. CPUs travel by Gloo, in a group of each phase."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", PretendedNccl, raising=False)
+    groups = Groups(dist.group.WORLD, "test.lanes")
+    groups.nccl = True
+    made = groups.lanes(dict.fromkeys(["scatter", "gather"], range(size)))
+    scatter, gather = made["scatter"], made["gather"]
+    assert scatter.nccl is gather.nccl is not None
+    assert not set(map(id, scatter.groups)) & set(map(id, gather.groups))
+    total = torch.ones(3)
+    scatter.sum(total).wait()
+    assert torch.equal(total, torch.full((3,), float(size)))
+    lanes.leave(groups.made, quiet=True)
+    assert not scatter.nccl.aborted, "other ranks may still need what is queued on this rank's GPU"
+    lanes.leave_at_exit(0)
+    assert scatter.nccl.aborted

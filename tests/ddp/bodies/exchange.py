@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import time
 import weakref
 
@@ -12,7 +13,7 @@ from problem import Linear, assert_means, distributed, gradients, same_on_all_ra
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp import ddp
+from hvd_dyncomp import LockstepError, ddp
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
@@ -77,6 +78,26 @@ def test_other_dtypes(dtype, bits):
     assert all(each.dtype is dtype for each in got) and same_on_all_ranks(got)
     for one, mean in zip(got, expected, strict=True):
         assert (one.double() - mean).norm() <= (0.25 if bits == 4 else 0.01) * mean.norm() + 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("bits", [4, 32])
+def test_what_is_not_compressed_travels_in_its_own_dtype(dtype, bits, monkeypatch):
+    """As without this package, in as many bytes."""
+    model, quantizer = distributed(bits, module=Linear(dtype=dtype), skip=lambda name, parameter: name == "values.0")
+    sent, transport = [], quantizer._source.transport
+    start = transport.sum
+
+    def listed(tensor, name):
+        if name.endswith("uncompressed"):
+            sent.append(tensor)
+        return start(tensor, name)
+
+    monkeypatch.setattr(transport, "sum", listed)
+    model(0).backward()
+    values = sum(Linear.SIZES) if bits == 32 else Linear.SIZES[0]
+    assert {tensor.dtype for tensor in sent} == {dtype}
+    assert sum(tensor.numel() - 1 for tensor in sent) == values  # one tells whether a rank has given up
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -187,9 +208,11 @@ def test_no_sync_accumulates(views):
     assert quantizer.meter.total().steps == 2
 
 
-def test_two_models_in_one_backward(rank):
+@pytest.mark.parametrize("skips", [False, True])
+def test_two_models_in_one_backward(skips, rank):
     """Whose gradients come in another order on each rank, and at other levels."""
-    pairs = [distributed(bits, module=Linear((3000, 1100, 7))) for bits in (8, 16)]
+    some = {"skip": lambda name, parameter: name == "values.0"} if skips else {}
+    pairs = [distributed(bits, module=Linear((3000, 1100, 7)), **some) for bits in (8, 16)]
     for seed in range(3):
         for model, _ in pairs:
             model.zero_grad()
@@ -316,3 +339,15 @@ def test_the_model_is_left_to_the_garbage_collector():
         time.sleep(0.01)
     assert [ref() for ref in kept] == [None, None]
     assert ddp.transport() is ddp.transport()
+
+
+def test_ranks_with_different_hierarchical_all_hear_of_it(rank, size):
+    """Where that makes a difference, before anything is sent; and the model can still be compressed."""
+    if not os.environ.get("HVD_DYNCOMP_TEST_RANKS_PER_HOST"):
+        pytest.skip("all ranks are on one host")
+    model = DistributedDataParallel(Linear())
+    with pytest.raises(LockstepError, match="give hierarchical= the same value on every rank"):
+        ddp.compress(model, 16, hierarchical=False if rank == size - 1 else None)
+    ddp.compress(model, 16, block_size=64)
+    model(0).backward()
+    assert_means(gradients(model), model.module.mean(0), 16)

@@ -181,4 +181,3 @@ def test_a_model_in_a_group_of_its_own(rank):
     with pytest.raises(LockstepError, match="parameter values.0 is not the same"):
         quantizer.check_replicas()
     dist.barrier()
-    ddp.transport(group).close()

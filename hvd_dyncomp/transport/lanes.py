@@ -1,0 +1,187 @@
+"""Process groups in which collectives start in the same order on all ranks, as torch matches them.
+
+Whoever starts collectives gives each a name, `SOMETHING.PHASE`, and starts the first phase of all things in the same
+order on all ranks. Their later phases become due in an order that differs between ranks. So each phase has groups of
+its own, and there a thing waits until those before it have started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hvd_dyncomp.transport.sockets import Sockets, new_sockets_not_for_children, shut
+
+_POLL_SECONDS = 0.01
+
+
+class Lane(NamedTuple):
+    """Where the collectives of one phase run.
+
+    Attributes:
+        place: this rank's among those that take part.
+        groups: Gloo's, one; or, for two ranks, one for what each of them sends.
+        nccl: NCCL's, for what is on GPUs; None if that travels by Gloo, too.
+    """
+
+    place: int
+    groups: tuple[Any, ...]
+    nccl: Any = None
+
+    def alltoall(
+        self, tensor: torch.Tensor, splits: Sequence[int], arriving: Sequence[int]
+    ) -> tuple[list[Any], torch.Tensor]:
+        """Start sending `splits[i]` bytes of a uint8 vector to the i-th rank, from which `arriving[i]` bytes come.
+
+        Between two ranks these are two broadcasts, and each rank starts to receive first. In Gloo's alltoall the rank
+        that comes later sends first. The other one may not send before it has heard that it may, and hears that only
+        behind what is sent: the time of a message is lost whenever the link was idle.
+
+        Returns:
+            What is under way, and the vector that receives.
+        """
+        received = tensor.new_empty(sum(arriving))
+        if len(self.groups) == 1 or self._for(tensor) is self.nccl:
+            return [self._for(tensor).alltoall_base(received, tensor, list(arriving), list(splits))], received
+        other = 1 - self.place
+        rooms, parts = received.split(list(arriving)), tensor.split(list(splits))
+        rooms[self.place].copy_(parts[self.place])
+        both = ((other, rooms[other]), (self.place, parts[other]))
+        return [self.groups[root].broadcast(part, root) for root, part in both if len(part)], received
+
+    def sum(self, tensor: torch.Tensor) -> Any:
+        """Start adding up a tensor in its place. Returns what is under way."""
+        return self._for(tensor).allreduce([tensor])
+
+    def _for(self, tensor: torch.Tensor) -> Any:
+        return self.nccl if self.nccl is not None and tensor.is_cuda else self.groups[0]
+
+
+class Turns:
+    """Starts collectives of several phases, each in the order in which their first phases have started.
+
+    Args:
+        phases: names of the phases, in the order in which one thing passes them.
+    """
+
+    def __init__(self, phases: Iterable[str]) -> None:
+        self._phases = list(phases)
+        self._numbers: dict[str, int] = {}  # of the latest first phase of each thing
+        self._count = 0
+        self._next = dict.fromkeys(self._phases, 0)
+        self._early: dict[str, dict[int, Callable[[], None]]] = {phase: {} for phase in self._phases}
+        self._lock = threading.Lock()
+
+    def take(self, thing: str, phase: str, start: Callable[[], None]) -> None:
+        """Call `start` when it is its turn: now, or in a later call of this."""
+        with self._lock:
+            if phase == self._phases[0]:
+                self._numbers[thing] = self._count
+                self._count += 1
+            early = self._early[phase]
+            early[self._numbers[thing]] = start
+            while (due := early.pop(self._next[phase], None)) is not None:
+                self._next[phase] += 1
+                due()
+
+
+class Groups:
+    """Makes groups of some of a process group's ranks. Every call is collective among these ranks, and blocks.
+
+    They are torch's backends themselves. `torch.distributed.new_group` would need all ranks of the job, or else give a
+    group the name of an earlier one, whose addresses it would then find.
+
+    Args:
+        group: whose ranks, and whose time limit.
+        name: of what it makes: the same on all ranks, and in the whole job that of nothing else.
+
+    Attributes:
+        name: see above.
+        limit: of every wait.
+        nccl: whether tensors on GPUs travel by NCCL.
+        made: all groups, and their sockets.
+    """
+
+    def __init__(self, group: Any, name: str) -> None:
+        self._rank, self.name = dist.get_rank(group), name
+        backends = [group._get_backend(device) for device in group._device_types]
+        limits = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
+        self.limit: timedelta = min(limits, default=timedelta(minutes=30))
+        self.nccl = "cuda:nccl" in dist.get_backend_config(group)
+        self.made: dict[Any, Sockets] = {}
+
+    def lane(self, ranks: Sequence[int], name: str) -> Lane:
+        """A lane for some ranks, among them this one, in one order for each device."""
+        return Lane(ranks.index(self._rank), (self._new_gloo(ranks, name),), self._new_nccl(ranks, name))
+
+    def lanes(self, phases: Mapping[str, Sequence[int]]) -> dict[str, Lane]:
+        """A lane for each phase, among the ranks that it names."""
+        # Nobody waits for a GPU, so all phases of a thing start before the next thing's (`Transport.in_order`).
+        nccl = {ranks: self._new_nccl(ranks, f"{ranks}") for ranks in dict.fromkeys(map(tuple, phases.values()))}
+        return {
+            phase: Lane(
+                ranks.index(self._rank),
+                tuple(self._new_gloo(ranks, f"{phase}.{ranks}.{i}") for i in range(2 if len(ranks) == 2 else 1)),
+                nccl[tuple(ranks)],
+            )
+            for phase, ranks in phases.items()
+        }
+
+    def _store(self, name: str) -> Any:
+        return dist.PrefixStore(f"{self.name}.{name}", dist.distributed_c10d._get_default_store())
+
+    def _new_gloo(self, ranks: Sequence[int], name: str) -> Any:
+        with new_sockets_not_for_children() as sockets:
+            made = dist.ProcessGroupGloo(self._store(f"{name}.cpu"), ranks.index(self._rank), len(ranks), self.limit)
+        self.made[made] = sockets
+        return made
+
+    def _new_nccl(self, ranks: Sequence[int], name: str) -> Any:
+        """Blocks nobody: the ranks connect in their first collective."""
+        if not self.nccl:
+            return None
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self.limit
+        made = dist.ProcessGroupNCCL(self._store(f"{name}.cuda"), ranks.index(self._rank), len(ranks), options)
+        self.made[made] = set()
+        return made
+
+
+def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
+    """Leave groups. Ranks that wait for this one then get an error.
+
+    Args:
+        groups: with their sockets.
+        quiet: whether nothing is in flight; otherwise what is ends with an error, on both sides.
+    """
+    for group, sockets in groups.items():
+        if not quiet:
+            shut(sockets)
+            with contextlib.suppress(Exception):
+                group.abort()
+        elif not isinstance(group, dist.ProcessGroupGloo):
+            _until_exit[group] = sockets
+
+
+def leave_at_exit(seconds: float) -> None:
+    """Leave NCCL's groups, when the GPU has done what is queued or after some seconds."""
+    if not _until_exit:
+        return
+    with contextlib.suppress(Exception):  # a GPU that has failed may raise in any call
+        done, until = torch.cuda.Event(), time.monotonic() + seconds
+        done.record()
+        while not done.query() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+    leave(_until_exit, quiet=False)
+
+
+# NCCL's: nobody knows what other ranks still have to do with what is queued on a GPU, and torch aborts that when it
+# deletes a group.
+_until_exit: dict[Any, Sockets] = {}
