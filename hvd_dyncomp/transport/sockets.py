@@ -49,23 +49,22 @@ def new_sockets_not_for_children() -> Iterator[Sockets]:
 
 def shut(sockets: Sockets) -> None:
     """End connections, but leave their descriptors to whoever has them. Both ends notice."""
-    for number in filter(None, map(_open, sockets)):
+    for number in _open(sockets):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
             one.getpeername()  # one that listens has none, and Gloo would end the process
             one.shutdown(socket.SHUT_RDWR)
 
 
-def _open(one: tuple[int, int]) -> int | None:
-    """The descriptor of a socket that is still open."""
-    number, inode = one
-    with contextlib.suppress(OSError):
-        if os.fstat(number).st_ino == inode:
-            return number
-    return None
+def _open(sockets: Sockets) -> Iterator[int]:
+    """The descriptors of those that are still open."""
+    for number, inode in sockets:
+        with contextlib.suppress(OSError):
+            if os.fstat(number).st_ino == inode:
+                yield number
 
 
 def _close_ours() -> None:
-    for number in filter(None, map(_open, _ours)):
+    for number in _open(_ours):
         os.close(number)
     _ours.clear()
 

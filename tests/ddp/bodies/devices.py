@@ -128,7 +128,7 @@ def test_messages_and_sums_by_nccl(groups):
             gathered = transport.wait(handle)
             assert torch.equal(gathered, torch.cat([full(length, one) for one, length in enumerate(lengths)]))
             total = full(1000, rank + 1).float()
-            transport.start_sum(total).wait()
+            transport.wait(transport.sum(total, "total.uncompressed"))
             assert torch.equal(total, torch.full_like(total, sum(ranks) + size))
 
 
