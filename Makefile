@@ -31,7 +31,7 @@ SIDE_BY_SIDE := tests/kernels tests/exchange tests/mutants $(wildcard tests/test
 test: setup
 ifeq ($(ARGS),)
 	pytest -n 2 $(SIDE_BY_SIDE)
-	pytest tests/launch tests/parallel tests/ddp tests/clusters tests/release
+	pytest tests/launch tests/parallel tests/ddp tests/fsdp tests/clusters tests/release
 else
 	pytest $(ARGS)
 endif

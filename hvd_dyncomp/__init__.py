@@ -2,9 +2,10 @@
 
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
 
-`DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, and an `Averager` whatever
-a loop of your own hands over. `Controller` moves the level on all ranks at once, as a policy decides:
-`StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`. `without_momentum` is for few bits.
+`DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
+replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
+level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`.
+`without_momentum` is for few bits.
 """
 
 import importlib
@@ -51,8 +52,8 @@ __all__ = [
     "without_momentum",
 ]
 
-# Without Horovod, `hvd_dyncomp.ddp`, `Averager`, policies and kernels still work. `DynamicQuantizer` needs Horovod: its
-# first use raises an error that says what is missing.
+# Without Horovod, `hvd_dyncomp.ddp`, `hvd_dyncomp.fsdp`, `Averager`, policies and kernels still work.
+# `DynamicQuantizer` needs Horovod: its first use raises an error that says what is missing.
 _horovod_missing = ""
 try:
     import hvd_dyncomp.on_horovod.elastic  # noqa: F401  # registers with Horovod
@@ -65,8 +66,8 @@ def __getattr__(name: str):
     if _horovod_missing and name == "DynamicQuantizer":
         raise ImportError(_horovod_missing)
     # Imported late: nobody pays for what is not used.
-    if name == "ddp":
-        return importlib.import_module("hvd_dyncomp.ddp")
+    if name in ("ddp", "fsdp"):
+        return importlib.import_module(f"hvd_dyncomp.{name}")
     if name == "Averager":
         return importlib.import_module("hvd_dyncomp.averaging").Averager
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -67,7 +67,7 @@ def models_of(controller: object) -> dict[str, Named]:
 def brief(models: Models) -> dict[str, int] | None:
     """One number for the parameters of each model, by label; None if they cannot be read. Never raises."""
     try:
-        return {label: _crc32(json.dumps(_numbers(named, exact=True))) for label, named in models().items()}
+        return {label: _crc32(json.dumps(numbers(named, exact=True))) for label, named in models().items()}
     except Exception:  # noqa: BLE001  # the other ranks wait; `compare` says why
         return None
 
@@ -90,7 +90,7 @@ def compare(transport: Transport, models: Models, name: str) -> None:
     """
     mine: dict[str, Any]
     try:
-        mine = {"models": {label: _numbers(named, exact=False) for label, named in models().items()}}
+        mine = {"models": {label: numbers(named, exact=False) for label, named in models().items()}}
     except Exception as error:  # noqa: BLE001  # the other ranks wait
         mine = {"error": f"{type(error).__name__}: {error}"}
     everyone = gather_json(transport, mine, name)
@@ -119,7 +119,8 @@ def _differing(everyone: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int
                 yield label, before, rank
 
 
-def _numbers(named: Named, *, exact: bool) -> dict[str, int]:
+def numbers(named: Named, *, exact: bool) -> dict[str, int]:
+    """A checksum of each parameter; without `exact`, the same for all NaNs."""
     return {name: _number(parameter, exact) for name, parameter in named}
 
 

@@ -25,7 +25,7 @@ from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.momentum import advice, leave_out
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.step_levels import StepLevels
+from hvd_dyncomp.step_levels import StepLevels, Turn
 from hvd_dyncomp.transport.base import One, Transport
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ class Session(ABC):
     Raises:
         TypeError, ValueError: an argument is out of range or of another type.
     """
+
+    remedy = "load the states of all ranks (load_state_dict), or start again from a checkpoint"
 
     def __init__(
         self,
@@ -261,16 +263,10 @@ class Session(ABC):
             if self._plan is None:
                 self._plan = self._new_plan()
                 self._saved = None
-            alone = self._plan.source.world_size == 1
             fresh = self._fresh()
-            self._step = Step(
-                self._plan,
-                turn=self._levels.next(alone=alone),
-                stochastic=self._stochastic,
-                fresh=fresh,
-                meter=self.meter,
-                absent=absent,
-            )
+            turn = self._levels.next(alone=self._plan.source.world_size == 1)
+            self.meter.at(turn.epoch, turn.bits).steps += 1
+            self._step = self._new_step(self._plan, turn, fresh=fresh, absent=absent)
             self._step.start()
         except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
             self._leave(error)
@@ -279,6 +275,18 @@ class Session(ABC):
                 error, transport=transport, label=label, number=self._levels.steps, bits=self.bits, left=self._left
             )
         return self._step
+
+    def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Step:
+        """A step that has not begun; arguments as in `Step`."""
+        return Step(
+            plan,
+            turn=turn,
+            stochastic=self._stochastic,
+            fresh=fresh,
+            meter=self.meter,
+            absent=absent,
+            agreed={"tensors that are None": sorted(absent)},
+        )
 
     def _end(self, step: Step | FailedStep) -> None:
         """Wait for the means of a step. Raises what `Step.collect` does."""
@@ -308,16 +316,19 @@ class Session(ABC):
         step, self._step = self._step, None
         if isinstance(step, FailedStep) or (step is None and isinstance(error, Exception)):
             return  # nothing was begun
-        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        number = "a step" if step is None else f"step {step.number}"
-        self._failure = self._failure or RuntimeError(
-            f"{number} was left in the middle by {cause}. Gradients and residuals may be half done: load the states of "
-            "all ranks (load_state_dict), or start again from a checkpoint"
-        )
-        self._failure.__cause__ = error
+        self._fail("a step" if step is None else f"step {step.number}", error)
         if step is not None and step.greeted:  # otherwise the next greeting tells them
             self._left = step
-            step.cancel(self._failure)
+            step.cancel(self._failure or error)
+
+    def _fail(self, step: str, error: BaseException) -> None:
+        """Refuse all further steps."""
+        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if self._failure is None:
+            self._failure = RuntimeError(
+                f"{step} was left in the middle by {cause}. Gradients and residuals may be half done: {self.remedy}"
+            )
+            self._failure.__cause__ = error
 
     def _recover(self) -> None:
         """Forget a step that was left, once nothing of it is in flight.

@@ -27,6 +27,8 @@ CONSTANTS = (
     "IN_FLIGHT",
     "CAPTURED",
     "INFERENCE",
+    "NOT_ALL",
+    "VERSION",
     "FORGOTTEN",
     "ASSIGNED",
     "REDUCED_AGAIN",
@@ -45,7 +47,7 @@ EXCEPTIONS = {name for name, kind in vars(builtins).items() if isinstance(kind, 
 def words(node: ast.expr) -> str:
     """The text of a literal, with `VALUE` for what is put into it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.sub(r"%[-.\d]*[sdrgf]", VALUE, node.value)
+        return re.sub(r"%[-.\d]*[sdrgf]|\{\}", VALUE, node.value)
     if isinstance(node, ast.JoinedStr):
         text = "".join(words(part) if isinstance(part, ast.Constant) else VALUE for part in node.values)
         return re.sub(f"{VALUE}+", VALUE, text)

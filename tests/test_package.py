@@ -107,12 +107,21 @@ ROOMS = {
     "step_levels": {"auto_level"},
     "exchange": {"kernels", "meter", "momentum", "ranges", "step_levels", "transport"},
     "replicas": {"transport"},
+    "agreement": {"exchange", "transport"},
+    "autograd": set(),
     "controller": {"policies", "replicas", "transport"},
     "session": {
         *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
     },
     "averaging": {"controller", "exchange", "momentum", "policies", "replicas", "session", "transport"},
-    "ddp": {"advice", "controller", "exchange", "momentum", "policies", "replicas", "session", "transport"},
+    "ddp": {
+        *("advice", "agreement", "autograd", "controller", "exchange", "momentum", "policies", "replicas", "session"),
+        "transport",
+    },
+    "fsdp": {
+        *("agreement", "autograd", "controller", "exchange", "meter", "momentum", "policies", "replicas", "session"),
+        *("step_levels", "transport"),
+    },
     "on_horovod": {
         *("advice", "controller", "exchange", "kernels", "momentum", "policies", "replicas", "session", "transport")
     },
@@ -142,7 +151,7 @@ EXCHANGE = {
     "unused": {"buckets", "slots", "task"},
     "one_bucket": {"buckets", "memory", "messages", "routes", "slots", "task", "uncompressed", "unused"},
     "step": {
-        *("handshake", "memory", "one_bucket", "plan", "slots", "streams", "sums"),
+        *("buckets", "handshake", "memory", "one_bucket", "plan", "slots", "streams", "sums"),
         *("tally", "task", "uncompressed", "unused", "wire"),
     },
     "failed_step": {"handshake", "step", "task", "wire"},
@@ -155,6 +164,12 @@ ON_HOROVOD = {
     "session": {"gradients", "handover", "horovod_optimizer", "tickets"},
     "quantizer": {"handover", "horovod_optimizer", "session"},
     "elastic": {"quantizer"},
+}
+FSDP = {
+    "units": set(),
+    "shards": {"units"},
+    "backward": {"units"},
+    "quantizer": {"backward", "shards", "units"},
 }
 REPORT = {
     "markup": set(),
@@ -186,7 +201,7 @@ TRITON = {
     "tiles": {"blocks", "exact", "memory", "payload"},
     "operations": {"form", "tiles"},
 }
-INSIDE = {"exchange": EXCHANGE, "on_horovod": ON_HOROVOD, "report": REPORT, "kernels": KERNELS}
+INSIDE = {"exchange": EXCHANGE, "on_horovod": ON_HOROVOD, "fsdp": FSDP, "report": REPORT, "kernels": KERNELS}
 
 
 def test_imports_go_one_way():

@@ -1,6 +1,7 @@
 """What tools/setup.sh asks of the system, and `import torchvision` beside a CPU build of torch, which it adds."""
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,12 @@ def test_the_imports_of_horovods_examples() -> None:
         "print(prepare(images[0][0]).shape[1], datasets.MNIST.__name__)"
     )
     assert fresh(code) == "28 MNIST"
+
+
+def test_make_test_runs_every_folder() -> None:
+    commands = (ROOT / "Makefile").read_text(encoding="utf-8")
+    folders = {path.relative_to(ROOT).parts[1] for path in ROOT.glob("tests/*/**/test_*.py")}
+    assert {folder for folder in folders if not re.search(rf"\btests/{folder}\b", commands)} == set()
 
 
 def test_python_starts_without_torch() -> None:

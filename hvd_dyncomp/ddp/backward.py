@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import Variable
 
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.slots import Slot
@@ -17,20 +16,6 @@ from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.streams import Streams, streams_of
 from hvd_dyncomp.exchange.unused import has_values
 from hvd_dyncomp.levels import UNCOMPRESSED
-
-
-def call_at_end(function: Callable[[], None]) -> bool:
-    """Have a function called when backward has ended, after all that was told so before; return whether one runs."""
-    try:
-        Variable._execution_engine.queue_callback(function)
-    except RuntimeError:
-        return False
-    return True
-
-
-def computes() -> bool:
-    """Whether backward computes: not in the first pass with `static_graph`, in whose end the model calls its hooks."""
-    return torch._C._current_autograd_node() is not None
 
 
 class Backward:

@@ -16,9 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
+from hvd_dyncomp.agreement import agree, description
+from hvd_dyncomp.autograd import call_at_end, computes
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.ddp.agreement import agree, description
-from hvd_dyncomp.ddp.backward import Backward, call_at_end, computes
+from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from hvd_dyncomp.exchange.coding import Coding, Span
@@ -17,6 +19,7 @@ class Bucket:
     """Parameters that travel in one exchange.
 
     Attributes:
+        number: among the plan's, as its slots have it.
         name: of its first parameter, unique among the buckets of an optimizer.
         collective: prefix of the names of its collectives, unique among the buckets of all optimizers.
         slots: its parameters, in order; small ones last.
@@ -41,7 +44,7 @@ class Bucket:
         device: torch.device,
         label: str = "",
     ) -> None:
-        self.name = slots[0].name
+        self.number, self.name = slots[0].bucket, slots[0].name
         # The optimizer's label, too: names that are the quantizer's own may be another quantizer's as well.
         self.collective = f"hvd_dyncomp.{label}.{self.name}"
         self.slots = slots
@@ -98,24 +101,25 @@ def make_buckets(
     bucket_bytes: int,
     skip: Skip | None = None,
     as_in_memory: bool = False,
+    parts: Mapping[str, str] | None = None,
     **common,
 ) -> tuple[list[Bucket], dict[str, Slot]]:
     """Fill buckets with parameters, last parameter first: backward makes gradients roughly in that order.
 
     Complex parameters and skipped ones stay out. A bucket ends when the next parameter would take it over
-    `bucket_bytes` bytes of float32, or when the device changes. A parameter is never split.
+    `bucket_bytes` bytes of float32, or when the device or the part changes. A parameter is never split.
 
     Args:
         parameters: (unique name, parameter), in the same order on every rank.
         min_numel: parameters of fewer values are small, and last in their bucket.
         bucket_bytes: float32 bytes of a bucket.
         skip: function of a name and a parameter; True keeps the parameter out.
-        as_in_memory: see `Source`.
+        as_in_memory, parts: see `Source`.
         common: passed to every `Bucket`.
 
     Returns:
         The buckets, and the slots by name.
     """
-    groups = divided(parameters, min_numel, bucket_bytes, skip, as_in_memory)
+    groups = divided(parameters, min_numel, bucket_bytes, skip, as_in_memory, parts)
     buckets = [Bucket(slots, device=device, **common) for device, slots in groups]
     return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

@@ -50,7 +50,7 @@ class FailedStep:
     def check(self) -> None:
         """Raise the error once all ranks know it; after a minute in any case, if a step was left."""
         with self._lock:
-            if self._left is not None and not self._left.run_out(PATIENCE_SECONDS):
+            if self._left is not None and (not self._left.run_out(PATIENCE_SECONDS) or self._left.told):
                 raise self._error
             self._handshake.begin()
             while self._left is not None and not self._handshake.done:
@@ -70,6 +70,8 @@ class FailedStep:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return (self._left is None or self._left.run_out()) and self._handshake.advance()
+            if self._left is not None and not self._left.run_out():
+                return False
+            return (self._left is not None and self._left.told) or self._handshake.advance()
         finally:
             self._lock.release()

@@ -73,6 +73,8 @@ _HINTS = {
     "step": "was the quantizer's state loaded on every rank?",
     "bits": "have all controllers seen the same epochs?",
     "tensors that are None": "give zeros where only some ranks have a tensor",
+    "module": "do all replicas go through the same modules, in the same order?",
+    "values of": "FSDP broadcasts nothing: load the same checkpoint on all replicas, or use the same seed",
 }
 
 
@@ -95,7 +97,8 @@ def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic
         if values[0] != values[1]:
             loads = elastic and key in ("step", "bits")
             advice = f" elastic training: pass quantizer and controller to {elastic}" if loads else ""
-            hint = f" ({_HINTS[key]}{advice})" if key in _HINTS else ""
+            words = next((text for start, text in _HINTS.items() if key.startswith(start)), "")
+            hint = f" ({words}{advice})" if words else ""
             return f"rank 0 has {key} {values[0]}, rank {rank} has {values[1]}{hint}"
     if first["parameters"] == other["parameters"]:
         return ""

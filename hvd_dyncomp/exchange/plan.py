@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange import residual_state
-from hvd_dyncomp.exchange.buckets import make_buckets
+from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
 from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.source import Source
@@ -41,6 +41,7 @@ class Plan:
     Attributes:
         source, settings: see above.
         buckets: the buckets, with their residuals.
+        parts: those of each part, by its name (`Source.parts`).
         slots: a compressed parameter's place, by name.
         waiting: parameters whose residuals always hold something at few bits: large ones, with error feedback.
         composition: checksum over all that the ranks must agree on, except level and step.
@@ -68,6 +69,7 @@ class Plan:
             bucket_bytes=settings.bucket_bytes,
             skip=skip,
             as_in_memory=source.as_in_memory,
+            parts=source.parts,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
             discardable=settings.discardable,
@@ -75,11 +77,15 @@ class Plan:
             world_size=world_size,
             label=self.source.label,
         )
+        self.parts: dict[str, list[Bucket]] = {}
+        for bucket in self.buckets if source.parts else ():
+            self.parts.setdefault(source.parts[bucket.name], []).append(bucket)  # type: ignore[index]  # there are some
         # Assume the topology of the saved state: then nothing moves if it is still the same.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
         self.topology = Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.apart(world_size)
         self._names: list[int] = []
+        self._fits: tuple[float, Topology] | None = None  # a level and a topology for which lengths were checked
         self.topology_checksum = 0
         self.arranged: Topology | None = None
         self.arrange({})
@@ -89,7 +95,7 @@ class Plan:
         if state is not None:
             residual_state.restore(self.buckets, state, rank, world_size, self.source.factor)
         large = {slot.name for slot in self.slots.values() if not slot.small}
-        waiting = [parameter for name, parameter in self.source.named if name in large and settings.error_feedback]
+        waiting = [parameter for name, parameter in source.trained() if name in large and settings.error_feedback]
         self.waiting = frozenset(waiting)
         self.composition = checksum(json.dumps(self._about()))
         logger.info(
@@ -111,12 +117,12 @@ class Plan:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
 
-    def greeting(self, turn: Turn, absent: Collection[str], *, fresh: bool) -> Greeting:
+    def greeting(self, turn: Turn, agreed: Mapping[str, Any], *, fresh: bool) -> Greeting:
         """This rank's greeting for a step.
 
         Args:
             turn: the step's number and level.
-            absent: names of parameters without a gradient in this step.
+            agreed: as in `Step`.
             fresh: whether backward has run on this rank since the last exchange.
         """
         return Greeting(
@@ -124,7 +130,7 @@ class Plan:
             Phase.HANDSHAKE,
             turn.bits,
             turn.proposal if self.source.rank == 0 else 0,
-            checksum(f"{self.composition} {sorted(absent)}") if absent else self.composition,
+            checksum(f"{self.composition} {agreed}") if any(agreed.values()) else self.composition,
             turn.number & 0xFFFFFFFF,
             Flag.FRESH if fresh else Flag(0),
             checksum(self.transport.host),
@@ -178,6 +184,8 @@ class Plan:
         Raises:
             ValueError: a message would be too long.
         """
+        if self._fits == (bits, self.topology):
+            return
         for bucket in self.buckets:
             codes = bucket.coding(bits).nbytes(Span(0, bucket.blocks))
             near = dtype_within_host(bits).itemsize * bucket.values if self.hierarchical else 0
@@ -187,6 +195,7 @@ class Plan:
                     f"have {max(codes, near)} bytes, and MPI takes {MOST_BYTES} at most; use fewer bits, or `skip` or "
                     "split the parameter"
                 )
+        self._fits = bits, self.topology
 
     def arrange(self, origins: Mapping[Streams, Any]) -> None:
         """Divide the buckets by the topology. Call it before a step quantizes or releases anything.
@@ -238,14 +247,14 @@ class Plan:
             **residual_state.export(self.buckets),
         }
 
-    def about(self, bits: float, step: int, absent: Collection[str]) -> dict[str, Any]:
+    def about(self, bits: float, step: int, agreed: Mapping[str, Any]) -> dict[str, Any]:
         """What the ranks tell each other when they disagree; see `handshake`.
 
         Args:
-            absent: names of parameters without a gradient in this step.
+            agreed: as in `Step`.
         """
         about = self._about()
-        about["settings"] |= {"bits": bits, "step": step, "tensors that are None": sorted(absent)}
+        about["settings"] |= {"bits": bits, "step": step, **agreed}
         return about
 
     def _about(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,15 +56,17 @@ def divided(
     bucket_bytes: int,
     skip: Skip | None,
     as_in_memory: bool = False,
+    parts: Mapping[str, str] | None = None,
 ) -> list[tuple[torch.device, list[Slot]]]:
     """The places of all parameters, by bucket, and each bucket's device; arguments as in `buckets.make_buckets`."""
     groups: list[tuple[torch.device, list[tuple[str, torch.Tensor]]]] = []
-    nbytes = 0
+    nbytes, part = 0, None
     for name, parameter in reversed(parameters):
         if not parameter.numel() or not parameter.is_floating_point() or (skip is not None and skip(name, parameter)):
             continue
         nbytes += 4 * parameter.numel()
-        if not groups or groups[-1][0] != parameter.device or nbytes > bucket_bytes:
+        before, part = part, parts[name] if parts else None
+        if not groups or groups[-1][0] != parameter.device or part != before or nbytes > bucket_bytes:
             groups.append((parameter.device, []))
             nbytes = 4 * parameter.numel()
         groups[-1][1].append((name, parameter))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -26,6 +26,8 @@ class Source(ABC):
         as_in_memory: whether gradients come with their values in the order in which the parameter's lie in memory, even
             if that is not the logical one (channels_last, transposed).
         sums_tickets: whether steps have to sum tickets, because it may have parameters that no rank uses.
+        parts: of parameters that come together, apart from others: a name, the same for all of them, by parameter's
+            name. A bucket holds those of one part. None if any gradients may share a bucket.
         ticket_bytes: what is reduced for each compressed parameter besides its codes, by whoever does so.
         without_momentum: whether its optimizer steps without momentum.
     """
@@ -42,6 +44,7 @@ class Source(ABC):
     sums_tickets: bool
     ticket_bytes: int
     without_momentum: bool
+    parts: Mapping[str, str] | None = None
 
     @abstractmethod
     def trained(self) -> list[tuple[str, torch.Tensor]]:

@@ -7,10 +7,12 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.handshake import flags_of, handshake
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.one_bucket import Exchange
@@ -46,6 +48,10 @@ class Step:
         fresh: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
         absent: names of parameters that have no gradient in this step, the same on all ranks: none is written then.
+        agreed: what else must be the same on all ranks in this step: plain data, by names that errors use.
+        buckets: those of the plan that travel in this step, the same on all ranks; None for all.
+        after: a step that is in flight, too. This one greets when that one has sent what it has: if the ranks do not
+            agree on that one, nothing of this one may be under way.
 
     Attributes:
         number, bits: of the turn.
@@ -55,12 +61,28 @@ class Step:
         apart: likewise: by identity of a gradient whose mean is not in its place, because another gradient's is there:
             the tensor that has the mean.
         over: whether every gradient is a mean.
+        started: whether all ranks agree, and what was handed over is on its way.
+        told: whether all ranks know of an error, and none will greet again.
     """
 
+    told = False
+
     def __init__(
-        self, plan: Plan, *, turn: Turn, stochastic: bool, fresh: bool, meter: Meter, absent: Collection[str] = ()
+        self,
+        plan: Plan,
+        *,
+        turn: Turn,
+        stochastic: bool,
+        fresh: bool,
+        meter: Meter,
+        absent: Collection[str] = (),
+        agreed: Mapping[str, Any] | None = None,
+        buckets: Sequence[Bucket] | None = None,
+        after: Step | None = None,
     ) -> None:
-        self._plan, self._fresh, self._absent = plan, fresh, absent
+        self._plan, self._fresh, self._absent, self._agreed = plan, fresh, absent, agreed or {}
+        self._buckets = plan.buckets if buckets is None else buckets
+        self._after, self.started = after, False
         self.number, self.bits = turn.number, turn.bits
         self._tally = Tally(plan, meter, epoch=turn.epoch, bits=turn.bits)
         self.traffic = self._tally.traffic
@@ -74,28 +96,28 @@ class Step:
         self._used: dict[str, bool | torch.Tensor] = {}
         self._doubtful: dict[str, torch.Tensor] = {}  # their gradients
         self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
-        self._origins = {bucket.streams: bucket.streams.origin() for bucket in plan.buckets}
-        self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in plan.buckets)
+        self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
+        self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
         self._agreement: Task[None] = Task(plan.transport, self._agree(turn))
-        for bucket in plan.buckets if plan.settings.discardable else ():
+        for bucket in self._buckets if plan.settings.discardable else ():
             with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
                 bucket.residuals.remember()
         self._exchanges: list[Exchange] = []
         self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
         if turn.bits == UNCOMPRESSED:
-            for bucket in plan.buckets:
+            for bucket in self._buckets:
                 bucket.residuals.release()
             for slot in filter(None, map(plan.slots.get, absent)):
                 plan.buckets[slot.bucket].residuals.join(slot, torch.zeros(1, device="cpu"))  # zeros: it waits
         else:
             plan.arrange(self._origins)
-            self._tally.compresses(plan.buckets)
+            self._tally.compresses(self._buckets)
             self._exchanges = self._new_exchanges(stochastic=stochastic)
         # In the order in which they were complete: with DDP, and in `Averager`, the same on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
         # What is not compressed is reduced in its place, as without this package, unless a compressed gradient or
         # something that waits in a residual may be in the same memory.
-        waits = any(bucket.residuals.releases for bucket in plan.buckets)
+        waits = any(bucket.residuals.releases for bucket in self._buckets)
         self._in_place = plan.source.own_memory or (turn.bits == UNCOMPRESSED and not waits)
 
     def _new_exchanges(self, *, stochastic: bool) -> list[Exchange]:
@@ -111,16 +133,18 @@ class Step:
                 transport=source.transport,
                 own_memory=source.own_memory,
             )
-            for bucket in self._plan.buckets
+            for bucket in self._buckets
         ]
+        self._exchange_of = {bucket.number: one for bucket, one in zip(self._buckets, exchanges, strict=True)}
         for slot in filter(None, map(self._plan.slots.get, self._absent)):
-            exchanges[slot.bucket].add(slot, None, used=False)
+            self._exchange_of[slot.bucket].add(slot, None, used=False)
         return exchanges
 
     def start(self) -> None:
         """Greet the other ranks. From here on, whatever can be done without waiting is done in the background."""
         with self._lock:
-            self._agreement.begin()
+            if self._is_first():
+                self._agreement.begin()
         in_background(self._plan.transport, self._in_background)
 
     def add(self, slot: Slot, gradient: torch.Tensor, used: bool | torch.Tensor = True) -> None:
@@ -130,7 +154,7 @@ class Step:
             used: whether this rank's loss depends on the parameter. If not, it may be that no rank's does, and `leave`
                 will be called. On a GPU that nobody may wait for yet, a tensor of one bool.
         """
-        exchange = self._exchanges[slot.bucket]
+        exchange = self._exchange_of[slot.bucket]
         before = exchange.complete
         if used is True:
             exchange.add(slot, gradient)
@@ -241,7 +265,12 @@ class Step:
         if gradient is not None:
             self.apart.get(id(gradient), gradient).zero_()
         if self._exchanges:
-            self._exchanges[slot.bucket].leave(slot)
+            self._exchange_of[slot.bucket].leave(slot)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the ranks do not agree: all of them know it."""
+        return isinstance(self._agreement.error, Exception)
 
     @property
     def greeted(self) -> bool:
@@ -288,10 +317,12 @@ class Step:
                     task.wait()
 
     def _has_run_out(self) -> bool:
+        if not self.greeted:  # nor will it be: whatever this rank sends next tells the others
+            return True
         if not (self._abandoned or self._agreement.advance()):
             return False
         # If the agreement was interrupted, the others may have agreed.
-        if self._abandoned or isinstance(self._agreement.error, Exception):
+        if self._abandoned or self.refused:
             return True
         self._start_all()
         tasks: list[Task] = [*self._exchanges, *self._sums.tasks, *self._sum_tickets()]
@@ -313,8 +344,8 @@ class Step:
     def _agree(self, turn: Turn) -> Collectives[None]:
         """All ranks do the same in this step, or nothing is sent that fits only then."""
         plan = self._plan
-        greeting = plan.greeting(turn, self._absent, fresh=self._fresh)
-        about = functools.partial(plan.about, turn.bits, turn.number, self._absent)
+        greeting = plan.greeting(turn, self._agreed, fresh=self._fresh)
+        about = functools.partial(plan.about, turn.bits, turn.number, self._agreed)
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
         plan.settle(greetings, turn.bits, self._origins)
         self.fresh, self.proposal = bool(flags_of(greetings) & Flag.FRESH), greetings[0].proposal
@@ -326,10 +357,17 @@ class Step:
         self._agreement.outcome()
 
     def _advance(self) -> None:
-        if self._agreement.advance() and self._agreement.error is None:
+        if self._is_first() and self._agreement.advance() and self._agreement.error is None:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
             for task in self._sums.tasks:
                 task.advance()
+            self.started = True
+
+    def _is_first(self) -> bool:
+        """Whether there is no step before it that has yet to be agreed upon and sent."""
+        if self._after is not None and self._after.started:
+            self._after = None  # which would keep all that were before it
+        return self._after is None
 
     def _in_background(self) -> bool:
         """Do what is possible without waiting, unless the program does so itself; return whether all is done."""
@@ -365,7 +403,7 @@ class Step:
             self.leave(slot, self._doubtful.get(slot.name))
         self._count()
         if self.bits == UNCOMPRESSED and self.fresh:
-            for bucket in self._plan.buckets:
+            for bucket in self._buckets:
                 bucket.residuals.released(self._fresh)
 
     def _start_all(self) -> None:
@@ -375,6 +413,7 @@ class Step:
             exchange.start()
             if self._in_order:
                 exchange.advance()
+        self.started = True
 
     def _exchange(self) -> None:
         self._start_all()
@@ -421,7 +460,7 @@ class Step:
             self._tally.reduced_again(nbytes + sum(exchange.reduced_bytes for exchange in self._exchanges))
             return
         self._tally.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
-        for bucket, exchange in zip(self._plan.buckets, self._exchanges, strict=False):
+        for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):
             self._tally.exchanged(bucket, exchange.groups)
         blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
         if blocks and not self.traffic.nonfinite_blocks:  # the first ones of each meter record

@@ -39,7 +39,6 @@ class Tally:
     def __init__(self, plan: Plan, meter: Meter, *, epoch: int, bits: float) -> None:
         self._plan = plan
         self.traffic = meter.at(epoch, bits)
-        self.traffic.steps += 1
         self._uncompressed_bytes = 0
         self._float32_bytes = 0  # of all that is reduced in this step, if it was float32
 

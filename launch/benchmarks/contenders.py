@@ -7,6 +7,10 @@ none, fp16             Horovod without compression, and with hvd.Compression.fp1
 ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook; over NCCL where
                        every worker has a GPU of its own
 powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
+hsdp, hsdp-bf16        torch's FSDP2, parameters sharded within each host: its own all-reduce between hosts, of float32
+                       and with reduce_dtype=bfloat16
+1bit-fsdp ...          the same with hvd_dyncomp.fsdp between hosts
+shards-alone           the same without any exchange between hosts
 alone                  no exchange at all: what forward, backward and update take by themselves
 """
 
@@ -18,7 +22,9 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from benchmarks.sharded import SHARDED, shard
 from common.device import finish
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
 
@@ -28,7 +34,7 @@ OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
 DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4", *OURS_IN_DDP.values())
-NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP)
+NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP, *SHARDED)
 _MAIN = ("0.25bit", "1bit", "4bit", "8bit")
 _IN_DDP = (*DDP[:4], *(OURS_IN_DDP[name] for name in _MAIN))
 DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
@@ -65,14 +71,19 @@ class Contender:
         name: one of `NAMES`.
         model: its own, on one device; parameters may share memory with other contenders' as long as gradients do not.
         loss: runs the forward pass of the model it is given.
+        mesh: for those of FSDP2, that of `sharded.mesh`.
     """
 
-    def __init__(self, name: str, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, name: str, model: nn.Module, loss: Loss, mesh: DeviceMesh | None = None) -> None:
         self._model, self._loss = model, loss
+        if name in SHARDED:
+            if mesh is None:
+                raise ValueError(f"{name} needs a mesh")
+            shard(name, model, mesh)
         self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
         if name in DDP:
             self._model = _distributed(name, model)
-        elif name != ALONE:
+        elif name not in (ALONE, *SHARDED):
             # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
             named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
             self._optimizer = hvd.DistributedOptimizer(

@@ -49,6 +49,16 @@ class Part:
     quick: tuple[str, ...] = ()
 
 
+_SHARDED = (
+    "--models",
+    "transformer-short",
+    "--workers",
+    "4",
+    "--workers-per-host",
+    "2",
+    "--rates",
+    "100mbit,1gbit,none,shm",
+)
 _FEW = ("--contenders", "alone,none,fp16,0.25bit,1bit,4bit,powersgd1", "--rounds", "8")
 
 PARTS = {
@@ -69,6 +79,12 @@ PARTS = {
         training,
         files=tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer")),
         quick=("--models", "resnet20,mlp", "--rates", "100mbit", "--seconds", "20", *_FEW),
+    ),
+    "sharded": Part(
+        training,
+        (*_SHARDED, "--contenders", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp,0.25bit-fsdp", "--seconds", "120"),
+        ("training-transformer-short-2x2.json",),
+        ("--rates", "100mbit,shm", "--seconds", "20", "--rounds", "8"),
     ),
     "accuracy": Part(
         time_to_accuracy,

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks import tables
 from benchmarks.contenders import ONE_LEVEL, OURS_IN_DDP
 from benchmarks.results import Summary
+from benchmarks.sharded import NATIVE, OURS_SHARDED, SHARDS_ALONE
 from benchmarks.tables import rate_title, summaries, title
 from common.markdown import markdown
 
@@ -15,7 +16,8 @@ _OTHERS = ("none", "fp16", "powersgd1")
 _IN_DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 _LEVELS = ("4bit", "0.25bit")  # where there is room for two only
 _DASH = "—"
-# Of the exchange between two workers: level, link, other, and how many times as long the other's step should take.
+# Of the exchange between two workers, and with FSDP2 between two hosts: level, link, other, and how many times as
+# long the other's step should take.
 _GOALS = (
     ("4bit", "100mbit", "none", 7.5),
     ("4bit", "100mbit", "fp16", 4),
@@ -32,6 +34,9 @@ _GOALS = (
     *(("4bit-ddp", rate, "4bit", 1) for rate in ("100mbit", "1gbit", "10gbit", "shm")),
     ("0.25bit-ddp", "100mbit", "powersgd1", 2),
     ("0.25bit-ddp", "1gbit", "powersgd1", 2),
+    ("4bit-fsdp", "100mbit", "hsdp", 6),
+    ("4bit-fsdp", "100mbit", "hsdp-bf16", 3),
+    *(("4bit-fsdp", rate, "hsdp", 0.95) for rate in ("1gbit", "none", "shm")),
 )
 
 
@@ -54,6 +59,18 @@ def by_level(results: Mapping[str, Any]) -> str:
         for rate, found in rates.items()
     ]
     return markdown(("against", "link", *(title(name).removeprefix("ours, ") for name in levels)), rows)
+
+
+def by_sharding(results: Mapping[str, Any]) -> str:
+    """One row per other of FSDP2 and rate, one column per level of ours; all with parameters sharded within hosts."""
+    rates = summaries(results)
+    levels = [name for name in tables.contenders_of(rates) if name in OURS_SHARDED]
+    rows = [
+        (title(other), rate_title(rate), *(ratio(found, name, other) for name in levels))
+        for other in (*NATIVE, SHARDS_ALONE)
+        for rate, found in rates.items()
+    ]
+    return markdown(("against", "link", *map(title, levels)), rows)
 
 
 def by_model(files: Sequence[Mapping[str, Any]]) -> str:

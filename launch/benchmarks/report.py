@@ -109,6 +109,11 @@ def training_section(files: list[dict[str, Any]], folder: Path) -> list[str]:
     return parts
 
 
+def sharded_section(results: Mapping[str, Any]) -> list[str]:
+    parts = [f"## Shards within hosts: {results['model']}, {tables.layout_title(results)}", tables.times(results)]
+    return [*parts, tables.bits(results), tables.caption(results), links(results)]
+
+
 def accuracy_section(results: Mapping[str, Any], folder: Path) -> list[str]:
     figure = folder / time_to_accuracy.figure_name(results)
     plots.accuracies(results, figure)
@@ -173,8 +178,11 @@ def report(folder: Path) -> str:
     exchanges, training, accuracies, memories = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
     for results in sorted(exchanges, key=_by_hosts):
         parts += exchange_section(results, folder)
-    if training:
-        parts += training_section(training, folder)
+    if one_worker := [one for one in training if tables.hosts_of(one)[1] == 1]:
+        parts += training_section(one_worker, folder)
+    for results in training:
+        if tables.hosts_of(results)[1] > 1:
+            parts += sharded_section(results)
     for results in accuracies:
         parts += accuracy_section(results, folder)
     for results in memories:
@@ -191,14 +199,16 @@ def shown(folder: Path) -> dict[str, str]:
         [one for one in found[kind] if not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())]
         for kind in _KINDS
     )
-    training.sort(key=lambda one: -one["values"])
+    sharded = [one for one in training if tables.hosts_of(one)[1] > 1]
+    training = sorted((one for one in training if one not in sharded), key=lambda one: -one["values"])
     exchanges.sort(key=_by_hosts)
     two = [one for one in exchanges if tables.hosts_of(one) == (2, 1)]
     several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
     named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
     named |= {f"{one['model']}, exchange": ratios.by_level(one) for one in two}
     named |= {f"{one['model']}, frameworks": ratios.by_framework(one) for one in two}
-    named |= {f"{one['model']}, goals": ratios.by_goal(one) for one in two}
+    named |= {f"{one['model']}, goals": ratios.by_goal(one) for one in (*two, *sharded)}
+    named |= {f"{one['model']}, shards": ratios.by_sharding(one) for one in sharded}
     for one in accuracies:
         table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"
         named[f"{time_to_accuracy.title(one)}, accuracy"] = table

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import gpus
 from benchmarks.contenders import check_names
 from benchmarks.results import FOLDER, about, load, save
+from benchmarks.sharded import SHARDED
 from benchmarks.start import environment_of, on_this_host, start, worker
 from common.device import choose_for
 from common.errors import RunError
@@ -100,7 +101,7 @@ def run(kind: str, model: str, args: argparse.Namespace) -> Path:
     device = choose_for(args.device, args.workers)
     found = gpus.found(args.workers) if device == "cuda" else {}
     path = args.output_dir / f"{kind}-{model}-{layout}{suffix(args.launcher, device)}.json"
-    spec = {key: getattr(args, key) for key in ("contenders", "seconds", "rounds", "seed")}
+    spec = {key: getattr(args, key) for key in ("contenders", "seconds", "rounds", "seed", "workers_per_host")}
     spec |= {"kind": kind, "model": model, "device": device, "ddp": found.get("ddp", "gloo")}
     links = [rate for rate in args.rates if rate != SHARED_MEMORY]
     for rates, job in (([SHARED_MEMORY] if SHARED_MEMORY in args.rates else [], _shared_memory), (links, _over_links)):
@@ -125,8 +126,10 @@ def _layout(args: argparse.Namespace) -> str:
         return str(workers)
     if workers % per_host or workers == per_host:
         raise RunError(f"{workers} workers are not several hosts of {per_host} each")
-    if SHARED_MEMORY in args.rates:
-        raise RunError(f"over {SHARED_MEMORY} all workers are on one host: --workers-per-host is for links")
+    if SHARED_MEMORY in args.rates and not set(args.contenders) <= set(SHARDED):
+        raise RunError(
+            f"over {SHARED_MEMORY} all workers are on one host: --workers-per-host is for links, and for FSDP2's shards"
+        )
     return f"{workers // per_host}x{per_host}"
 
 

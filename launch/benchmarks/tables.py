@@ -22,8 +22,11 @@ TITLES = {
     "ddp-fp16": "DDP fp16 hook",
     "powersgd1": "DDP PowerSGD r1",
     "powersgd4": "DDP PowerSGD r4",
+    "shards-alone": "FSDP2, no exchange between hosts",
+    "hsdp": "FSDP2",
+    "hsdp-bf16": "FSDP2 bfloat16",
 }
-_KINDS = {"": "", "-flat": ", one level", "-ddp": ", DDP"}  # of ours
+_KINDS = {"": "", "-flat": ", one level", "-ddp": ", DDP", "-fsdp": ", FSDP2"}  # of ours
 
 
 def title(contender: str) -> str:
@@ -124,7 +127,7 @@ def bits(results: Mapping[str, Any]) -> str:
     for name in contenders_of(rates):
         if name != "alone":
             sent = [found[name].bits if name in found else None for found in rates.values()]
-            level = bits_of(name.removesuffix("-ddp"))
+            level = bits_of(name.removesuffix("-ddp").removesuffix("-fsdp"))
             goal = "" if level is None else f"{(level + 0.15) * 2 * (hosts - 1) / hosts:.2f}"
             rows.append((title(name), goal, *(_DASH if number is None else f"{number:.2f}" for number in sent)))
     sender = "worker" if per_host == 1 else "host"

@@ -21,7 +21,7 @@ _CONTENDERS = ("alone", "none", "fp16", "0.25bit", "1bit", "2bit", "4bit", "8bit
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this benchmark can be told, and its defaults."""
     parser.epilog = contenders.__doc__
-    every = ",".join(model for model in workloads.TRAINING_MODELS if model != "tiny")
+    every = ",".join(model for model in workloads.TRAINING_MODELS if model not in ("tiny", "transformer-short"))
     parser.add_argument("--models", type=_models, default=every, metavar="NAME,...", help=f"default {every}")
     runs.add_workers(parser)
     runs.add_arguments(parser, contenders=_CONTENDERS, rates="100mbit,1gbit,10gbit,shm", seconds=25)
@@ -38,4 +38,5 @@ def run(args: argparse.Namespace) -> None:
     """Measure, write the JSON files and show them as Markdown. Raises what `benchmarks.run.run` does."""
     for model in args.models:
         results = load(runs.run("training", model, args))
-        print(f"{tables.times(results)}\n\n{tables.caption(results)}\n", flush=True)
+        parts = [tables.times(results), tables.bits(results), tables.caption(results)]
+        print("\n\n".join(part for part in parts if part), flush=True)

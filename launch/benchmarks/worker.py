@@ -1,7 +1,8 @@
 """What the benchmarks run on every rank. Started by run.py, not by hand.
 
 Its one argument is JSON: kind, model, contenders, rates, seconds, rounds, seed, device ("cpu" or "cuda"), ddp (what
-carries torch's tensors), folder. Rank 0 writes a file RATE.json into the folder as soon as a rate is finished.
+carries torch's tensors), workers_per_host, folder. Rank 0 writes a file RATE.json into the folder as soon as a rate is
+finished.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from benchmarks import workloads
 from benchmarks.alternation import measure
 from benchmarks.contenders import DDP, POWERSGD_START, Contender, start_torch
+from benchmarks.sharded import SHARDED, mesh
 from common.device import choose
 from lab.shaping import shape
 
@@ -29,7 +31,10 @@ def build(spec: dict[str, Any], device: torch.device) -> dict[str, Contender]:
     """The contenders, warmed up. Collective."""
     make = {"exchange": workloads.exchange, "training": workloads.training}[spec["kind"]]
     workload = make(spec["model"], seed=1000 * spec["seed"] + hvd.rank(), device=device)
-    contenders = {name: Contender(name, *workload()) for name in spec["contenders"]}
+    groups = None
+    if any(name in SHARDED for name in spec["contenders"]):
+        groups = mesh(device, hvd.size() // spec["workers_per_host"], spec["workers_per_host"])
+    contenders = {name: Contender(name, *workload(), groups) for name in spec["contenders"]}
     for contender in contenders.values():
         for _ in range(_WARM_UP):
             contender.step()
@@ -47,7 +52,7 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
     device = choose(spec["device"])
-    if any(name in DDP for name in spec["contenders"]):
+    if any(name in (*DDP, *SHARDED) for name in spec["contenders"]):
         start_torch(spec["ddp"])
     contenders = build(spec, device)
     for rate in spec["rates"]:

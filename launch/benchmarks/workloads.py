@@ -21,12 +21,14 @@ from training.models import build_model
 Workload = Callable[[], tuple[nn.Module, Loss]]
 
 EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "tiny")
-TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "tiny")
+TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "transformer-short", "tiny")
 
 _CPU = torch.device("cpu")
 _VOCABULARY, _CONTEXT = 256, 128  # bytes
 # Images (or texts) per worker and step: steps of well under a second on one core.
-_BATCH = {"resnet20": 32, "resnet18": 4, "mlp": 32, "transformer": 4, "tiny": 4}
+_BATCH = {"resnet20": 32, "resnet18": 4, "mlp": 32, "transformer": 4, "transformer-short": 2, "tiny": 4}
+# FSDP2 cannot exchange without computing: a step of few tokens is the next best to see the exchange in.
+_LENGTH = {"transformer": _CONTEXT, "transformer-short": 16}
 
 
 class Mlp(nn.Sequential):
@@ -76,7 +78,7 @@ def build(name: str) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
     if name == "mlp":
         return Mlp()
-    if name == "transformer":
+    if name in _LENGTH:
         return LanguageModel()
     return build_model(name, in_channels=3 if name == "resnet18" else 1, num_classes=10)
 
@@ -152,10 +154,10 @@ def training(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
 
 def _batch(name: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     count = _BATCH[name]
-    if name == "transformer":
-        text = _documentation()
-        starts = torch.randint(len(text) - _CONTEXT, (count,), generator=generator)
-        rows = torch.stack([text[start : start + _CONTEXT + 1] for start in starts.tolist()]).long()
+    if name in _LENGTH:
+        text, length = _documentation(), _LENGTH[name]
+        starts = torch.randint(len(text) - length, (count,), generator=generator)
+        rows = torch.stack([text[start : start + length + 1] for start in starts.tolist()]).long()
         return rows[:, :-1], rows[:, 1:].contiguous()
     size = (3, 32, 32) if name == "resnet18" else (1, 28, 28)
     images = torch.randn(count, *size, generator=generator)

@@ -1,4 +1,4 @@
-"""Prints the bytes of a step by the meter and by the network interface. Usage: sends.py LEVEL,..."""
+"""Prints the bytes of a step by the meter and by the network interface. Usage: sends.py ddp|fsdp LEVEL,..."""
 
 import itertools
 import json
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp import Schedule, ddp
+from hvd_dyncomp import Schedule, ddp, fsdp
 
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 VALUES, STEPS = 2**22, 3  # of each of two tensors
@@ -26,10 +28,16 @@ class Model(torch.nn.Module):
         return sum((parameter * wanted).sum() for parameter in self.pair)
 
 
+kind, levels = sys.argv[1], [float(bits) for bits in sys.argv[2].split(",")]
 dist.init_process_group("gloo")
-levels = [float(bits) for bits in sys.argv[1].split(",")]
-model = DistributedDataParallel(Model())
-quantizer = ddp.compress(model, Schedule(dict(enumerate(levels))))
+schedule = Schedule(dict(enumerate(levels)))
+if kind == "ddp":
+    model = DistributedDataParallel(Model())
+    quantizer = ddp.compress(model, schedule)
+else:  # each host has all values, in shards
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    model = fully_shard(Model(), mesh=mesh["shard"])
+    quantizer = fsdp.compress(model, schedule, replicas=mesh["replicate"])
 wanted = torch.randn(VALUES, generator=torch.Generator().manual_seed(dist.get_rank()))
 
 
@@ -39,12 +47,17 @@ def sent() -> int:
     return int(COUNTER.read_text())
 
 
-for bits in levels:
+def step() -> None:
+    model.zero_grad()
     model(wanted).backward()
+
+
+for bits in levels:
+    step()
     before, counted = sent(), quantizer.meter.level(bits).leaving_bytes
     taken = [before]
     for _ in range(STEPS):
-        model(wanted).backward()
+        step()
         taken.append(sent())
     counted = (quantizer.meter.level(bits).leaving_bytes - counted) / STEPS
     # The least of the steps: on a busy machine TCP now and then sends a segment again that was only late.

@@ -1,4 +1,4 @@
-"""What leaves a host is what the level says; its interface's counter is the judge."""
+"""What leaves a host under torchrun is what the level says; its interface's counter is the judge."""
 
 import json
 import os
@@ -19,14 +19,17 @@ SECONDS = 100
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 @pytest.mark.timeout(2 * SECONDS)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_host_sends_what_the_level_says_and_the_meter_counts(workers):
-    """Two hosts: the level's bits a value, and 0.15 for scales, headers and what TCP/IP adds."""
+@pytest.mark.parametrize(("kind", "workers"), [("ddp", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_host_sends_what_the_level_says_and_the_meter_counts(kind, workers):
+    """Two hosts: the level's bits a value, and 0.15 for scales, headers and what TCP/IP adds.
+
+    With FSDP2 each host has all values, in shards, and nothing but their gradients leaves it.
+    """
     # A link without a rate drops packets when the receiving core is busy, and what is sent again is counted again.
     with hosts(2, "1gbit", workers) as lab:
         start = ["torch.distributed.run", "--nnodes=2", f"--nproc-per-node={workers}"]
         start += [f"--master-addr={lab.addresses[0]}", "--master-port=29400"]
-        program = ["--no-python", sys.executable, "-P", str(PROGRAM), ",".join(map(str, LEVELS))]
+        program = ["--no-python", sys.executable, "-P", str(PROGRAM), kind, ",".join(map(str, LEVELS))]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
 
         def on(host: int) -> str:

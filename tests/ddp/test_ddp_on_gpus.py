@@ -6,6 +6,7 @@ HVD_DYNCOMP_TEST_DEVICE=cpu.
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.timeout(SECONDS + 30)
 def test_gradients_are_those_of_cpus():
-    run_bodies(["devices"], RANKS, SECONDS)
+    run_bodies([Path(__file__).parent / "bodies" / "devices.py"], RANKS, SECONDS)
 
 
 @pytest.mark.timeout(SECONDS + 30)

@@ -85,6 +85,42 @@ def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
     assert 4 < bits["4bit"] < bits["4bit-flat"] - 2
 
 
+@needs_namespaces
+def test_shards_stay_within_a_host_and_only_their_gradients_means_leave_it(folder):
+    shared = ("--contenders", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp", *SHORT, "--output-dir", str(folder))
+    said = launched("sharded", "--models", "resnet20", "--rates", "1gbit,shm", *shared)
+    assert "| FSDP2 bfloat16 |" in said and "2 hosts of 2 workers" in said
+    results = json.loads((folder / "training-resnet20-2x2.json").read_text())
+    over_link, in_memory = (results["rates"][rate]["contenders"] for rate in ("1gbit", "shm"))
+    assert list(over_link) == list(in_memory) and not any(found["sent"] for found in in_memory.values())
+    bits = {name: summarize(found, results["values"]).bits for name, found in over_link.items()}
+    # A small model: what Horovod's barriers send shows.
+    assert bits["shards-alone"] < 2 and 32 < bits["hsdp"] < 35 and 16 < bits["hsdp-bf16"] < 19
+    assert 4 < bits["4bit-fsdp"] < 7
+
+
+def test_over_shared_memory_hosts_of_several_workers_are_for_shards_alone(tmp_path, capsys):
+    flags = ("--rates", "shm", "--contenders", "hsdp,4bit-fsdp,4bit", "--output-dir", str(tmp_path))
+    assert not program.run("sharded", program.parse_part("sharded", flags))
+    assert "over shm all workers are on one host" in capsys.readouterr().err
+
+
+def test_our_exchange_of_shards_is_compared_with_fsdp2s_own(tmp_path):
+    steps = {"shards-alone": 5.0, "hsdp": 80.0, "hsdp-bf16": 25.0, "4bit-fsdp": 10.0, "0.25bit-fsdp": 6.0}
+    found = {name: {"ms": [ms], "sent": [[800, 800]]} for name, ms in steps.items()}
+    results = {"benchmark": "training", "model": "transformer-short", "values": 800, "tensors": 1}
+    results |= {"workers": 4, "workers_per_host": 2, "rates": {"100mbit": {"contenders": found}}}
+    save(tmp_path / "training-transformer-short-2x2.json", results)
+    shown = report.shown(tmp_path)
+    assert "| against | link | ours, 4 bits, FSDP2 | ours, 0.25 bit, FSDP2 |" in shown["transformer-short, shards"]
+    assert "| FSDP2 | 100 Mbit/s | 8.00 | 13.3 |" in shown["transformer-short, shards"]
+    assert "| ours, 4 bits, FSDP2 | 100 Mbit/s | FSDP2 bfloat16 | 3 | **2.50** |" in shown["transformer-short, goals"]
+    assert "transformer-short" not in shown["models"] and "transformer-short, training" not in shown
+    drawn = report.report(tmp_path)
+    assert "## Shards within hosts: transformer-short, 2 hosts of 2 workers" in drawn
+    assert "| ours, 4 bits, FSDP2 | 4.15 | 8.00 |" in drawn and "## Training steps" not in drawn
+
+
 @pytest.mark.parametrize(
     ("workers", "per_host", "rates", "named"),
     [

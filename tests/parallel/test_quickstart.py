@@ -29,7 +29,7 @@ def test_the_whole_script(launcher, tmp_path):
 
 def test_the_example_of_the_averager(tmp_path):
     page = (DOCS / "averager.md").read_text(encoding="utf-8")
-    [example, _] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    [example] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     with_horovod = {
         "import torch.distributed as dist": "import horovod.torch as hvd",
         'dist.init_process_group("gloo")': "hvd.init()",

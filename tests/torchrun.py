@@ -10,7 +10,6 @@ from pathlib import Path
 
 from common.launcher import run
 
-BODIES = Path(__file__).parent / "bodies"
 CHECK_SECONDS = 60  # that a check may take, unless it says so itself
 
 # -P, later: the installed package, not the source tree that this may be called from.
@@ -39,16 +38,15 @@ def run_program(
     return torchrun(ranks, _PROGRAM, [str(path), *arguments], seconds, **environment)
 
 
-def run_bodies(bodies: Sequence[str], ranks: int, seconds: float, **environment: str) -> None:
-    """Runs the checks in some files of bodies/, one file after the other, with pytest, on every rank.
+def run_bodies(files: Sequence[Path], ranks: int, seconds: float, **environment: str) -> None:
+    """Runs the checks in some files, one file after the other, with pytest, on every rank.
 
     Raises:
         AssertionError: a check failed on a rank, or the time was over.
     """
     options = ["-q", "-s", "-x", "-p", "no:cacheprovider", "-W", "ignore"]
     options += [f"--timeout={CHECK_SECONDS}", "--timeout-method=thread"]
-    files = [str(BODIES / f"{body}.py") for body in bodies]
-    done = torchrun(ranks, _PYTEST, [*options, *files], seconds, **environment)
+    done = torchrun(ranks, _PYTEST, [*options, *map(str, files)], seconds, **environment)
     assert done.returncode == 0, done.stdout
     # Every rank must have run the checks; a launcher that started too few would pass otherwise.
     assert done.stdout.count(" passed") == ranks, done.stdout

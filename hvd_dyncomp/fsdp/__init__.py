@@ -1,0 +1,51 @@
+"""The exchange between replicas of a model that FSDP2 shards, in place of its own all-reduce.
+
+mesh = init_device_mesh("cuda", (hosts, ranks_per_host), mesh_dim_names=("replicate", "shard"))
+for block in model.blocks:
+    fully_shard(block, mesh=mesh["shard"])
+fully_shard(model, mesh=mesh["shard"])
+quantizer = hvd_dyncomp.fsdp.compress(model, 4, replicas=mesh["replicate"])
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.fsdp.quantizer import Quantizer
+from hvd_dyncomp.policies import Policy
+
+__all__ = ["Quantizer", "compress"]
+
+
+def compress(
+    model: torch.nn.Module,
+    controller: Controller | Policy | float | None = None,
+    *,
+    replicas: Any,
+    **arguments: Any,
+) -> Quantizer:
+    """Average the gradients of a sharded model over its replicas, compressed. Call it on every rank of the job.
+
+    FSDP reduces gradients within each replica, as always. What this rank has of the result, its shard, is then averaged
+    over the ranks that have the same shard.
+
+    Args:
+        model: torch's `fully_shard` was applied to it and to its modules, with a mesh of the ranks of one replica only;
+            the mesh may have one rank. Not compressed before.
+        controller: gives the number of bits. A policy or a level makes a controller among all ranks of the job.
+        replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group.
+        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
+            bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Sizes are those of this rank's shards.
+            Also `optimizer`, if `without_momentum` made it.
+
+    Raises:
+        TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
+        LockstepError: another rank has raised such an error, or replicas differ. On all ranks that have no error of
+            their own.
+        TimeoutError, ConnectionError: another rank does not call it in time, or has ended.
+        RuntimeError: FSDP2 of this version of torch is not known.
+    """
+    return Quantizer(model, controller, replicas, **arguments)

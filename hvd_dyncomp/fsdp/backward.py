@@ -1,0 +1,131 @@
+"""One backward pass of a sharded model: a step of its own for each unit whose gradients come, in their order."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from hvd_dyncomp import replicas
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.fsdp.units import Unit
+from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.step_levels import Turn
+
+
+class Backward:
+    """One backward pass. Its steps have one number and one level, and send in the order of their beginnings.
+
+    The ranks agree on each unit, before anything of it is sent: a replica that goes through other modules, or in
+    another order, is an error in words.
+
+    Args:
+        plan: the buckets.
+        turn: of all its steps.
+        stochastic, meter: as in `Step`.
+        unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
+
+    Attributes:
+        number, bits: of the turn.
+    """
+
+    def __init__(self, plan: Plan, turn: Turn, *, stochastic: bool, meter: Meter, unchecked: set[Unit]) -> None:
+        self._plan, self._turn, self._stochastic, self._meter = plan, turn, stochastic, meter
+        self._unchecked = unchecked
+        self.number, self.bits = turn.number, turn.bits
+        self.proposal: float = 0
+        self._steps: list[Step] = []
+        self._waiting: dict[Unit, tuple[Step, dict[str, torch.Tensor]]] = {}  # without means yet
+
+    def start(self) -> None:
+        """As in `Step`; nothing is sent before there is a gradient."""
+
+    def take(self, unit: Unit, flat: torch.Tensor, *, ends: bool) -> None:
+        """Take what a hook got. Its values are means when this returns, or after `collect`.
+
+        Args:
+            ends: whether `collect` will be called where autograd's backward pass ends.
+
+        Raises:
+            ValueError, RuntimeError: the unit's settings or gradients do not fit.
+            LockstepError: as in `Step.collect`.
+        """
+        began = time.perf_counter()
+        if unit in self._waiting:  # used twice by the loss: FSDP adds to what is not a mean yet
+            self.collect()
+        unit.check_settings()
+        gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
+        step = self._begin(unit)
+        self._waiting[unit] = step, gradients if stays else {}
+        slots = self._plan.slots if step.bits != UNCOMPRESSED else {}
+        step.reduce(unit.name, {name: gradients[name] for name in gradients if name not in slots})
+        for name in reversed(list(gradients)):
+            if name in slots:
+                step.add(slots[name], gradients[name])
+        if not self._plan.topology_checksum:  # the first step of all divides the buckets, the next ones' too
+            step.check()
+        step.traffic.seconds += time.perf_counter() - began
+        if not stays:
+            self.collect()
+
+    def _begin(self, unit: Unit) -> Step:
+        frozen = unit.frozen()
+        agreed: dict[str, Any] = {"module": unit.name, "frozen parameters": frozen}
+        if unit in self._unchecked:
+            named = list(zip(unit.names, unit.parameters, strict=True))
+            agreed |= {
+                f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named, exact=True).items()
+            }
+            self._unchecked.discard(unit)
+        step = Step(
+            self._plan,
+            turn=self._turn,
+            stochastic=self._stochastic,
+            fresh=True,
+            meter=self._meter,
+            absent=frozen,
+            agreed=agreed,
+            buckets=self._plan.parts.get(unit.name, []),
+            after=self._steps[-1] if self._steps else None,
+        )
+        self._steps.append(step)
+        step.start()
+        return step
+
+    def collect(self) -> None:
+        """Block until all that was taken is a mean.
+
+        Raises:
+            LockstepError: the ranks differ in level, step, module or parameters, or one has given up.
+            RuntimeError: a gradient is no longer where the hook got it.
+        """
+        for unit, (step, gradients) in list(self._waiting.items()):
+            began = time.perf_counter()
+            step.collect()
+            self.proposal = step.proposal
+            unit.check_place(gradients)
+            del self._waiting[unit]
+            step.traffic.seconds += time.perf_counter() - began
+
+    @property
+    def greeted(self) -> bool:
+        """As in `Step`."""
+        return any(step.greeted for step in self._steps)
+
+    @property
+    def told(self) -> bool:
+        """As in `Step`: after an error no rank begins another backward pass."""
+        return any(step.refused for step in self._steps)
+
+    def cancel(self, error: BaseException) -> None:
+        """As in `Step`."""
+        for step in self._steps:
+            step.cancel(error)
+
+    def run_out(self, seconds: float = 0.0) -> bool:
+        """As in `Step`."""
+        until = time.monotonic() + seconds
+        return all(step.run_out(max(0.0, until - time.monotonic())) for step in self._steps)

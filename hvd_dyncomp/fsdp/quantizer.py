@@ -1,0 +1,215 @@
+"""The quantizer of a sharded model, and the hook by which FSDP2 hands it gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from hvd_dyncomp import replicas as parameters_of_replicas
+from hvd_dyncomp.agreement import agree, description
+from hvd_dyncomp.autograd import call_at_end
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.exchange.failed_step import FailedStep
+from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.fsdp.backward import Backward
+from hvd_dyncomp.fsdp.shards import ShardGradients, check_replicas, group_of
+from hvd_dyncomp.fsdp.units import Unit, units_of
+from hvd_dyncomp.momentum import inner_optimizer
+from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.step_levels import Turn
+from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.torch_distributed import transport
+
+
+class Quantizer(Session):
+    """The quantizer that `compress` returns.
+
+    Attributes:
+        controller: decides the level.
+        bits: level of the next step, as in `DynamicQuantizer`.
+        meter: the `Meter` of the bytes that this rank has sent to other replicas.
+
+    Raises, from `loss.backward()` on all ranks of a group of replicas:
+        LockstepError: the ranks differ in parameters, settings, level, step or modules.
+        ConnectionError: another rank has ended.
+        TimeoutError: another rank does not answer in time.
+        RuntimeError: an error has left an earlier step.
+    """
+
+    remedy = "start all ranks again from a checkpoint"
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        controller: Controller | Policy | float | None,
+        replicas: Any,
+        **arguments: Any,
+    ) -> None:
+        everyone = transport()
+        everyone.models += 1  # also of calls that fail: it is part of names, and must be the same on all ranks
+        with _told(everyone):
+            group = self._prepare(model, controller, replicas, everyone, **arguments)
+        among = transport(group)
+        with _told(everyone):
+            self._source = ShardGradients(self._units, among, everyone.models, self._optimizer)
+            self._plan = self._new_plan()
+        with _told(everyone):
+            _check_places(among, self._source.place)
+            agree(among, description(self._source.named, values=False), None)
+        self._source.transport = self._for_exchanges(among)
+        for unit in self._units:
+            unit.module.set_all_reduce_hook(functools.partial(self._take, unit))
+        parameters_of_replicas.register(self.controller, self)
+
+    def _prepare(
+        self,
+        model: torch.nn.Module,
+        controller: Controller | Policy | float | None,
+        replicas: Any,
+        everyone: Transport,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Check the arguments, and leave the model as it is. Returns the group of replicas.
+
+        Raises:
+            TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
+        """
+        self._units = units_of(model)
+        group = group_of(replicas)
+        check_replicas(group, self._units[0])
+        if arguments.get("discardable"):
+            raise ValueError("discardable=True is not supported with FSDP")
+        super().__init__(controller, everyone, kind="fsdp.compress", **arguments)
+        self._optimizer = inner_optimizer(optimizer)
+        self._unchecked = set(self._units)
+        self._error: BaseException | None = None  # that backward has not raised yet
+        self._over = False  # whether an error has ended all
+        return group
+
+    def _new_plan(self) -> Plan:
+        return Plan(self._source, self._settings, self._skip, self._saved)
+
+    def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Any:
+        return Backward(plan, turn, stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked)
+
+    def _ranks(self) -> tuple[Transport, str]:
+        return self._source.transport, self._source.label
+
+    def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
+        found = {}
+        for name, parameter in self._source.trained():
+            if parameter.grad is not None:
+                found[name] = parameter.grad.to_local()  # type: ignore[attr-defined]  # a DTensor
+        return found
+
+    @property
+    def label(self) -> str | None:
+        """Part of the names of its collectives, and whose shards it has: only replicas of them are alike."""
+        return f"{self._source.label}.{self._source.place[0]}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `Session.state_dict`, of this rank's shards: save one per rank of the whole job."""
+        return {**super().state_dict(), "shard": list(self._source.place)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As `Session.load_state_dict`.
+
+        Raises:
+            ValueError: also if it is of other shards; nothing has changed.
+            RuntimeError: also after an error within a step.
+        """
+        self._between_steps("load_state_dict")
+        if self._failure is not None:
+            raise self._failure
+        if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
+            raise ValueError(
+                f"state is that of shard {state['shard']} (number, of how many), loaded on that of "
+                f"{list(self._source.place)}: save and load one state_dict per rank"
+            )
+        super().load_state_dict(state)
+        self._plan, self._saved = self._new_plan(), None
+        self._unchecked = set(self._units)
+
+    def __reduce__(self) -> tuple:
+        raise TypeError("a quantizer of hvd_dyncomp.fsdp belongs to its model and cannot be copied or pickled")
+
+    @torch.no_grad()
+    def _take(self, unit: Unit, flat: torch.Tensor) -> None:
+        """The hook. What is raised in it is raised where backward ends: FSDP could not go on otherwise."""
+        ends = call_at_end(self._at_end)  # in each: a backward pass that has raised has called none
+        try:
+            if self._over:
+                self._error = self._error or self._failure
+            elif self._error is None:
+                step: Any = self._step or self._begin()
+                if not isinstance(step, FailedStep):
+                    step.take(unit, flat, ends=ends)
+        except BaseException as error:  # noqa: BLE001
+            self._break(error)
+        if not ends:  # no backward pass of autograd's: a schedule of pipelines calls FSDP by itself
+            self._at_end()
+
+    def _break(self, error: BaseException) -> None:
+        """Leave the step, because of an error, and tell the other ranks: they may wait for this one's next greeting."""
+        began = self._step
+        self._leave(error)
+        self._error = self._error or error
+        if not isinstance(began, FailedStep) and not isinstance(error, ConnectionError | TimeoutError):
+            self._fail("a step", error)
+            self._begin()
+
+    @torch.no_grad()
+    def _at_end(self) -> None:
+        """End the step; have raised what has happened in it. Called once for each hook, and after FSDP's own end."""
+        while self._step is not None:
+            try:
+                self._collect()
+            except BaseException as error:  # noqa: BLE001  # raised below
+                self._break(error)
+        if self._error is not None:
+            self._fail("a step", self._error)
+            self._over = True  # all ranks know it
+            if not call_at_end(self._raise):
+                self._raise()
+
+    def _collect(self) -> None:
+        step: Any = self._step
+        step.collect()
+        self._levels.learn(step.proposal)
+        self._tell_optimizer(self._optimizer, step.bits)
+        self._step = None
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+@contextlib.contextmanager
+def _told(everyone: Transport) -> Iterator[None]:
+    """Raise what this context raises on all ranks. Collective."""
+    wrong: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
+        wrong = error
+    agree(everyone, [], wrong)
+
+
+def _check_places(among: Transport, place: tuple[int, int]) -> None:
+    """Raises: LockstepError: replicas would average different shards. On all of them."""
+    everyone = gather_json(among, list(place), "hvd_dyncomp.fsdp.places")
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            one, other = (f"shard {number} of {count}" for number, count in (everyone[0], theirs))
+            raise LockstepError(
+                f"replicas must connect ranks with the same shard, but its rank 0 has {one}, its rank {rank} {other}"
+            )

@@ -1,0 +1,220 @@
+"""The only holder of what is known of FSDP2 beyond its documentation: where gradients lie in what a hook gets.
+
+Read from torch 2.13. `Unit` checks what it can where it is made, and in every step where the gradients have gone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hvd_dyncomp.checks import shown
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError:  # before torch 2.6
+    FSDPModule = None  # type: ignore[assignment,misc]
+
+VERSION = "hvd_dyncomp.fsdp knows FSDP2 as it is in torch 2.13, and that of torch {} is another one ({})"
+NOT_ALL = (
+    "parameters of {} have come without a gradient ({} values have come in place of {}); call "
+    "model.set_reduce_scatter_unused_params(True)"
+)
+# What FSDP2 does not change any more once a hook has returned: no division, no cast.
+_UNDIVIDED = (torch.float32, torch.bfloat16)
+
+
+class Unit:
+    """What one call of `fully_shard` has put together: its gradients come together.
+
+    Args:
+        name: of the module; "" for the model itself.
+        module: that `fully_shard` was applied to.
+        group: FSDP's parameter group.
+        prefixes: the names of all modules of the model, with a dot.
+
+    Attributes:
+        name: as in messages.
+        module: see above.
+        names: of its parameters, in the order in which their gradients lie.
+    """
+
+    def __init__(self, name: str, module: Any, group: Any, prefixes: dict[nn.Module, str]) -> None:
+        self.name, self.module, self._group = name or "(the model)", module, group
+        self._places = [(each._module_info.module, each._module_info.param_name) for each in group.fsdp_params]
+        self.names = [prefixes[owner] + key for owner, key in self._places]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """This rank's shards, as the optimizer has them: DTensors."""
+        return [
+            getattr(owner, key) if each.sharded_state.name == "SHARDED" else each.sharded_param
+            for (owner, key), each in zip(self._places, self._group.fsdp_params, strict=True)
+        ]
+
+    def shards(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, tensor without memory of its own) of the shape, dtype and device of each of its gradients' shards."""
+        device = self._group.device  # with offloading, not the parameter's
+        return [
+            (name, torch.empty((), dtype=each.sharded_param.dtype, device=device).expand(each.sharded_size))
+            for name, each in zip(self.names, self._group.fsdp_params, strict=True)
+        ]
+
+    @property
+    def shard_group(self) -> dist.ProcessGroup:
+        """The ranks among which it is sharded."""
+        return self._group.mesh_info.shard_process_group
+
+    def check(self) -> None:
+        """Check that its gradients can be averaged over replicas by a hook.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        info = self._group.mesh_info
+        if getattr(info, "replicate_mesh_dim", None) is not None or getattr(info, "shard_mesh_dim", None) is None:
+            raise ValueError(
+                f"{self.name} was given a mesh over whose replicas FSDP averages by itself, uncompressed; give "
+                'fully_shard the mesh of the shards only, such as mesh["shard"], and the other dimension to replicas='
+            )
+        if self._group._all_reduce_hook is not None:
+            raise ValueError(f"{self.name} has an all-reduce hook already; compress a model once, and set no other one")
+        if any(parameter.is_meta for parameter in self.parameters):
+            raise ValueError(f"{self.name} has parameters without memory; call compress after model.to_empty(...)")
+
+    def check_settings(self) -> None:
+        """Check what a program may set at any time.
+
+        Raises:
+            ValueError: means would be wrong.
+        """
+        if not self._group.all_reduce_grads:
+            raise ValueError(
+                f"set_requires_all_reduce(False) of {self.name} is for FSDP's own average over replicas; to accumulate "
+                "gradients, use set_requires_gradient_sync(False)"
+            )
+        if self._group.gradient_divide_factor is not None:
+            raise ValueError(
+                f"set_gradient_divide_factor of {self.name} is not supported: gradients become means over all ranks; "
+                "scale the loss instead"
+            )
+
+    def frozen(self) -> list[str]:
+        """Names of the parameters that do not require a gradient."""
+        return [
+            name
+            for name, each in zip(self.names, self._group.fsdp_params, strict=True)
+            if not each.sharded_param.requires_grad
+        ]
+
+    def gradients(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What a hook gets, by parameter's name: views of `flat`, of the shapes of this rank's shards.
+
+        Raises:
+            RuntimeError: some parameters have no gradient, so nobody knows which values are whose.
+        """
+        trained = [
+            (name, each)
+            for name, each in zip(self.names, self._group.fsdp_params, strict=True)
+            if each.sharded_param.requires_grad
+        ]
+        lengths = [math.prod(each.padded_sharded_param_size) for _, each in trained]
+        if sum(lengths) != flat.numel():
+            raise RuntimeError(NOT_ALL.format(self.name, flat.numel(), sum(lengths)))
+        return {
+            name: part[: math.prod(each.sharded_size)].view(each.sharded_size)
+            for (name, each), part in zip(trained, flat.split(lengths), strict=True)
+        }
+
+    def stays(self, flat: torch.Tensor) -> bool:
+        """Whether the parameters' gradients will be views of what a hook gets, and nobody reads them before the end.
+
+        Otherwise FSDP divides, casts, adds or moves the values as soon as the hook has returned.
+        """
+        return (
+            flat.dtype in _UNDIVIDED
+            and not self._group.force_sum_reduction_for_comms
+            and not any(
+                each.sharded_param.grad is not None
+                or each.sharded_param.dtype != flat.dtype
+                or each.offload_to_cpu
+                or getattr(each.sharded_param, "_post_accumulate_grad_hooks", None)
+                for each in self._group.fsdp_params
+                if each.sharded_param.requires_grad
+            )
+        )
+
+    def check_place(self, gradients: dict[str, torch.Tensor]) -> None:
+        """Check, when backward is over, that the parameters' gradients are what a hook got.
+
+        Raises:
+            RuntimeError: they are not.
+        """
+        for name, each in zip(self.names, self._group.fsdp_params, strict=True):
+            if name in gradients and gradients[name].numel():
+                now = each.sharded_param.grad
+                if now is None or now.to_local().data_ptr() != gradients[name].data_ptr():
+                    raise RuntimeError(
+                        f"the gradient of {name} is not where FSDP's hook got it, so it is no mean over replicas: was "
+                        "it changed in backward?"
+                    )
+
+
+def units_of(model: Any) -> list[Unit]:
+    """The units of a model to whose modules `fully_shard` was applied.
+
+    Raises:
+        TypeError: it was not.
+        ValueError: some parameters belong to no unit; or to one that cannot be compressed.
+        RuntimeError: this version of torch has another FSDP2.
+    """
+    if FSDPModule is None or not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a module that fully_shard was applied to, got {shown(model)}")
+    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+        raise TypeError(
+            f"model must be a module that torch's fully_shard was applied to, got {shown(model)}; for "
+            "DistributedDataParallel there is hvd_dyncomp.ddp.compress"
+        )
+    try:
+        units = list(_units(model))
+    except AttributeError as error:
+        raise RuntimeError(VERSION.format(torch.__version__, error)) from error
+    for unit in units:
+        unit.check()
+    _check_all_in(model, units)
+    return units
+
+
+def _units(model: nn.Module) -> Iterator[Unit]:
+    prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward pass alone, the parameters may be the whole ones
+            groups = module._get_fsdp_state()._fsdp_param_groups
+            if len(groups) > 1:
+                raise ValueError(f"the parameters of {name or '(the model)'} are sharded over several meshes")
+            for group in groups:
+                if id(group) not in seen:  # fully_shard([one, another])
+                    seen.add(id(group))
+                    yield Unit(name, module, group, prefixes)
+
+
+def _check_all_in(model: nn.Module, units: list[Unit]) -> None:
+    """Raises: ValueError: a parameter that is trained belongs to no unit, or two units have different meshes."""
+    sharded = {id(parameter) for unit in units for parameter in unit.parameters}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in sharded:
+            raise ValueError(
+                f"parameter {name} is not sharded, so nobody would average it: apply fully_shard to the model itself, "
+                "too, after its modules, or freeze the parameter"
+            )
+    places = {tuple(dist.get_process_group_ranks(unit.shard_group)): unit.name for unit in units}
+    if len(places) > 1:
+        one, other = list(places.values())[:2]
+        raise ValueError(f"{one} and {other} are sharded among different ranks; compress works for one mesh of shards")

@@ -1,0 +1,34 @@
+"""A program whose last rank is killed in the middle of backward, after a module has begun to travel."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from hvd_dyncomp import fsdp
+
+# torchrun ends the others as soon as it has seen that one is gone; here they are to notice it themselves.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))  # torchrun kills the others after 30 s
+rank, last = dist.get_rank(), dist.get_world_size() - 1
+mesh = init_device_mesh("cpu", (2, (last + 1) // 2), mesh_dim_names=("replicate", "shard"))
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3)))
+for module in (*model, model):
+    fully_shard(module, mesh=mesh["shard"])
+fsdp.compress(model, 4, replicas=mesh["replicate"])
+for step in range(100):
+    if step == 3 and rank == last:
+        model[1].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    began = time.monotonic()
+    try:
+        model(torch.randn(8, 64)).sum().backward()
+    except Exception as error:  # noqa: BLE001  # of FSDP's collectives, or of the exchange
+        print(f"rank {rank} in step {step} after {time.monotonic() - began:.0f} s: {error!r}", flush=True)
+        os._exit(7)

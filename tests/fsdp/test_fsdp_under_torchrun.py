@@ -1,0 +1,22 @@
+"""Runs the files of checks in bodies/ on several ranks under torchrun."""
+
+from pathlib import Path
+
+import pytest
+from torchrun import run_bodies
+
+BODIES = Path(__file__).parent / "bodies"
+FILES = ["exchange", "errors"]
+JOBS = {2: FILES, 3: ["exchange"], 4: FILES}
+SECONDS = 300
+
+
+@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.parametrize("ranks", JOBS)
+def test_checks_hold_on_every_rank(ranks):
+    """4 ranks are two replicas of two shards; 2 and 3 are replicas of one shard."""
+    run_bodies([BODIES / f"{body}.py" for body in JOBS[ranks]], ranks, SECONDS)
+
+
+def test_every_file_of_checks_is_run():
+    assert {path.stem for path in BODIES.glob("*.py")} - {"conftest", "sharded"} == set(FILES)

@@ -1,0 +1,48 @@
+"""torch's FSDP2 is still the one that fsdp/units.py has been read from: its names, the hook, and the version."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from hvd_dyncomp.fsdp import units
+
+PAGE = Path(__file__).parents[2] / "docs" / "fsdp.md"
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_the_page_names_the_version_that_is_tested():
+    [named] = re.findall(r"Written for torch (\S+),", PAGE.read_text(encoding="utf-8"))
+    assert torch.__version__.startswith(f"{named}."), "read FSDP2's source, then units.py and the page"
+    assert f"in torch {named}," in units.VERSION
+
+
+def test_the_hook_takes_one_tensor():
+    assert list(inspect.signature(FSDPModule.set_all_reduce_hook).parameters) == ["self", "hook", "stream"]
+
+
+def test_every_name_that_is_read_exists(alone):
+    """Also those which only some models or settings lead to, or whose absence would count as a value."""
+    text = inspect.getsource(units)
+    [unit] = units.units_of(fully_shard(nn.Linear(2, 2), mesh=alone))
+    group = unit._group
+    of_group = set(re.findall(r"\bgroup\.(\w+)", text)) | set(re.findall(r"\b_group\.(\w+)", text))
+    of_parameter = set(re.findall(r"\beach\.(\w+)", text))
+    of_mesh = set(re.findall(r'\binfo, "(\w+)"', text)) - {"replicate_mesh_dim"} | {"shard_process_group"}
+    assert len(of_group) > 5 and len(of_parameter) > 5 and len(of_mesh) == 2
+    for owner, names in ((group, of_group), (group.fsdp_params[0], of_parameter), (group.mesh_info, of_mesh)):
+        assert {name for name in names if not hasattr(owner, name)} == set()
+    assert group.fsdp_params[0].sharded_state.name == "SHARDED"
+    assert "replicate_mesh_dim" in inspect.getsource(inspect.getmodule(type(group.mesh_info)))
