@@ -1,7 +1,7 @@
 """Rank 0 proposes a level, and all follow it in the same step."""
 
 import pytest
-from simulated import Worker, on_ranks, places
+from simulated import Clock, Worker, on_ranks, places
 
 SIZES = {"a": 130}
 
@@ -10,12 +10,6 @@ SIZES = {"a": 130}
 @pytest.mark.parametrize("fast", [4, 32])
 def test_all_ranks_follow_rank_0(ranks, hosts, fast, monkeypatch):
     """Time passes at the other levels, on rank 0; the other ranks have measured something else."""
-
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
 
     clock = Clock()
     monkeypatch.setattr("hvd_dyncomp.step_levels.time", clock)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interruption import Interrupted, Interruption
-from simulated import RecordingWorld, mean_of, noise, places
+from simulated import Clock, RecordingWorld, mean_of, noise, places
 
 from hvd_dyncomp import Controller, LockstepError, Schedule, fsdp
 from hvd_dyncomp.exchange.wire import GREETING_BYTES
@@ -279,12 +279,6 @@ def test_steps_at_32_bits_release_what_their_own_units_are_owed():
 
 
 def test_all_ranks_follow_the_level_that_rank_0_has_measured(monkeypatch):
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
     clock = Clock()
     monkeypatch.setattr("hvd_dyncomp.step_levels.time", clock)
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from sharded import Blocks, a_step, assert_means, compressed, loss_of, means, mesh, sharded
+from sharded import Blocks, WithUnused, a_step, assert_means, compressed, loss_of, means, mesh, sharded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -179,13 +179,8 @@ def test_replicas_that_go_through_other_modules(rank, size):
 
 
 def test_parameters_without_a_gradient():
-    class Extra(Blocks):
-        def __init__(self):
-            super().__init__()
-            self.never = nn.Linear(5, 5)
-
     torch.manual_seed(0)
-    _, model, _ = compressed(4, whole=Extra())
+    _, model, _ = compressed(4, whole=WithUnused())
     with pytest.raises(RuntimeError, match=r"parameters of \(the model\) have come without a gradient"):
         a_step(model, 0)
     assert_left(model, "was left in the middle by RuntimeError|cannot use its quantizer")

@@ -6,7 +6,19 @@ import functools
 import pytest
 import torch
 import torch.distributed as dist
-from sharded import Blocks, a_step, assert_means, compressed, gradients, loss_of, means, mesh, same_on_replicas, sharded
+from sharded import (
+    Blocks,
+    WithUnused,
+    a_step,
+    assert_means,
+    compressed,
+    gradients,
+    loss_of,
+    means,
+    mesh,
+    same_on_replicas,
+    sharded,
+)
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
@@ -157,13 +169,8 @@ def test_frozen_parameters():
 
 
 def test_unused_parameters_of_a_module_need_fsdps_zeros():
-    class Extra(Blocks):
-        def __init__(self):
-            super().__init__()
-            self.never = nn.Linear(5, 5)
-
     torch.manual_seed(0)
-    whole, model, _ = compressed(16, whole=Extra())
+    whole, model, _ = compressed(16, whole=WithUnused())
     model.set_reduce_scatter_unused_params(True)
     a_step(model, 0)
     expected = {name: torch.zeros_like(each) for name, each in whole.named_parameters()}

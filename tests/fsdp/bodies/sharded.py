@@ -42,6 +42,14 @@ class Blocks(nn.Module):
         return self.last(hidden)
 
 
+class WithUnused(Blocks):
+    """With parameters that no step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(5, 5)
+
+
 @functools.cache  # its groups have threads of their own
 def mesh() -> DeviceMesh:
     """Two shards in each replica where there are four ranks, or else one."""
