@@ -1,4 +1,5 @@
 # make train: sets up whatever is missing, then trains a ResNet on two workers.
+# make train-ddp: the same under torchrun, without Horovod: needs no compiler and no root.
 # make test:  the same set-up, then every test.
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -8,22 +9,27 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.css' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train test soak mutants lint lock audit docs dist study bench gpu-pack gpu clean
+.PHONY: setup train train-ddp test soak mutants lint lock audit docs dist study bench gpu-pack gpu clean
 
 setup: .venv/package.stamp
 
-.venv/setup.stamp: $(wildcard tools/*.sh tools/*.txt) tools/torchvision_operators.py
-	tools/setup.sh
+.venv/setup.stamp .venv-ddp/setup.stamp: $(wildcard tools/*.sh tools/*.txt) tools/torchvision_operators.py
+	tools/setup.sh $(@D)
 	@touch $@
 
 # Installed, not linked: what is tested is what a user gets. Stale modules in build/ would be installed with the rest.
-.venv/package.stamp: .venv/setup.stamp $(PACKAGE_FILES)
+%/package.stamp: %/setup.stamp $(PACKAGE_FILES)
 	rm -rf build/lib* build/bdist* build/temp*
-	pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
+	$*/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
 	@touch $@
 
 train: setup
 	horovodrun -np 2 python launch/train_resnet.py $(ARGS)
+
+# In the environment of make setup, or else in a small one.
+DDP := $(if $(wildcard .venv/package.stamp),.venv,.venv-ddp)
+train-ddp: $(DDP)/package.stamp
+	$(DDP)/bin/torchrun --standalone --nproc-per-node 2 launch/train_resnet.py $(ARGS)
 
 # What computes goes to two processes; what starts ranks, or times something, has the machine to itself.
 SIDE_BY_SIDE := tests/kernels tests/exchange tests/mutants $(wildcard tests/test_*.py)
@@ -100,4 +106,4 @@ gpu:
 	tools/on_gpu.sh $(ARGS)
 
 clean:
-	rm -rf tools/gpu-pack .venv $(MAINTAIN) build dist *.egg-info
+	rm -rf tools/gpu-pack .venv .venv-ddp $(MAINTAIN) build dist *.egg-info

@@ -5,7 +5,7 @@
 `DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
 replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
 level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`.
-`without_momentum` is for few bits.
+`without_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has.
 """
 
 import importlib
@@ -28,12 +28,14 @@ from hvd_dyncomp.policies import (
 )
 
 if TYPE_CHECKING:
+    from hvd_dyncomp.all_ranks import AllRanks
     from hvd_dyncomp.averaging import Averager
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LEVELS",
+    "AllRanks",
     "Averager",
     "Controller",
     "ControllerError",
@@ -52,6 +54,8 @@ __all__ = [
     "without_momentum",
 ]
 
+_LATE = {"Averager": "averaging", "AllRanks": "all_ranks"}
+
 # Without Horovod, `hvd_dyncomp.ddp`, `hvd_dyncomp.fsdp`, `Averager`, policies and kernels still work.
 # `DynamicQuantizer` needs Horovod: its first use raises an error that says what is missing.
 _horovod_missing = ""
@@ -68,6 +72,6 @@ def __getattr__(name: str):
     # Imported late: nobody pays for what is not used.
     if name in ("ddp", "fsdp"):
         return importlib.import_module(f"hvd_dyncomp.{name}")
-    if name == "Averager":
-        return importlib.import_module("hvd_dyncomp.averaging").Averager
+    if name in _LATE:
+        return getattr(importlib.import_module(f"hvd_dyncomp.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -61,11 +61,6 @@ THROWN_AWAY = (
     "Call quantizer.discard() before zero_grad(), or do not exchange them (docs/howto-training.md)"
 )
 
-NO_OPTIMIZER = (
-    "at few bits the residuals act as a momentum, and a second one in the optimizer may harm training: pass "
-    "optimizer=, made by hvd_dyncomp.without_momentum for SGD, Adam and AdamW (docs/ddp.md)"
-)
-
 
 class Advice:
     """The warnings of one quantizer."""

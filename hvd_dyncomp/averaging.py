@@ -26,7 +26,6 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.source import Source, checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.momentum import WithoutMomentum, inner_optimizer
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import given_or_initialized
@@ -45,7 +44,6 @@ class Averager(Session):
         controller: gives the number of bits; default `Controller()`. A policy or a level makes a new controller.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
-        optimizer: the optimizer of these parameters, if `without_momentum` made it.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
 
@@ -76,15 +74,13 @@ class Averager(Session):
         controller: Controller | Policy | float | None = None,
         *,
         transport: Transport | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
         **arguments: Any,
     ) -> None:
         named = checked_names(named_parameters)
         if transport is None and isinstance(controller, Controller):
             transport = controller.transport
         super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
-        self._optimizer = inner_optimizer(optimizer)
-        self._source = _Tensors(named, self._transport, self._optimizer)
+        self._source = _Tensors(named, self._transport)
         self._source.transport = self._for_exchanges(self._transport)
         self._plan = self._new_plan()
         self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
@@ -127,7 +123,7 @@ class Averager(Session):
             self._average(step, given)
         step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
-        self._tell_optimizer(self._optimizer, step.bits)
+        self._tell_optimizers(step.bits)
 
     def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
         if isinstance(step, FailedStep):
@@ -150,16 +146,10 @@ class _Tensors(Source):
     as_in_memory = sums_tickets = False
     ticket_bytes = 0
 
-    def __init__(
-        self,
-        named: list[tuple[str, torch.Tensor]],
-        transport: Transport,
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
+    def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport) -> None:
         self.transport, self.rank, self.world_size = transport, transport.rank, transport.size
         self.factor = 1 / self.world_size
         self.named = named
-        self.without_momentum = isinstance(optimizer, WithoutMomentum)
         for device in {parameter.device for _, parameter in self.named}:
             if obstacle := transport.obstacle(device):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")

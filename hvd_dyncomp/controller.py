@@ -17,10 +17,15 @@ from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
-from hvd_dyncomp.transport import given_or_horovod
-from hvd_dyncomp.transport.base import LATE_SECONDS, Transport, gather_json, gathered_json, start_gather_json
+from hvd_dyncomp.transport import given, given_or_initialized
+from hvd_dyncomp.transport.base import Transport, gather_json
 
 logger = logging.getLogger(__name__)
+
+LATE = (
+    "every rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; use "
+    "'if {} == 0:' only for code that prints or saves"
+)
 
 
 class Controller:
@@ -40,18 +45,16 @@ class Controller:
         check_replicas: whether `step` also checks that all ranks hold the same parameters, bit for bit. It reads them
             once (46 ms for 25.6 million float32 values, on one core). Switch it off if ranks are to differ at the end
             of an epoch. The same on all ranks.
-        transport: connects the ranks that call `step`; default Horovod, all ranks. Without Horovod:
-            `hvd_dyncomp.ddp.transport()`.
+        transport: connects the ranks that call `step`. Default, decided at the first use: Horovod, all ranks, if it is
+            initialized, or else torch's default process group; none if there is one process.
 
     Attributes:
-        transport: see above.
         history: one `Record` per finished epoch, oldest first; `record.bits` is the level decided after that epoch.
 
     Raises:
         ValueError: an argument is out of range.
         TypeError: `policy` is neither a `Policy` nor a number, its `config()` is not plain data, or its first decision
             is not a `Decision`; or `transport` is not a `Transport`.
-        ImportError: Horovod is missing, and no `transport` was given.
 
     Examples:
         >>> from hvd_dyncomp import Schedule
@@ -82,12 +85,26 @@ class Controller:
         self.on_error = one_of("on_error", on_error, ("raise", "hold"))
         self.nan_patience = integer("nan_patience", nan_patience, 1)
         self.check_replicas = boolean("check_replicas", check_replicas)
-        self.transport = given_or_horovod(transport)
+        self._transport = None if transport is None else given(transport)
         self.history: list[Record] = []
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
 
     def __repr__(self) -> str:
         return f"Controller({shown(self.policy)}: {self._bits} bits in epoch {self.epoch})"
+
+    @property
+    def transport(self) -> Transport:
+        """Connects the ranks that call `step`. The first use may be collective, and block: `ddp.transport`.
+
+        Raises:
+            ValueError: neither Horovod nor torch's process group is initialized, though there are several processes.
+        """
+        if self._transport is not None:
+            return self._transport
+        found = given_or_initialized(None)
+        if found.size > 1:  # a single process may still get company
+            self._transport = found
+        return found
 
     @property
     def bits(self) -> float:
@@ -120,7 +137,8 @@ class Controller:
             LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration; or a
                 parameter is not the same on all ranks (noticed if the optimizer works among all ranks).
         """
-        reports = self._gathered(self._report(metrics, epoch, num_samples))
+        report = self._report(metrics, epoch, num_samples)
+        reports = gather_json(self.transport, report, "hvd_dyncomp.controller.metrics", late=("Controller.step", LATE))
         self._check_reports(reports)
         finished = reports[0]["epoch"]
         if finished < self.epoch:
@@ -135,25 +153,6 @@ class Controller:
         self._bits = record.bits
         self._check_lockstep()
         return self._bits
-
-    def _gathered(self, report: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's report. Others may never come: people write `if hvd.rank() == 0: controller.step(...)`."""
-        transport = self.transport
-        if transport.size == 1:
-            return [report]
-        handle = start_gather_json(transport, report, "hvd_dyncomp.controller.metrics")
-        if not transport.wait_for(handle, LATE_SECONDS):
-            missing = transport.missing(handle)
-            logger.warning(
-                "rank %d has waited %g s in Controller.step for %s: every rank must call controller.step(...) after "
-                "each epoch, with num_samples=0 if it does not validate; use `if %s == 0:` only for code that prints "
-                "or saves",
-                transport.rank,
-                LATE_SECONDS,
-                f"ranks {missing}" if missing else "other ranks",
-                transport.rank_call,
-            )
-        return gathered_json(transport.wait(handle))
 
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
         """What this rank tells the others. Never raises: the others would wait for ever."""

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
+import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_dyncomp.checks import shown
+
+logger = logging.getLogger(__name__)
 
 #: At so many bits or less, the residuals are momentum enough (docs/study.md).
 MOST_BITS = 2
 MUCH_MOMENTUM = 0.5
+
+BEFORE_HOROVOD = "call without_momentum before hvd.DistributedOptimizer"
+LITTLE_MOMENTUM = "make any other optimizer with little momentum instead"
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -35,23 +43,24 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     - Adam and AdamW step with a first beta of 0.
     - Small and skipped tensors keep their momentum: nothing of them waits in residuals.
 
-    The level at which a step's own gradients came decides. At more bits, without error feedback or without Horovod,
-    every tensor keeps its momentum. When momentum comes back, it starts at zero. Call this on every rank or on
-    none. `param_groups` stay the user's, and so does all that schedulers, hooks, checkpoints and gradient scalers see.
+    The level at which a step's own gradients came decides. What compresses them knows the optimizer by its parameters.
+    At more bits, or without error feedback or compression, every tensor keeps its momentum. When momentum comes back,
+    it starts at zero. Call this on every rank or on none. `param_groups` stay the user's, and so does all that
+    schedulers, hooks, checkpoints and gradient scalers see.
 
     A single large gradient then does more harm than with momentum. If training has such spikes, clip gradients.
 
     Args:
-        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them. Pass it
-            before `hvd.DistributedOptimizer` wraps it and before a scheduler is made for it. Its momentum may be 0, and
-            a scheduler may raise it.
+        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them; also
+            inside a wrapper of Accelerate or Lightning. Pass it before `hvd.DistributedOptimizer` wraps it and before a
+            scheduler is made for it. Its momentum may be 0, and a scheduler may raise it.
 
     Returns:
-        The same object. Its class is now derived from the class that it had.
+        The same object. The class of the optimizer is now derived from the class that it had.
 
     Raises:
         TypeError: `optimizer` is another optimizer, or Horovod's, or no optimizer.
-        ValueError: its `step` has been replaced, as schedulers do.
+        ValueError: its `step` has been replaced, as schedulers do, or a wrapper has kept it.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
@@ -59,21 +68,32 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
         >>> isinstance(optimizer, torch.optim.SGD), optimizer.param_groups[0]["momentum"]
         (True, 0.9)
     """
-    if isinstance(optimizer, WithoutMomentum):
+    inner = _inner_optimizer(optimizer)
+    if isinstance(inner, WithoutMomentum):
         return optimizer
-    if not isinstance(optimizer, torch.optim.Optimizer) or inspect.unwrap(type(optimizer).step) not in _KNOWN:
+    if not isinstance(inner, torch.optim.Optimizer) or inspect.unwrap(type(inner).step) not in _KNOWN:
+        wrapper = "" if inner is optimizer else f" in a {type(optimizer).__name__}"
+        horovods = hasattr(inner, "skip_synchronize")
+        instead = BEFORE_HOROVOD if horovods else LITTLE_MOMENTUM
         raise TypeError(
-            "optimizer must be torch.optim.SGD, Adam or AdamW with torch's own step, not yet wrapped by "
-            f"hvd.DistributedOptimizer, got {shown(optimizer)}; make any other optimizer with little momentum instead"
+            f"optimizer must be torch.optim.SGD, Adam or AdamW with torch's own step, got {shown(inner)}{wrapper}; "
+            f"{instead}"
         )
-    if "step" in vars(optimizer):
+    if "step" in vars(inner):
         raise ValueError(
             "optimizer must still have its own step, but it has been replaced: call without_momentum before making a "
             "learning rate scheduler or anything else that replaces it"
         )
-    kind: Any = type(optimizer)
-    optimizer.__class__ = _derived(kind)
-    optimizer._patch_step_function()  # torch's: makes step hooks run around our step, as around its own
+    if "_optimizer_original_step_method" in vars(optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__} has kept the step of its optimizer for a gradient scaler: call "
+            "without_momentum before accelerator.prepare, or without_momentum(trainer.create_optimizer()) before "
+            "trainer.train()"
+        )
+    kind: Any = type(inner)
+    inner.__class__ = _derived(kind)
+    inner._patch_step_function()  # torch's: makes step hooks run around our step, as around its own
+    _known_optimizers.add(cast(WithoutMomentum, inner))
     return optimizer
 
 
@@ -85,17 +105,43 @@ def leave_out(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Ten
         bits: level of the gradients, bits per value.
     """
     if isinstance(optimizer, WithoutMomentum):
-        optimizer.left_out = parameters if bits <= MOST_BITS else ()
+        left_out = parameters if bits <= MOST_BITS else ()
+        if bool(left_out) != bool(optimizer.left_out):
+            logger.info(
+                "%s steps %s momentum at %g bits", type(optimizer).__name__, "without" if left_out else "with", bits
+            )
+        optimizer.left_out = left_out
 
 
-def inner_optimizer(optimizer: Any) -> torch.optim.Optimizer | None:
-    """The optimizer that steps, of an argument: Accelerate and Lightning wrap it. None for None.
+def optimizers_of(parameters: Collection[torch.Tensor]) -> list[WithoutMomentum]:
+    """Those that `without_momentum` has made and that step any of these parameters."""
+    return [optimizer for optimizer in list(_known_optimizers) if _steps(optimizer, parameters)]
 
-    Raises:
-        TypeError: the argument is neither an optimizer nor None.
+
+def advise_stepper(parameters: Collection[torch.Tensor], tell: Callable[[str], None]) -> None:
+    """Call `tell` with the `advice` for the optimizer that steps next of those that step any of these parameters.
+
+    Args:
+        tell: a method; not called if its object is gone.
     """
-    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer or None, got {shown(optimizer)}")
+    tells = weakref.WeakMethod(tell)  # type: ignore[arg-type]  # mypy does not know that a method is one
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal parameters
+        if _steps(optimizer, parameters):
+            parameters = ()  # It stays registered: torch iterates over its hooks when it calls this.
+            if (method := tells()) is not None:
+                method(advice(optimizer))
+
+    register_optimizer_step_pre_hook(look)
+
+
+def _steps(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor]) -> bool:
+    return any(parameter in parameters for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer that steps: Accelerate and Lightning wrap it."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
@@ -119,9 +165,11 @@ class WithoutMomentum(torch.optim.Optimizer):
 
     Attributes:
         left_out: the parameters that the next step updates without momentum; `leave_out` sets it.
+        steps: how many it has made.
     """
 
     left_out: Collection[torch.Tensor] = ()
+    steps = 0
     _emptied: Collection[torch.Tensor] | None = None  # parameters whose buffers of SGD are zero
 
     @torch._disable_dynamo  # a compiler would recompile for every view
@@ -137,6 +185,7 @@ class WithoutMomentum(torch.optim.Optimizer):
             step = step.__wrapped__
         step(_sharing(self, type(self), param_groups=list(_divided(self))) if self.left_out else self)
         self._empty()
+        self.steps += 1
         return loss
 
     def _empty(self) -> None:
@@ -203,6 +252,8 @@ def _instead(group: dict[str, Any]) -> dict[str, Any]:
         return {}
     return {"lr": group["lr"] * ((1 - group["dampening"]) / (1 - momentum)), "momentum": 0.0}
 
+
+_known_optimizers: weakref.WeakSet[WithoutMomentum] = weakref.WeakSet()
 
 # Compared by their `step`: a class with a `step` of its own may give its groups another meaning.
 _KNOWN = {inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}

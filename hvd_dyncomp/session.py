@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from hvd_dyncomp import replicas
-from hvd_dyncomp.advice import INFERENCE, NO_OPTIMIZER, Advice
+from hvd_dyncomp.advice import INFERENCE, Advice
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.exchange import residual_state
@@ -23,7 +24,7 @@ from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import phases
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.momentum import advice, leave_out
+from hvd_dyncomp.momentum import WithoutMomentum, advice, advise_stepper, leave_out, optimizers_of
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepLevels, Turn
 from hvd_dyncomp.transport.base import One, Transport
@@ -89,6 +90,8 @@ class Session(ABC):
         )
         self.meter = Meter()
         self._advice = Advice()
+        self._steps_of: Mapping[WithoutMomentum, int] = {}  # before the latest exchange
+        self._watches = False  # whether it waits for an optimizer's step, to warn of its momentum
         self._plan: Plan | None = None
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
         self._step: Step | FailedStep | None = None  # in flight
@@ -105,6 +108,16 @@ class Session(ABC):
         """Part of the names of its collectives; None unless it works among the controller's ranks."""
         ours = self._plan is not None and self.controller.transport.shared is self._plan.transport.shared
         return self._plan.source.label if self._plan is not None and ours else None
+
+    @property
+    def everyone(self) -> Transport:
+        """Connects all ranks whose states belong together."""
+        return self._transport if self._plan is None else self._plan.transport
+
+    @property
+    def share(self) -> tuple[list[int] | None, int]:
+        """Which shard of the parameters this rank has, if they are sharded; and how many ranks have the same."""
+        return None, self.everyone.size
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """(name, parameter) of all that training changes as things are now, whether it is reduced or not.
@@ -285,8 +298,22 @@ class Session(ABC):
             fresh=fresh,
             meter=self.meter,
             absent=absent,
-            agreed={"tensors that are None": sorted(absent)},
+            agreed={"tensors that are None": sorted(absent), **self._agreed()},
         )
+
+    def _agreed(self) -> dict[str, Any]:
+        """What else than plan and turn must be the same on all ranks in a step; as in `Step`."""
+        # One that does not step may have been replaced, and wait to be deleted, on some ranks longer.
+        return {"without_momentum": any(one.steps != self._steps_of.get(one, 0) for one in self._known_optimizers())}
+
+    def _known_optimizers(self) -> Sequence[WithoutMomentum]:
+        return optimizers_of(self._plan.waiting) if self._plan is not None else ()
+
+    def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those known to step the parameters, as far as that matters here."""
+        known = self._known_optimizers()
+        self._steps_of = weakref.WeakKeyDictionary({one: one.steps for one in known})
+        return known
 
     def _end(self, step: Step | FailedStep) -> None:
         """Wait for the means of a step. Raises what `Step.collect` does."""
@@ -294,13 +321,22 @@ class Session(ABC):
         self._levels.learn(step.proposal)
         self._step = None
 
-    def _tell_optimizer(self, optimizer: torch.optim.Optimizer | None, bits: float) -> None:
-        """Tell an optimizer, which steps next, at how many bits its gradients came, and warn of its momentum."""
+    def _tell_optimizers(self, bits: float) -> None:
+        """Tell those that step next at how many bits their gradients came, and warn of their momentum."""
         waiting = self._plan.waiting if self._plan is not None else frozenset()
-        if optimizer is not None:
+        optimizers = self._optimizers()
+        for optimizer in optimizers:
             leave_out(optimizer, waiting, bits)
-        if bits < 1 and waiting and self._transport.rank == 0:
-            self._advice.warn("momentum", NO_OPTIMIZER if optimizer is None else advice(optimizer))
+        if bits >= 1 or not waiting or self._transport.rank != 0:
+            return
+        for optimizer in optimizers:
+            self._warn_of_momentum(advice(optimizer))
+        if not optimizers and not self._watches:
+            self._watches = True
+            advise_stepper(waiting, self._warn_of_momentum)
+
+    def _warn_of_momentum(self, text: str) -> None:
+        self._advice.warn("momentum", text)
 
     @contextlib.contextmanager
     def _within_step(self) -> Iterator[None]:

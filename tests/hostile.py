@@ -1,5 +1,6 @@
 """What test_bad_input.py calls, and with what: every public name, and for every argument what it must refuse."""
 
+import io
 import math
 from collections.abc import Callable
 from dataclasses import fields
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from hvd_dyncomp import (
+    AllRanks,
     Averager,
     Controller,
     CriticalRegime,
@@ -158,6 +160,16 @@ QUANTIZER = {
 }
 
 
+def packed(state: Any) -> torch.Tensor:
+    """As a rank's part of what `AllRanks.state_dict` returns; the same object, if nothing can write it."""
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+    except Exception:  # noqa: BLE001  # whatever it is
+        return state
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
 def averager(**arguments) -> Averager:
     return Averager(**{"named_parameters": [("a", WEIGHT)], "transport": ALONE, **arguments})
 
@@ -304,7 +316,25 @@ TABLE = {
         },
     ),
     "DynamicQuantizer": Call(DynamicQuantizer, {}, QUANTIZER),
-    "Averager": Call(averager, {}, {**QUANTIZER, "optimizer": [4, "x", object(), WEIGHT, Unspeakable()]}),
+    "Averager": Call(averager, {}, QUANTIZER),
+    "AllRanks": Call(
+        AllRanks,
+        {"quantizer": DynamicQuantizer()},
+        {"quantizer": [None, 4, Controller(), Averager, WEIGHT, Unspeakable()]},
+    ),
+    "AllRanks.load_state_dict": Call(
+        lambda state: AllRanks(averager(named_parameters=[("a", torch.zeros(3))])).load_state_dict(state),
+        {"state": {"ranks": [packed(QUANTIZER_STATE)], "controller": Controller(Static(4)).state_dict()}},
+        {
+            "state": [*MAPPINGS, {"ranks": [packed(QUANTIZER_STATE)], "controller": {}}]
+            + [
+                {"ranks": ranks, "controller": Controller(Static(4)).state_dict()}
+                for ranks in [None, [], 4, "x", [None], [WEIGHT], [packed(3)], [packed({})], packed(QUANTIZER_STATE)]
+                + [[packed(state)] for state in STATES]
+                + [[packed(QUANTIZER_STATE), one] for one in (None, WEIGHT, packed({}), packed({"residuals": 3}))]
+            ]
+        },
+    ),
     "Averager.load_state_dict": Call(
         lambda state: averager(named_parameters=[("a", torch.zeros(3))], auto_level=True).load_state_dict(state),
         {"state": QUANTIZER_STATE},

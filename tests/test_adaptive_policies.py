@@ -41,6 +41,17 @@ def test_greater_may_be_better():
     assert trace(Plateau((2, 4), monitor="a", mode="max", patience=1), "a", [0.5, 0.6, 0.7, 0.8]) == [2] * 5
 
 
+@pytest.mark.parametrize(("prefix", "other"), [("val", "eval"), ("eval", "val")])
+@pytest.mark.parametrize(("mode", "what", "better"), [("min", "loss", 0.1), ("max", "accuracy", 0.9)])
+def test_names_of_frameworks_need_no_argument(mode, what, better, prefix, other):
+    policy = Plateau((2, 4), mode=mode, patience=0)
+    assert trace(policy, f"{prefix}_{what}", [0.5, 0.5]) == [2, 2, 4]
+    # One that comes later does not take its place.
+    first = {f"{prefix}_{what}": 0.5, "train_loss": 0.5}
+    later = {**first, f"{other}_{what}": better, "train_loss": 0.1}
+    assert policy.decide([Record(0, first), Record(1, later)]).bits == 4
+
+
 def test_why_is_said():
     history = [Record(epoch, {"val_loss": 0.5}) for epoch in range(3)]
     policy = Plateau(levels=(2, 4), patience=0)
@@ -67,7 +78,7 @@ def test_levels_rise_when_torch_reduces_the_learning_rate(values, **arguments):
         scheduler.step(value)
         reduced = round(-math.log2(optimizer.param_groups[0]["lr"]))
         expected.append(levels[min(reduced, 3)])
-    assert trace(Plateau(levels, **arguments), "val_loss", values) == expected
+    assert trace(Plateau(levels, monitor="a", **arguments), "a", values) == expected
 
 
 # CriticalRegime
@@ -107,15 +118,16 @@ def test_a_norm_of_zero_is_critical():
 
 
 WATCHED = [
-    (Plateau(), "val_loss"),
-    (CriticalRegime(), "gradient_norm"),
+    (Plateau(), "val_loss", "Plateau(monitor='accuracy', mode='max')"),
+    (CriticalRegime(), "gradient_norm", "controller.step({'gradient_norm': ...})"),
 ]
 
 
-@pytest.mark.parametrize(("policy", "name"), WATCHED, ids=lambda value: type(value).__name__)
-def test_a_missing_metric_is_named_and_who_watches_it(policy, name):
-    with pytest.raises(ValueError, match=f"'{name}', which {type(policy).__name__} watches; got \\['accuracy'\\]"):
+@pytest.mark.parametrize(("policy", "name", "line"), WATCHED, ids=lambda value: type(value).__name__)
+def test_a_missing_metric_is_named_and_who_watches_it_and_what_to_write(policy, name, line):
+    with pytest.raises(ValueError, match=f"'{name}', which {type(policy).__name__} watches; got") as caught:
         policy.decide([Record(0, {"accuracy": 1.0})])
+    assert str(caught.value).endswith(f"got ['accuracy']; write {line}")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,16 @@ def test_readme_and_quickstart_begin_alike() -> None:
     assert fences(ROOT / "README.md", "diff") == fences(DOCS / "quickstart.md", "diff")
 
 
+def test_the_readmes_lines_for_ddp_run(tmp_path: Path) -> None:
+    before = (
+        "import torch, hvd_dyncomp\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        f"torch.distributed.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+        "model = torch.nn.Linear(3, 3)\n"
+    )
+    assert run(before + applied(fences(ROOT / "README.md", "diff")[1]) + "print(quantizer.bits)", tmp_path) == "4\n"
+
+
 # A row of README.md's table, and what its contender is called in bench/tables.md and in study.md.
 SHOWN = {
     "Horovod": ("Horovod", "uncompressed"),
@@ -179,7 +189,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     # Those that call it are whole programs, and have tests of their own.
     parts = [part for name in names for part in fences(DOCS / f"{name}.md", "python") if "hvd.init()" not in part]
     once_more = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"  # one of the two is what a reader types
-    readme = [applied(*fences(ROOT / "README.md", "diff")), once_more, *fences(ROOT / "README.md", "python")]
+    readme = [applied(fences(ROOT / "README.md", "diff")[0]), once_more, *fences(ROOT / "README.md", "python")]
     examples = [*readme, *parts]
     assert len(examples) > 8
     said = run("\n".join([BEFORE, *examples, AFTER]), tmp_path)

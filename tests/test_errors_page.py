@@ -34,10 +34,16 @@ CONSTANTS = (
     "REDUCED_AGAIN",
     "OVERWRITTEN",
     "THROWN_AWAY",
-    "NO_OPTIMIZER",
+    "BEFORE_HOROVOD",
+    "LITTLE_MOMENTUM",
+    "NOT_WRAPPED",
+    "FSDP1",
+    "FSDP2",
+    "LATE",
     "HOOKED",
     "SAME_ORDER",
     "TWINS",
+    "UNWRAPPED",
     "_HINTS",
 )
 

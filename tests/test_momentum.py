@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hvd_dyncomp import LockstepError, without_momentum
-from hvd_dyncomp.momentum import WithoutMomentum, advice, leave_out
+from hvd_dyncomp.momentum import WithoutMomentum, advice, leave_out, optimizers_of
 
 SIZES = (5, 3, 4)
 WAITING = (0, 2)  # of those
@@ -527,10 +527,40 @@ def test_it_is_the_same_object_of_one_class_and_can_be_copied():
 )
 def test_others_are_refused_in_a_sentence(optimizer):
     kind = type(optimizer)
-    said = r"SGD, Adam or AdamW .* not yet wrapped by hvd\.DistributedOptimizer, got .*; make any"
-    with pytest.raises(TypeError, match=said):
+    horovods = hasattr(optimizer, "skip_synchronize")
+    instead = r"call without_momentum before hvd\.DistributedOptimizer" if horovods else "make any other"
+    with pytest.raises(TypeError, match=rf"SGD, Adam or AdamW with torch's own step, got .*; {instead}"):
         without_momentum(optimizer)
     assert type(optimizer) is kind
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As Accelerate and Lightning wrap one."""
+
+    def __init__(self, optimizer) -> None:
+        self.optimizer = optimizer
+        self.param_groups = optimizer.param_groups
+
+
+def test_wrappers_are_looked_through():
+    inner = SGD(parameters(), lr=0.1, momentum=0.9)
+    wrapped = Wrapper(Wrapper(inner))
+    assert without_momentum(wrapped) is wrapped is without_momentum(wrapped)
+    assert type(wrapped) is Wrapper and without_momentum(inner) is inner
+    everything = frozenset(parameters_of(inner))
+    assert optimizers_of(everything) == [inner]
+    assert optimizers_of({torch.zeros(1)}) == []
+    with pytest.raises(TypeError, match=r"got RMSprop \(.* in a Wrapper; make any other"):
+        without_momentum(Wrapper(torch.optim.RMSprop(parameters(), momentum=0.9)))
+
+
+def test_a_wrapper_that_has_kept_the_step_is_refused():
+    """As Accelerate's with a gradient scaler: it would go on calling the step as it was."""
+    wrapped = Wrapper(SGD(parameters(), lr=0.1, momentum=0.9))
+    wrapped._optimizer_original_step_method = wrapped.optimizer.step
+    with pytest.raises(ValueError, match="Wrapper has kept the step of its optimizer for a gradient scaler"):
+        without_momentum(wrapped)
+    assert type(wrapped.optimizer) is SGD
 
 
 def test_a_scheduler_that_came_first_would_see_no_step():
@@ -702,9 +732,9 @@ def test_it_is_left_in_where_nobody_asked_or_nothing_waits(arguments, caplog):
 
 
 def test_what_it_does_is_in_the_log(caplog):
-    with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
+    with caplog.at_level(logging.INFO, logger="hvd_dyncomp.momentum"):
         on_ranks(2, lambda worker: (wrapped(worker), worker.step(worker.noise(0))), {"a": 300}, 1)
-    assert "bound to SimulatedOptimizer (without momentum at 2 bits and less):" in caplog.text
+    assert caplog.messages == ["SimulatedOptimizer steps without momentum at 1 bits"] * 2
 
 
 def test_small_and_skipped_parameters_keep_theirs():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_dyncomp import LEVELS, Record, Schedule, Static, StepFunction
+from hvd_dyncomp import LEVELS, Plateau, Record, Schedule, Static, StepFunction
 
 
 def trace(policy, accuracies, losses=None):
@@ -160,11 +160,73 @@ def test_static():
     assert trace(Static(3), [0.9] * 3) == [3] * 4
 
 
-def test_a_missing_metric_is_named():
-    with pytest.raises(ValueError, match="'val_accuracy'.*'accuracy'"):
-        ladder().decide([Record(0, {"accuracy": 1.0, "train_loss": 1.0})])
+SLOW, FAST = [1.0 - 0.001 * epoch for epoch in range(8)], [0.5**epoch for epoch in range(8)]
+
+
+def decisions(policy, metrics):
+    records = [Record(epoch, each) for epoch, each in enumerate(metrics)]
+    return [policy.decide(records[:length]) for length in range(len(records) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "loss"),
+    [("val_accuracy", "train_loss"), ("val_accuracy", "val_loss"), ("eval_accuracy", "eval_loss")],
+)
+def test_names_of_frameworks_need_no_argument(accuracy, loss):
+    """Lightning's and Transformers': as if they had been given."""
+    metrics = [{accuracy: 0.3 + 0.1 * epoch, loss: SLOW[epoch], "epoch": epoch} for epoch in range(8)]
+    got = decisions(ladder(), metrics)
+    assert got == decisions(ladder(monitor=accuracy, loss=loss), metrics)
+    assert {accuracy, loss} <= {word for decision in got for word in decision.reason.split()}
+
+
+def test_what_is_watched_is_what_the_first_epoch_has():
+    """Metrics that come and go later are not mixed with it, and no level falls on their account."""
+    both = [{"val_accuracy": 0.1, "val_loss": SLOW[i], "train_loss": FAST[i]} for i in range(8)]
+    late = [{"val_accuracy": 0.1, "val_loss": SLOW[0]}, *both[1:]]  # Lightning's first epoch
+    watched = {name: decisions(ladder(loss=name), both) for name in ("train_loss", "val_loss")}
+    assert watched["train_loss"] != watched["val_loss"]
+    assert decisions(ladder(), both) == watched["train_loss"]
+    assert decisions(ladder(), late) == watched["val_loss"]
+    stalls = [{"eval_accuracy": 0.1, "train_loss": SLOW[i], "eval_loss": FAST[i]} for i in range(8)]
+    for gone in range(4, 7):
+        metrics = [*stalls[:gone], *({"eval_accuracy": 0.1, "eval_loss": each["eval_loss"]} for each in stalls[gone:])]
+        assert [decision.bits for decision in decisions(ladder(), metrics)] == [4] * 4 + [8] * 5
+
+
+def test_epochs_without_a_loss_do_not_count_for_its_rule():
+    metrics = [{"val_accuracy": 0.1, **({"train_loss": SLOW[i]} if i % 2 else {})} for i in range(8)]
+    alone = [{"val_accuracy": 0.1}] * 8
+    off = decisions(ladder(loss=None), alone)
+    assert decisions(ladder(), alone) == off
+    assert [decision.bits for decision in decisions(ladder(stagnation=None), metrics)] == [4] * 8 + [8]
+    # A loss that was given must be there.
     with pytest.raises(ValueError, match="'train_loss'"):
-        ladder().decide([Record(0, {"val_accuracy": 1.0})])
+        decisions(ladder(loss="train_loss"), metrics)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "metrics", "line"),
+    [
+        ({}, {"accuracy": 1.0, "eval_loss": 1.0}, "StepFunction(monitor='accuracy')"),
+        ({}, {"eval_loss": 1.0, "runtime": 1.0}, "Plateau(monitor='eval_loss')"),
+        ({}, {"train_loss": 1.0, "val_loss": 1.0}, "Plateau(monitor='val_loss')"),
+        ({}, {"runtime": 1.0}, "controller.step({'val_accuracy': ...})"),
+        ({}, {}, "controller.step({'val_accuracy': ...})"),
+        ({"monitor": "Acc@1"}, {"Acc@5": 1.0}, "StepFunction(monitor='Acc@5')"),
+        ({"loss": "loss"}, {"val_accuracy": 1.0, "val_loss": 1.0}, "StepFunction(loss='val_loss')"),
+        ({"loss": "loss"}, {"val_accuracy": 1.0}, "StepFunction(loss=None)"),
+    ],
+)
+def test_a_missing_metric_is_named_and_what_to_write(arguments, metrics, line):
+    name = arguments.get("monitor", arguments.get("loss", "val_accuracy"))
+    with pytest.raises(ValueError, match=f"metrics must contain '{name}', which StepFunction watches; got") as caught:
+        StepFunction(**arguments).decide([Record(0, metrics)])
+    assert str(caught.value).endswith(f"got {sorted(metrics)}; write {line}")
+    if line.startswith("controller") or "None" in line:
+        return
+    policy = eval(line, {"StepFunction": StepFunction, "Plateau": Plateau})  # noqa: S307  # the line above
+    policy.decide([Record(0, metrics)])
 
 
 @pytest.mark.parametrize(
@@ -184,6 +246,9 @@ def test_a_missing_metric_is_named():
         ({"thresholds": (0.5, math.nan)}, "thresholds must be a finite number, got nan"),
         ({"monitor": ""}, "monitor"),
         ({"loss": 3}, "loss"),
+        ({"monitor": "eval_loss"}, "loss must be another metric than monitor, got 'eval_loss' for both"),
+        ({"loss": "eval_accuracy"}, "loss must be another metric than monitor, got 'eval_accuracy' for both"),
+        ({"monitor": "x", "loss": "x"}, "loss must be another metric than monitor, got 'x' for both"),
         ({"min_improvement": math.inf}, "min_improvement"),
         ({"loss_patience": 0}, "loss_patience must be .* at least 1, got 0"),
         ({"stagnation": "sometimes"}, "stagnation.*'sometimes'"),

@@ -5,9 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 OURS = "torchvision_operators"
@@ -41,6 +44,37 @@ def test_make_test_runs_every_folder() -> None:
     commands = (ROOT / "Makefile").read_text(encoding="utf-8")
     folders = {path.relative_to(ROOT).parts[1] for path in ROOT.glob("tests/*/**/test_*.py")}
     assert {folder for folder in folders if not re.search(rf"\btests/{folder}\b", commands)} == set()
+
+
+def names(script: str) -> list[str]:
+    """Packages of the lock that set-up installs into .venv-ddp, by its lines that select them."""
+    lines = (ROOT / "tools" / "setup.sh").read_text(encoding="utf-8")
+    [selecting] = re.findall(r"^without_horovod=.*?^}$", lines, flags=re.M | re.S)
+    done = subprocess.run(
+        ["bash", "-c", f"venv=.venv-ddp\n{selecting}\n{script}"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    return re.findall(r"^([\w-]+)==", done.stdout, flags=re.M)
+
+
+def needed(package: str) -> set[str]:
+    """It and all that it requires here, in the lock's spelling."""
+    found, asked = set(), [package]
+    while asked:
+        name = canonicalize_name(asked.pop())
+        if name not in found:
+            found.add(name)
+            requirements = map(Requirement, metadata.requires(name) or ())
+            asked += [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_the_environment_for_torchrun_has_all_that_torch_needs_and_no_more() -> None:
+    beside = names('lock_without "$for_gpus"')
+    cpu = {name for name in needed("torch") | {"numpy", "setuptools"} if not re.match("cuda-|nvidia-|triton", name)}
+    assert {*beside, "torch"} == cpu | {"scikit-learn", "tqdm"}
+    lock = (ROOT / "tools" / "requirements.txt").read_text(encoding="utf-8")
+    gpus = re.findall(r"^((?:cuda-|nvidia-)[\w-]+|triton|torch)==", lock, flags=re.M)
+    assert {*names("lock_without '$'")} == {*beside, *gpus}
 
 
 def test_python_starts_without_torch() -> None:

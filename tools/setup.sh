@@ -2,6 +2,9 @@
 # Brings a bare Debian machine to the point where the package can be installed: system packages, the virtual
 # environment, the pinned Python packages and Horovod. Safe to run again; what is there already is left alone.
 #
+# tools/setup.sh .venv-ddp: an environment of that name with what launch/train_resnet.py needs under torchrun. It needs no
+# system packages.
+#
 # Where there are a GPU and CUDA's toolkit, torch is the build for CUDA, and Horovod is built for GPUs; so it is where the
 # variables at the top of gpu.sh ask for that.
 set -euo pipefail
@@ -12,6 +15,10 @@ die() {
     exit 1
 }
 
+case "${1:-.venv}" in
+.venv | .venv-ddp) venv=${1:-.venv} ;;
+*) die "usage: tools/setup.sh [.venv-ddp]" ;;
+esac
 python=${PYTHON:-python3}
 # shellcheck source=tools/gpu.sh
 . tools/gpu.sh
@@ -83,25 +90,39 @@ choose_gpu() {
     fi
 }
 
-install_system_packages
-choose_gpu
+wish=none
+if [ "$venv" = .venv ]; then
+    install_system_packages
+    choose_gpu
+fi
 "$python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' ||
     die "Python 3.11 or newer is needed, $("$python" --version) was found; name another with PYTHON=..."
-[ -x .venv/bin/pip ] || "$python" -m venv --clear .venv || die "cannot create .venv with $python"
+[ -x "$venv/bin/pip" ] || "$python" -m venv --clear "$venv" || die "cannot create $venv with $python"
 
 # Wheels whose checksums are listed, and nothing else: a build from source would fetch what it needs unchecked.
-install() { .venv/bin/pip --disable-pip-version-check install -q --require-hashes --no-deps --only-binary :all: "$@"; }
+install() { "$venv/bin/pip" --disable-pip-version-check install -q --require-hashes --no-deps --only-binary :all: "$@"; }
 
-# The lock without torch and its CUDA packages. Triton stays: its interpreter runs the GPU kernels in the tests.
-lock_beside_cpu_torch() {
-    awk '/^[a-z]/ { left_out = /^(torch==|cuda-|nvidia-)/ } !left_out' tools/requirements.txt
+# What torch needs, what builds the package, bars, and of scikit-learn the digits, for which it need not work.
+without_horovod='torch==|triton==|cuda-|nvidia-|filelock|fsspec|jinja2|markupsafe|mpmath|networkx|sympy|typing-extensions'
+without_horovod+='|setuptools|numpy|scikit-learn|tqdm'
+for_gpus='torch==|cuda-|nvidia-' # Triton is not: its interpreter runs the GPU kernels in the tests
+if [ "$venv" = .venv-ddp ]; then
+    packages=$without_horovod for_gpus+='|triton=='
+else
+    packages=.
+fi
+
+# The lock: all that belongs into the environment, less what begins as $1 says.
+lock_without() {
+    awk -v wanted="^($packages)" -v left_out="^($1)" '/^[a-z]/ { out = $0 !~ wanted || $0 ~ left_out } !out' \
+        tools/requirements.txt
 }
 
 # To pip the lock's torch is there when a CPU build of the same version is.
 remove_cpu_torch() {
-    .venv/bin/python -c 'from importlib.metadata import version
+    "$venv/bin/python" -c 'from importlib.metadata import version
 raise SystemExit(not version("torch").endswith("+cpu"))' 2>/dev/null || return 0
-    .venv/bin/pip --disable-pip-version-check uninstall -q -y torch
+    "$venv/bin/pip" --disable-pip-version-check uninstall -q -y torch
 }
 
 # Without GPUs a CPU build of torch saves gigabytes, where pip is configured to find one; the public wheel is for CUDA.
@@ -109,10 +130,11 @@ if [ "$wish" != none ]; then
     remove_cpu_torch
     install -r tools/requirements.txt
 elif install -r tools/torch_cpu.txt 2>/dev/null; then
-    install -r <(lock_beside_cpu_torch)
+    install -r <(lock_without "$for_gpus")
 else
-    install -r tools/requirements.txt
+    install -r <(lock_without '$')
 fi || die "pip could not install what tools/requirements.txt lists; its message is above"
+[ "$venv" = .venv ] || exit 0
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp tools/torchvision_operators.py "$site/"
 echo 'import torchvision_operators; torchvision_operators.install()' >"$site/torchvision_operators.pth"

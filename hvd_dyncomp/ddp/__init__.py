@@ -8,34 +8,43 @@ quantizer.controller.step({"val_accuracy": accuracy, "train_loss": loss})  # aft
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from typing import Any, cast
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_dyncomp.averaging import Averager
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.quantizer import Quantizer
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport import in_process
+from hvd_dyncomp.transport.launched import processes
 from hvd_dyncomp.transport.torch_distributed import transport
+from hvd_dyncomp.wrappers import unwrapped
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Quantizer", "compress", "transport"]
 
 
-def compress(
-    model: DistributedDataParallel, controller: Controller | Policy | float | None = None, **arguments: Any
-) -> Quantizer:
+def compress(model: nn.Module, controller: Controller | Policy | float | None = None, **arguments: Any) -> Session:
     """Compress the gradients of a model. Collective: call it on every rank, before the first backward pass.
 
     Several models: in the same order on every rank. Their parameters must have the same values on all ranks, as after
     `DistributedDataParallel(...)`. The model is as before if an error is raised.
 
     Args:
-        model: without a communication hook, and not compressed before. With a smaller `bucket_cap_mb` gradients are
-            sent earlier; 8 is the size of the quantizer's own buckets.
-        controller: a policy or a level makes a controller over the model's process group. Or pass
-            `Controller(policy, transport=hvd_dyncomp.ddp.transport())`.
+        model: a `DistributedDataParallel`, also inside what torch.compile or Lightning Fabric has made of it; without a
+            communication hook, and not compressed before. With a smaller `bucket_cap_mb` gradients are sent earlier; 8
+            is the size of the quantizer's own buckets. Any model if there is only one process.
+        controller: a policy or a level makes a controller over the model's process group.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
-            fp16_skipped, bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits. Also
-            `optimizer`, if `without_momentum` made it.
+            fp16_skipped, bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
+
+    Returns:
+        A `Quantizer`; for a model that one process trains alone, an `Averager` that has nothing to do.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
@@ -43,4 +52,9 @@ def compress(
             have no error of their own.
         TimeoutError, ConnectionError: another rank does not call it in time, or has ended.
     """
-    return Quantizer(model, controller, **arguments)
+    model = unwrapped(model)
+    if isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel) and processes() == 1:
+        logger.warning("compress: one process trains this model, so there is nothing to compress")
+        trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        return Averager(trained, controller, transport=in_process.World(1).transports[0], **arguments)
+    return Quantizer(cast(DistributedDataParallel, model), controller, **arguments)

@@ -6,17 +6,23 @@ import weakref
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.exchange.source import Source
-from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 HOOKED = (
     "the model has a communication hook already; compress a model once, and register no hook of another kind "
     "(compress averages gradients by itself)"
 )
+NOT_WRAPPED = (
+    "; pass what the framework has wrapped: accelerator.prepare(model), trainer.model_wrapped of Transformers' Trainer "
+    "in on_train_begin, trainer.strategy.model of Lightning's in on_fit_start"
+)
+FSDP1 = "; FSDP1 is not supported, use fully_shard (FSDP2) and hvd_dyncomp.fsdp.compress"
+FSDP2 = "; for models of fully_shard (FSDP2) there is hvd_dyncomp.fsdp.compress"
 
 
 def check_kind(model: Any) -> None:
@@ -25,8 +31,18 @@ def check_kind(model: Any) -> None:
     Raises:
         TypeError: it has none. On this rank only: nobody can be told without a group.
     """
-    if not isinstance(model, DistributedDataParallel):
-        raise TypeError(f"model must be a torch.nn.parallel.DistributedDataParallel, got {shown(model)}")
+    if isinstance(model, DistributedDataParallel):
+        return
+    kinds = {kind.__name__ for each in getattr(model, "modules", tuple)() for kind in type(each).__mro__}
+    if "FSDPModule" in kinds:
+        instead = FSDP2
+    elif "FullyShardedDataParallel" in kinds:
+        instead = FSDP1
+    elif isinstance(model, nn.Module):
+        instead = NOT_WRAPPED
+    else:
+        instead = ""
+    raise TypeError(f"model must be a torch.nn.parallel.DistributedDataParallel, got {shown(model)}{instead}")
 
 
 def check_model(model: DistributedDataParallel) -> None:
@@ -78,13 +94,7 @@ class ModelGradients(Source):
     as_in_memory = True
     transport: ProcessGroupTransport
 
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        among: ProcessGroupTransport,
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
-        self.without_momentum = isinstance(optimizer, WithoutMomentum)
+    def __init__(self, model: DistributedDataParallel, among: ProcessGroupTransport) -> None:
         self.transport = among
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size

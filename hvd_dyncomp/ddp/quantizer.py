@@ -25,11 +25,11 @@ from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.momentum import inner_optimizer
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.torch_distributed import transport
+from hvd_dyncomp.wrappers import unwrapped
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Quantizer(Session):
         controller: Controller | Policy | float | None = None,
         **arguments: Any,
     ) -> None:
+        model = unwrapped(model)
         check_kind(model)
         wrong: Exception | None = None
         # A group with NCCL only sends the groups' name by the current GPU, which may not be the model's.
@@ -92,7 +93,6 @@ class Quantizer(Session):
         controller: Controller | Policy | float | None,
         ranks: Any,
         *,
-        optimizer: torch.optim.Optimizer | None = None,
         skip: Skip | None = None,
         **arguments: Any,
     ) -> None:
@@ -103,11 +103,10 @@ class Quantizer(Session):
         """
         check_model(model)
         super().__init__(controller, ranks, kind="compress", skip=skip, **arguments)
-        optimizer = inner_optimizer(optimizer)
         embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
         sparse = {module.weight for module in embeddings if module.sparse}
         self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
-        self._source, self._optimizer = ModelGradients(model, ranks, optimizer), optimizer
+        self._source = ModelGradients(model, ranks)
         # All of them: the model's buckets keep what has been frozen since they were made.
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._plan = self._new_plan()
@@ -201,7 +200,7 @@ class Quantizer(Session):
             if error is not None:
                 raise error
             self._levels.learn(step.proposal)
-            self._tell_optimizer(self._optimizer, step.bits)
+            self._tell_optimizers(step.bits)
             self._step = None
         except BaseException as caught:  # noqa: BLE001  # raised where backward ends
             self._leave(caught)

@@ -19,7 +19,6 @@ from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.momentum import MOST_BITS
 from hvd_dyncomp.step_levels import Turn
 from hvd_dyncomp.transport.base import Transport
 
@@ -99,9 +98,8 @@ class Plan:
         self.waiting = frozenset(waiting)
         self.composition = checksum(json.dumps(self._about()))
         logger.info(
-            "bound to %s%s: %d of %d parameters compressed, in %d buckets",
+            "bound to %s: %d of %d parameters compressed, in %d buckets",
             source.kind,
-            f" (without momentum at {MOST_BITS} bits and less)" if source.without_momentum else "",
             len(self.slots),
             len(self.source.named),
             len(self.buckets),
@@ -260,6 +258,5 @@ class Plan:
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.source.world_size}
         fixed |= dataclasses.asdict(self.settings)
-        fixed["without_momentum"] = self.source.without_momentum
         parameters = [[name, list(p.shape), name in self.slots] for name, p in self.source.named]
         return {"settings": fixed, "parameters": parameters}

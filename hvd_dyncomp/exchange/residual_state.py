@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 KEYS = ("residuals", "shard_residuals")
 # The order of a parameter's values in a saved state: as they are indexed, whatever the parameter's memory format.
 LOGICAL = "logical"
+# In a state: no residuals.
+NOTHING: dict[str, Any] = {"hosts": None, "residuals": {}, "shard_residuals": {}}
 
 
 def export(buckets: list[Bucket]) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"order must be {LOGICAL!r}, got {shown(own['order'])}")
     for name, values in dict(own["residuals"]).items():
         _check_values(f"residuals[{name!r}]", values)
-    for name, shard in dict(own["shard_residuals"]).items():
+    for name, shard in [(each, shard) for each in own["shard_residuals"] for shard in _shards(own, each)]:
         _check_values(f"the shard residuals of {name!r}", shard["values"])
         if shard["values"].dim() != 1:
             raise ValueError(f"the shard residuals of {name!r} must have one dimension, got {shown(shard['values'])}")
@@ -76,6 +78,32 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         integer("first", shard["first"], 0)
         boolean("carries", shard["carries"])
     return own
+
+
+def joined(states: Iterable[Mapping[str, Any]], ranks: int) -> dict[str, Any] | None:
+    """What each of `ranks` ranks takes over in place of the ranks that had `states`. None if there are none.
+
+    An equal part of all residuals: no other parts of their sum are as small, and what is large beside a gradient is
+    not delivered at once. "shard_residuals" have a list of shards in place of one.
+    """
+    first: Mapping[str, Any] | None = None
+    own: dict[str, torch.Tensor] = {}
+    shards: dict[str, list[dict[str, Any]]] = {}
+    for state in states:
+        first = first or {key: state[key] for key in ("world_size", "factor", "order") if key in state}
+        for name, values in state["residuals"].items():
+            part = values.to(torch.float32) / ranks
+            own[name] = own[name].add_(part) if name in own else part
+        for name in state["shard_residuals"]:
+            parts = [{**shard, "values": shard["values"].to(torch.float32) / ranks} for shard in _shards(state, name)]
+            shards.setdefault(name, []).extend(parts)
+    return None if first is None else {**first, "hosts": None, "residuals": own, "shard_residuals": shards}
+
+
+def _shards(state: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """Those of a bucket; a state of one rank has one at most."""
+    found = state["shard_residuals"].get(name, [])
+    return found if isinstance(found, list) else [found]
 
 
 def _check_values(name: str, values: Any) -> None:
@@ -101,10 +129,9 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
     if not saved or not carrying:
         return
     for bucket in carrying:
-        shard = state["shard_residuals"].get(bucket.name)
-        if shard is not None and shard["layout"] == bucket.layout:
+        for shard in _shards(state, bucket.name):
             end, size = shard["first"] + shard["values"].numel(), bucket.blocks * bucket.block_size
-            if end > size:
+            if shard["layout"] == bucket.layout and end > size:
                 raise ValueError(f"state has shard residuals up to {end} of bucket {bucket.name}, which has {size}")
     shapes = {slot.name: slot.shape for bucket in carrying for slot in bucket.slots}
     theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
@@ -143,7 +170,7 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
         for slot in bucket.slots:
             place = slot.logical(undelivered) if logical else undelivered[slot.range].view(slot.shape)
             place.copy_(state["residuals"][slot.name])
-        _restore_shard(bucket, undelivered, state["shard_residuals"].get(bucket.name), scale)
+        _restore_shards(bucket, undelivered, _shards(state, bucket.name), scale)
         if scale != 1:
             undelivered *= scale
         bucket.residuals.put(undelivered)
@@ -162,21 +189,20 @@ def _logical(buckets: list[Bucket], state: Mapping[str, Any]) -> bool:
     return state.get("order") is not None
 
 
-def _restore_shard(bucket: Bucket, undelivered: torch.Tensor, saved: Mapping[str, Any] | None, scale: float) -> None:
+def _restore_shards(
+    bucket: Bucket, undelivered: torch.Tensor, saved: Sequence[Mapping[str, Any]], scale: float
+) -> None:
     residuals = bucket.residuals
-    if saved is None or saved["layout"] != bucket.layout:
-        residuals.carries = True
-        if saved is None or saved["values"].any():
-            logger.warning(
-                "bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name
-            )
-        return
-    residuals.carries = saved["carries"]
-    first, values = saved["first"], saved["values"]
-    if first == residuals.shard_range.start and values.shape == residuals.shard.shape:
-        residuals.shard.copy_(rounded(values.to(torch.float32) * scale))
-    else:
-        undelivered[first : first + values.numel()] += values.to(undelivered.device)
+    shards = [shard for shard in saved if shard["layout"] == bucket.layout]
+    if not saved or any(shard["values"].any() for shard in saved if shard["layout"] != bucket.layout):
+        logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
+    residuals.carries = len(shards) < len(saved) or not saved or any(shard["carries"] for shard in shards)
+    for shard in shards:
+        first, values = shard["first"], shard["values"]
+        if len(saved) == 1 and first == residuals.shard_range.start and values.shape == residuals.shard.shape:
+            residuals.shard.copy_(rounded(values.to(torch.float32) * scale))
+        else:
+            undelivered[first : first + values.numel()] += values.to(undelivered.device)
 
 
 @torch.no_grad()

@@ -29,7 +29,6 @@ class Source(ABC):
         parts: of parameters that come together, apart from others: a name, the same for all of them, by parameter's
             name. A bucket holds those of one part. None if any gradients may share a bucket.
         ticket_bytes: what is reduced for each compressed parameter besides its codes, by whoever does so.
-        without_momentum: whether its optimizer steps without momentum.
     """
 
     transport: Transport
@@ -43,7 +42,6 @@ class Source(ABC):
     as_in_memory: bool
     sums_tickets: bool
     ticket_bytes: int
-    without_momentum: bool
     parts: Mapping[str, str] | None = None
 
     @abstractmethod

@@ -39,7 +39,6 @@ def compress(
         replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Sizes are those of this rank's shards.
-            Also `optimizer`, if `without_momentum` made it.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.

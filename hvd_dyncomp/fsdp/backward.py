@@ -25,6 +25,7 @@ class Backward:
     Args:
         plan: the buckets.
         turn: of all its steps.
+        agreed: as in `Step`, in all its steps.
         stochastic, meter: as in `Step`.
         unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
 
@@ -32,8 +33,10 @@ class Backward:
         number, bits: of the turn.
     """
 
-    def __init__(self, plan: Plan, turn: Turn, *, stochastic: bool, meter: Meter, unchecked: set[Unit]) -> None:
-        self._plan, self._turn, self._stochastic, self._meter = plan, turn, stochastic, meter
+    def __init__(
+        self, plan: Plan, turn: Turn, agreed: dict[str, Any], *, stochastic: bool, meter: Meter, unchecked: set[Unit]
+    ) -> None:
+        self._plan, self._turn, self._agreed, self._stochastic, self._meter = plan, turn, agreed, stochastic, meter
         self._unchecked = unchecked
         self.number, self.bits = turn.number, turn.bits
         self.proposal: float = 0
@@ -73,7 +76,7 @@ class Backward:
 
     def _begin(self, unit: Unit) -> Step:
         frozen = unit.frozen()
-        agreed: dict[str, Any] = {"module": unit.name, "frozen parameters": frozen}
+        agreed: dict[str, Any] = {**self._agreed, "module": unit.name, "frozen parameters": frozen}
         if unit in self._unchecked:
             named = list(zip(unit.names, unit.parameters, strict=True))
             agreed |= {

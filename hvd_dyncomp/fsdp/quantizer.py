@@ -19,7 +19,6 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.fsdp.backward import Backward
 from hvd_dyncomp.fsdp.shards import ShardGradients, check_replicas, group_of
 from hvd_dyncomp.fsdp.units import Unit, units_of
-from hvd_dyncomp.momentum import inner_optimizer
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.step_levels import Turn
@@ -57,7 +56,7 @@ class Quantizer(Session):
             group = self._prepare(model, controller, replicas, everyone, **arguments)
         among = transport(group)
         with _told(everyone):
-            self._source = ShardGradients(self._units, among, everyone.models, self._optimizer)
+            self._source = ShardGradients(self._units, among, everyone.models)
             self._plan = self._new_plan()
         with _told(everyone):
             _check_places(among, self._source.place)
@@ -73,8 +72,6 @@ class Quantizer(Session):
         controller: Controller | Policy | float | None,
         replicas: Any,
         everyone: Transport,
-        *,
-        optimizer: torch.optim.Optimizer | None = None,
         **arguments: Any,
     ) -> Any:
         """Check the arguments, and leave the model as it is. Returns the group of replicas.
@@ -88,7 +85,6 @@ class Quantizer(Session):
         if arguments.get("discardable"):
             raise ValueError("discardable=True is not supported with FSDP")
         super().__init__(controller, everyone, kind="fsdp.compress", **arguments)
-        self._optimizer = inner_optimizer(optimizer)
         self._unchecked = set(self._units)
         self._error: BaseException | None = None  # that backward has not raised yet
         self._over = False  # whether an error has ended all
@@ -98,7 +94,9 @@ class Quantizer(Session):
         return Plan(self._source, self._settings, self._skip, self._saved)
 
     def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Any:
-        return Backward(plan, turn, stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked)
+        return Backward(
+            *(plan, turn, self._agreed()), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked
+        )
 
     def _ranks(self) -> tuple[Transport, str]:
         return self._source.transport, self._source.label
@@ -114,6 +112,14 @@ class Quantizer(Session):
     def label(self) -> str | None:
         """Part of the names of its collectives, and whose shards it has: only replicas of them are alike."""
         return f"{self._source.label}.{self._source.place[0]}"
+
+    @property
+    def everyone(self) -> Transport:
+        return self._transport
+
+    @property
+    def share(self) -> tuple[list[int] | None, int]:
+        return list(self._source.place), self._source.world_size
 
     def state_dict(self) -> dict[str, Any]:
         """As `Session.state_dict`, of this rank's shards: save one per rank of the whole job."""
@@ -184,7 +190,7 @@ class Quantizer(Session):
         step: Any = self._step
         step.collect()
         self._levels.learn(step.proposal)
-        self._tell_optimizer(self._optimizer, step.bits)
+        self._tell_optimizers(step.bits)
         self._step = None
 
     def _raise(self) -> None:

@@ -11,7 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.fsdp.units import Unit
-from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -51,7 +50,6 @@ class ShardGradients(Source):
         units: of the model.
         among: connects the replicas.
         number: of the model, the same on all ranks.
-        optimizer: of its parameters, or None.
 
     Attributes:
         place: this rank's among the shards of its replica, and how many there are.
@@ -62,14 +60,11 @@ class ShardGradients(Source):
     as_in_memory = sums_tickets = False
     ticket_bytes = 0
 
-    def __init__(
-        self, units: list[Unit], among: Transport, number: int, optimizer: torch.optim.Optimizer | None
-    ) -> None:
+    def __init__(self, units: list[Unit], among: Transport, number: int) -> None:
         self.transport, self.rank, self.world_size = among, among.rank, among.size
         self.factor = 1 / among.size
         self.label = f"fsdp{number}"
         self._units = units
-        self.without_momentum = isinstance(optimizer, WithoutMomentum)
         shards = units[0].shard_group
         self.place = dist.get_rank(shards), dist.get_world_size(shards)
         self.named = [pair for unit in units for pair in unit.shards()]

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hvd_dyncomp.checks import shown
+from hvd_dyncomp.wrappers import unwrapped
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -173,6 +174,7 @@ def units_of(model: Any) -> list[Unit]:
         ValueError: some parameters belong to no unit; or to one that cannot be compressed.
         RuntimeError: this version of torch has another FSDP2.
     """
+    model = unwrapped(model)
     if FSDPModule is None or not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module that fully_shard was applied to, got {shown(model)}")
     if not any(isinstance(module, FSDPModule) for module in model.modules()):

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.exchange.source import Source
-from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.tickets import Tickets
 from hvd_dyncomp.transport.base import Transport
@@ -25,7 +24,7 @@ class OptimizerGradients(Source):
         label: of the optimizer, in the names of collectives.
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
         grouped: whether Horovod reduces some gradients in one call, which refuses tensors of several devices.
-        kind, as_in_memory, own_memory, sums_tickets, ticket_bytes, without_momentum: see `Source`.
+        kind, as_in_memory, own_memory, sums_tickets, ticket_bytes: see `Source`.
 
     Raises:
         ValueError: the optimizer's reduction is not a sum or a mean; a parameter is not in `names`, or is on a device
@@ -51,7 +50,6 @@ class OptimizerGradients(Source):
         self.own_memory = False  # autograd hands on what it has
         self.as_in_memory = self.sums_tickets = False  # gradients are made contiguous; Horovod sums
         self.ticket_bytes, self.grouped = Tickets.nbytes, horovod_optimizer.grouped(optimizer)
-        self.without_momentum = isinstance(optimizer, WithoutMomentum)
         self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1
         self._index = {parameter: i for i, (_, parameter) in enumerate(self.named)}
         # The parameter whose gradient comes after each one's: backward goes through them from the last to the first.

@@ -281,7 +281,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
                     self._advice.warn("again", REDUCED_AGAIN)
                 return  # means, changed by the user and reduced again: they came at the level before
             bits = UNCOMPRESSED
-        self._tell_optimizer(optimizer, bits)
+        self._tell_optimizers(bits)
         if speaks:
             self._advice.warn("assigned", ASSIGNED if handover.in_use and not step.fresh else "")
             self._advice.warn("overwritten", OVERWRITTEN if overwritten else "")

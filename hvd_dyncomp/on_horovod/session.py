@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -18,6 +18,7 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.handover import Handover
@@ -164,6 +165,13 @@ class OptimizerSession(Session):
         optimizer = self._optimizer()
         ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
         return ranks, horovod_optimizer.label_of(optimizer)
+
+    def _agreed(self) -> dict[str, Any]:
+        return {"without_momentum": isinstance(self._optimizer(), WithoutMomentum)}
+
+    def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        optimizer = self._optimizer()
+        return () if optimizer is None else (optimizer,)
 
     def _fresh(self) -> bool:
         return self._source is not None and self._source.any_fresh()

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_dyncomp.checks import finite, integer, one_of, shown
-from hvd_dyncomp.policies.arguments import ascending_levels, metric_name, metric_of
+from hvd_dyncomp.policies.arguments import ACCURACIES, AUTO, ascending_levels, chosen, metric_name, metric_of, names_of
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
+
+_USUAL = {"min": ("val_loss", "eval_loss"), "max": ACCURACIES}
+_INSTEAD = (("loss", "Plateau(monitor={!r})"), ("acc", "Plateau(monitor={!r}, mode='max')"))
 
 
 class Plateau(Policy):
@@ -28,7 +31,8 @@ class Plateau(Policy):
 
     Args:
         levels: ascending levels, bits per value; the last may be 32, uncompressed.
-        monitor: name of the metric.
+        monitor: name of the metric, in every epoch. "auto": the first of "val_loss" and "eval_loss" (with mode="max"
+            "val_accuracy" and "eval_accuracy") that the first epoch has.
         mode: "min" if less of it is better, "max" if more is.
         patience: number of bad epochs in a row that does not yet raise the level.
         threshold: least improvement that counts, at least 0; in "rel" mode less than 1.
@@ -50,7 +54,7 @@ class Plateau(Policy):
         self,
         levels: Sequence[float] = (4, 8, 16),
         *,
-        monitor: str = "val_loss",
+        monitor: str = AUTO,
         mode: str = "min",
         patience: int = 10,
         threshold: float = 1e-4,
@@ -71,11 +75,14 @@ class Plateau(Policy):
         return {"policy": "Plateau", **vars(self), "levels": list(self.levels)}
 
     def decide(self, history: Sequence[Record]) -> Decision:
+        if not check_history(history):
+            return Decision(self.levels[0], "start")
+        monitor = chosen(names_of(self.monitor, _USUAL[self.mode]), history)
         best = math.inf if self.mode == "min" else -math.inf
         place = bad = cooling = 0
-        reason = "start"
-        for record in check_history(history):
-            value = metric_of(record, self.monitor, self)
+        reason = "hold"
+        for record in history:
+            value = metric_of(record, monitor, self, _INSTEAD)
             better = self._better(value, best)
             best, bad = (value, 0) if better else (best, bad + 1)
             if cooling:
@@ -84,7 +91,7 @@ class Plateau(Policy):
             if bad > self.patience:
                 if place + 1 < len(self.levels):
                     place += 1
-                    reason = f"{bad} epochs without a better {self.monitor} than {best:.4g}"
+                    reason = f"{bad} epochs without a better {monitor} than {best:.4g}"
                 bad, cooling = 0, self.cooldown
         return Decision(self.levels[place], reason)
 

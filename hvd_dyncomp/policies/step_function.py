@@ -10,16 +10,22 @@ from typing import Any
 
 from hvd_dyncomp.checks import boolean, finite, integer, one_of, sequence, shown
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.policies.arguments import metric_name, metric_of, one_way_levels
+from hvd_dyncomp.policies.arguments import ACCURACIES, AUTO, chosen, metric_name, metric_of, names_of, one_way_levels
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 logger = logging.getLogger(__name__)
+
+_LOSSES = ("train_loss", "val_loss", "eval_loss")
+_INSTEAD_OF_MONITOR = (("acc", "StepFunction(monitor={!r})"), ("loss", "Plateau(monitor={!r})"))
+_INSTEAD_OF_LOSS = (("loss", "StepFunction(loss={!r})"), ("", "StepFunction(loss=None)"))
 
 
 @dataclass
 class _Trace:
     """The state of `StepFunction` after the epochs replayed so far."""
 
+    monitor: str
+    loss: str | None
     step: int = 0
     previous_loss: float | None = None
     slow_epochs: int = 0  # in a row: the loss improved by less than min_improvement
@@ -56,8 +62,11 @@ class StepFunction(Policy):
         levels: levels below 32, bits per value, all ascending or all descending.
         thresholds: ascending values of `monitor`, one fewer than levels. Each must be reachable at the level before it:
             as a rule, take what an uncompressed run passes at 15 % and 40 % of its epochs.
-        monitor: name of the metric for the thresholds and for "plateau"; more is better.
-        loss: name of the loss for rule 2, less is better; None switches the rule off.
+        monitor: name of the metric for the thresholds and for "plateau", in every epoch; more is better. "auto": the
+            first of "val_accuracy" and "eval_accuracy" that the first epoch has.
+        loss: name of the loss for rule 2, less is better; None switches the rule off. "auto": the first of
+            "train_loss", "val_loss" and "eval_loss" that the first epoch has, otherwise "train_loss"; epochs without it
+            do not count for rule 2, so without any loss the rule is off.
         min_improvement: relative fall of the loss below which an epoch is slow; at least 0, less than 1.
         loss_patience: slow epochs in a row that raise the step.
         stagnation: epochs at a step that lead to a release: "plateau", those without a new best; "time", all; None, no.
@@ -81,8 +90,8 @@ class StepFunction(Policy):
         levels: Sequence[float] = (4, 8, 16),
         thresholds: Sequence[float] = (0.80, 0.88),
         *,
-        monitor: str = "val_accuracy",
-        loss: str | None = "train_loss",
+        monitor: str = AUTO,
+        loss: str | None = AUTO,
         min_improvement: float = 0.01,
         loss_patience: int = 3,
         stagnation: str | None = "plateau",
@@ -96,8 +105,9 @@ class StepFunction(Policy):
         self.thresholds = _ascending_thresholds(thresholds, len(self.levels) - 1)
         self.monitor = metric_name("monitor", monitor)
         self.loss = None if loss is None else metric_name("loss", loss)
-        if self.loss == self.monitor:
-            raise ValueError(f"loss must be another metric than monitor, got {loss!r} for both")
+        both = {*names_of(self.monitor, ACCURACIES)} & {*names_of(self.loss, _LOSSES)}
+        if both:
+            raise ValueError(f"loss must be another metric than monitor, got {both.pop()!r} for both")
         self.min_improvement = finite("min_improvement", min_improvement, 0)
         if self.min_improvement >= 1:
             raise ValueError(f"min_improvement must be less than 1, got {shown(min_improvement)}")
@@ -115,24 +125,28 @@ class StepFunction(Policy):
 
     def decide(self, history: Sequence[Record]) -> Decision:
         # Replay the whole history: so the policy has no state of its own. A thousand epochs take milliseconds.
-        trace = _Trace()
         decision = Decision(self.levels[0], "start")
-        if len(check_history(history)) == 1:
-            self._warn_of_units(history[0])
+        if not check_history(history):
+            return decision
+        monitor = chosen(names_of(self.monitor, ACCURACIES), history)
+        losses = names_of(self.loss, _LOSSES)
+        if len(history) == 1:
+            self._warn_of_units(monitor, history[0])
+        trace = _Trace(monitor, chosen(losses, history) if losses else None)
         for record in history:
             decision = self._advance(trace, record)
         return decision
 
-    def _warn_of_units(self, record: Record) -> None:
+    def _warn_of_units(self, monitor: str, record: Record) -> None:
         """Warn if accuracy and thresholds differ in unit, fraction or percent: the levels would be wrong silently."""
-        value = record.metrics.get(self.monitor, 0.0)
-        if "acc" not in self.monitor.lower() or not self.thresholds:
+        value = record.metrics.get(monitor, 0.0)
+        if "acc" not in monitor.lower() or not self.thresholds:
             return
         too_high, too_low = 0 < value <= 1 < self.thresholds[0], self.thresholds[-1] <= 1 < value
         if too_high or too_low:
             logger.warning(
                 "%s is %.4g and thresholds are %s: if one is a fraction and the other percent, the level will %s",
-                self.monitor,
+                monitor,
                 value,
                 self.thresholds,
                 "never leave the first step" if too_high else "go to the last step at once",
@@ -140,7 +154,7 @@ class StepFunction(Policy):
 
     def _advance(self, trace: _Trace, record: Record) -> Decision:
         """Replay one epoch: move `trace`, return the decision after it."""
-        value = metric_of(record, self.monitor, self)
+        value = metric_of(record, trace.monitor, self, _INSTEAD_OF_MONITOR)
         was_released = trace.release_left > 0
         improved = value > trace.best
         trace.best = max(trace.best, value)
@@ -162,15 +176,15 @@ class StepFunction(Policy):
             return Decision(
                 UNCOMPRESSED,
                 f"released: {trace.stuck_epochs} epochs at {self.levels[trace.step]} bits"
-                + (" without a better " + self.monitor if self.stagnation == "plateau" else ""),
+                + (" without a better " + trace.monitor if self.stagnation == "plateau" else ""),
             )
         return Decision(self.levels[trace.step], "hold")
 
     def _count_slow(self, trace: _Trace, record: Record, was_released: bool) -> bool:
         """Count slow epochs; True when there are enough of them."""
-        if self.loss is None:
+        if trace.loss is None or (self.loss == AUTO and trace.loss not in record.metrics):
             return False
-        loss, before = metric_of(record, self.loss, self), trace.previous_loss
+        loss, before = metric_of(record, trace.loss, self, _INSTEAD_OF_LOSS), trace.previous_loss
         trace.previous_loss = loss
         if was_released or before is None:
             trace.slow_epochs = 0
@@ -189,8 +203,8 @@ class StepFunction(Policy):
         if trace.step == before:
             return ""
         if trace.step == reached:
-            return f"{self.monitor} {value:.4g} reached {self.thresholds[trace.step - 1]:.4g}"
-        return f"{self.loss} improved by less than {self.min_improvement:.3g} for {self.loss_patience} epochs"
+            return f"{trace.monitor} {value:.4g} reached {self.thresholds[trace.step - 1]:.4g}"
+        return f"{trace.loss} improved by less than {self.min_improvement:.3g} for {self.loss_patience} epochs"
 
     def _cool(self, trace: _Trace) -> bool:
         """Count down the cooldown; return whether this epoch belonged to it."""

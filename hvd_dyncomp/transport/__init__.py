@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
-
-import torch
 
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.launched import has_process_group, initialized_horovod, processes
 
 
 def given_or_horovod(transport: Any) -> Transport:
@@ -30,19 +28,24 @@ def given_or_horovod(transport: Any) -> Transport:
 def given_or_initialized(transport: Any) -> Transport:
     """`transport`; if it is None, Horovod's where it is initialized, or else that of torch's default process group.
 
+    A process that no launcher has started beside others, and that has neither, gets one of a single rank.
+
     Raises:
         TypeError: `transport` is neither a `Transport` nor None.
-        ValueError: neither is initialized.
+        ValueError: neither is initialized, and there are other processes.
     """
     if transport is not None:
         return given(transport)
-    horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and horovod.is_initialized():
+    if initialized_horovod() is not None:
         return given_or_horovod(None)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if has_process_group():
         from hvd_dyncomp.transport import torch_distributed
 
         return torch_distributed.transport()
+    if processes() == 1:
+        from hvd_dyncomp.transport import in_process
+
+        return in_process.World(1).transports[0]
     raise ValueError(
         "nothing connects the ranks: call hvd.init(), or torch.distributed.init_process_group(), or pass transport="
     )

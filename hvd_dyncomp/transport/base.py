@@ -10,6 +10,7 @@ the type of what is sent.
 from __future__ import annotations
 
 import json
+import logging
 import time
 import weakref
 from abc import ABC, abstractmethod
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 One = TypeVar("One", bound="Transport")
 
@@ -182,7 +185,7 @@ def gathered_json(received: torch.Tensor) -> list[Any]:
     return [json.loads(line) for line in received.numpy().tobytes().splitlines()]
 
 
-def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
+def gather_json(transport: Transport, value: Any, name: str, late: tuple[str, str] | None = None) -> list[Any]:
     """Every rank's `value`, in rank order, on every rank. Collective; blocks.
 
     JSON, because what another worker sends should be data and never code. An allgather of bytes, because it works even
@@ -192,10 +195,24 @@ def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
     Args:
         value: plain data (dicts, lists, numbers with NaN and infinities, strings, None).
         name: of the collective.
+        late: for a warning if ranks do not come for 10 s: what they are waited for in, and what to do ("{}" stands for
+            how a program asks for its rank). People call such things under `if rank == 0:`.
     """
     if transport.size == 1:
         return [json.loads(json.dumps(value))]
-    return gathered_json(transport.wait(start_gather_json(transport, value, name)))
+    handle = start_gather_json(transport, value, name)
+    if late is not None and not transport.wait_for(handle, LATE_SECONDS):
+        missing = transport.missing(handle)
+        ranks, (where, remedy) = f"ranks {missing}" if missing else "other ranks", late
+        logger.warning(
+            "rank %d has waited %g s in %s for %s: %s",
+            transport.rank,
+            LATE_SECONDS,
+            where,
+            ranks,
+            remedy.format(transport.rank_call),
+        )
+    return gathered_json(transport.wait(handle))
 
 
 def of_all(size: int, ranks: Sequence[int], lengths: Sequence[int]) -> list[int]:

@@ -23,8 +23,7 @@ from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.meter import allreduce_bytes
 
 if TYPE_CHECKING:
-    from hvd_dyncomp import DynamicQuantizer
-    from hvd_dyncomp.ddp import Quantizer
+    from hvd_dyncomp.session import Session
 
 
 class Baseline:
@@ -87,7 +86,7 @@ class Quantized:
         quantizer: once it has been made.
     """
 
-    quantizer: DynamicQuantizer | Quantizer
+    quantizer: Session
 
     def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
         self.controller = Controller(policy, transport=ranks.transport())

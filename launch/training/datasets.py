@@ -59,8 +59,8 @@ def best_present(data_dir: Path) -> str:
     if importlib.util.find_spec("sklearn") is not None:
         return "digits"
     raise RunError(
-        f"--dataset auto: no data set in {data_dir}, no Debian package dataset-fashion-mnist and no scikit-learn; "
-        "name one with --dataset to download it"
+        f"--dataset auto: no data set in {data_dir}, no Debian package dataset-fashion-mnist and no scikit-learn "
+        "(python -m pip install scikit-learn); name one with --dataset to download it"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,11 @@ from torch import nn
 from common import device, ranks
 from training.compression import Baseline, Quantized
 
+# DDP compares the strides of dimensions of size 1, too, which torch's own rule for gradients leaves open: those of a
+# convolution of grey images have others than its weight, in the same order in memory.
+_STRIDES = "Grad strides do not match bucket view strides"
+# forward_sync_buffers, which is to take its place, is not in every torch.
+_BUFFERS = "`broadcast_buffers` is deprecated"
 _BUCKET_MB = 8  # of the model's, which are handed over when they are full; the quantizer's own are as large
 
 
@@ -57,15 +63,15 @@ class WithDdp:
 
         shared = device.is_shared(next(model.parameters()).device)
         self._group = torch.distributed.new_group(backend="gloo") if shared else None
+        for noise in (_STRIDES, _BUFFERS):
+            warnings.filterwarnings("ignore", noise)
         # Buffers are averaged once an epoch, as with Horovod.
         self.forward = nn.parallel.DistributedDataParallel(
             model, process_group=self._group, bucket_cap_mb=_BUCKET_MB, broadcast_buffers=False
         )
         self.optimizer, self._model = optimizer, model
         if isinstance(compression, Quantized):
-            compression.quantizer = ddp.compress(
-                self.forward, compression.controller, optimizer=optimizer, **compression.arguments
-            )
+            compression.quantizer = ddp.compress(self.forward, compression.controller, **compression.arguments)
         elif compression.bits == 16:
             self.forward.register_comm_hook(self._group, fp16_compress_hook)
 

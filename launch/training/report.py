@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from common.errors import RunError
 from common.files import replace_text
 from common.lines import say
 from training.carried import Carried
+
+try:
+    from tqdm import tqdm
+except ImportError:  # it only draws bars: `pip install .` and torchrun are enough to train
+    tqdm = None
 
 if TYPE_CHECKING:  # report.py is also read by study.py, which needs no Horovod
     from training.engine import Score
@@ -30,9 +33,9 @@ class Progress:
 
     def __init__(self, mode: str, epochs: int, *, rank: int) -> None:
         self._silent = rank != 0
-        self._bars = not self._silent and mode == "auto" and sys.stderr.isatty()
+        self._bars = not self._silent and mode == "auto" and tqdm is not None and sys.stderr.isatty()
         self._epochs = epochs
-        self._bar: tqdm | None = None
+        self._bar: Any = None
 
     def say(self, text: str) -> None:
         """Print a line on rank 0."""

@@ -1,4 +1,4 @@
-"""The examples of two pages run as they stand there, and leave all ranks with the same model."""
+"""The examples for Horovod of two pages run as they stand there, and leave all ranks with the same model."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def report(model, quantizer):
 
 
 def section(heading: str) -> str:
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE)
+    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE)
     assert found is not None, f"no page has a section {heading!r}"
     return found[1]
 
@@ -63,13 +63,13 @@ def fences(text: str) -> list[str]:
 
 
 def program(heading: str, folder: Path, *changes: tuple[str, str]) -> list[str]:
-    """Path of the section's example, after the imports of the first page; `changes`, which it names, are made in it."""
-    (example,) = fences(section(heading))
+    """Path of the section's example, after the pages' imports; `changes`, which it names, are made in it."""
+    *_, example = fences(section(heading))
     for old, new in changes:
         assert example.count(old) == 1 and new in section(heading)
         example = example.replace(old, new)
     path = folder / "program.py"
-    path.write_text("\n".join([fences(TEXT)[0], GIVEN, example]), encoding="utf-8")
+    path.write_text("\n".join([*fences(section("With Horovod")), GIVEN, example]), encoding="utf-8")
     return [str(path)]
 
 

@@ -10,6 +10,7 @@ import torch
 from torchrun import run_program
 
 from common.launcher import TRAINER
+from training import datasets
 
 SECONDS = 240
 DIGITS = ("--dataset", "digits", "--model", "resnet8", "--limit-train", "512", "--epochs", "4")
@@ -39,6 +40,7 @@ def test_a_run_is_resumed_bit_for_bit_and_reported(tmp_path):
     done = train(parts, *ladder, "--resume")
     assert done.returncode == 0 and "resumed after 2 of 4 epochs" in done.stdout, done.stdout
 
+    assert "Warning" not in done.stdout
     assert [line["level"] for line in lines(whole)] == [4, 0.25, 0.25, 8]
     assert lines(whole)[-1]["test_accuracy"] > 0.5
     for line in lines(whole):
@@ -52,6 +54,28 @@ def test_a_run_is_resumed_bit_for_bit_and_reported(tmp_path):
     page = tmp_path / "report.html"
     subprocess.run([sys.executable, "-P", "-m", "hvd_dyncomp.report", str(whole), "--output", str(page)], check=True)
     assert "whole" in page.read_text(encoding="utf-8")
+
+
+def test_nothing_but_torch_and_numpy_is_imported(tmp_path):
+    """Not scikit-learn either, where the digits lie: it would import scipy."""
+    others = ["horovod", "tqdm", "psutil", "scipy", "matplotlib", "torchvision", "tensorboard", "PIL", "mpi4py"]
+    first = tmp_path / "first" / "sitecustomize.py"
+    first.parent.mkdir()
+    first.write_text(f"import sys\nsys.modules.update(dict.fromkeys({others}))\n")
+    (program, folder) = Path(TRAINER), tmp_path / "run"
+    paths = f"{first.parent}:{program.parent}"
+    done = run_program(2, program, *DIGITS, "--epochs", "1", "--output-dir", str(folder), PYTHONPATH=paths)
+    assert done.returncode == 0 and "Warning" not in done.stdout, done.stdout
+    assert len(lines(folder)) == 1
+
+
+def test_no_warning_is_about_the_model(tmp_path):
+    """The strides of the first convolution's gradient, of grey images of this size."""
+    if datasets.best_present(tmp_path) != "fashion-mnist":
+        pytest.skip("there is no Fashion-MNIST")
+    images = ("--dataset", "fashion-mnist", "--limit-train", "256", "--val-size", "200")
+    done = train(tmp_path / "run", *images, "--epochs", "1")
+    assert done.returncode == 0 and "Warning" not in done.stdout, done.stdout
 
 
 @pytest.mark.timeout(SECONDS)

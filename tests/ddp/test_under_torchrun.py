@@ -9,9 +9,13 @@ BODIES = Path(__file__).parent / "bodies"
 
 FILES = [
     *("transport", "agreement", "exchange", "runs", "parted"),
-    *("devices", "layouts", "interrupted", "copies", "averager"),
+    *("devices", "layouts", "interrupted", "copies", "averager", "scaler", "compiled"),
 ]
-JOBS = {2: FILES, 3: FILES, 4: ["exchange", "runs", "averager"]}
+JOBS = {
+    2: FILES,
+    3: [body for body in FILES if body not in ("scaler", "compiled")],  # minutes, in which the ranks do not matter
+    4: ["exchange", "runs", "averager"],
+}
 SECONDS = 300
 
 

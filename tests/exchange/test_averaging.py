@@ -614,11 +614,13 @@ def test_the_controller_compares_the_parameters(ranks, hosts):
 
 @pytest.mark.parametrize("left_out", [False, True])
 def test_the_optimizer_steps_without_momentum_at_few_bits(left_out, caplog):
+    """Nobody names it: it is known by its parameters."""
+
     def program(transport):
         parameter = torch.nn.Parameter(torch.zeros(300))
         optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
         optimizer = without_momentum(optimizer) if left_out else optimizer
-        each = averager(transport, 0.25, named={"a": parameter}, optimizer=optimizer)
+        each = averager(transport, 0.25, named={"a": parameter})
         moved = []
         for step in range(3):
             parameter.grad = noise("a", 300, transport.rank, step)

@@ -98,7 +98,7 @@ def warnings(caplog) -> list[str]:
 
 ADVICE = (
     "every rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; "
-    "use `if hvd.rank() == 0:` only for code that prints or saves"
+    "use 'if hvd.rank() == 0:' only for code that prints or saves"
 )
 
 
@@ -157,7 +157,7 @@ def test_where_missing_ranks_are_not_known_other_ranks_are_waited_for(rank_call,
         World(2).run(lambda transport: transport.rank or Controller(4, transport=transport).step({}))
     [said] = warnings(caplog)
     assert said.startswith("rank 0 has waited 10 s in Controller.step for other ranks: every rank must")
-    assert f"use `if {rank_call} == 0:` only for" in said
+    assert f"use 'if {rank_call} == 0:' only for" in said
 
 
 def test_a_rank_whose_program_fails_is_what_is_raised():

@@ -93,7 +93,7 @@ class Unit:
 class Shards(ShardGradients):
     def __init__(self, units: Sequence[Unit], among) -> None:
         self.transport, self.rank, self.world_size = among, among.rank, among.size
-        self.factor, self.label, self.without_momentum, self.place = 1 / among.size, "fsdp1", False, (0, 1)
+        self.factor, self.label, self.place = 1 / among.size, "fsdp1", (0, 1)
         self._units = units
         self.named = [pair for unit in units for pair in zip(unit.names, unit.parameters, strict=True)]
         self.parts = {name: unit.name for unit in units for name in unit.names}

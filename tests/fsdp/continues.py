@@ -27,7 +27,7 @@ for module in (model[1], model):
     fully_shard(module, mesh=mesh["shard"])
 optimizer = without_momentum(torch.optim.AdamW(model.parameters(), lr=0.01))
 levels = Schedule({0: 1, 3: 4})
-quantizer = fsdp.compress(model, levels, replicas=mesh["replicate"], optimizer=optimizer, min_numel=300)
+quantizer = fsdp.compress(model, levels, replicas=mesh["replicate"], min_numel=300)
 exec(Path(recipe).read_text(encoding="utf-8"))  # noqa: S102
 
 

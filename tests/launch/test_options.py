@@ -144,7 +144,7 @@ def test_help_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             "--policy plateau --levels 1/4,1 --patience 3 --min-improvement 0.02 --cooldown 0",
-            Plateau((0.25, 1), patience=3, threshold=0.02),
+            Plateau((0.25, 1), monitor="val_loss", patience=3, threshold=0.02),
         ),
         (
             "--policy plateau --levels 1/4,1 --monitor val_accuracy",

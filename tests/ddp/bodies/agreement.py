@@ -140,7 +140,7 @@ def test_what_is_wrong_on_one_rank_is_said_on_all(kind, error, text, group, rank
 
 def test_a_rank_that_steps_the_controller_alone(rank, size, caplog, monkeypatch):
     """It says who is missing, once, and not also what every late rank is told."""
-    monkeypatch.setattr("hvd_dyncomp.controller.LATE_SECONDS", 0.3)
+    monkeypatch.setattr("hvd_dyncomp.transport.base.LATE_SECONDS", 0.3)
     monkeypatch.setattr(torch_distributed, "LATE_SECONDS", 0.3)
     monkeypatch.setattr(torch_distributed, "_NOTE_SECONDS", 0.3)
     quantizer = ddp.compress(one := model(1), 16)
@@ -152,7 +152,7 @@ def test_a_rank_that_steps_the_controller_alone(rank, size, caplog, monkeypatch)
     assert len(said) == (rank == 0), said
     for line in said:
         assert f"rank 0 has waited 0.3 s in Controller.step for ranks {list(range(1, size))}: every rank must" in line
-        assert "use `if torch.distributed.get_rank() == 0:` only for code that prints" in line
+        assert "use 'if torch.distributed.get_rank() == 0:' only for code that prints" in line
     dist.barrier()
 
 

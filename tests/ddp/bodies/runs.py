@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from problem import Linear, assert_means, distributed, gradients, same_on_all_ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_dyncomp
-from hvd_dyncomp import Controller, LockstepError, StepFunction, ddp, step_levels
+from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, StepFunction, ddp, step_levels
 from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
@@ -140,7 +142,7 @@ def test_unused_rows_of_an_embedding(bits, rank):
 def test_few_bits_without_momentum():
     model = DistributedDataParallel(Linear())
     optimizer = hvd_dyncomp.without_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
-    ddp.compress(model, 1, optimizer=optimizer)
+    ddp.compress(model, 1)
     for seed in range(3):
         optimizer.zero_grad()
         model(seed).backward()
@@ -150,35 +152,63 @@ def test_few_bits_without_momentum():
 
 
 @pytest.mark.parametrize(
-    ("momentum", "passed", "bits", "said"),
-    [(0.9, False, 0.25, "pass optimizer="), (0.9, True, 0.25, "SGD has a momentum of 0.9"), (0, True, 0.25, "")]
-    + [(0.9, True, 1, ""), (0.9, False, 4, "")],
+    ("momentum", "bits", "said"),
+    [(0.9, 0.25, "SGD has a momentum of 0.9"), (0, 0.25, ""), (0.9, 1, ""), (0.9, 4, "")],
 )
-def test_momentum_at_few_bits_is_warned_of_once(momentum, passed, bits, said, rank, caplog):
+def test_momentum_at_few_bits_is_warned_of_once(momentum, bits, said, rank, caplog):
+    """Of the optimizer that steps these parameters: nobody has named it, and another one steps before it."""
     model = DistributedDataParallel(Linear())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
-    ddp.compress(model, bits, optimizer=optimizer if passed else None)
+    other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.05, momentum=0.7)
+    ddp.compress(model, bits)
     for seed in range(3):
+        other.step()
         model(seed).backward()
         optimizer.step()
     records = [record.getMessage() for record in caplog.records if record.name == "hvd_dyncomp.advice"]
     assert [said in record for record in records] == [True] * (rank == 0 and bool(said)), records
 
 
-class Wrapper(torch.optim.Optimizer):
-    """As Accelerate and Lightning wrap one."""
-
-    def __init__(self, optimizer) -> None:
-        self.optimizer = optimizer
-        self.param_groups = optimizer.param_groups
-
-
-def test_the_optimizer_within_a_wrapper_is_the_one_that_steps():
+def test_optimizers_are_found_when_they_are_made_later_and_share_a_model():
     model = DistributedDataParallel(Linear())
-    optimizer = hvd_dyncomp.without_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
-    ddp.compress(model, 1, optimizer=Wrapper(Wrapper(optimizer)))
+    ddp.compress(model, hvd_dyncomp.Schedule({0: 1}))
+    first, *rest = model.parameters()
+    optimizers = [
+        hvd_dyncomp.without_momentum(torch.optim.SGD(part, lr=0.05, momentum=0.9)) for part in ([first], rest)
+    ]
+    elsewhere = hvd_dyncomp.without_momentum(torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.05))
     model(0).backward()
-    assert optimizer.left_out
+    assert all(optimizer.left_out for optimizer in optimizers) and not elsewhere.left_out
+
+
+def test_ranks_that_differ_in_without_momentum_are_told(rank):
+    model = DistributedDataParallel(Linear())
+    ddp.compress(model, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if rank == 1:
+        hvd_dyncomp.without_momentum(optimizer)
+    model(0).backward()
+    optimizer.step()
+    with pytest.raises(LockstepError, match="rank 0 has without_momentum False, rank 1 has True"):
+        model(1).backward()
+
+
+def test_an_optimizer_that_steps_no_more_is_no_disagreement(rank):
+    """It may live on some ranks longer than on others: a scheduler makes a cycle, and Python collects it some time."""
+    model = DistributedDataParallel(Linear())
+    ddp.compress(model, 1)
+    replaced = [hvd_dyncomp.without_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))]
+    model(0).backward()
+    replaced[0].step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    model(1).backward()
+    optimizer.step()
+    if rank == 0:
+        replaced.clear()
+    for seed in range(2, 4):
+        model(seed).backward()
+        optimizer.step()
+    assert same_on_all_ranks(list(model.parameters()))
 
 
 def test_a_discarded_step_leaves_the_residuals_as_they_were():
@@ -232,10 +262,53 @@ def test_between_steps_only():
     quantizer.state_dict()
 
 
+class _FabricModule(nn.Module):
+    """As Lightning Fabric's, which is known by its name."""
+
+    def __init__(self, model) -> None:
+        super().__init__()
+        self._forward_module = model
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, _FabricModule, lambda model: _FabricModule(torch.compile(model))])
+def test_wrappers_are_looked_through(wrap):
+    model = DistributedDataParallel(Linear())
+    quantizer = ddp.compress(wrap(model), 4)
+    model(0).backward()
+    assert quantizer.meter.total().compressed_values > 0
+
+
+def test_the_states_of_all_ranks_are_one(rank):
+    """And a controller needs no transport: it is that of the process group."""
+    model = DistributedDataParallel(Linear())
+    quantizer = ddp.compress(model, Controller(Schedule({0: 1, 1: 4})))
+    for seed in range(3):
+        model(seed).backward()
+    assert quantizer.controller.step({"loss": float(rank)}) == 4
+    mine, state = quantizer.state_dict(), AllRanks(quantizer).state_dict()
+    assert len(state["ranks"]) == dist.get_world_size()
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, [each.numpy().tobytes() for each in state["ranks"]])
+    assert all(theirs == everyone[0] for theirs in everyone)
+    model(3).backward()
+    AllRanks(quantizer).load_state_dict(state)
+    again = quantizer.state_dict()
+    assert all(torch.equal(again["residuals"][name], residual) for name, residual in mine["residuals"].items())
+    assert any(residual.any() for residual in mine["residuals"].values())
+    other = ddp.compress(DistributedDataParallel(Linear()), Controller(Schedule({0: 1, 1: 4})))
+    AllRanks(other).load_state_dict(state)
+    assert other.bits == 4 and other.controller.history == quantizer.controller.history
+
+
 def test_refused_in_a_sentence():
     model = DistributedDataParallel(Linear())
-    with pytest.raises(TypeError, match=r"model must be a torch.nn.parallel.DistributedDataParallel, got Linear"):
-        ddp.compress(model.module, 4)
+    for wrong, text in (
+        (model.module, r"got Linear.*; pass what the framework has wrapped: .*trainer.model_wrapped"),
+        (4, "got 4$"),
+        (fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (dist.get_world_size(),))), "hvd_dyncomp.fsdp.comp"),
+    ):
+        with pytest.raises(TypeError, match=r"model must be a torch.nn.parallel.DistributedDataParallel, .*" + text):
+            ddp.compress(wrong, 4)
     with pytest.raises(TypeError, match="compress takes no argument levels"):
         ddp.compress(model, 4, levels=3)
     for arguments, text in (
@@ -243,7 +316,6 @@ def test_refused_in_a_sentence():
         ({"rounding": "up"}, "rounding must be"),
         ({"skip": "embedding"}, "skip must be a function"),
         ({"warmup_steps": -1}, "warmup_steps must be"),
-        ({"optimizer": model.parameters()}, "optimizer must be a torch.optim.Optimizer or None, got"),
     ):
         with pytest.raises((TypeError, ValueError), match=text):
             ddp.compress(model, 4, **arguments)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import io
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
-from hvd_dyncomp import Controller, Schedule, ddp, fsdp, without_momentum
+from hvd_dyncomp import AllRanks, Controller, Schedule, ddp, fsdp, without_momentum
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 16, 32])
@@ -232,8 +233,8 @@ def test_momentum_is_left_out_of_shards(kind):
             group.update(momentum=0.0, lr=0.1)
         else:
             group["betas"] = (0.0, group["betas"][1])
-    schedule = Controller(Schedule({0: 1, 2: 8}), transport=ddp.transport())
-    quantizer = fsdp.compress(model, schedule, replicas=mesh()["replicate"], optimizer=optimizer, min_numel=1)
+    schedule = Controller(Schedule({0: 1, 2: 8}))
+    quantizer = fsdp.compress(model, schedule, replicas=mesh()["replicate"], min_numel=1)
     for seed in range(2):
         a_step(model, seed)
         for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
@@ -246,6 +247,43 @@ def test_momentum_is_left_out_of_shards(kind):
     a_step(model, 2)
     optimizer.step()
     assert quantizer.bits == 8 and not optimizer.left_out
+
+
+def test_the_states_of_all_ranks_are_one(rank, caplog):
+    """With other replicas, all that they carried arrives once; of other shards nothing is taken over."""
+    _, model, quantizer = compressed(1, hierarchical=False)
+    for seed in range(3):
+        a_step(model, seed)
+    mine, state = quantizer.state_dict()["residuals"], AllRanks(quantizer).state_dict()
+    assert any(residual.any() for residual in mine.values())
+    a_step(model, 3)
+    AllRanks(quantizer).load_state_dict(state)
+    again = quantizer.state_dict()["residuals"]
+    assert all(torch.equal(again[name], residual) for name, residual in mine.items())
+
+    replicas = mesh()["replicate"].get_group()
+    shards = dist.get_world_size() // replicas.size()
+    AllRanks(quantizer).load_state_dict({**state, "ranks": state["ranks"][:shards]})  # of the first replica
+    for name, residual in quantizer.state_dict()["residuals"].items():
+        whole, first = residual.float(), mine[name].float()
+        dist.all_reduce(whole, group=replicas)
+        dist.broadcast(first, dist.get_global_rank(replicas, 0), group=replicas)
+        assert (whole - first).norm() <= 0.02 * first.norm() or name.endswith("bias")
+
+    others = []
+    for each in state["ranks"]:
+        file = io.BytesIO(each.numpy().tobytes())
+        others.append(packed({**torch.load(file, weights_only=True), "shard": [0, 99]}))
+    AllRanks(quantizer).load_state_dict({**state, "ranks": others})
+    assert ("other shards of the parameters" in caplog.text) == (rank == 0)
+    assert not any(residual.any() for residual in quantizer.state_dict()["residuals"].values())
+    a_step(model, 4)
+
+
+def packed(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
 
 def test_skipped_and_half():

@@ -42,7 +42,7 @@ def alone(size) -> int:
 @pytest.mark.parametrize("late", [True, False])
 def test_who_waits_says_so_and_a_late_rank_does_no_harm(late, alone, rank, caplog, monkeypatch):
     """Either that rank is late, or all the others are."""
-    monkeypatch.setattr("hvd_dyncomp.controller.LATE_SECONDS", PATIENCE)
+    monkeypatch.setattr("hvd_dyncomp.transport.base.LATE_SECONDS", PATIENCE)
     run = Run(f"late.{late}")
     for epoch in range(2):
         run.train(epoch)
@@ -55,4 +55,4 @@ def test_who_waits_says_so_and_a_late_rank_does_no_harm(late, alone, rank, caplo
     assert len(said) == (2 if (rank == alone) != late else 0), said
     for line in said:
         assert f"rank {rank} has waited 1 s in Controller.step for other ranks: every rank must call" in line
-        assert "use `if hvd.rank() == 0:` only for code that prints or saves" in line
+        assert "use 'if hvd.rank() == 0:' only for code that prints or saves" in line

@@ -8,7 +8,7 @@ import pytest
 import torch
 from problem import Problem, same_on_all_ranks
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Static, StepFunction
+from hvd_dyncomp import AllRanks, Controller, DynamicQuantizer, Static, StepFunction
 
 
 class Run:
@@ -70,6 +70,21 @@ def test_resume_equals_no_interruption(rounding):
             assert torch.equal(p, whole.problem.parameters[name]), name
         totals = [run.quantizer.meter.total() for run in (whole, after)]
         assert totals[0].sent_bytes == totals[1].sent_bytes and totals[0].steps == totals[1].steps
+
+
+def test_one_state_of_all_ranks_resumes_as_well():
+    """`hvd.broadcast_object` hands on what rank 0 has, as a framework's file does."""
+    whole, before, after = Run(), Run(), Run()
+    whole.epochs(0, 6)
+    before.epochs(0, 3)
+    state = hvd.broadcast_object(AllRanks(before.quantizer).state_dict(), root_rank=0, name="state")
+    for name, p in after.problem.parameters.items():
+        p.data.copy_(before.problem.parameters[name])
+    AllRanks(after.quantizer).load_state_dict(state)
+    after.epochs(3, 6)
+    assert after.controller.history == whole.controller.history
+    for name, p in after.problem.parameters.items():
+        assert torch.equal(p, whole.problem.parameters[name]), name
 
 
 def test_state_of_another_rank_is_refused(rank, size):

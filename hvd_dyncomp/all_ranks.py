@@ -1,0 +1,135 @@
+"""The states of all ranks as one, for frameworks that keep what rank 0 has."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hvd_dyncomp.checks import shown
+from hvd_dyncomp.exchange import residual_state
+from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport.base import gather_json
+
+logger = logging.getLogger(__name__)
+
+LATE = "every rank must call it; use 'if {} == 0:' only for code that writes the file"
+
+
+class AllRanks:
+    """The state of a quantizer on all ranks, and its controller's, for checkpoints that have one file.
+
+        accelerator.register_for_checkpointing(AllRanks(quantizer))
+
+    Each rank has residuals of its own, so the state of one rank is not enough to resume.
+
+    A state takes 2 bytes per value and rank: in the file, and on every rank while it is made or loaded. For large
+    models on many ranks save one `quantizer.state_dict()` per rank.
+
+    Args:
+        quantizer: a `DynamicQuantizer`, an `Averager`, or what `compress` has returned. If its optimizer has a Horovod
+            process set, attach it before you load a state.
+
+    Raises:
+        TypeError: it is something else.
+
+    Examples:
+        >>> from hvd_dyncomp import Averager
+        >>> averager = Averager([("weight", torch.zeros(2000))], 4)
+        >>> sorted(AllRanks(averager).state_dict())
+        ['controller', 'ranks']
+    """
+
+    def __init__(self, quantizer: Session) -> None:
+        if not isinstance(quantizer, Session):
+            raise TypeError(
+                "quantizer must be a DynamicQuantizer, an Averager or what compress has returned, got "
+                f"{shown(quantizer)}"
+            )
+        self.quantizer = quantizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all ranks, in rank order. Collective: every rank calls it, between steps; all return the same.
+
+        Returns:
+            "ranks": each rank's `quantizer.state_dict()`, as `torch.save` writes it into a uint8 vector; "controller".
+
+        Raises:
+            RuntimeError: gradients are in flight, here or on another rank; on every rank.
+        """
+        transport = self.quantizer.everyone
+        wrong: Exception | None = None
+        mine = torch.empty(0, dtype=torch.uint8)
+        try:
+            mine = _packed(self.quantizer.state_dict())
+        except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
+            wrong = error
+        report = {"bytes": mine.numel()} if wrong is None else {"error": f"{type(wrong).__name__}: {wrong}"}
+        reports = gather_json(transport, report, "hvd_dyncomp.all_ranks", late=("AllRanks.state_dict", LATE))
+        if wrong is not None:
+            raise wrong
+        for rank, theirs in enumerate(reports):
+            if "error" in theirs:
+                raise RuntimeError(f"rank {rank} has no state: {theirs['error']}")
+        lengths = [theirs["bytes"] for theirs in reports]
+        if transport.size > 1:
+            mine = transport.wait(transport.allgather(mine, "hvd_dyncomp.all_ranks.states", lengths))
+        return {"ranks": list(mine.split(lengths)), "controller": self.quantizer.controller.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over this rank's part of a state, and the controller's. Every rank calls it, with the same state.
+
+        With the same ranks, a run then continues bit for bit. With another number of ranks, each takes over an equal
+        part of the sum of all residuals, so that they still arrive once. What fits no rank is dropped, and a warning
+        says so (FSDP: where models are sharded among another number of ranks).
+
+        Raises:
+            ValueError: it does not come from `AllRanks.state_dict()`, or is of another model; nothing has changed.
+            RuntimeError: as the quantizer's `load_state_dict`.
+        """
+        try:
+            packed, controller = state["ranks"], state["controller"]
+            mine = self._of_this_rank(packed)
+        except Exception as error:  # a file may contain anything
+            raise ValueError(
+                f"state must come from AllRanks.state_dict(), got {shown(state)}: {shown(error)}"
+            ) from error
+        before = self.quantizer.controller.state_dict()
+        self.quantizer.controller.load_state_dict(controller)
+        try:
+            self.quantizer.load_state_dict(mine)
+        except BaseException:
+            self.quantizer.controller.load_state_dict(before)
+            raise
+
+    def _of_this_rank(self, packed: list[torch.Tensor]) -> Mapping[str, Any]:
+        everyone, (place, sharers) = self.quantizer.everyone, self.quantizer.share
+        own = _unpacked(packed[min(everyone.rank, len(packed) - 1)])
+        if len(packed) == everyone.size and own.get("shard") == place:
+            return own
+        # One after the other: all of them may be many times the model.
+        fitting = (state for state in map(_unpacked, packed) if state.get("shard") == place)
+        residuals = residual_state.joined(fitting, sharers)
+        if residuals is None and everyone.rank == 0:
+            logger.warning(
+                "AllRanks: the state is of %d ranks with other shards of the parameters than those of the %d ranks "
+                "now; residuals are dropped, and begin at zero",
+                len(packed),
+                everyone.size,
+            )
+        meter = own["meter"] if everyone.rank < len(packed) else Meter().state_dict()
+        return {**own, **(residuals or residual_state.NOTHING), "rank": None, "shard": place, "meter": meter}
+
+
+def _packed(state: Mapping[str, Any]) -> torch.Tensor:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+
+
+def _unpacked(packed: torch.Tensor) -> dict[str, Any]:
+    return torch.load(io.BytesIO(packed.cpu().numpy().tobytes()), weights_only=True)

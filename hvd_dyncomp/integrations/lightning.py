@@ -1,0 +1,115 @@
+"""The exchange for Lightning's Trainer; docs/frameworks.md has a whole program."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hvd_dyncomp import ddp
+from hvd_dyncomp.all_ranks import AllRanks
+from hvd_dyncomp.checks import shown
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.session import Session
+
+# Lightning is there under two names, often at once. Each takes only callbacks that derive from its own class.
+_bases, _missing = [], None
+for _package in ("lightning.pytorch", "pytorch_lightning"):
+    try:
+        _bases.append(importlib.import_module(_package).Callback)
+    except ModuleNotFoundError as _error:
+        _missing = _error
+if not _bases:
+    raise ImportError("hvd_dyncomp.integrations.lightning needs Lightning: run 'pip install lightning'") from _missing
+
+
+class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases that are known before the program runs
+    """Compress the gradients of a Trainer with DDP, and move the level after each validation.
+
+        callback = CompressionCallback(StepFunction())
+        trainer = L.Trainer(strategy="ddp", callbacks=[callback])
+
+    It calls `hvd_dyncomp.ddp.compress` when `fit` begins, and `controller.step` when a validation within `fit` ends
+    (not after the sanity check). Each validation is an "epoch" of the controller. Lightning's checkpoints get the state
+    of all ranks and of the controller, as `AllRanks` makes it, and a run that `fit(ckpt_path=...)` resumes continues
+    with it; with a checkpoint that has none, it begins with residuals of zero. A second `fit` of the same module goes
+    on with residuals and controller, too. With one process nothing is compressed.
+
+    Args:
+        controller: a `Controller`, a policy or a level, as for `ddp.compress`.
+        metrics: names of those in `trainer.callback_metrics` that the controller gets, the same on every rank; default:
+            those that the validation has logged. What training logs once per epoch is there only after validation, from
+            the second epoch on, and old.
+        arguments: those of `ddp.compress`.
+
+    Attributes:
+        quantizer: what `ddp.compress` has returned, with `controller` and `meter`; None before `fit`.
+
+    Raises:
+        TypeError: `metrics` is no sequence of names. `fit` raises what `ddp.compress` raises.
+
+    Examples:
+        >>> callback = CompressionCallback(4, metrics=["val_loss"], rounding="stochastic")
+        >>> callback.quantizer is None, callback.state_dict()
+        (True, {})
+    """
+
+    def __init__(
+        self,
+        controller: Controller | Policy | float | None = None,
+        *,
+        metrics: Iterable[str] | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__()
+        if isinstance(metrics, (list, tuple)) and all(isinstance(name, str) for name in metrics):
+            metrics = tuple(metrics)
+        elif metrics is not None:
+            raise TypeError(f"metrics must be a list or tuple of names, got {shown(metrics)}")
+        self.quantizer: Session | None = None
+        self._controller, self._metrics, self._arguments = controller, metrics, arguments
+        self._module: Any = None  # whose gradients the quantizer compresses
+        self._loaded: Mapping[str, Any] | None = None  # a checkpoint's state, until there is a quantizer
+        self._fitting = False  # with the quantizer
+        self._before: dict[str, Any] = {}  # the metrics when validation began
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lightning calls it when fit, validate, test or predict begins, before a checkpoint is loaded."""
+        self._loaded, self._fitting = None, False
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Compress the model, which DDP has wrapped by now, anew in every fit."""
+        controller, state = self._controller, None
+        if self.quantizer is not None and self._module is pl_module:
+            controller, state = self.quantizer.controller, self.quantizer.state_dict()
+        self.quantizer, self._module = None, pl_module  # the old one goes, with its connections, before there is a new
+        self.quantizer = ddp.compress(trainer.strategy.model, controller, **self._arguments)
+        if self._loaded:
+            AllRanks(self.quantizer).load_state_dict(self._loaded)
+        elif state is not None:
+            self.quantizer.load_state_dict(state)
+        self._loaded, self._fitting = None, True
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Remember which metrics are old."""
+        self._before = dict(trainer.callback_metrics)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Move the level; before Lightning saves a checkpoint."""
+        if self._fitting and self.quantizer is not None and not trainer.sanity_checking:
+            found = trainer.callback_metrics
+            names = [name for name in found if found[name] is not self._before.get(name)]
+            names = names if self._metrics is None else [name for name in self._metrics if name in found]
+            self.quantizer.controller.step({name: found[name] for name in names})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all ranks. Collective: Lightning calls it on every rank, and keeps what rank 0 gets."""
+        return {} if self.quantizer is None else AllRanks(self.quantizer).state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the state of a checkpoint, which Lightning loads before `on_fit_start`, or a tuner within fit."""
+        if self._fitting and self.quantizer is not None:
+            AllRanks(self.quantizer).load_state_dict(state_dict)
+        else:
+            self._loaded = state_dict

@@ -1,0 +1,130 @@
+"""A callback for Transformers' Trainer: compresses, moves the level, and keeps all ranks' states in checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+
+from hvd_dyncomp import ddp
+from hvd_dyncomp.all_ranks import AllRanks
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport import processes
+from hvd_dyncomp.transport.base import gather_json
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ImportError as error:
+    raise ImportError("hvd_dyncomp.integrations.transformers needs Transformers: pip install transformers") from error
+
+logger = logging.getLogger(__name__)
+
+FILE = "quantizer.pt"  # in a checkpoint's folder
+NOISE = ("_runtime", "_per_second", "_time", "epoch")  # metrics that differ between ranks or say nothing of training
+UNWRAPPED = (
+    "Trainer has not wrapped the model in DistributedDataParallel, so each rank would train alone: call evaluate() and "
+    "predict() after train(), or use eval_on_start=True; on CPUs pass use_cpu=True"
+)
+
+
+class CompressionCallback(TrainerCallback):
+    """Compresses the gradients of a `Trainer` that trains with DistributedDataParallel.
+
+        trainer = Trainer(model, args, train_dataset=..., eval_dataset=..., compute_metrics=...)
+        trainer.add_callback(CompressionCallback(trainer, StepFunction()))
+
+    - When training begins, it calls `hvd_dyncomp.ddp.compress` for the model as Trainer has wrapped it.
+    - After each evaluation it steps the controller, with the metrics and `train_loss`, the latest that was logged.
+      An evaluation counts if the model has trained since the one before.
+    - Each checkpoint gets a file `quantizer.pt`, the state of all ranks (`AllRanks` says how large). Training that is
+      resumed without this file logs a warning, and residuals and controller begin anew.
+    - One process compresses nothing, and says so in a warning.
+    - A second `train()` goes on with the quantizer, or makes another one for another model (`model_init`).
+
+    Args:
+        trainer: the `Trainer` that gets the callback. Do not call its `evaluate` or `predict` before `train`.
+        controller: a policy, a level or a `Controller`; default `StepFunction()`. For a policy, Trainer must evaluate:
+            `eval_strategy="epoch"`, and `logging_strategy="epoch"` for the training loss.
+        arguments: those of `hvd_dyncomp.ddp.compress`.
+
+    Attributes:
+        quantizer: what `compress` has returned; None before training.
+
+    Raises:
+        TypeError: `trainer` is no `Trainer`; from `train()`, the model is not compressed, and the message says why.
+
+    Examples:
+        >>> CompressionCallback(None, 4)
+        Traceback (most recent call last):
+        TypeError: trainer must be a transformers.Trainer, got NoneType
+    """
+
+    def __init__(self, trainer: Trainer, controller: Controller | Policy | float | None = None, **arguments: Any):
+        if not isinstance(trainer, Trainer):
+            raise TypeError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
+        self.trainer, self._controller, self._arguments = trainer, controller, arguments
+        self.quantizer: Session | None = None
+        self._model: torch.nn.Module | None = None  # that is compressed
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compress the model, and load the checkpoint's file. Model and optimizer are loaded already."""
+        model = self.trainer.model_wrapped
+        if self.quantizer is None or model is not self._model:
+            if processes() > 1 and model is self.trainer.model and not self.trainer.is_fsdp_enabled:
+                raise TypeError(UNWRAPPED)
+            self.quantizer = ddp.compress(model, self._controller, **self._arguments)
+            self._model = model
+        self._seen = state.global_step  # the latest step at which an evaluation does not count
+        if state.global_step > 0:
+            self._load(args, state, self.quantizer)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
+        """Step the controller. Before `on_save` of the same step."""
+        if self.quantizer is None or state.global_step == self._seen:
+            return
+        self._seen = state.global_step
+        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+        seen = {name: value for name, value in numbers.items() if not name.endswith(NOISE)}
+        losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
+        self.quantizer.controller.step({**seen, "train_loss": losses[-1]} if losses else seen)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the file into the checkpoint that Trainer has just written."""
+        if self.quantizer is None or args.save_only_model:
+            return
+        everything = AllRanks(self.quantizer).state_dict()  # on every rank
+        if args.should_save:
+            path = os.path.join(_own_folder(args, state), FILE)
+            torch.save(everything, f"{path}.new")
+            os.replace(f"{path}.new", path)
+
+    def _load(self, args: Any, state: Any, quantizer: Session) -> None:
+        given = args.resume_from_checkpoint  # Trainer tells nobody what train(resume_from_checkpoint=...) got
+        folder = given if given and os.path.isdir(given) else _own_folder(args, state)
+        path, missing, saved = os.path.join(folder, FILE), "", {}
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # noqa: BLE001  # a file may contain anything
+            missing = f"{type(error).__name__}: {error}"
+        reports = gather_json(quantizer.everyone, missing, "hvd_dyncomp.integrations.transformers")
+        if not any(reports):
+            AllRanks(quantizer).load_state_dict(saved)
+        elif quantizer.everyone.rank == 0:
+            logger.warning(
+                "%s cannot be read on all ranks (%s), so residuals and controller begin anew; if the checkpoint is "
+                "elsewhere, pass its folder to TrainingArguments(resume_from_checkpoint=...), too",
+                path,
+                next(filter(None, reports)),
+            )
+
+
+def _own_folder(args: Any, state: Any) -> str:
+    """Where Trainer keeps the checkpoint of this step."""
+    return os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")

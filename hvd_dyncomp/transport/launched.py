@@ -1,0 +1,36 @@
+"""How many processes train together, before anything connects them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+
+import torch
+
+# How many processes mpirun, horovodrun, torchrun and others have started, in the words of each.
+_SIZES = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def processes() -> int:
+    """How many train together: by Horovod or torch's process group where one is initialized, or else by the launcher.
+
+    Not collective.
+    """
+    horovod = initialized_horovod()
+    if horovod is not None:
+        return horovod.size()
+    if has_process_group():
+        return torch.distributed.get_world_size()
+    return max([1, *(int(size) for name in _SIZES if (size := os.environ.get(name, "")).isdecimal())])
+
+
+def initialized_horovod() -> ModuleType | None:
+    """Horovod, if it is initialized."""
+    horovod = sys.modules.get("horovod.torch")
+    return horovod if horovod is not None and horovod.is_initialized() else None
+
+
+def has_process_group() -> bool:
+    """Whether torch's default process group is initialized."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

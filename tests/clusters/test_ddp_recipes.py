@@ -1,0 +1,198 @@
+"""The programs of docs/frameworks.md for DistributedDataParallel run as they stand there, and resume bit for bit."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipes import EXAMPLES, need, said_by
+
+pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
+
+PAGE = (EXAMPLES.parent / "frameworks.md").read_text(encoding="utf-8")
+TRAINER, ACCELERATE, TORCH = SECTIONS = ("Transformers' Trainer", "Accelerate", "Plain torch")
+NEEDED = {TRAINER: ["transformers", "accelerate"], ACCELERATE: ["accelerate"], TORCH: []}
+POLICY = "hvd_dyncomp.StepFunction()"
+BITS_4 = (POLICY, "4")
+CLIMBS = {  # through levels of which the second comes before the run is stopped, the third after it
+    TRAINER: (POLICY, 'hvd_dyncomp.StepFunction(thresholds=(0.9, 0.94), monitor="eval_accuracy", loss="eval_loss")'),
+    ACCELERATE: (POLICY, "hvd_dyncomp.StepFunction(thresholds=(0.6, 0.8), cooldown=1)"),
+    TORCH: (POLICY, "hvd_dyncomp.StepFunction(thresholds=(0.6, 0.8), cooldown=1)"),
+}
+BF16 = {
+    TRAINER: ("bf16=False", "bf16=True"),
+    ACCELERATE: ('mixed_precision="no"', 'mixed_precision="bf16"'),
+    TORCH: ("enabled=False", "enabled=True"),
+}
+STOP = (".epoch, 4)", ".epoch, 2)")
+
+# Before and after a program: what it has trained, by epoch.
+BEFORE = """
+import hashlib
+import json
+import os
+
+import hvd_dyncomp
+
+def digest(parameters):
+    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in parameters)).hexdigest()[:16]
+
+def step(controller, *arguments, **named):
+    bits = controller_step(controller, *arguments, **named)
+    models = hvd_dyncomp.controller.replicas.models_of(controller)
+    epochs[controller.epoch - 1] = digest(each for model in models.values() for _, each in model)
+    return bits
+
+controller_step, hvd_dyncomp.Controller.step, epochs = hvd_dyncomp.Controller.step, step, {}
+"""
+AFTER = """
+quantizer = globals().get("quantizer") or compression.quantizer
+total, history = quantizer.meter.total(), quantizer.controller.history
+print("REPORT" + json.dumps({
+    "rank": int(os.environ.get("RANK", 0)),
+    "epochs": epochs,
+    "levels": [record.bits for record in history],
+    "metrics": [record.metrics for record in history],
+    "sent": total.sent_bytes / max(total.float32_bytes, 1),
+    "steps": quantizer.state_dict()["steps"],
+}) + "END", flush=True)
+"""
+
+
+def runs(section: str, folder: Path, *changes: tuple[str, str], ranks: int = 2) -> tuple[dict, str]:
+    """Runs a section's program; what rank 0 reports, with whom all others agree, and all that was said.
+
+    Args:
+        changes: what takes the place of what in the program.
+        ranks: 0 starts it without torchrun.
+    """
+    need(*NEEDED[section])
+    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    [program] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    for old, new in changes:
+        assert program.count(old) == 1, old
+        program = program.replace(old, new)
+    (folder / "train.py").write_text(BEFORE + program + AFTER, encoding="utf-8")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
+    said = said_by([sys.executable, *launcher, "train.py"], 150, cwd=folder)
+    reports = [json.loads(line) for line in re.findall(r"REPORT(\{.*?\})END", said)]
+    assert sorted(report.pop("rank") for report in reports) == list(range(max(ranks, 1)))
+    for report in reports:
+        assert {**report, "sent": 0} == {**reports[0], "sent": 0}
+    return reports[0], said
+
+
+def stopped(section: str, folder: Path, *changes: tuple[str, str]) -> None:
+    """Leaves what a run that was stopped after two of four epochs leaves."""
+    if section != TRAINER:  # whose schedule depends on the number of epochs
+        report, _ = runs(section, folder, *changes, STOP)
+        assert len(report["epochs"]) == 2
+        return
+    if not (folder / "run").exists():
+        runs(section, folder, *changes)
+    for checkpoint in sorted((folder / "run").iterdir(), key=lambda path: int(path.name.split("-")[1]))[2:]:
+        shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_as_it_stands(section, tmp_path):
+    report, _ = runs(section, tmp_path)
+    assert len(report["epochs"]) == 4 and report["steps"] == 4 * 512 / (2 * 16 * 2)
+    assert 0.12 < report["sent"] < 0.6 and report["levels"] == sorted(report["levels"])
+    assert max(next(v for k, v in each.items() if "accuracy" in k) for each in report["metrics"]) > 0.75
+    assert all("train_loss" in each and not any("second" in name for name in each) for each in report["metrics"])
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("how", ["4 bits", "climbs", "bf16"])
+def test_a_resumed_run_is_the_uninterrupted_one(section, how, tmp_path):
+    changes = [BITS_4 if how == "4 bits" else CLIMBS[section], *([BF16[section]] if how == "bf16" else [])]
+    whole, _ = runs(section, tmp_path, *changes)
+    if how == "4 bits":
+        assert 0.12 < whole["sent"] < 0.2 and set(whole["levels"]) == {4}
+    elif how == "climbs":
+        assert whole["levels"][1] < whole["levels"][3] and whole["levels"][1] > 4
+    if section != TRAINER:
+        tmp_path = tmp_path / "again"
+        tmp_path.mkdir()
+    stopped(section, tmp_path, *changes)
+    rest, said = runs(section, tmp_path, *changes)
+    assert list(rest["epochs"]) == ["2", "3"] and "begin anew" not in said
+    assert rest["epochs"] == {epoch: whole["epochs"][epoch] for epoch in ("2", "3")}
+    assert (rest["levels"], rest["metrics"], rest["steps"]) == (whole["levels"], whole["metrics"], whole["steps"])
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_another_number_of_ranks_goes_on(section, tmp_path):
+    changes = CLIMBS[section]
+    stopped(section, tmp_path, changes)
+    shutil.copytree(tmp_path, tmp_path / "one")
+    for folder, ranks in ((tmp_path, 3), (tmp_path / "one", 1)):
+        report, said = runs(section, folder, changes, ranks=ranks)
+        assert len(report["levels"]) >= 4 and report["levels"][1] > 4  # Trainer counts epochs anew, by steps
+        assert "begin anew" not in said and "dropped" not in said
+
+
+@pytest.mark.parametrize("section", [TRAINER, ACCELERATE])
+def test_one_process_compresses_nothing(section, tmp_path):
+    report, said = runs(section, tmp_path, CLIMBS[section], ranks=0)
+    assert report["sent"] == 0 and len(report["levels"]) == 4
+    assert said.count("one process trains this model") == 1
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_momentum_is_left_out_where_the_program_says_so(section, tmp_path):
+    said, found = [], set()
+    for number, instead in enumerate(["# hvd_dyncomp.without", "hvd_dyncomp.without"]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        report, words = runs(section, folder, (POLICY, "0.25"), ("# hvd_dyncomp.without", instead))
+        said.append("second momentum" in words)
+        found.add(report["epochs"]["3"])
+    assert said == [True, False] and len(found) == 2
+
+
+class TestTrainer:
+    """What only Trainer can do."""
+
+    def test_a_checkpoint_without_the_file_is_resumed(self, tmp_path):
+        stopped(TRAINER, tmp_path, BITS_4)
+        for path in (tmp_path / "run").glob("*/quantizer.pt"):
+            path.unlink()
+        report, said = runs(TRAINER, tmp_path, BITS_4)
+        assert len(report["epochs"]) == 2 == len(report["levels"]) and said.count("begin anew") == 1
+
+    def test_a_checkpoint_from_elsewhere(self, tmp_path):
+        whole, _ = runs(TRAINER, tmp_path, BITS_4)
+        stopped(TRAINER, tmp_path, BITS_4)
+        [_, newest] = sorted((tmp_path / "run").iterdir(), key=lambda path: int(path.name.split("-")[1]))
+        newest.rename(tmp_path / "elsewhere")
+        shutil.rmtree(tmp_path / "run")
+        here = ('get_last_checkpoint("run") if os.path.isdir("run") else None', '"elsewhere"')
+        report, said = runs(TRAINER, tmp_path, BITS_4, here)
+        assert said.count("begin anew") == 1 and len(report["levels"]) == 2
+        report, said = runs(TRAINER, tmp_path, BITS_4, here, ('"run",', '"run", resume_from_checkpoint="elsewhere",'))
+        assert "begin anew" not in said and report["epochs"]["3"] == whole["epochs"]["3"]
+
+    def test_evaluation_before_training_is_refused(self, tmp_path, capsys):
+        refused = (
+            "trainer.train(resume",
+            "trainer.evaluate()\ntry:\n    trainer.train()\nexcept TypeError as error:\n"
+            "    print(f'REFUSED {error}\\n', end='', flush=True)\n    raise SystemExit\ntrainer.train(resume",
+        )
+        with pytest.raises(AssertionError):  # no report
+            runs(TRAINER, tmp_path, BITS_4, refused)
+        assert capsys.readouterr().out.count("REFUSED Trainer has not wrapped the model") == 2
+
+    def test_training_twice_and_other_evaluations(self, tmp_path):
+        """They do not count: at the start, after training, and of a second data set."""
+        again = ("else None)", "else None)\ntrainer.evaluate()\ntrainer.train()\n")
+        others = ("eval_dataset=data[512:]", "eval_dataset={'a': data[512:], 'b': data[600:]}")
+        report, _ = runs(TRAINER, tmp_path, BITS_4, again, others, ("bf16=False", "eval_on_start=True"))
+        assert len(report["levels"]) == 8 and report["steps"] == 64
+        assert {name for each in report["metrics"] for name in each} == {"eval_a_loss", "eval_a_accuracy", "train_loss"}

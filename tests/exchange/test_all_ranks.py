@@ -1,0 +1,183 @@
+"""One state of all ranks: it goes on bit for bit on as many ranks, and without a loss on more or fewer."""
+
+import io
+import logging
+
+import pytest
+import torch
+from simulated import noise, places
+
+from hvd_dyncomp import AllRanks, Averager, Controller, Schedule
+from hvd_dyncomp.transport.in_process import Deadlock, World
+
+SHAPES = {"matrix": (40, 33), "odd": (1031,), "small": (7,)}
+ARGUMENTS = {"block_size": 64, "min_numel": 20, "bucket_bytes": 3000}
+STEPS = 3
+
+
+def averager(transport, levels, **arguments):
+    parameters = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    controller = Controller(Schedule(levels), transport=transport)
+    return Averager(parameters.items(), controller, transport=transport, **{**ARGUMENTS, **arguments})
+
+
+def gradients(rank, step):
+    return [noise(name, torch.Size(shape).numel(), rank, step).view(shape) for name, shape in SHAPES.items()]
+
+
+def trained(each, rank, steps=range(STEPS)):
+    for step in steps:
+        tensors = gradients(rank, step)
+        each.mean_(tensors)
+    return tensors
+
+
+def kept(state):
+    """What a framework reads from its file again."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@places("2", "3", "2x2")
+@pytest.mark.parametrize("bits", [0.25, 4])
+def test_the_same_ranks_go_on_bit_for_bit(ranks, hosts, bits):
+    def whole(transport):
+        each = averager(transport, {0: bits, 1: 1})
+        trained(each, transport.rank)
+        each.controller.step({"loss": 1.0})
+        state = AllRanks(each).state_dict()
+        return state, trained(each, transport.rank, range(STEPS, 2 * STEPS)), each.state_dict()
+
+    before = World(ranks, hosts=hosts).run(whole)
+    file = kept(before[0][0])  # rank 0's
+    assert all(torch.equal(*pair) for state, *_ in before for pair in zip(state["ranks"], file["ranks"], strict=True))
+
+    def resumed(transport):
+        each = averager(transport, {0: bits, 1: 1})
+        AllRanks(each).load_state_dict(file)
+        assert each.bits == 1 and each.controller.epoch == 1
+        return trained(each, transport.rank, range(STEPS, 2 * STEPS)), each.state_dict()
+
+    for (_, means, state), (again, state_again) in zip(before, World(ranks, hosts=hosts).run(resumed), strict=True):
+        assert all(map(torch.equal, means, again))
+        for name, residual in state["residuals"].items():
+            assert torch.equal(residual, state_again["residuals"][name])
+
+
+@pytest.mark.parametrize("bits", [0.25, 1, 4])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("2", "3"), ("3", "2"), ("5", "2"), ("2", "5"), ("2x2", "2"), ("2x2", "3"), ("3", "2x2"), ("2", "2x3")],
+)
+def test_what_waited_arrives_once_whatever_the_number_of_ranks(before, after, bits):
+    """At 32 bits all residuals leave: with the same gradients, the same means."""
+
+    def world(text):
+        hosts, _, local = text.rpartition("x")
+        size = int(hosts or 1) * int(local)
+        return World(size, hosts=[rank // int(local) for rank in range(size)] if hosts else ())
+
+    def train(transport):
+        each = averager(transport, {0: bits, 1: 32})
+        trained(each, transport.rank)
+        each.controller.step({})
+        state = AllRanks(each).state_dict()
+        return state, delivered(each)
+
+    def go_on(transport):
+        each = averager(transport, {0: bits, 1: 32})
+        AllRanks(each).load_state_dict(state)
+        assert each.state_dict()["steps"] == STEPS
+        return delivered(each)
+
+    def delivered(each):
+        ones = [torch.ones(shape) for shape in SHAPES.values()]
+        each.mean_(ones)
+        return [one - 1 for one in ones]
+
+    state, expected = world(before).run(train)[0]
+    assert all(float(each.abs().max()) > 1e-3 for each in expected[:2])
+    for got in world(after).run(go_on):
+        for one, other in zip(got, expected, strict=True):
+            assert (one - other).norm() <= 0.02 * other.norm() + 1e-6
+
+
+def test_what_no_rank_takes_is_not_lost_when_it_is_saved_again():
+    """A job of two ranks goes on as one, then as two: in between nothing is exchanged, and all of it waits."""
+
+    def residuals(state):
+        total = {name: torch.zeros(shape) for name, shape in SHAPES.items() if name != "small"}
+        for each in state["ranks"]:
+            one = torch.load(io.BytesIO(each.numpy().tobytes()), weights_only=True)
+            for name in total:
+                total[name] += one["factor"] * one["residuals"][name].float()
+        return total
+
+    first = World(2).run(lambda transport: state_of(transport))[0]
+
+    def alone(transport):
+        each = averager(transport, {0: 4})
+        AllRanks(each).load_state_dict(first)
+        return AllRanks(each).state_dict()
+
+    second = World(1).run(alone)[0]
+    for name, total in residuals(first).items():
+        assert torch.allclose(residuals(second)[name], total, rtol=0.02, atol=1e-3)
+
+
+def state_of(transport, **arguments):
+    each = averager(transport, {0: 4}, **arguments)
+    trained(each, transport.rank)
+    return AllRanks(each).state_dict()
+
+
+def test_a_rank_without_a_state_is_an_error_on_all():
+    def program(transport):
+        each = averager(transport, {0: 4})
+        if transport.rank == 1:
+            each._step = object()  # as between backward and step
+        with pytest.raises(
+            RuntimeError, match="rank 1 has no state: .*in flight" if transport.rank != 1 else "in flight"
+        ):
+            AllRanks(each).state_dict()
+
+    World(3).run(program)
+
+
+def test_a_rank_that_saves_alone_is_told(caplog):
+    def program(transport):
+        if transport.rank == 0:
+            AllRanks(averager(transport, {0: 4})).state_dict()
+
+    with pytest.raises(Deadlock), caplog.at_level(logging.WARNING):
+        World(2).run(program)
+    assert "rank 0 has waited 10 s in AllRanks.state_dict for" in caplog.text
+    assert "every rank must call it; use 'if hvd.rank() == 0:' only for code that writes" in caplog.text
+
+
+def test_other_parameters_are_refused_and_nothing_changes():
+    state = World(2).run(state_of)[0]
+
+    def program(transport):
+        each = Averager(
+            [("matrix", torch.zeros(40, 30))], Controller(Schedule({0: 8}), transport=transport), **ARGUMENTS
+        )
+        with pytest.raises(ValueError, match="state has residuals of other parameters"):
+            AllRanks(each).load_state_dict({**state, "controller": {**state["controller"], "bits": 4}})
+        assert each.bits == 8 and each.controller.history == []
+
+    for size in (2, 3):
+        World(size).run(program)
+
+
+def test_without_error_feedback_there_is_nothing_to_take_over():
+    def program(transport):
+        each = averager(transport, {0: 4}, error_feedback=False)
+        AllRanks(each).load_state_dict(state)
+        trained(each, transport.rank)
+
+    for arguments in ({}, {"error_feedback": False}):
+        state = World(2).run(lambda transport: state_of(transport, **arguments))[0]  # noqa: B023  # runs at once
+        World(3).run(program)

@@ -1,0 +1,80 @@
+"""The same script runs with one process: frameworks then wrap no model, and nothing connects the ranks."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from hvd_dyncomp import AllRanks, Averager, Controller, StepFunction, ddp, transport
+from hvd_dyncomp.transport import launched
+from hvd_dyncomp.transport.in_process import World
+
+METRICS = {"val_accuracy": 0.9, "train_loss": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in launched._SIZES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 2))
+
+
+def test_a_model_that_trains_alone_is_left_as_it_is(caplog):
+    net, twin = model(), model()
+    twin.load_state_dict(net.state_dict())
+    with caplog.at_level(logging.WARNING):
+        quantizer = ddp.compress(net, StepFunction())
+    assert caplog.messages == ["compress: one process trains this model, so there is nothing to compress"]
+    for each in (net, twin):
+        each(torch.ones(3, 40)).sum().backward()
+    assert all(
+        torch.equal(one.grad, other.grad) for one, other in zip(net.parameters(), twin.parameters(), strict=True)
+    )
+    assert quantizer.bits == 4 and quantizer.controller.step(METRICS) == 16 == quantizer.bits
+    assert quantizer.meter.total().sent_bytes == 0
+    quantizer.check_replicas()
+
+
+def test_a_state_of_two_ranks_is_taken_and_given_on():
+    def program(ours):
+        each = Averager(named, Controller(StepFunction(), transport=ours), transport=ours)
+        each.mean_([torch.randn(parameter.shape) for _, parameter in named])
+        each.controller.step(METRICS)
+        return AllRanks(each).state_dict()
+
+    named = list(model().named_parameters())
+    quantizer = ddp.compress(model(), Controller(StepFunction()))
+    AllRanks(quantizer).load_state_dict(World(2).run(program)[0])
+    assert quantizer.bits == 16 and quantizer.controller.epoch == 1
+    assert any(residual.any() for residual in quantizer.state_dict()["residuals"].values())
+    assert len(AllRanks(quantizer).state_dict()["ranks"]) == 1
+
+
+@pytest.mark.parametrize("name", launched._SIZES)
+def test_with_other_processes_it_is_a_mistake(name, monkeypatch):
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(
+        TypeError, match=r"DistributedDataParallel, got Sequential.*; pass what the framework has wrapped"
+    ):
+        ddp.compress(model(), 4)
+    with pytest.raises(ValueError, match="nothing connects the ranks"):
+        Controller(4).step(METRICS)
+
+
+def test_a_controller_may_get_company_later(monkeypatch):
+    controller = Controller(4)
+    assert controller.transport.size == 1
+    monkeypatch.setattr(transport, "initialized_horovod", lambda: object())
+    there = World(2).transports[1]
+    monkeypatch.setattr(transport, "given_or_horovod", lambda _: there)
+    assert controller.transport is there is controller.transport
+
+
+@pytest.mark.parametrize("wrong", [None, 4, "model", object(), [model()]])
+def test_what_is_no_model_is_refused(wrong):
+    with pytest.raises(TypeError, match="model must be a torch.nn.parallel.DistributedDataParallel, got"):
+        ddp.compress(wrong, 4)
