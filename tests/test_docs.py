@@ -72,6 +72,12 @@ def test_every_public_name_has_an_entry_in_the_api() -> None:
     assert sorted(mine) == sorted(hvd_dyncomp.__all__)
 
 
+def test_the_readme_is_read_in_a_minute() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 110
+    assert len(re.findall(r"\d+(?:[.,]\d+)*", text)) <= 60
+
+
 def test_one_version_everywhere() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     newest = re.search(r"^## (\S+)$", (DOCS / "changelog.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -93,7 +99,7 @@ def test_readme_and_quickstart_begin_alike() -> None:
 
 def test_the_readmes_lines_for_ddp_run(tmp_path: Path) -> None:
     before = (
-        "import torch, hvd_dyncomp\n"
+        "import torch\n"
         "from torch.nn.parallel import DistributedDataParallel\n"
         f"torch.distributed.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
         "model = torch.nn.Linear(3, 3)\n"
@@ -107,7 +113,7 @@ SHOWN = {
     "Horovod fp16": ("Horovod fp16", "fp16"),
     "DDP, PowerSGD rank 1": ("DDP PowerSGD r1", "PowerSGD rank 1"),
     "`hvd_dyncomp`, 4 bits": ("ours, 4 bits", "4"),
-    "`hvd_dyncomp`, 1/4 bit": ("ours, 0.25 bit", "1/4"),
+    "`hvd_dyncomp`, 0.25 bit": ("ours, 0.25 bit", "1/4"),
 }
 
 
@@ -119,11 +125,8 @@ def rows(page: Path, name: str) -> list[str]:
 def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) -> None:
     in_benchmarks, in_study = SHOWN[name]
     (row,) = rows(ROOT / "README.md", name)
-    bits, *points, slow, medium, fast = [cell.strip() for cell in row.strip("|").split("|")][1:]
-    times = f"| {slow} (", f"| {medium} (", f"| {fast} ("
-    measured = rows(DOCS / "bench" / "tables.md", in_benchmarks)
-    assert any(f"| {bits} |" in one for one in measured)
-    assert any(all(time in one for time in times) for one in measured)
+    bits, *points = [cell.strip() for cell in row.strip("|").split("|")][1:]
+    assert any(f"| {bits} |" in one for one in rows(DOCS / "bench" / "tables.md", in_benchmarks))
     for figure in points:
         wanted = figure.removesuffix(" %")
         found = [*rows(DOCS / "study.md", in_study), *rows(DOCS / "study" / "tables.md", in_study)]
@@ -133,9 +136,7 @@ def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) 
 def test_the_limits_of_the_readme_are_those_of_the_benchmarks() -> None:
     """Memory at 4 bits, and the most workers in anything that was timed."""
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    said = (
-        r"4 bits: ([\d.]+) bytes per value with two workers .*?, ([\d.]+) with three, ([\d.]+ to [\d.]+) on two hosts"
-    )
+    said = r"4 bits: ([\d.]+) bytes per value with two workers.*?, ([\d.]+) with three, ([\d.]+ to [\d.]+) on two hosts"
     [row] = rows(DOCS / "benchmarks.md", "ours, 4 bits")[-1:]
     two, three, hosts = [cell.strip() for cell in row.strip("|").split("|")][1:]
     found = re.search(said, text)

@@ -72,6 +72,55 @@ def step_times(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     _finish(figure, fields[0][0], path)
 
 
+# Of the figure in README: what is compared, and how it is called there.
+_BY_LINK = {
+    "none": "Horovod",
+    "fp16": "Horovod fp16",
+    "powersgd1": "PowerSGD, rank 1",
+    "4bit": "4 bits",
+    "0.25bit": "0.25 bit",
+}
+_BRIGHTER = {"none": "#4c8dff", "powersgd1": "#b060cc"}
+_ON_ANY_GROUND = "#7d8590"  # readable on white and on a dark page
+
+
+def by_link(result: Mapping[str, Any], path: Path) -> None:
+    """Time per step against link rate: few methods, each named at its line; for light and dark pages."""
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    rates = {rate: found for rate, found in summaries(result).items() if rate != SHARED_MEMORY}
+    places = [place(rate) for rate in rates]
+    for name, label in _BY_LINK.items():
+        colour, line = _STYLES[name]
+        colour = _BRIGHTER.get(name, colour)
+        steps = [found[name].median for found in rates.values()]
+        ours = name.endswith("bit")
+        axes.plot(places, steps, line, color=colour, marker="o", lw=3 if ours else 1.8)
+        shift = {"powersgd1": 5, "0.25bit": -5}.get(name, 0)  # they end close to one another
+        text = f"{label}: {steps[0] / 1000:.1f} s" if steps[0] >= 1000 else f"{label}: {steps[0]:.0f} ms"
+        axes.annotate(
+            text,
+            (places[0], steps[0]),
+            xytext=(-10, shift),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            color=colour,
+            fontsize=12,
+            fontweight="bold" if ours else "normal",
+        )
+    axes.set(yscale="log", xlim=(places[0] - 1.15, places[-1] + 0.15), ylim=(100, 5000))
+    axes.set_xticks(places, [rate_title(rate) for rate in rates])
+    axes.set_yticks(_MILLISECONDS, [f"{one} ms" if one < 1000 else f"{one // 1000} s" for one in _MILLISECONDS])
+    axes.minorticks_off()
+    axes.yaxis.tick_right()
+    axes.set_title("Time of a training step, ResNet-18, two workers", color=_ON_ANY_GROUND, fontsize=13)
+    axes.tick_params(colors=_ON_ANY_GROUND, labelsize=12)
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[:].set_visible(False)
+    figure.savefig(path, dpi=130, transparent=True)
+    plt.close(figure)
+
+
 def _line(axes: Axes, name: str, points: list[tuple[float, Summary]]) -> None:
     colour, line = _STYLES.get(name, _OTHER)
     middle = [summary.median for _, summary in points]
