@@ -88,8 +88,11 @@ def needed(folder: Path, own: set[str]) -> set[str]:
 
 
 def test_the_library_asks_for_what_it_imports() -> None:
-    # numpy is in use without an import, by Tensor.numpy, and torch does not ask for it. Triton comes with torch.
-    assert requirements() == needed(ROOT / "hvd_dyncomp", {"triton"}) | {"numpy"}
+    # numpy is in use without an import, by Tensor.numpy, and torch does not ask for it. Triton comes with torch. Each
+    # framework that somebody has is imported by its own file only (`integrations`).
+    assert requirements() == needed(ROOT / "hvd_dyncomp", {"triton", "transformers"}) | {"numpy"}
+    files = (ROOT / "hvd_dyncomp").rglob("*.py")
+    assert {path.parent.name for path in files if "transformers import" in path.read_text()} == {"integrations"}
 
 
 def test_the_launch_extra_is_what_launch_imports() -> None:
