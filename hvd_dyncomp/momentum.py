@@ -25,6 +25,7 @@ MOST_BITS = 2
 MUCH_MOMENTUM = 0.5
 
 BEFORE_HOROVOD = "call without_momentum before hvd.DistributedOptimizer"
+NOT_MADE = "Transformers' Trainer makes its optimizer in trainer.create_optimizer()"
 LITTLE_MOMENTUM = "make any other optimizer with little momentum instead"
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
@@ -74,7 +75,7 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     if not isinstance(inner, torch.optim.Optimizer) or inspect.unwrap(type(inner).step) not in _KNOWN:
         wrapper = "" if inner is optimizer else f" in a {type(optimizer).__name__}"
         horovods = hasattr(inner, "skip_synchronize")
-        instead = BEFORE_HOROVOD if horovods else LITTLE_MOMENTUM
+        instead = BEFORE_HOROVOD if horovods else LITTLE_MOMENTUM if inner is not None else NOT_MADE
         raise TypeError(
             f"optimizer must be torch.optim.SGD, Adam or AdamW with torch's own step, got {shown(inner)}{wrapper}; "
             f"{instead}"

@@ -529,6 +529,8 @@ def test_others_are_refused_in_a_sentence(optimizer):
     kind = type(optimizer)
     horovods = hasattr(optimizer, "skip_synchronize")
     instead = r"call without_momentum before hvd\.DistributedOptimizer" if horovods else "make any other"
+    if optimizer is None:  # as trainer.optimizer of a Trainer that has not trained
+        instead = r"Transformers' Trainer makes its optimizer in trainer.create_optimizer\(\)"
     with pytest.raises(TypeError, match=rf"SGD, Adam or AdamW with torch's own step, got .*; {instead}"):
         without_momentum(optimizer)
     assert type(optimizer) is kind

@@ -144,7 +144,7 @@ ROOMS = {
     "on_horovod": {
         *("advice", "controller", "exchange", "kernels", "momentum", "policies", "replicas", "session", "transport")
     },
-    "integrations": {"all_ranks", "controller", "ddp", "policies", "session", "transport"},
+    "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "report": set(),
 }
 EXCHANGE = {

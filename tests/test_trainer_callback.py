@@ -19,7 +19,7 @@ from hvd_dyncomp import AllRanks, Schedule
 class Trainer:
     def __init__(self, model):
         self.model = self.model_wrapped = model
-        self.is_fsdp_enabled = False
+        self.is_fsdp_enabled, self.compute_metrics = False, print
 
 
 @pytest.fixture
@@ -40,7 +40,9 @@ class Run:
     def __init__(self, integration, folder, controller=4, **args):
         self.trainer = Trainer(torch.nn.Linear(40, 30))
         self.callback = integration.CompressionCallback(self.trainer, controller, block_size=64)
+        self.trainer.model.load_state_dict({"weight": torch.ones(30, 40), "bias": torch.ones(30)})
         args = {"should_save": True, "save_only_model": False, "resume_from_checkpoint": None, **args}
+        args = {"eval_strategy": "epoch", **args}
         self.args = SimpleNamespace(output_dir=str(folder), **args)
 
     def begin(self, step=0, log=()):
@@ -106,7 +108,7 @@ def test_without_its_file_a_checkpoint_is_resumed_with_a_warning(content, run, t
         run.save(10).write_bytes(content)
     with caplog.at_level(logging.WARNING, "hvd_dyncomp"):
         assert run.begin(10).controller.epoch == 0
-    assert "checkpoint-10/quantizer.pt cannot be read on all ranks (" in caplog.text
+    assert "checkpoint-10/quantizer.pt cannot be used on all ranks (" in caplog.text
 
 
 def test_a_second_training_goes_on_unless_the_model_is_another(run):
@@ -126,7 +128,46 @@ def test_only_who_should_save_writes_and_nothing_is_written_without_optimizers(i
 def test_what_is_saved_is_the_state_of_all_ranks(run):
     quantizer = run.begin()
     saved = torch.load(run.save(10), weights_only=True)
-    assert sorted(saved) == sorted(AllRanks(quantizer).state_dict())
+    assert sorted(saved) == sorted([*AllRanks(quantizer).state_dict(), "parameters"])
+
+
+def test_the_file_of_another_run_is_not_taken(run, integration, tmp_path, caplog):
+    """The model came from elsewhere, and output_dir has a checkpoint of that number, of an older run."""
+    run.begin()
+    run.evaluate(10, eval_loss=1.0)
+    run.save(10)
+    other = Run(integration, tmp_path, Schedule({0: 4, 1: 8, 2: 16}))
+    torch.nn.init.zeros_(other.trainer.model.bias)
+    with caplog.at_level(logging.WARNING, "hvd_dyncomp"):
+        assert other.begin(10).controller.epoch == 0
+    assert "it belongs to other parameters than the model has now" in caplog.text
+
+
+def test_what_is_evaluated_after_training_is_nothing_for_the_controller(run):
+    run.begin()
+    assert len(run.evaluate(10, eval_loss=1.0)) == 1
+    run.callback.on_train_end(run.args, run.state, None)
+    assert len(run.evaluate(13, test_loss=1.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("controller", "computes", "strategy", "said"),
+    [
+        (4, False, "no", []),
+        (Schedule({0: 4}), True, "no", ["never moves"]),
+        (None, False, "epoch", ["compute_metrics"]),
+        (None, True, "steps", []),
+    ],
+)
+def test_what_cannot_work_is_said_when_training_begins(
+    controller, computes, strategy, said, integration, tmp_path, caplog
+):
+    one = Run(integration, tmp_path, controller, eval_strategy=strategy)
+    one.trainer.compute_metrics = print if computes else None
+    with caplog.at_level(logging.WARNING, "hvd_dyncomp.integrations"):
+        one.begin()
+    messages = [record.getMessage() for record in caplog.records if "integrations" in record.name]
+    assert len(messages) == len(said) and all(part in message for part, message in zip(said, messages, strict=True))
 
 
 def test_a_model_that_trainer_has_not_wrapped_is_refused(run, integration, monkeypatch):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import zlib
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 import torch
 
-from hvd_dyncomp import ddp
+from hvd_dyncomp import ddp, replicas
 from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.policies import Policy, Static, StepFunction
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import processes
 from hvd_dyncomp.transport.base import gather_json
@@ -32,6 +34,11 @@ UNWRAPPED = (
     "Trainer has not wrapped the model in DistributedDataParallel, so each rank would train alone: call evaluate() and "
     "predict() after train(), or use eval_on_start=True; on CPUs pass use_cpu=True"
 )
+NO_ACCURACY = (
+    "StepFunction watches an accuracy, and the Trainer has no compute_metrics: pass a level, such as 4, or "
+    "Plateau(monitor='eval_loss'), or the first evaluation may be an error"
+)
+NO_EVALUATION = "the level never moves: Trainer's eval_strategy is 'no'; pass eval_strategy='epoch', or a level"
 
 
 class CompressionCallback(TrainerCallback):
@@ -42,16 +49,18 @@ class CompressionCallback(TrainerCallback):
 
     - When training begins, it calls `hvd_dyncomp.ddp.compress` for the model as Trainer has wrapped it.
     - After each evaluation it steps the controller, with the metrics and `train_loss`, the latest that was logged.
-      An evaluation counts if the model has trained since the one before.
+      An evaluation within `train` counts if the model has trained since the one before.
     - Each checkpoint gets a file `quantizer.pt`, the state of all ranks (`AllRanks` says how large). Training that is
       resumed without this file logs a warning, and residuals and controller begin anew.
     - One process compresses nothing, and says so in a warning.
-    - A second `train()` goes on with the quantizer, or makes another one for another model (`model_init`).
+    - A second `train()` goes on with the quantizer, or makes another one for another model (`model_init`). For folds
+      of a cross-validation make a `Trainer` and a callback each.
 
     Args:
         trainer: the `Trainer` that gets the callback. Do not call its `evaluate` or `predict` before `train`.
-        controller: a policy, a level or a `Controller`; default `StepFunction()`. For a policy, Trainer must evaluate:
-            `eval_strategy="epoch"`, and `logging_strategy="epoch"` for the training loss.
+        controller: a level, a policy or a `Controller`; default `StepFunction()`, which needs an accuracy among the
+            metrics (`compute_metrics`). For a policy, Trainer must evaluate: `eval_strategy="epoch"`, and
+            `logging_strategy="epoch"` for the training loss.
         arguments: those of `hvd_dyncomp.ddp.compress`.
 
     Attributes:
@@ -72,6 +81,7 @@ class CompressionCallback(TrainerCallback):
         self.trainer, self._controller, self._arguments = trainer, controller, arguments
         self.quantizer: Session | None = None
         self._model: torch.nn.Module | None = None  # that is compressed
+        self._trains = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compress the model, and load the checkpoint's file. Model and optimizer are loaded already."""
@@ -81,13 +91,20 @@ class CompressionCallback(TrainerCallback):
                 raise TypeError(UNWRAPPED)
             self.quantizer = ddp.compress(model, self._controller, **self._arguments)
             self._model = model
+            if self.quantizer.everyone.rank == 0:
+                self._warn(args, self.quantizer.controller.policy)
         self._seen = state.global_step  # the latest step at which an evaluation does not count
+        self._trains = True
         if state.global_step > 0:
             self._load(args, state, self.quantizer)
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What is evaluated from now on, such as test data, is nothing for the controller."""
+        self._trains = False
+
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any], **_: Any) -> None:
         """Step the controller. Before `on_save` of the same step."""
-        if self.quantizer is None or state.global_step == self._seen:
+        if self.quantizer is None or not self._trains or state.global_step == self._seen:
             return
         self._seen = state.global_step
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
@@ -101,9 +118,21 @@ class CompressionCallback(TrainerCallback):
             return
         everything = AllRanks(self.quantizer).state_dict()  # on every rank
         if args.should_save:
+            everything["parameters"] = self._digest()
             path = os.path.join(_own_folder(args, state), FILE)
             torch.save(everything, f"{path}.new")
             os.replace(f"{path}.new", path)
+
+    def _warn(self, args: Any, policy: Policy) -> None:
+        if isinstance(policy, StepFunction) and self.trainer.compute_metrics is None:
+            logger.warning(NO_ACCURACY)
+        if args.eval_strategy == "no" and not isinstance(policy, Static):
+            logger.warning(NO_EVALUATION)
+
+    def _digest(self) -> int:
+        """Of what is trained: whether a file is of the same checkpoint as the model."""
+        named = [(name, one) for name, one in self.trainer.model.named_parameters() if one.requires_grad]
+        return zlib.crc32(json.dumps(replicas.numbers(named, exact=True)).encode())
 
     def _load(self, args: Any, state: Any, quantizer: Session) -> None:
         given = args.resume_from_checkpoint  # Trainer tells nobody what train(resume_from_checkpoint=...) got
@@ -111,6 +140,8 @@ class CompressionCallback(TrainerCallback):
         path, missing, saved = os.path.join(folder, FILE), "", {}
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if saved.pop("parameters", None) != self._digest():
+                raise ValueError("it belongs to other parameters than the model has now")
         except Exception as error:  # noqa: BLE001  # a file may contain anything
             missing = f"{type(error).__name__}: {error}"
         reports = gather_json(quantizer.everyone, missing, "hvd_dyncomp.integrations.transformers")
@@ -118,8 +149,9 @@ class CompressionCallback(TrainerCallback):
             AllRanks(quantizer).load_state_dict(saved)
         elif quantizer.everyone.rank == 0:
             logger.warning(
-                "%s cannot be read on all ranks (%s), so residuals and controller begin anew; if the checkpoint is "
-                "elsewhere, pass its folder to TrainingArguments(resume_from_checkpoint=...), too",
+                "%s cannot be used on all ranks (%s), so residuals and controller begin anew; save_only_model=True "
+                "leaves it out; if the checkpoint is elsewhere, pass its folder to "
+                "TrainingArguments(resume_from_checkpoint=...), too",
                 path,
                 next(filter(None, reports)),
             )

@@ -17,12 +17,18 @@ pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 PAGE = (EXAMPLES.parent / "frameworks.md").read_text(encoding="utf-8")
 TRAINER, ACCELERATE, TORCH = SECTIONS = ("Transformers' Trainer", "Accelerate", "Plain torch")
 NEEDED = {TRAINER: ["transformers", "accelerate"], ACCELERATE: ["accelerate"], TORCH: []}
-POLICY = "hvd_dyncomp.StepFunction()"
-BITS_4 = (POLICY, "4")
+
+
+def at(section: str, levels: str) -> tuple[str, str]:
+    """What takes the place of what in a section's program."""
+    model = "trainer" if section == TRAINER else "model"
+    return f"({model}, 4)", f"({model}, {levels})"
+
+
 CLIMBS = {  # through levels of which the second comes before the run is stopped, the third after it
-    TRAINER: (POLICY, 'hvd_dyncomp.StepFunction(thresholds=(0.9, 0.94), monitor="eval_accuracy", loss="eval_loss")'),
-    ACCELERATE: (POLICY, "hvd_dyncomp.StepFunction(thresholds=(0.6, 0.8), cooldown=1)"),
-    TORCH: (POLICY, "hvd_dyncomp.StepFunction(thresholds=(0.6, 0.8), cooldown=1)"),
+    TRAINER: at(TRAINER, 'hvd_dyncomp.StepFunction(thresholds=(0.9, 0.94), monitor="eval_accuracy", loss="eval_loss")'),
+    ACCELERATE: at(ACCELERATE, "hvd_dyncomp.StepFunction(thresholds=(0.6, 0.8), cooldown=1)"),
+    TORCH: at(TORCH, "hvd_dyncomp.StepFunction(thresholds=(0.6, 0.8), cooldown=1)"),
 }
 BF16 = {
     TRAINER: ("bf16=False", "bf16=True"),
@@ -111,7 +117,7 @@ def test_as_it_stands(section, tmp_path):
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("how", ["4 bits", "climbs", "bf16"])
 def test_a_resumed_run_is_the_uninterrupted_one(section, how, tmp_path):
-    changes = [BITS_4 if how == "4 bits" else CLIMBS[section], *([BF16[section]] if how == "bf16" else [])]
+    changes = [*([CLIMBS[section]] if how != "4 bits" else []), *([BF16[section]] if how == "bf16" else [])]
     whole, _ = runs(section, tmp_path, *changes)
     if how == "4 bits":
         assert 0.12 < whole["sent"] < 0.2 and set(whole["levels"]) == {4}
@@ -151,7 +157,7 @@ def test_momentum_is_left_out_where_the_program_says_so(section, tmp_path):
     for number, instead in enumerate(["# hvd_dyncomp.without", "hvd_dyncomp.without"]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        report, words = runs(section, folder, (POLICY, "0.25"), ("# hvd_dyncomp.without", instead))
+        report, words = runs(section, folder, at(section, "0.25"), ("# hvd_dyncomp.without", instead))
         said.append("second momentum" in words)
         found.add(report["epochs"]["3"])
     assert said == [True, False] and len(found) == 2
@@ -161,22 +167,22 @@ class TestTrainer:
     """What only Trainer can do."""
 
     def test_a_checkpoint_without_the_file_is_resumed(self, tmp_path):
-        stopped(TRAINER, tmp_path, BITS_4)
+        stopped(TRAINER, tmp_path)
         for path in (tmp_path / "run").glob("*/quantizer.pt"):
             path.unlink()
-        report, said = runs(TRAINER, tmp_path, BITS_4)
+        report, said = runs(TRAINER, tmp_path)
         assert len(report["epochs"]) == 2 == len(report["levels"]) and said.count("begin anew") == 1
 
     def test_a_checkpoint_from_elsewhere(self, tmp_path):
-        whole, _ = runs(TRAINER, tmp_path, BITS_4)
-        stopped(TRAINER, tmp_path, BITS_4)
+        whole, _ = runs(TRAINER, tmp_path)
+        stopped(TRAINER, tmp_path)
         [_, newest] = sorted((tmp_path / "run").iterdir(), key=lambda path: int(path.name.split("-")[1]))
         newest.rename(tmp_path / "elsewhere")
         shutil.rmtree(tmp_path / "run")
         here = ('get_last_checkpoint("run") if os.path.isdir("run") else None', '"elsewhere"')
-        report, said = runs(TRAINER, tmp_path, BITS_4, here)
+        report, said = runs(TRAINER, tmp_path, here)
         assert said.count("begin anew") == 1 and len(report["levels"]) == 2
-        report, said = runs(TRAINER, tmp_path, BITS_4, here, ('"run",', '"run", resume_from_checkpoint="elsewhere",'))
+        report, said = runs(TRAINER, tmp_path, here, ('"run",', '"run", resume_from_checkpoint="elsewhere",'))
         assert "begin anew" not in said and report["epochs"]["3"] == whole["epochs"]["3"]
 
     def test_evaluation_before_training_is_refused(self, tmp_path, capsys):
@@ -186,13 +192,13 @@ class TestTrainer:
             "    print(f'REFUSED {error}\\n', end='', flush=True)\n    raise SystemExit\ntrainer.train(resume",
         )
         with pytest.raises(AssertionError):  # no report
-            runs(TRAINER, tmp_path, BITS_4, refused)
+            runs(TRAINER, tmp_path, refused)
         assert capsys.readouterr().out.count("REFUSED Trainer has not wrapped the model") == 2
 
     def test_training_twice_and_other_evaluations(self, tmp_path):
         """They do not count: at the start, after training, and of a second data set."""
         again = ("else None)", "else None)\ntrainer.evaluate()\ntrainer.train()\n")
         others = ("eval_dataset=data[512:]", "eval_dataset={'a': data[512:], 'b': data[600:]}")
-        report, _ = runs(TRAINER, tmp_path, BITS_4, again, others, ("bf16=False", "eval_on_start=True"))
+        report, _ = runs(TRAINER, tmp_path, again, others, ("bf16=False", "eval_on_start=True"))
         assert len(report["levels"]) == 8 and report["steps"] == 64
         assert {name for each in report["metrics"] for name in each} == {"eval_a_loss", "eval_a_accuracy", "train_loss"}
