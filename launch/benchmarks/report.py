@@ -103,7 +103,9 @@ def exchange_section(results: Mapping[str, Any], folder: Path) -> list[str]:
 
 def training_section(files: list[dict[str, Any]], folder: Path) -> list[str]:
     plots.step_times(files, folder / "training-time.png")
-    plots.by_link(next(each for each in files if each["model"] == "resnet18"), folder / "steps-resnet18.png")
+    for results in files:
+        if results["model"] == "resnet18":
+            plots.by_link(results, folder / "steps-resnet18.png")
     parts = ["## Training steps", "![Time per training step](training-time.png)"]
     for results in files:
         parts += [tables.times(results), tables.caption(results)]
