@@ -28,6 +28,8 @@ export OUT=${OUT:-runs/gpu}
 # Nothing is looked for anywhere else.
 export PIP_NO_INDEX=1 PIP_FIND_LINKS=$pack PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1
 export PIP_ROOT_USER_ACTION=ignore HOROVOD_WITHOUT_MPI=1
+# Horovod 0.28.1 counts on headers that those of GCC 13 and later no longer include.
+export CXXFLAGS="-include string -include cstdint ${CXXFLAGS:-}"
 # shellcheck source=tools/gpu.sh
 . tools/gpu.sh
 

@@ -175,7 +175,8 @@ def average_buffers(model: nn.Module) -> None:
     transport = ranks.transport()
     if not buffers or transport.size == 1:
         return
-    flat = torch.cat([buffer.flatten() for buffer in buffers])
+    # On the CPU: they are small, and NCCL refuses ranks that share a GPU.
+    flat = torch.cat([buffer.flatten() for buffer in buffers]).cpu()
     flat = transport.wait(transport.sum(flat, "batchnorm.buffers")) / transport.size
     for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(mean.view_as(buffer))

@@ -62,7 +62,7 @@ def test_step_synchronizes_a_second_time(bits):
     expected, well, got = clipped(stock, False), clipped(ours(bits), True), clipped(ours(bits), False)
     assert same_on_all_ranks(got, f"twice.{bits}")
     for update in got[:3]:
-        assert update.norm() == pytest.approx(1, abs=1e-3)
+        assert float(update.norm()) == pytest.approx(1, abs=1e-3)
     for mine, best, theirs in zip(got, well, expected, strict=True):
         assert cosine(mine, theirs) >= 0.95 * cosine(best, theirs)
         assert (mine - theirs).norm() <= 1.05 * (best - theirs).norm() + 1e-4 * theirs.norm()
