@@ -20,7 +20,7 @@ IN_FLIGHT = (
 CAPTURED = (
     "gradients cannot be exchanged while a CUDA graph is captured: its replay calls no hooks, so every rank would use "
     "only its own gradients. Keep loss.backward() and optimizer.step() out of the graph; "
-    "torch.cuda.make_graphed_callables does so (docs/howto-gpus.md)"
+    "torch.cuda.make_graphed_callables does so (docs/gpus.md)"
 )
 
 INFERENCE = (
@@ -58,7 +58,7 @@ OVERWRITTEN = (
 THROWN_AWAY = (
     "gradients were synchronized, and backward has run again without optimizer.step(): if they were thrown away (a "
     "skipped step, a GAN's other network), what the level left of them in the residuals arrives with later gradients. "
-    "Call quantizer.discard() before zero_grad(), or do not exchange them (docs/howto-training.md)"
+    "Call quantizer.discard() before zero_grad(), or do not exchange them (docs/training.md)"
 )
 
 

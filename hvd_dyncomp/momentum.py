@@ -157,7 +157,7 @@ def advice(optimizer: torch.optim.Optimizer) -> str:
     return (
         f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits the residuals act as a second "
         "momentum, which may harm training: call hvd_dyncomp.without_momentum(optimizer) where you make an SGD, Adam "
-        "or AdamW; make other optimizers without momentum (docs/howto-levels.md)"
+        "or AdamW; make other optimizers without momentum (docs/levels.md)"
     )
 
 

@@ -16,7 +16,7 @@ from hvd_dyncomp.report.runs import read_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), DOCS / "study" / "screen.md", *sorted(DOCS.glob("bench/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SITE = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_links_are_found() -> None:
-    assert (DOCS / "howto-levels.md", "slow-links") in set(links(ROOT / "README.md"))
+    assert (DOCS / "levels.md", "slow-links") in set(links(ROOT / "README.md"))
 
 
 def named(navigation: object) -> Iterator[str]:
@@ -107,7 +107,7 @@ def test_the_readmes_lines_for_ddp_run(tmp_path: Path) -> None:
     assert run(before + applied(fences(ROOT / "README.md", "diff")[1]) + "print(quantizer.bits)", tmp_path) == "4\n"
 
 
-# A row of README.md's table, and what its contender is called in bench/tables.md and in study.md.
+# A row of README.md's table, and what its contender is called in tables/benchmarks.md and in study.md.
 SHOWN = {
     "Horovod": ("Horovod", "uncompressed"),
     "Horovod fp16": ("Horovod fp16", "fp16"),
@@ -201,5 +201,5 @@ def test_the_examples_run(tmp_path: Path) -> None:
 
 def test_the_policy_of_extending_runs(tmp_path: Path) -> None:
     after = "print(controller.bits, controller.policy.decide([None] * 45))\n"
-    said = run("\n".join([*fences(DOCS / "extending.md", "python"), after]), tmp_path)
+    said = run("\n".join([*fences(DOCS / "contributing.md", "python"), after]), tmp_path)
     assert said == "2 Decision(bits=16, reason='second half')\n"

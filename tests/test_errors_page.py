@@ -1,4 +1,4 @@
-"""docs/errors.md: every sentence that the package can say is there, and none that it no longer says."""
+"""docs/trouble.md: every sentence that the package can say is there, and none that it no longer says."""
 
 import ast
 import builtins
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hvd_dyncomp"
-PAGE = ROOT / "docs" / "errors.md"
+PAGE = ROOT / "docs" / "trouble.md"
 
 VALUE = "…"  # in place of what is known at run time only
 LEAST_LETTERS = 8  # of a fixed part that can be recognised: "…: …" only wraps another sentence
@@ -156,12 +156,12 @@ def test_sentences_are_found() -> None:
 
 def test_every_sentence_is_on_the_page() -> None:
     missing = [sentence for sentence in sorted(SAID) if not any(begins(row, sentence) for row in listed())]
-    assert not missing, "docs/errors.md lacks:\n" + "\n".join(missing)
+    assert not missing, "docs/trouble.md lacks:\n" + "\n".join(missing)
 
 
 def test_every_row_is_of_a_sentence() -> None:
     stale = [row for row in listed() if not any(begins(row, sentence) for sentence in SAID)]
-    assert not stale, "docs/errors.md has what the package no longer says:\n" + "\n".join(stale)
+    assert not stale, "docs/trouble.md has what the package no longer says:\n" + "\n".join(stale)
 
 
 def test_no_row_is_there_twice() -> None:

@@ -416,8 +416,8 @@ def test_the_standard_library_is_enough() -> None:
 
 
 def snippet(name: str) -> str:
-    """The code block of docs/howto-runs.md that defines a function."""
-    blocks = (ROOT / "docs" / "howto-runs.md").read_text(encoding="utf-8").split("```")
+    """The code block of docs/runs.md that defines a function."""
+    blocks = (ROOT / "docs" / "runs.md").read_text(encoding="utf-8").split("```")
     (found,) = [block for block in blocks if f"def {name}(" in block]
     return found.removeprefix("python\n")
 

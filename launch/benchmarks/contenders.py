@@ -44,7 +44,7 @@ POWERSGD_START = 2
 # One bucket for everything: over Gloo the PowerSGD hook fails with several.
 _ONE_BUCKET_MB = 1 << 20
 _VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}  # saves all hooks a copy of the gradients, there and back
-_BUCKET_MB = 8  # as docs/ddp.md advises
+_BUCKET_MB = 8  # as docs/training.md advises
 # Too small to change weights within a benchmark, and the arithmetic is the same.
 _LEARNING_RATE = 1e-6
 

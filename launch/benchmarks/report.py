@@ -1,6 +1,6 @@
 """Draws the benchmarks' figures and writes their tables, from whatever JSON files are there.
 
-docs/bench/tables.md and growth.md are written whole; docs/benchmarks.md and docs/bench/goals.md have some tables
+docs/tables/benchmarks.md and growth.md are written whole; docs/benchmarks.md and docs/benchmarks.md have some tables
 between marks.
 """
 

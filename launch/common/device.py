@@ -37,7 +37,7 @@ def choose(wish: str) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", _gpus().index(chosen[ranks.transport().rank]))
     torch.cuda.set_device(device)
-    # Horovod's thread waits for all that is queued in the default stream before each message (docs/howto-gpus.md). And
+    # Horovod's thread waits for all that is queued in the default stream before each message (docs/gpus.md). And
     # before there is an optimizer: its hooks run in the stream in which it was made.
     torch.cuda.set_stream(torch.cuda.Stream(device))
     return device
@@ -92,7 +92,7 @@ def crowded(workers: int, gpus: int) -> str:
         return ""
     return (
         f"{workers} workers would share {gpus} GPU{'' if gpus == 1 else 's'}, and NCCL, which Horovod was built with, "
-        "takes one worker a GPU: start fewer, or build Horovod with HOROVOD_GPU=CUDA (docs/howto-gpus.md)"
+        "takes one worker a GPU: start fewer, or build Horovod with HOROVOD_GPU=CUDA (docs/gpus.md)"
     )
 
 

@@ -1,4 +1,4 @@
-"""How much may a residual add to a gradient? An experiment, for docs/study/simulations.md.
+"""How much may a residual add to a gradient? An experiment, for docs/tables/simulations.md.
 
     python launch/study.py --simulate bound
 

@@ -1,4 +1,4 @@
-"""Which placement of the codes trains best: an experiment with simulated workers, for docs/study/simulations.md.
+"""Which placement of the codes trains best: an experiment with simulated workers, for docs/tables/simulations.md.
 
     python launch/study.py --simulate placements --seeds 3 --epochs 4
 

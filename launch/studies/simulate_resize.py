@@ -1,4 +1,4 @@
-"""What to do with residuals when the number of workers changes: an experiment, for docs/study/simulations.md.
+"""What to do with residuals when the number of workers changes: an experiment, for docs/tables/simulations.md.
 
     python launch/study.py --simulate resize
 

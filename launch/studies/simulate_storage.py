@@ -1,4 +1,4 @@
-"""May a residual be stored as bfloat16? An experiment, for docs/study/storage.md.
+"""May a residual be stored as bfloat16? An experiment, for docs/tables/simulations.md.
 
     python launch/study.py --simulate storage
 

@@ -47,7 +47,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     if args.output_dir is None:
         args.output_dir = QUICK_DIR if args.quick else Path("docs/study")
     if args.pages is None:
-        args.pages = [] if args.quick else [Path("docs/study.md"), Path("docs/study/tables.md")]
+        args.pages = [] if args.quick else [Path("docs/study.md"), Path("docs/tables/study.md")]
     return args
 
 

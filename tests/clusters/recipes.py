@@ -23,7 +23,7 @@ ENVIRONMENT["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envi
 
 
 def need(*modules: str) -> None:
-    """Skips where a module is missing; says which versions there are, for the table in docs/bench/recipes.md."""
+    """Skips where a module is missing; says which versions there are, for the table in docs/frameworks.md."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")

@@ -13,7 +13,7 @@ from recipes import EXAMPLES, check_reports, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
-PAGES = [EXAMPLES.parent / name for name in ("frameworks.md", "howto-training.md")]
+PAGES = [EXAMPLES.parent / name for name in ("frameworks.md", "training.md")]
 TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 # What the pages take for granted. `clips` are the norms that are left by each clipping.

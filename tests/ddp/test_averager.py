@@ -1,4 +1,4 @@
-"""The example of docs/averager.md runs under torchrun as it stands there, and the loops of docs/examples train."""
+"""The example of docs/training.md runs under torchrun as it stands there, and the loops of docs/examples train."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ SECONDS = 120
 
 
 def test_the_example(tmp_path: Path) -> None:
-    page = (DOCS / "averager.md").read_text(encoding="utf-8")
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
     [example] = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "train.py").write_text(example, encoding="utf-8")
     done = run_program(2, tmp_path / "train.py")

@@ -255,7 +255,7 @@ def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tm
     shutil.copy(docs / "benchmarks.md", tmp_path)
     monkeypatch.setattr(plots, "_finish", lambda figure, axes, path: plots.plt.close(figure))
     report.draw(folder, tmp_path / "benchmarks.md")
-    for name in ("benchmarks.md", "bench/tables.md", "bench/growth.md", "bench/goals.md"):
+    for name in ("benchmarks.md", "tables/benchmarks.md", "tables/growth.md", "benchmarks.md"):
         assert (tmp_path / name).read_text() == (docs / name).read_text(), f"python launch/bench.py --draw: {name}"
 
 

@@ -1,4 +1,4 @@
-"""The whole script of docs/quickstart.md runs as it stands there, and the example of docs/averager.md with Horovod."""
+"""The whole script of docs/quickstart.md runs as it stands there, and the example of docs/training.md with Horovod."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ def test_the_whole_script(launcher, tmp_path):
 
 
 def test_the_example_of_the_averager(tmp_path):
-    page = (DOCS / "averager.md").read_text(encoding="utf-8")
+    page = (DOCS / "training.md").read_text(encoding="utf-8")
     [example] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     with_horovod = {
         "import torch.distributed as dist": "import horovod.torch as hvd",

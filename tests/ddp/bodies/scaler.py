@@ -55,7 +55,7 @@ def test_infinity_on_one_rank_skips_the_step_on_all(bits, rank):
 
 @pytest.mark.parametrize("bits", [4, 1])
 def test_residuals_keep_the_scale_that_they_were_made_with(bits, rank):
-    """When it doubles, half of what they hold is lost: here often. -s prints docs/ddp.md's figures."""
+    """When it doubles, half of what they hold is lost: here often. -s prints docs/training.md's figures."""
     errors = {}
     for interval in (2000, 10, 2):
         loop = Loop(bits, 1.0, interval)

@@ -1,0 +1,74 @@
+"""Counts what people must read, for `make lint`: the README's lines and numbers, all pages' words, words to avoid.
+
+What a program writes does not count: docs/tables/, docs/api.md, and tables between marks.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+LINES, NUMBERS, WORDS = 110, 60, 17_000
+GENERATED = re.compile(r"docs/(tables/.*|api)\.md")
+TABLE = re.compile(r"^<!-- table .*?^<!-- end of table -->$", flags=re.DOTALL | re.MULTILINE)
+
+# What to write instead. Some have a place where they are meant: the pages of those who read the code.
+AVOIDED = {
+    r"(?<![\w./-])1/[248](?!\w)(?! of\b)": "0.5, 0.25 or 0.125",
+    r"(runs?|trainings?) (that )?(was|were|is|are) lost|lost runs?": "diverged",
+    r"contenders?|rivals?": "method",
+    r"ladders?": "schedule",
+    r"releas(e|es|ed|ing) (compression|the level)|epochs? of release": "uncompressed epochs",
+    r"one[- ]level": "flat",
+    r"tickets?|greetings?|intakes?|tall(y|ies)": "(only in design.md)",
+}
+MEANT = {"docs/design.md": r"tickets?|greetings?|intakes?|tall(y|ies)", "docs/wire_format.md": r"greetings?"}
+
+
+def pages() -> dict[str, str]:
+    """The text that people write, by path."""
+    listed = subprocess.run(["git", "ls-files", "README.md", "docs/*.md"], check=True, capture_output=True, text=True)
+    paths = [path for path in listed.stdout.split() if not GENERATED.fullmatch(path) and Path(path).exists()]
+    return {path: TABLE.sub("", Path(path).read_text(encoding="utf-8")) for path in paths}
+
+
+def words(text: str) -> int:
+    return sum(any(map(str.isalnum, word)) for word in text.split())
+
+
+def avoided(path: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        for pattern, instead in AVOIDED.items():
+            for found in re.finditer(rf"\b(?:{pattern})\b" if pattern[0] != "(" else pattern, line, re.IGNORECASE):
+                if not re.fullmatch(MEANT.get(path, "(?!)"), found[0], re.IGNORECASE):
+                    yield f"{path}:{number}: {found[0]!r}: write {instead}"
+
+
+def complaints(texts: dict[str, str]) -> Iterator[str]:
+    readme = texts["README.md"]
+    if (lines := len(readme.splitlines())) > LINES:
+        yield f"README.md has {lines} lines; {LINES} are enough"
+    if (numbers := len(re.findall(r"\d+(?:[.,]\d+)*", readme))) > NUMBERS:
+        yield f"README.md has {numbers} numbers; {NUMBERS} are enough"
+    if (total := sum(map(words, texts.values()))) > WORDS:
+        yield f"README.md and docs/ have {total} words; {WORDS} are enough"
+    for path, text in texts.items():
+        yield from avoided(path, text)
+
+
+def main() -> None:
+    texts = pages()
+    if "--list" in sys.argv:
+        for path, text in sorted(texts.items()):
+            print(f"{words(text):6} {path}")
+        print(f"{sum(map(words, texts.values())):6} in all")
+        return
+    if found := list(complaints(texts)):
+        sys.exit("\n".join(found))
+
+
+if __name__ == "__main__":
+    main()
