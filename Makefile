@@ -56,6 +56,7 @@ lint: setup
 	mypy
 	shellcheck tools/*.sh .ci/run
 	git ls-files -z | xargs -0 codespell
+	python tools/words.py
 
 # The tools of the next four, apart from what is tested.
 MAINTAIN := .venv-maintain
@@ -75,6 +76,7 @@ audit: $(MAINTAIN)/stamp
 
 # Its only warning that is no error is one about the future of MkDocs.
 docs: $(MAINTAIN)/stamp
+	$(MAINTAIN)/bin/python docs/site/api.py && $(MAINTAIN)/bin/ruff format -q docs/api.md
 	NO_MKDOCS_2_WARNING=1 $(MAINTAIN)/bin/mkdocs build --quiet --strict -f docs/site/mkdocs.yml $(ARGS)
 
 # The wheel is built from the source distribution, with the versions of build tools that the lock has.

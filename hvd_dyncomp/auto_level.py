@@ -103,7 +103,8 @@ class AutoLevel:
             return
         if proposal not in self._schedule:
             raise ValueError(
-                f"rank 0 chose the level {proposal}, which this rank has not tried (it tried {set(self._schedule)})"
+                f"rank 0 chose the level {proposal}, which this rank has not tried (it tried {set(self._schedule)}); "
+                "make the same controller on every rank"
             )
         figures = ", ".join(f"{level} bits {1e3 * median(times):.1f} ms" for level, times in self._times.items())
         logger.info("auto level: time per step: %s; now at %s bits", figures, proposal)

@@ -40,8 +40,8 @@ class Controller:
             same on all ranks.
         on_error: what happens when the policy fails on rank 0: "raise" the same `ControllerError` on every rank, or
             "hold" the level with a warning.
-        nan_patience: epochs with non-finite metrics hold the level. After this many in a row compression is released to
-            32 bits, until the metrics are finite again.
+        nan_patience: epochs with non-finite metrics hold the level. After this many in a row nothing is compressed (32
+            bits) until the metrics are finite again.
         check_replicas: whether `step` also checks that all ranks hold the same parameters, bit for bit. It reads them
             once (46 ms for 25.6 million float32 values, on one core). Switch it off if ranks are to differ at the end
             of an epoch. The same on all ranks.
@@ -203,7 +203,7 @@ class Controller:
             in_a_row += 1
         logger.warning("after epoch %d: non-finite metrics %s", epoch, bad)
         if in_a_row >= self.nan_patience:
-            return Decision(UNCOMPRESSED, f"released: {', '.join(bad)} not finite for {in_a_row} epochs"), False
+            return Decision(UNCOMPRESSED, f"uncompressed: {', '.join(bad)} not finite for {in_a_row} epochs"), False
         return Decision(self._bits, f"held: {', '.join(bad)} not finite"), False
 
     def _check_lockstep(self) -> None:

@@ -25,7 +25,10 @@ MOST_BITS = 2
 MUCH_MOMENTUM = 0.5
 
 BEFORE_HOROVOD = "call without_momentum before hvd.DistributedOptimizer"
-NOT_MADE = "Transformers' Trainer makes its optimizer in trainer.create_optimizer()"
+NOT_MADE = (
+    "Transformers' Trainer makes its optimizer in trainer.create_optimizer(): call "
+    "without_momentum(trainer.create_optimizer()) before trainer.train()"
+)
 LITTLE_MOMENTUM = "make any other optimizer with little momentum instead"
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)

@@ -1,4 +1,4 @@
-"""Trains the paper's scenarios and two more, and writes its table and figures with our numbers in them; see --help."""
+"""Trains what the study lacks, and writes its tables and figures; see --help."""
 
 from studies.program import main
 

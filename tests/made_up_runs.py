@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 SVG = "{http://www.w3.org/2000/svg}"
 LEVELS = (4, 4, 8, 8, 32, 8)
-REASONS = {1: "val_accuracy 0.81 reached 0.8", 3: "released: 5 epochs at 8 bits", 4: "release ended"}
+REASONS = {1: "val_accuracy 0.81 reached 0.8", 3: "uncompressed: 5 epochs at 8 bits", 4: "uncompressed epochs ended"}
 
 
 def line(epoch: int, levels: Sequence[float] = LEVELS, **changed: object) -> dict:

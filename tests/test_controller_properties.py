@@ -53,9 +53,9 @@ def step_functions(draw):
         loss_patience=draw(st.integers(1, 4)),
         stagnation=draw(st.sampled_from([None, "time", "plateau"])),
         stagnation_patience=draw(st.integers(0, 4)),
-        release_epochs=draw(st.integers(1, 3)),
+        uncompressed_epochs=draw(st.integers(1, 3)),
         cooldown=draw(st.integers(0, 3)),
-        release_at_top=draw(st.booleans()),
+        uncompressed_at_top=draw(st.booleans()),
         total_epochs=draw(st.none() | st.integers(1, 30)),
     )
 

@@ -60,12 +60,12 @@ def test_the_loss_counts_by_fractions_of_itself():
 
 
 def test_slow_epochs_of_a_release_do_not_count():
-    policy = ladder(loss_patience=3, stagnation="time", stagnation_patience=1, release_epochs=2, cooldown=9)
+    policy = ladder(loss_patience=3, stagnation="time", stagnation_patience=1, uncompressed_epochs=2, cooldown=9)
     assert trace(policy, [0.1] * 7, [1.0] * 7) == [4, 4, 32, 32, 4, 4, 4, 8]
 
 
 def test_a_step_that_is_raised_spends_an_epoch_of_the_cooldown():
-    policy = ladder(loss=None, stagnation="time", stagnation_patience=0, release_epochs=1, cooldown=2)
+    policy = ladder(loss=None, stagnation="time", stagnation_patience=0, uncompressed_epochs=1, cooldown=2)
     assert trace(policy, [0.1, 0.1, 0.6, 0.6, 0.6]) == [4, 32, 4, 8, 8, 32]
 
 
@@ -79,30 +79,30 @@ def test_training_that_goes_on_is_not_released():
 
 
 def test_stagnation_in_time_releases_and_returns():
-    policy = ladder(stagnation="time", stagnation_patience=2, release_epochs=2, cooldown=1)
+    policy = ladder(stagnation="time", stagnation_patience=2, uncompressed_epochs=2, cooldown=1)
     # Three epochs at the step exceed patience; two at 32; cooldown, and three more.
     assert trace(policy, [0.1] * 12) == [4, 4, 4, 32, 32, 4, 4, 4, 4, 32, 32, 4, 4]
 
 
 def test_a_plateau_is_counted_from_the_best_value():
-    policy = ladder(stagnation_patience=2, release_epochs=1, cooldown=0)
+    policy = ladder(stagnation_patience=2, uncompressed_epochs=1, cooldown=0)
     assert trace(policy, [0.1, 0.2, 0.3, 0.3, 0.25, 0.3, 0.31]) == [4, 4, 4, 4, 4, 4, 32, 4]
 
 
 def test_no_release_at_the_top_unless_asked():
     assert 32 not in trace(ladder(), [0.9] * 30)
-    assert 32 in trace(ladder(release_at_top=True), [0.9] * 30)
+    assert 32 in trace(ladder(uncompressed_at_top=True), [0.9] * 30)
     assert 32 not in trace(ladder(stagnation=None), [0.1] * 30)
 
 
 def test_no_release_that_could_not_finish():
-    arguments = {"stagnation": "time", "stagnation_patience": 2, "release_epochs": 2}
+    arguments = {"stagnation": "time", "stagnation_patience": 2, "uncompressed_epochs": 2}
     assert trace(ladder(total_epochs=5, **arguments), [0.1] * 5)[3:5] == [32, 32]
     assert 32 not in trace(ladder(total_epochs=4, **arguments), [0.1] * 4)
 
 
 def test_a_threshold_reached_in_a_release_counts_when_it_ends():
-    policy = ladder(stagnation="time", stagnation_patience=2, release_epochs=2)
+    policy = ladder(stagnation="time", stagnation_patience=2, uncompressed_epochs=2)
     assert trace(policy, [0.1, 0.1, 0.1, 0.6, 0.1]) == [4, 4, 4, 32, 32, 8]
 
 
@@ -119,7 +119,7 @@ def test_invariants(accuracies, patience, release, cooldown, stagnation):
         thresholds=(0.4, 0.7),
         stagnation=stagnation,
         stagnation_patience=patience,
-        release_epochs=release,
+        uncompressed_epochs=release,
         cooldown=cooldown,
     )
     levels = trace(policy, accuracies)
@@ -253,9 +253,9 @@ def test_a_missing_metric_is_named_and_what_to_write(arguments, metrics, line):
         ({"loss_patience": 0}, "loss_patience must be .* at least 1, got 0"),
         ({"stagnation": "sometimes"}, "stagnation.*'sometimes'"),
         ({"stagnation_patience": -1}, "stagnation_patience"),
-        ({"release_epochs": 0}, "release_epochs"),
+        ({"uncompressed_epochs": 0}, "uncompressed_epochs"),
         ({"cooldown": 1.5}, "cooldown.*1.5"),
-        ({"release_at_top": 1}, "release_at_top"),
+        ({"uncompressed_at_top": 1}, "uncompressed_at_top"),
         ({"total_epochs": 0}, "total_epochs"),
     ],
 )

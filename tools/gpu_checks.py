@@ -126,9 +126,8 @@ class Checks:
         command = (*_PYTEST, *few, "tests/parallel/test_on_gpus.py")
         yield Check(3, "two ranks do as CPUs do", command, 180, passed, "all pass", environment=device)
         sizes = self._sizes(
-            "--seconds 25 --contenders alone,none,fp16,0.25bit,1bit,4bit,8bit,"
-            "ddp,ddp-fp16,powersgd1,0.25bit-ddp,4bit-ddp",
-            "--seconds 1 --contenders none,fp16,4bit --model tiny",
+            "--seconds 25 --methods alone,none,fp16,0.25bit,1bit,4bit,8bit,ddp,ddp-fp16,powersgd1,0.25bit-ddp,4bit-ddp",
+            "--seconds 1 --methods none,fp16,4bit --model tiny",
         )
         probe = (*_BENCH, "links", "--rates", "1gbit", "--seconds", "0.2")
         yield Check(3, LINKS, probe, 10, last_line, may_fail=True)
@@ -152,7 +151,7 @@ class Checks:
         sizes = self._sizes(
             "--epochs 4 --limit-train 16000 --batch-size 64 --lr 0.05", "--epochs 1 --limit-train 600 --tolerance 20"
         )
-        place = ("--launcher", "gloo", "--rate", self._rate, "--contenders", "none,fp16,4bit")
+        place = ("--launcher", "gloo", "--rate", self._rate, "--methods", "none,fp16,4bit")
         trained = self._bench("accuracy", *self._images, "--model", model, *place, *sizes)
         say = partial(self._say_accuracy, model)
         yield Check(4, f"time to accuracy, {self._rate}", trained, 220, say, "least at 4 bits")
@@ -168,9 +167,7 @@ class Checks:
         return f"s to {100 * goal:.1f} %: " + ", ".join(words)
 
     def _memory(self) -> Check:
-        few = self._sizes(
-            "--layouts 2,3 --contenders fp16,0.25bit,4bit", "--layouts 2 --values 4000000 --contenders 4bit"
-        )
+        few = self._sizes("--layouts 2,3 --methods fp16,0.25bit,4bit", "--layouts 2 --values 4000000 --methods 4bit")
         command = self._bench("memory", "--launcher", "gloo", *few)
         return Check(5, "memory, bytes a value", command, 90, self._say_memory, "4 bits <= 3.5, 4.5")
 

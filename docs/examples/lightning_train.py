@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import train
-from hvd_dyncomp import Controller, DynamicQuantizer, StepFunction
+from hvd_dyncomp import DynamicQuantizer
 
 try:
     from pytorch_lightning.strategies import HorovodStrategy
@@ -54,7 +54,7 @@ class CompressedHorovodStrategy(HorovodStrategy):
 
 
 class StepController(pl.Callback):
-    """Moves the level after each epoch, by the validation accuracy that the module logs as "val_accuracy"."""
+    """Tells the controller each epoch's metrics: it compares the ranks' models, and may choose another level."""
 
     def __init__(self, controller):
         self.controller = controller
@@ -85,12 +85,11 @@ class Classifier(pl.LightningModule):
 
 if __name__ == "__main__":
     hvd.init()
-    controller = Controller(StepFunction(levels=(4, 8, 16), thresholds=(0.75, 0.83)))
-    quantizer = DynamicQuantizer(controller)
+    quantizer = DynamicQuantizer(4)
     model = Classifier()
     trainer = pl.Trainer(
         strategy=CompressedHorovodStrategy(quantizer),
-        callbacks=[StepController(controller)],
+        callbacks=[StepController(quantizer.controller)],
         accelerator="cpu",
         devices=hvd.local_size(),  # Lightning 2 would take one; 1.9 looks it up itself
         max_epochs=6,

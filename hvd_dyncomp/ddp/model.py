@@ -22,7 +22,7 @@ NOT_WRAPPED = (
     "in on_train_begin, trainer.strategy.model of Lightning's in on_fit_start"
 )
 FSDP1 = "; FSDP1 is not supported, use fully_shard (FSDP2) and hvd_dyncomp.fsdp.compress"
-FSDP2 = "; for models of fully_shard (FSDP2) there is hvd_dyncomp.fsdp.compress"
+FSDP2 = "; use hvd_dyncomp.fsdp.compress for models of fully_shard (FSDP2)"
 
 
 def check_kind(model: Any) -> None:

@@ -220,7 +220,7 @@ class Plan:
         elif self.settings.hierarchical is None and self.topology.uneven:
             logger.warning(
                 "gradients are exchanged among all workers at once, so more leaves a host than the level says: hosts "
-                "have different numbers of workers: %s",
+                "have different numbers of workers: %s; give all hosts equally many",
                 ", ".join(str(len(host)) for host in hosts),
             )
 

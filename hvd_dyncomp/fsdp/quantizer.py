@@ -83,7 +83,7 @@ class Quantizer(Session):
         group = group_of(replicas)
         check_replicas(group, self._units[0])
         if arguments.get("discardable"):
-            raise ValueError("discardable=True is not supported with FSDP")
+            raise ValueError("discardable=True is not supported with FSDP; leave it out")
         super().__init__(controller, everyone, kind="fsdp.compress", **arguments)
         self._unchecked = set(self._units)
         self._error: BaseException | None = None  # that backward has not raised yet
@@ -145,7 +145,10 @@ class Quantizer(Session):
         self._unchecked = set(self._units)
 
     def __reduce__(self) -> tuple:
-        raise TypeError("a quantizer of hvd_dyncomp.fsdp belongs to its model and cannot be copied or pickled")
+        raise TypeError(
+            "a quantizer of hvd_dyncomp.fsdp belongs to its model and cannot be copied or pickled: compress a copy of "
+            "the model, and load this one's state_dict()"
+        )
 
     @torch.no_grad()
     def _take(self, unit: Unit, flat: torch.Tensor) -> None:

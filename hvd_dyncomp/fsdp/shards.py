@@ -27,7 +27,9 @@ def group_of(replicas: Any) -> dist.ProcessGroup:
             )
         replicas = replicas.get_group()
     if replicas is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"replicas must have this process, rank {dist.get_rank()} of all, as a member")
+        raise ValueError(
+            f"replicas must have this process, rank {dist.get_rank()} of all, as a member; pass the group that has it"
+        )
     if not isinstance(replicas, dist.ProcessGroup):
         raise TypeError(f"replicas must be a process group or a mesh of one dimension, got {shown(replicas)}")
     return replicas

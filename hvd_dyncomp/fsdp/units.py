@@ -21,7 +21,10 @@ try:
 except ImportError:  # before torch 2.6
     FSDPModule = None  # type: ignore[assignment,misc]
 
-VERSION = "hvd_dyncomp.fsdp knows FSDP2 as it is in torch 2.13, and that of torch {} is another one ({})"
+VERSION = (
+    "hvd_dyncomp.fsdp knows FSDP2 as it is in torch 2.13, and that of torch {} is another one ({}); use torch 2.13, or "
+    "a newer hvd_dyncomp"
+)
 NOT_ALL = (
     "parameters of {} have come without a gradient ({} values have come in place of {}); call "
     "model.set_reduce_scatter_unused_params(True)"
@@ -162,7 +165,7 @@ class Unit:
                 if now is None or now.to_local().data_ptr() != gradients[name].data_ptr():
                     raise RuntimeError(
                         f"the gradient of {name} is not where FSDP's hook got it, so it is no mean over replicas: was "
-                        "it changed in backward?"
+                        "it changed in backward? Change gradients after loss.backward()"
                     )
 
 
@@ -200,7 +203,10 @@ def _units(model: nn.Module) -> Iterator[Unit]:
             module.reshard()  # after a forward pass alone, the parameters may be the whole ones
             groups = module._get_fsdp_state()._fsdp_param_groups
             if len(groups) > 1:
-                raise ValueError(f"the parameters of {name or '(the model)'} are sharded over several meshes")
+                raise ValueError(
+                    f"the parameters of {name or '(the model)'} are sharded over several meshes; give all calls of "
+                    "fully_shard the same one"
+                )
             for group in groups:
                 if id(group) not in seen:  # fully_shard([one, another])
                     seen.add(id(group))
@@ -219,4 +225,6 @@ def _check_all_in(model: nn.Module, units: list[Unit]) -> None:
     places = {tuple(dist.get_process_group_ranks(unit.shard_group)): unit.name for unit in units}
     if len(places) > 1:
         one, other = list(places.values())[:2]
-        raise ValueError(f"{one} and {other} are sharded among different ranks; compress works for one mesh of shards")
+        raise ValueError(
+            f"{one} and {other} are sharded among different ranks; give all calls of fully_shard the same mesh"
+        )

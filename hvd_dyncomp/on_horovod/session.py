@@ -132,7 +132,9 @@ class OptimizerSession(Session):
     def _new_plan(self) -> Plan:
         optimizer = self._optimizer()
         if optimizer is None:
-            raise RuntimeError("the optimizer of this quantizer has been deleted")
+            raise RuntimeError(
+                "the optimizer of this quantizer has been deleted; keep it as long as the quantizer is used"
+            )
         return self._bind(optimizer)
 
     def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:

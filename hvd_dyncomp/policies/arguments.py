@@ -1,4 +1,4 @@
-"""Checks of arguments that several policies share: ladders of levels and names of metrics."""
+"""Checks of arguments that several policies share: levels and names of metrics."""
 
 from __future__ import annotations
 

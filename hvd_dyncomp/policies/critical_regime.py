@@ -20,7 +20,7 @@ class CriticalRegime(Policy):
         | G_before - G | >= eta * G_before
 
     Epochs before the first comparison are critical, too. The rule protects the start of training, where `StepFunction`
-    with an ascending ladder saves most. Two things differ from the paper: all tensors have the same level, and a drop
+    with ascending levels saves most. Two things differ from the paper: all tensors have the same level, and a drop
     of the learning rate alone is not critical. (With a smooth schedule every epoch would be.)
 
     The norm is one of the metrics, so it costs no collective. As in the paper, it should be the norm of the gradients

@@ -15,13 +15,13 @@ _INSTEAD = (("loss", "Plateau(monitor={!r})"), ("acc", "Plateau(monitor={!r}, mo
 
 
 class Plateau(Policy):
-    """Climb a ladder of levels, one level per plateau, by the rule of `torch.optim.lr_scheduler.ReduceLROnPlateau`.
+    """Climb from level to level, one per plateau, by the rule of `torch.optim.lr_scheduler.ReduceLROnPlateau`.
 
     An epoch is bad unless `monitor` is better than the best so far by more than `threshold`. After more than `patience`
     bad epochs in a row the level rises. During the next `cooldown` epochs no epoch counts as bad. The level never
     falls.
 
-    Arguments and defaults are torch's, but a ladder replaces `factor` and `min_lr`. A factor on bits would hit levels
+    Arguments and defaults are torch's, but `levels` replace `factor` and `min_lr`. A factor on bits would hit levels
     that do not exist (twice 3, half of 5) and would treat unequal steps alike (from 8 to 16 bits gains nearly nothing,
     from 1 to 2 much). (DAdaQuant, Hoenig et al., 2022, raises levels in this way when the loss of federated training
     stalls.)

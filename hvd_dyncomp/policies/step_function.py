@@ -1,4 +1,4 @@
-"""The paper's policy: climb a ladder of levels with accuracy or a stalled loss; release when training is stuck."""
+"""The paper's policy: level by level with accuracy or a stalled loss; uncompressed epochs when training is stuck."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ class _Trace:
     slow_epochs: int = 0  # in a row: the loss improved by less than min_improvement
     stuck_epochs: int = 0  # since the step was reached, or since `monitor` improved
     best: float = -math.inf
-    release_left: int = 0
+    uncompressed_left: int = 0
     cooldown_left: int = 0
 
 
 class StepFunction(Policy):
-    """A ladder of levels that training climbs, and a release to 32 bits when it is stuck: the paper's policy.
+    """Levels that training climbs, and some epochs uncompressed when it is stuck: the paper's policy.
 
     With levels l_0, l_1, ... and thresholds tau_1 < tau_2 < ..., after every epoch:
 
     1. Accuracy: the step is at least the number of thresholds that `monitor` has reached.
     2. Loss: if `loss` fell by less than the fraction `min_improvement` in each of `loss_patience` epochs in a row, the
        step rises by one.
-    3. Ratchet: the step never falls. It ends at the top of the ladder.
-    4. Stagnation: compression is released to 32 bits for `release_epochs` epochs, after more than `stagnation_patience`
-       epochs at the same step without a new best of `monitor`. It then returns to its step, and for `cooldown` epochs
-       nothing counts towards the next release.
+    3. Ratchet: the step never falls. It ends at the last level.
+    4. Stagnation: `uncompressed_epochs` epochs are sent at 32 bits, after more than `stagnation_patience` epochs at the
+       same step without a new best of `monitor`. It then returns to its step, and for `cooldown` epochs nothing counts
+       towards the next uncompressed epochs.
 
-    The paper's own rule 4 is `stagnation="time"`: it counts all epochs at the same step. So it also releases training
+    The paper's own rule 4 is `stagnation="time"`: it counts all epochs at the same step. So it also acts on training
     that goes on: of 40 epochs that improve steadily below the first threshold, 7 are sent uncompressed, which makes 8.9
     bits in the mean in place of 4.
 
-    Epochs of a release do not count for rules 2 and 4. Rule 1 goes on; a step that it raises holds after the release.
+    Uncompressed epochs do not count for rules 2 and 4. Rule 1 goes on; a step that it raises holds after them.
 
-    The paper's ladder ascends. A descending ladder, l_0 > l_1 > ..., protects the start of training instead: the same
+    The paper's levels ascend. Descending ones, l_0 > l_1 > ..., protect the start of training instead: the same
     rules lead from step to step, to ever fewer bits. Rule 2 then means that a loss that hardly falls needs fewer bits;
     if that is not wanted, `loss=None` leaves the steps to the thresholds.
 
@@ -69,12 +69,13 @@ class StepFunction(Policy):
             do not count for rule 2, so without any loss the rule is off.
         min_improvement: relative fall of the loss below which an epoch is slow; at least 0, less than 1.
         loss_patience: slow epochs in a row that raise the step.
-        stagnation: epochs at a step that lead to a release: "plateau", those without a new best; "time", all; None, no.
-        stagnation_patience: number of such epochs that does not yet cause a release.
-        release_epochs: length of a release, epochs.
-        cooldown: epochs after a release in which nothing counts towards the next.
-        release_at_top: whether the last step is released, too.
-        total_epochs: length of the run if known: a release that could not finish in it does not begin.
+        stagnation: epochs at a step that lead to uncompressed ones: "plateau", those without a new best; "time", all;
+            None, no epochs.
+        stagnation_patience: number of such epochs that does not lead to them yet.
+        uncompressed_epochs: how many epochs are then sent at 32 bits.
+        cooldown: epochs after them in which nothing counts towards the next.
+        uncompressed_at_top: whether training at the last level gets uncompressed epochs, too.
+        total_epochs: length of the run if known: uncompressed epochs that could not end in it do not begin.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type; the message names it and its value.
@@ -96,12 +97,12 @@ class StepFunction(Policy):
         loss_patience: int = 3,
         stagnation: str | None = "plateau",
         stagnation_patience: int = 5,
-        release_epochs: int = 2,
+        uncompressed_epochs: int = 2,
         cooldown: int = 3,
-        release_at_top: bool = False,
+        uncompressed_at_top: bool = False,
         total_epochs: int | None = None,
     ) -> None:
-        self.levels = _ladder(levels)
+        self.levels = _usable_levels(levels)
         self.thresholds = _ascending_thresholds(thresholds, len(self.levels) - 1)
         self.monitor = metric_name("monitor", monitor)
         self.loss = None if loss is None else metric_name("loss", loss)
@@ -114,9 +115,9 @@ class StepFunction(Policy):
         self.loss_patience = integer("loss_patience", loss_patience, 1)
         self.stagnation = None if stagnation is None else one_of("stagnation", stagnation, ("time", "plateau"))
         self.stagnation_patience = integer("stagnation_patience", stagnation_patience, 0)
-        self.release_epochs = integer("release_epochs", release_epochs, 1)
+        self.uncompressed_epochs = integer("uncompressed_epochs", uncompressed_epochs, 1)
         self.cooldown = integer("cooldown", cooldown, 0)
-        self.release_at_top = boolean("release_at_top", release_at_top)
+        self.uncompressed_at_top = boolean("uncompressed_at_top", uncompressed_at_top)
         self.total_epochs = None if total_epochs is None else integer("total_epochs", total_epochs, 1)
 
     def config(self) -> dict[str, Any]:
@@ -145,7 +146,8 @@ class StepFunction(Policy):
         too_high, too_low = 0 < value <= 1 < self.thresholds[0], self.thresholds[-1] <= 1 < value
         if too_high or too_low:
             logger.warning(
-                "%s is %.4g and thresholds are %s: if one is a fraction and the other percent, the level will %s",
+                "%s is %.4g and thresholds are %s: if one is a fraction and the other percent, the level will %s; "
+                "give both in the same unit",
                 monitor,
                 value,
                 self.thresholds,
@@ -155,38 +157,38 @@ class StepFunction(Policy):
     def _advance(self, trace: _Trace, record: Record) -> Decision:
         """Replay one epoch: move `trace`, return the decision after it."""
         value = metric_of(record, trace.monitor, self, _INSTEAD_OF_MONITOR)
-        was_released = trace.release_left > 0
+        was_uncompressed = trace.uncompressed_left > 0
         improved = value > trace.best
         trace.best = max(trace.best, value)
-        slow = self._count_slow(trace, record, was_released)
+        slow = self._count_slow(trace, record, was_uncompressed)
 
         raised = self._raise_step(trace, value, slow)
-        if was_released:
-            trace.release_left -= 1
-            if trace.release_left > 0:
-                return Decision(UNCOMPRESSED, f"released, {trace.release_left} more")
+        if was_uncompressed:
+            trace.uncompressed_left -= 1
+            if trace.uncompressed_left > 0:
+                return Decision(UNCOMPRESSED, f"uncompressed, {trace.uncompressed_left} more")
             trace.cooldown_left, trace.stuck_epochs = self.cooldown, 0
-            return Decision(self.levels[trace.step], "release ended")
+            return Decision(self.levels[trace.step], "uncompressed epochs ended")
         if raised:
             trace.stuck_epochs = 0
             self._cool(trace)
             return Decision(self.levels[trace.step], raised)
-        if self._is_stuck(trace, improved) and self._may_release(trace, record.epoch):
-            trace.release_left, trace.slow_epochs = self.release_epochs, 0
+        if self._is_stuck(trace, improved) and self._may_leave_off(trace, record.epoch):
+            trace.uncompressed_left, trace.slow_epochs = self.uncompressed_epochs, 0
             return Decision(
                 UNCOMPRESSED,
-                f"released: {trace.stuck_epochs} epochs at {self.levels[trace.step]} bits"
+                f"uncompressed: {trace.stuck_epochs} epochs at {self.levels[trace.step]} bits"
                 + (" without a better " + trace.monitor if self.stagnation == "plateau" else ""),
             )
         return Decision(self.levels[trace.step], "hold")
 
-    def _count_slow(self, trace: _Trace, record: Record, was_released: bool) -> bool:
+    def _count_slow(self, trace: _Trace, record: Record, was_uncompressed: bool) -> bool:
         """Count slow epochs; True when there are enough of them."""
         if trace.loss is None or (self.loss == AUTO and trace.loss not in record.metrics):
             return False
         loss, before = metric_of(record, trace.loss, self, _INSTEAD_OF_LOSS), trace.previous_loss
         trace.previous_loss = loss
-        if was_released or before is None:
+        if was_uncompressed or before is None:
             trace.slow_epochs = 0
             return False
         improvement = (before - loss) / max(abs(before), 1e-12)
@@ -218,16 +220,16 @@ class StepFunction(Policy):
         trace.stuck_epochs = 0 if self.stagnation == "plateau" and improved else trace.stuck_epochs + 1
         return self.stagnation is not None and trace.stuck_epochs > self.stagnation_patience
 
-    def _may_release(self, trace: _Trace, epoch: int) -> bool:
-        if trace.step == len(self.levels) - 1 and not self.release_at_top:
+    def _may_leave_off(self, trace: _Trace, epoch: int) -> bool:
+        if trace.step == len(self.levels) - 1 and not self.uncompressed_at_top:
             return False
-        return self.total_epochs is None or epoch + self.release_epochs < self.total_epochs
+        return self.total_epochs is None or epoch + self.uncompressed_epochs < self.total_epochs
 
 
-def _ladder(levels: Sequence[float]) -> tuple[float, ...]:
+def _usable_levels(levels: Sequence[float]) -> tuple[float, ...]:
     plain = one_way_levels(levels)
     if UNCOMPRESSED in plain:
-        raise ValueError(f"levels must be below 32, the level of a release, got {shown(levels)}")
+        raise ValueError(f"levels must be below 32, which is uncompressed, got {shown(levels)}")
     return plain
 
 

@@ -120,7 +120,9 @@ class ProcessGroupTransport(base.Transport):
 
     def within(self, process_set: Any) -> ProcessGroupTransport:
         if process_set is not None:
-            raise ValueError(f"a process group has no process sets, got {process_set!r}")
+            raise ValueError(
+                f"a process group has no process sets, got {process_set!r}; make a torch.distributed.new_group instead"
+            )
         return self
 
     @property
@@ -144,7 +146,9 @@ class ProcessGroupTransport(base.Transport):
         self._made += 1
         group = self._group()
         if group is None:
-            raise RuntimeError("the process group of this transport has been destroyed")
+            raise RuntimeError(
+                "the process group of this transport has been destroyed; make a transport of a group that exists"
+            )
         made = ProcessGroupTransport(group, found, f"{self._name}.{self._made}")
         made._shared = self
         return made

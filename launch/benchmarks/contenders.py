@@ -1,8 +1,8 @@
 """Who takes part in a benchmark: Horovod's and torch's ways to exchange gradients, and ours, behind one face.
 
 none, fp16             Horovod without compression, and with hvd.Compression.fp16
-0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, in two levels
-1bit-flat ...          the same in one level, whatever the hosts
+0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, hierarchical
+1bit-flat ...          the same, flat: whatever the hosts
 1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
 ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook; over NCCL where
                        every worker has a GPU of its own
@@ -55,7 +55,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
     """The names as a tuple.
 
     Raises:
-        ValueError: one of them is not a contender's.
+        ValueError: one of them is no method's.
     """
     names = tuple(names)
     for name in names:

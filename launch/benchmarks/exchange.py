@@ -3,7 +3,7 @@
     python launch/bench.py --part exchange --rates 100mbit,1gbit,10gbit,none,shm
 
 A step is a backward pass that hands over gradients which lie ready, the exchange, and the optimizer's update. All
-contenders take turns in one process group. Writes DIR/exchange-MODEL-WORKERS.json, with --workers-per-host
+methods take turns in one process group. Writes DIR/exchange-MODEL-WORKERS.json, with --workers-per-host
 DIR/exchange-MODEL-HOSTSxWORKERS.json, and shows it as Markdown.
 """
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.results import origin
 from common.errors import RunError
 from hvd_dyncomp import LEVELS, kernels
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, portable, reduce_into
@@ -120,10 +121,10 @@ def on_device(actions: Sequence[Callable[[], object]], calls: int) -> Took:
 
 
 def measure(alike: Sequence[Mapping[str, Contender]], rounds: int, clock: Clock = on_device) -> dict[str, Took]:
-    """Per contender, medians over some rounds, in which all have their turns.
+    """By name, medians over some rounds, in which all have their turns.
 
     Args:
-        alike: the same contenders with other tensors; calls go through them in turn.
+        alike: the same with other tensors; calls go through them in turn.
         clock: what so many calls take.
     """
     actions = {name: [one[name].action for one in alike] for name in alike[0]}
@@ -201,7 +202,7 @@ def report(found: Mapping[str, Any]) -> str:
     return "\n\n".join(
         [
             f"`{found['about']['command']}`: on one {found['gpu']}, kernels: {found['kernels']}, compiled in "
-            f"{found['compiled_seconds']:.0f} s. Commit {found['about']['commit']}.",
+            f"{found['compiled_seconds']:.0f} s.{origin([found['about']])}",
             f"{found['values']} values: bytes read and written per second, each counted once, as a part of those of a "
             f"copy ({rates[COPY] / 1e9:.0f} GB/s); in brackets: times as fast as the reference kernels there, with "
             f"{found['reference_values']} values.",

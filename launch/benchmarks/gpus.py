@@ -1,4 +1,4 @@
-"""Benchmarks on this machine's GPUs: how their files are called, and what a reader must know of them. Never run on one.
+"""Benchmarks on this machine's GPUs: how their files are called, and what a reader must know of them.
 
 All hosts of a benchmark are namespaces of one machine, and so all workers share its GPUs.
 """

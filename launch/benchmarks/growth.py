@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpus, growth_page, kernels
-from benchmarks.results import FOLDER, commit, load, save
+from benchmarks.results import FOLDER, commit, load, save, today
 from benchmarks.tables import SHARED_MEMORY
 from common.errors import RunError
 from common.values import count, level
@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
     results = {
         "command": args.command,
         "commit": commit(),
+        "date": today(),
         "values": args.values,
         "bits": args.bits,
         "constants": {name: [found.constants[name], found.errors[name]] for name in model.UNITS},
@@ -81,7 +82,7 @@ def kernel_times(results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def points(results: Mapping[str, Any]) -> Iterator[fit.Point]:
-    """The steps that one file of the exchange benchmark has, where the model knows the contender."""
+    """The steps that one file of the exchange benchmark has, where the model knows the method."""
     per_host = results.get("workers_per_host", 1)
     for rate, found in results["rates"].items():
         about = found.get("about", {})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.results import quartiles
+from benchmarks.results import origin, quartiles
 from benchmarks.tables import rate_title, title
 from common.markdown import markdown
 from costs.model import UNITS
@@ -37,7 +37,7 @@ def constants(results: Mapping[str, Any]) -> str:
 
 
 def residuals(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One row per contender, one column per layout and rate: deviations."""
+    """One row per method, one column per layout and rate: deviations."""
     places = list(dict.fromkeys((row["layout"], row["rate"]) for row in rows))
     names = list(dict.fromkeys(row["contender"] for row in rows))
     found = {(row["contender"], row["layout"], row["rate"]): f"{deviation(row):+.1f}" for row in rows}
@@ -70,10 +70,10 @@ def unseen(rows: Sequence[Mapping[str, Any]]) -> str:
 def measured(results: Mapping[str, Any]) -> list[str]:
     """Markdown: the constants and what they make of what was measured."""
     return [
-        f"`{results['command']}`: launch/costs/model.py, fitted to the median steps in the [tables](tables.md) of the "
-        f"exchange over MPI (hosts x workers of each; least squares of relative errors). The times of the kernels are "
-        f"measured separately. The model adds the times of arithmetic and of transfers. Where the two overlap, as they "
-        f"do with two workers, real steps are shorter. Commit {results['commit']}.",
+        f"`{results['command']}`: launch/costs/model.py, fitted to the median steps in the [tables](benchmarks.md) of "
+        "the exchange over MPI (hosts x workers of each; least squares of relative errors). The times of the kernels "
+        "are measured separately. The model adds the times of arithmetic and of transfers. Where the two overlap, as "
+        f"they do with two workers, real steps are shorter.{origin([results])}",
         constants(results),
         residuals(results["seen"]),
         f"Fitted, {spread(results['seen'])} Not seen, {spread(results['unseen'])}",
@@ -93,7 +93,7 @@ def _layouts(results: Mapping[str, Any]) -> dict[tuple[int, int], dict[str, Mapp
 
 
 def sent(results: Mapping[str, Any]) -> str:
-    """One row per layout, one column per contender: what leaves a host."""
+    """One row per layout, one column per method: what leaves a host."""
     layouts = _layouts(results)
     names = contenders(results)
     rows = [
@@ -109,7 +109,7 @@ def contenders(results: Mapping[str, Any]) -> list[str]:
 
 
 def times(results: Mapping[str, Any], rate: str) -> str:
-    """One row per layout, one column per contender: milliseconds a step, and in brackets with messages as assumed."""
+    """One row per layout, one column per method: milliseconds a step, and in brackets with messages as assumed."""
     names = contenders(results)
     rows = [
         (f"{hosts}x{workers}", *(_both(row[name], rate) for name in names))
@@ -152,10 +152,10 @@ def predicted(results: Mapping[str, Any]) -> list[str]:
         f"payload rate of TCP. A step is the hand-over of ready gradients, the exchange and the update, one after the "
         f"other. In brackets: an assumed latency of {1e3 * assumed:g} µs per message instead of the fitted one. (The "
         f"fitted latency is that of shared cores, where a message waits until its receiver runs.) {_ALLTOALLV} "
-        f"growth.json has all layouts.",
+        f"docs/data/bench/growth.json has all layouts.",
         sent(results),
         *(times(results, rate) for rate in rates),
-        f"{workers} workers ({largest['hosts']}x{largest['workers']}), {ours}, in two levels: bytes per message, "
+        f"{workers} workers ({largest['hosts']}x{largest['workers']}), {ours}, hierarchical: bytes per message, "
         f"messages that a worker sends one after the other, and the latency of messages and collectives (as fitted / "
         f"with {1e3 * assumed:g} µs a message):",
         messages(results),

@@ -3,7 +3,7 @@
     python launch/bench.py --part kernels
     python launch/bench.py --part kernels --device cuda    # on one GPU instead
 
-Every round runs all contenders once, in turn, and compares them within the round: a machine's slow spells meet all
+Every round runs all of them once, in turn, and compares them within the round: a machine's slow spells meet all
 alike. The yardstick is `r.add_(g)`, which reads both and writes one of them. The reference kernels are the same
 arithmetic in torch operators. Writes DIR/kernels.json.
 
@@ -63,7 +63,7 @@ def contenders(values: int, seed: int) -> dict[str, tuple[Callable[[], object], 
 
 
 def measure(values: int, rounds: int, seed: int) -> dict[str, list[float]]:
-    """Per contender, nanoseconds per value in every round after a first one that warms up."""
+    """By name, nanoseconds per value in every round after a first one that warms up."""
     times: dict[str, list[float]] = {}
     actions = contenders(values, seed)
     for _ in range(rounds + 1):

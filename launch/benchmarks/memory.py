@@ -3,7 +3,7 @@
     python launch/bench.py --part memory --layouts 2,3,2x2
 
 A layout is a number of workers on this host, or HOSTSxWORKERS, workers of each host; hosts are network namespaces, and
-need root. Every contender has processes of its own and takes three steps, whose peak is compared with that of the same
+need root. Every method has processes of its own and takes three steps, whose peak is compared with that of the same
 steps without an exchange before: of what the process has in the host's memory (with what is pinned for a GPU, if Linux
 counts it as the process's), and of what torch has allocated on the GPU. glibc is told to give back at once what is
 freed. What does not grow with the model counts as well, but for code and kernels; Horovod's fusion buffer, of 128 MiB
@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import contenders, gpus
 from benchmarks.memory_worker import STEPS, TENSOR
-from benchmarks.results import about, load, save
+from benchmarks.results import about, load, origin, save
 from benchmarks.run import add_shared_arguments, suffix
 from benchmarks.start import environment_of, place, start, worker
 from benchmarks.tables import title
@@ -49,7 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = ",".join(_CONTENDERS)
     add("--values", type=count, default=100_000_000, metavar="N", help="of the model (default 100000000)")
     add("--layouts", type=_layouts, default=_layouts("2,3,2x2"), metavar="N,HxL,...", help="default 2,3,2x2")
-    add("--contenders", type=_contenders, default=_CONTENDERS, metavar="NAME,...", help=f"default {shown}")
+    add(
+        "--methods",
+        dest="contenders",
+        type=_contenders,
+        default=_CONTENDERS,
+        metavar="NAME,...",
+        help=f"default {shown}",
+    )
     add_shared_arguments(parser)
 
 
@@ -119,7 +126,7 @@ def report(results: Mapping[str, Any]) -> str:
     return (
         f"{table}\n\n`{note['command']}`: {results['values'] / 1e6:.1f} million values in tensors of "
         f"{TENSOR / 1e6:.1f} million; peak over {STEPS} steps less that of as many steps without an exchange, of all "
-        f"workers. Commit {note['commit']}.{gpus.sentence(note, most)}"
+        f"workers.{origin([note])}{gpus.sentence(note, most)}"
     )
 
 

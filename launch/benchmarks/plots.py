@@ -14,11 +14,13 @@ matplotlib.use("Agg")  # files only: no display is there, or needed
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from benchmarks import time_to_accuracy
 from benchmarks.contenders import OURS_IN_DDP
 from benchmarks.results import Summary
 from benchmarks.tables import SHARED_MEMORY, bits_of, contenders_of, rate_title, summaries, title
+from costs.collectives import in_turns
 from lab.shaping import bits_per_second
 
 # Okabe and Ito's colours; ours are blue to green and solid, torch's dotted, Horovod's dashed.
@@ -35,8 +37,8 @@ _STYLES = {
     "8bit": ("#006046", "-"),
     "16bit": ("#7A9E00", "-"),
     "32bit": ("#B0B0B0", "-"),
-    "ddp": ("#D55E00", ":"),
-    "ddp-fp16": ("#CC79A7", ":"),
+    "ddp": ("#8C564B", ":"),
+    "ddp-fp16": ("#E377C2", ":"),
     "powersgd1": ("#882255", ":"),
     "powersgd4": ("#AA4499", ":"),
     "dynamic": ("#0072B2", "-"),
@@ -68,6 +70,7 @@ def step_times(results: Sequence[Mapping[str, Any]], path: Path) -> None:
             points = [(place(rate), found[name]) for rate, found in rates.items() if name in found]
             _line(axes, name, points)
         axes.set(yscale="log", title=f"{result['model']}, {result['values'] / 1e6:.1f} M values", ylabel="ms per step")
+        _plain_ticks(axes)
         _rate_axis(axes, list(rates))
     _finish(figure, fields[0][0], path)
 
@@ -130,6 +133,15 @@ def _line(axes: Axes, name: str, points: list[tuple[float, Summary]]) -> None:
     )
 
 
+def _plain_ticks(axes: Axes) -> None:
+    """Milliseconds as numbers: 1, 2 and 5 of each power of ten, or more of them where that would be few."""
+    low, high = axes.get_ylim()
+    parts: tuple[float, ...] = (1, 2, 5) if high > 5 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8)
+    shown = [part * 10**power for power in range(-1, 5) for part in parts if low <= part * 10**power <= high]
+    axes.set_yticks(shown, [f"{ms:g}" for ms in shown])
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def _rate_axis(axes: Axes, rates: list[str]) -> None:
     axes.set_xticks([place(rate) for rate in rates], [rate_title(rate).replace(" ", "\n") for rate in rates])
     axes.set_xlabel("link")
@@ -142,7 +154,7 @@ def speed_ups(result: Mapping[str, Any], path: Path) -> None:
     colours = plt.get_cmap("viridis")
     rates = {rate: found for rate, found in summaries(result).items() if "none" in found}
     for number, (rate, found) in enumerate(rates.items()):
-        colour = colours(0.9 * number / max(len(rates) - 1, 1))
+        colour = colours(0.8 * number / max(len(rates) - 1, 1))
         ours = sorted((bits, s) for name, s in found.items() if (bits := bits_of(name)) is not None)
         gains = [found["none"].median / summary.median for _, summary in ours]
         axes.plot([bits for bits, _ in ours], gains, marker=".", color=colour, label=rate_title(rate))
@@ -152,10 +164,10 @@ def speed_ups(result: Mapping[str, Any], path: Path) -> None:
     axes.set(
         xscale="log", yscale="log", xlabel="bits per value (crosses: Horovod fp16)", ylabel="times faster than Horovod"
     )
-    ticks = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
+    ticks = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
     axes.set_xticks(ticks, [f"{bits:g}" for bits in ticks])
     axes.minorticks_off()
-    gains_shown = (0.25, 0.5, 1, 2, 4, 8, 16)
+    gains_shown = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
     axes.set_yticks(gains_shown, [f"{gain:g}" for gain in gains_shown])
     axes.grid(alpha=0.3)
     _finish(figure, axes, path)
@@ -169,7 +181,7 @@ def accuracies(results: Mapping[str, Any], path: Path) -> None:
         seconds, found = time_to_accuracy.curve(run)
         label = time_to_accuracy.TITLES[name]
         axes.plot(seconds, [100 * accuracy for accuracy in found], line, color=colour, marker=".", label=label)
-    axes.axhline(100 * time_to_accuracy.target(results), color="#999999", lw=0.8)
+    axes.axhline(100 * time_to_accuracy.target(results), color="#999999", lw=0.8, label="goal")
     axes.set(xlabel=f"seconds of training steps, {rate_title(results['rate'])}", ylabel="test accuracy, %")
     axes.grid(alpha=0.3)
     _finish(figure, axes, path)
@@ -212,10 +224,14 @@ def predictions(results: Mapping[str, Any], path: Path) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     fields[0][0].set_ylabel("ms per step")
-    _finish(figure, fields[0][0], path)
+    turns = [str(number) for number in hosts if number * most >= 64 and in_turns(number * most)]
+    why = f"The long steps at {', '.join(turns)} hosts (solid line): Open MPI's alltoallv." if turns else None
+    _finish(figure, fields[0][0], path, why)
 
 
-def _finish(figure: Figure, axes: Axes, path: Path) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+def _finish(figure: Figure, axes: Axes, path: Path, note: str | None = None) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    columns = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, labels))))  # inches
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, columns), frameon=False, title=note)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""Runs the benchmarks and redraws docs/benchmarks.md and the tables in docs/bench/.
+"""Runs the benchmarks and redraws the tables and figures of what is in docs/data/bench/.
 
     python launch/bench.py                              # everything: about 40 minutes on two cores
     python launch/bench.py --part kernels --part links  # some parts, and the drawing
@@ -25,19 +25,19 @@ from typing import Any
 
 from benchmarks import exchange, growth, kernels, layouts, links, memory, report, time_to_accuracy, training
 from benchmarks.results import FOLDER, commit, load
+from common.docs import DOCS
 from common.errors import RunError
 from common.values import Parser
 from lab.hosts import come_down_on_signals
 
-PAGE = Path("docs/benchmarks.md")
 QUICK_DIR = Path("runs/quick")
 _WHERE = ("--output-dir", "--data-dir")
-_MANY = ("--rates", "1gbit", "--contenders", "none,fp16,1bit,4bit,8bit", "--seconds", "30", "--model", "resnet18")
+_MANY = ("--rates", "1gbit", "--methods", "none,fp16,1bit,4bit,8bit", "--seconds", "30", "--model", "resnet18")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A benchmark with some of its flags, the files in docs/bench/ that the pages are drawn from, and flags for
+    """A benchmark with some of its flags, the files in docs/data/bench/ that the pages are drawn from, and flags for
     ``--quick``, if it takes part in that.
 
     ``benchmark`` has ``add_arguments(parser)`` and ``run(args)``; ``args.command`` is how a reader would type it.
@@ -59,7 +59,7 @@ _SHARDED = (
     "--rates",
     "100mbit,1gbit,none,shm",
 )
-_FEW = ("--contenders", "alone,none,fp16,0.25bit,1bit,4bit,powersgd1", "--rounds", "8")
+_FEW = ("--methods", "alone,none,fp16,0.25bit,1bit,4bit,powersgd1", "--rounds", "8")
 
 PARTS = {
     "kernels": Part(kernels, files=(kernels.FILE,), quick=("--values", str(2**22), "--rounds", "3")),
@@ -82,7 +82,7 @@ PARTS = {
     ),
     "sharded": Part(
         training,
-        (*_SHARDED, "--contenders", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp,0.25bit-fsdp", "--seconds", "120"),
+        (*_SHARDED, "--methods", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp,0.25bit-fsdp", "--seconds", "120"),
         ("training-transformer-short-2x2.json",),
         ("--rates", "100mbit,shm", "--seconds", "20", "--rounds", "8"),
     ),
@@ -94,7 +94,7 @@ PARTS = {
     "memory": Part(
         memory,
         files=(memory.file_name(),),
-        quick=("--values", str(2**24), "--layouts", "2", "--contenders", "none,4bit"),
+        quick=("--values", str(2**24), "--layouts", "2", "--methods", "none,4bit"),
     ),
     "links": Part(links),
     "growth": Part(growth, files=(growth.FILE,)),  # the last: it reads what others have measured
@@ -185,7 +185,7 @@ def main(argv: list[str] | None = None) -> None:
             failed.append(name)
     if not flags and not args.quick:
         try:
-            report.draw(FOLDER, PAGE)
+            report.draw(DOCS)
         except (RunError, OSError) as error:
             print(f"bench.py: error: {error}", file=sys.stderr)
             failed.append("the drawing")

@@ -89,7 +89,7 @@ def _model(results: Mapping[str, Any]) -> str:
 
 
 def by_layout(files: Sequence[Mapping[str, Any]], name: str = "4bit") -> str:
-    """One row per layout and rate, one column per other, one level among them."""
+    """One row per layout and rate, one column per other, the flat exchange among them."""
     others = (*_OTHERS, ONE_LEVEL[name])
     rows = []
     for results in files:

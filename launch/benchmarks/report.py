@@ -1,7 +1,6 @@
 """Draws the benchmarks' figures and writes their tables, from whatever JSON files are there.
 
-docs/tables/benchmarks.md and growth.md are written whole; docs/benchmarks.md and docs/benchmarks.md have some tables
-between marks.
+docs/tables/benchmarks.md and growth.md are written whole; docs/benchmarks.md has some tables between marks.
 """
 
 from __future__ import annotations
@@ -13,19 +12,22 @@ from typing import Any
 
 from benchmarks import gpu_kernels, growth, growth_page, kernels, memory, plots, ratios, tables, time_to_accuracy
 from benchmarks.gpus import on_gpus
-from benchmarks.results import Summary, load
+from benchmarks.results import FOLDER, Summary, load
 from benchmarks.tables import rate_title, summaries, title
+from common.docs import DATA, FIGURES, TABLES
 from common.errors import RunError
+from common.files import replace_text
 from common.markdown import filled, markdown
 from lab.shaping import bits_per_second
 
-TABLES, GROWTH, GOALS = "tables.md", "growth.md", "goals.md"
+PAGE, GROWTH = "benchmarks.md", "growth.md"
 _HEADS = {
-    TABLES: "# Benchmarks: all tables\n\n`make bench` writes this page. [Benchmarks](../benchmarks.md) has the "
-    "summary, the machines and the settings.",
-    GROWTH: "# Benchmarks: a model of more workers\n\n`python launch/bench.py --part growth` writes this page. "
-    "[Benchmarks](../benchmarks.md#growth) has the summary.",
+    PAGE: "# Benchmarks: all tables\n\nWritten by `make bench`. [Benchmarks](../benchmarks.md) has the summary, the "
+    "machines and the settings.",
+    GROWTH: "# Benchmarks: a model of more workers\n\nWritten by `python launch/bench.py --part growth`. "
+    "[Benchmarks](../benchmarks.md) has the summary.",
 }
+_FIGURES = f"../{FIGURES}"  # seen from docs/tables/
 _Files = list[dict[str, Any]]
 _KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
 
@@ -83,7 +85,7 @@ def _gloo(described: Iterable[Mapping[str, Any]]) -> str:
     return ", Gloo" if "gloo" in launchers else ""
 
 
-def exchange_section(results: Mapping[str, Any], folder: Path) -> list[str]:
+def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
     name = f"exchange-{results['model']}-{results['workers']}"
     parts = [
         f"## The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
@@ -93,20 +95,20 @@ def exchange_section(results: Mapping[str, Any], folder: Path) -> list[str]:
     if per_host > 1:
         parts += [tables.times(results), tables.gains(results)]
     elif hosts == 2:
-        plots.step_times([results], folder / f"{name}-time.png")
-        plots.speed_ups(results, folder / f"{name}-speedup.png")
+        plots.step_times([results], figures / f"{name}-time.png")
+        plots.speed_ups(results, figures / f"{name}-speedup.png")
         parts += [tables.times(results), break_even_table(results)]
-        parts.append(f"![Time per step against link rate]({name}-time.png)")
-        parts.append(f"![Speed-up against bits per value]({name}-speedup.png)")
+        parts.append(f"![Time per step against link rate]({_FIGURES}/{name}-time.png)")
+        parts.append(f"![Speed-up against bits per value]({_FIGURES}/{name}-speedup.png)")
     return [*parts, bits, tables.caption(results), links(results)]
 
 
-def training_section(files: list[dict[str, Any]], folder: Path) -> list[str]:
-    plots.step_times(files, folder / "training-time.png")
+def training_section(files: list[dict[str, Any]], figures: Path) -> list[str]:
+    plots.step_times(files, figures / "training-time.png")
     for results in files:
         if results["model"] == "resnet18":
-            plots.by_link(results, folder / "steps-resnet18.png")
-    parts = ["## Training steps", "![Time per training step](training-time.png)"]
+            plots.by_link(results, figures / "steps-resnet18.png")
+    parts = ["## Training steps", f"![Time per training step]({_FIGURES}/training-time.png)"]
     for results in files:
         parts += [tables.times(results), tables.caption(results)]
     return parts
@@ -117,14 +119,14 @@ def sharded_section(results: Mapping[str, Any]) -> list[str]:
     return [*parts, tables.bits(results), tables.caption(results), links(results)]
 
 
-def accuracy_section(results: Mapping[str, Any], folder: Path) -> list[str]:
-    figure = folder / time_to_accuracy.figure_name(results)
+def accuracy_section(results: Mapping[str, Any], figures: Path) -> list[str]:
+    figure = figures / time_to_accuracy.figure_name(results)
     plots.accuracies(results, figure)
     return [
         f"## Time to accuracy: {time_to_accuracy.title(results)}",
         time_to_accuracy.table(results),
         time_to_accuracy.caption(results),
-        f"![Test accuracy against time]({figure.name})",
+        f"![Test accuracy against time]({_FIGURES}/{figure.name})",
     ]
 
 
@@ -156,21 +158,21 @@ def _by_hosts(results: Mapping[str, Any]) -> tuple[int, int]:
     return tables.hosts_of(results)[1], results["workers"]
 
 
-def growth_section(results: Mapping[str, Any], folder: Path) -> list[str]:
-    plots.deviations(results, folder / "growth-fit.png")
-    plots.predictions(results, folder / "growth.png")
+def growth_section(results: Mapping[str, Any], figures: Path) -> list[str]:
+    plots.deviations(results, figures / "growth-fit.png")
+    plots.predictions(results, figures / "growth.png")
     return [
         "## Growth: a model of what was measured",
         *growth_page.measured(results),
-        "![Predicted against measured times](growth-fit.png)",
+        f"![Predicted against measured times]({_FIGURES}/growth-fit.png)",
         "## Growth: predicted, not measured",
-        "![Predicted time per step against hosts](growth.png)",
+        f"![Predicted time per step against hosts]({_FIGURES}/growth.png)",
         *growth_page.predicted(results),
     ]
 
 
-def report(folder: Path) -> str:
-    """All tables but those of growth, and their figures, beside the JSON files in `folder`."""
+def report(folder: Path, figures: Path) -> str:
+    """All tables but those of growth, of the JSON files in a folder; their figures go into another."""
     parts: list[str] = []
     if (folder / kernels.FILE).exists():
         parts += [
@@ -180,14 +182,14 @@ def report(folder: Path) -> str:
     found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
     exchanges, training, accuracies, memories = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
     for results in sorted(exchanges, key=_by_hosts):
-        parts += exchange_section(results, folder)
+        parts += exchange_section(results, figures)
     if one_worker := [one for one in training if tables.hosts_of(one)[1] == 1]:
-        parts += training_section(one_worker, folder)
+        parts += training_section(one_worker, figures)
     for results in training:
         if tables.hosts_of(results)[1] > 1:
             parts += sharded_section(results)
     for results in accuracies:
-        parts += accuracy_section(results, folder)
+        parts += accuracy_section(results, figures)
     for results in memories:
         parts += [f"## Memory{_gloo([results])}", memory.report(results)]
     arithmetic = load(folder / kernels.GPU_FILE)
@@ -196,7 +198,7 @@ def report(folder: Path) -> str:
 
 
 def shown(folder: Path) -> dict[str, str]:
-    """The tables of docs/benchmarks.md and goals.md by name, of what was measured on CPUs over MPI."""
+    """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
     found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
     exchanges, training, accuracies, memories = (
         [one for one in found[kind] if not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())]
@@ -219,20 +221,24 @@ def shown(folder: Path) -> dict[str, str]:
     return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 
 
-def draw(folder: Path, page: Path) -> None:
-    """Draw the figures into the folder of the JSON files, write all tables there, and those of the page into the page.
+def draw(docs: Path) -> None:
+    """Draw the figures of the JSON files in a documentation's folder, write the pages of tables, and fill in those of
+    benchmarks.md, if that is there.
 
     Raises:
         RunError: there are no results.
     """
-    written = {TABLES: report(folder)}
-    if (folder / growth.FILE).exists():
-        written[GROWTH] = "\n\n".join(growth_section(load(folder / growth.FILE), folder))
+    data, figures = docs / DATA / FOLDER.name, docs / FIGURES
+    for folder in (figures, docs / TABLES):
+        folder.mkdir(parents=True, exist_ok=True)
+    written = {PAGE: report(data, figures)}
+    if (data / growth.FILE).exists():
+        written[GROWTH] = "\n\n".join(growth_section(load(data / growth.FILE), figures))
     if not any(written.values()):
-        raise RunError(f"no results in {folder}")
+        raise RunError(f"no results in {data}")
     for name, text in written.items():
-        (folder / name).write_text(f"{_HEADS[name]}\n\n{text}\n", encoding="utf-8")
-    for one in (page, folder / GOALS):
-        if one.exists():
-            one.write_text(filled(one.read_text(encoding="utf-8"), shown(folder), "make bench"), encoding="utf-8")
-    print(f"wrote {page}, and tables and figures in {folder}")
+        replace_text(docs / TABLES / name, f"{_HEADS[name]}\n\n{text}\n")
+    page = docs / PAGE
+    if page.exists():
+        replace_text(page, filled(page.read_text(encoding="utf-8"), shown(data), "make bench"))
+    print(f"wrote {page}, and what is in {docs / TABLES} and {figures}")

@@ -7,22 +7,26 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from common.docs import DATA, DOCS
 from common.files import replace_text
 
-FOLDER = Path("docs/bench")
+FOLDER = DOCS / DATA / "bench"
+# Of the versions in a file, those that are shown.
+_NAMES = {"hvd_dyncomp": "hvd_dyncomp", "torch": "torch", "horovod": "Horovod"}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one contender at one rate: milliseconds a step, and bits per gradient value that a host's interface sent (None
+    """Of one method at one rate: milliseconds a step, and bits per gradient value that a host's interface sent (None
     where nothing was counted)."""
 
     median: float
@@ -40,7 +44,7 @@ def _form(number: float) -> str:
 
 
 def summarize(measured: Mapping[str, Any], values: int) -> Summary:
-    """Median and quartiles of a contender's steps.
+    """Median and quartiles of a method's steps.
 
     Args:
         measured: "ms" and "sent" as `alternation.measure` returns them.
@@ -66,6 +70,7 @@ def about(command: str, seed: int, environment: Mapping[str, str]) -> dict[str, 
     return {
         "command": command,
         "commit": commit(),
+        "date": today(),
         "seed": seed,
         "environment": dict(environment),
         # What else was running, looked at while nothing of ours was: with more than a little of it, trust no figure.
@@ -77,6 +82,28 @@ def about(command: str, seed: int, environment: Mapping[str, str]) -> dict[str, 
             "mpi": _first_line(["mpirun", "--version"]),
         },
     }
+
+
+def today() -> str:
+    """The date, as files have it; older ones have none."""
+    return datetime.now(UTC).date().isoformat()
+
+
+def origin(notes: Iterable[Mapping[str, Any]]) -> str:
+    """When it was measured, and with which versions, in a sentence that begins with a space; "" where nobody said."""
+    said: dict[str, None] = {}
+    for note in notes:
+        date = f" on {note['date']}" if "date" in note else ""
+        named = [
+            f"{shown} {note['versions'][name]}" for name, shown in _NAMES.items() if name in note.get("versions", {})
+        ]
+        said[date + (f" with {', '.join(named)}" if named else "")] = None
+    return "".join(f" Measured{words}." for words in said if words)
+
+
+def typed(command: str) -> str:
+    """A command of a file, as it is typed now: older ones have another name for a flag."""
+    return command.replace("--contenders", "--methods")
 
 
 def commit() -> str:

@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, contenders: Sequence[str],
     """What the benchmarks of single steps can be told, and their defaults."""
     add = parser.add_argument
     told = "see the list below; all of them in one run, in turns"
-    add("--contenders", type=_contenders, default=tuple(contenders), metavar="NAME,...", help=told)
+    add("--methods", dest="contenders", type=_contenders, default=tuple(contenders), metavar="NAME,...", help=told)
     add("--rates", type=_rates, default=rates, metavar="RATE,...", help="link rates; none: no limit; shm: no link")
     add("--seconds", type=at_least_zero, default=seconds, metavar="S", help="about so long for each rate")
-    add("--rounds", type=count, default=25, metavar="N", help="most steps of each contender and rate")
+    add("--rounds", type=count, default=25, metavar="N", help="most steps of each method and rate")
     add_shared_arguments(parser)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import gpus
 from benchmarks.contenders import ONE_LEVEL
-from benchmarks.results import Summary, summarize
+from benchmarks.results import Summary, origin, summarize, typed
 from common.markdown import markdown
 from lab.shaping import bits_per_second
 
@@ -26,11 +26,11 @@ TITLES = {
     "hsdp": "FSDP2",
     "hsdp-bf16": "FSDP2 bfloat16",
 }
-_KINDS = {"": "", "-flat": ", one level", "-ddp": ", DDP", "-fsdp": ", FSDP2"}  # of ours
+_KINDS = {"": "", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"}  # of ours
 
 
 def title(contender: str) -> str:
-    """How a contender is called in tables and plots."""
+    """How a method is called in tables and plots."""
     if contender in TITLES:
         return TITLES[contender]
     bits, _, kind = contender.partition("bit")
@@ -38,7 +38,7 @@ def title(contender: str) -> str:
 
 
 def bits_of(contender: str) -> float | None:
-    """The level of one of ours with Horovod by default (not in one level on purpose); None for all others."""
+    """The level of one of ours with Horovod by default (not flat on purpose); None for all others."""
     bits, suffix, kind = contender.partition("bit")
     return float(bits) if suffix and not kind else None
 
@@ -59,7 +59,7 @@ def by_rate(rate: str) -> float:
 
 
 def summaries(results: Mapping[str, Any]) -> dict[str, dict[str, Summary]]:
-    """Rate, from slow to fast, to contender to figures."""
+    """Rate, from slow to fast, to method to figures."""
     return {
         rate: {
             name: summarize(measured, results["values"])
@@ -70,12 +70,12 @@ def summaries(results: Mapping[str, Any]) -> dict[str, dict[str, Summary]]:
 
 
 def contenders_of(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """All contenders, in the order of their first appearance."""
+    """All methods, in the order of their first appearance."""
     return list(dict.fromkeys(name for found in rates.values() for name in found))
 
 
 def times(results: Mapping[str, Any]) -> str:
-    """One row per contender: median and quartiles of a step at every rate."""
+    """One row per method: median and quartiles of a step at every rate."""
     rates = summaries(results)
     rows = [
         (title(name), *(str(found[name]) if name in found else _DASH for found in rates.values()))
@@ -85,7 +85,7 @@ def times(results: Mapping[str, Any]) -> str:
 
 
 def gains(results: Mapping[str, Any]) -> str:
-    """One row for each of ours: how many times the step of others takes as long; Horovod's, and one level's."""
+    """One row for each of ours: how many times the step of others takes as long; Horovod's, and the flat exchange's."""
     rates = summaries(results)
     rows = []
     for name, flat in ONE_LEVEL.items():
@@ -93,7 +93,7 @@ def gains(results: Mapping[str, Any]) -> str:
         cells = [_gain(found, name, other) for found in rates.values() for other in others]
         if any(cell != _DASH for cell in cells):
             rows.append((title(name), *cells))
-    head = [f"{other}, {rate_title(rate)}" for rate in rates for other in (title("none"), title("fp16"), "one level")]
+    head = [f"{other}, {rate_title(rate)}" for rate in rates for other in (title("none"), title("fp16"), "flat")]
     return markdown(("times as fast as", *head), rows) if rows else ""
 
 
@@ -114,7 +114,7 @@ def layout_title(results: Mapping[str, Any]) -> str:
 
 
 def bits(results: Mapping[str, Any]) -> str:
-    """One row per contender: bits per value that a host sent, by its interface's counter; beside ours, the goal.
+    """One row per method: bits per value that a host sent, by its interface's counter; beside ours, the goal.
 
     The goal at level b is (b + 0.15) * 2(H - 1)/H for H hosts, however many workers each has. "" where nothing was
     counted.
@@ -140,8 +140,7 @@ def caption(results: Mapping[str, Any]) -> str:
     steps = [s.steps for found in rates.values() for s in found.values()]
     # A run that was cut off has rates without a description.
     notes = [found.get("about", {}) for found in results["rates"].values()]
-    commands = dict.fromkeys(f"`{note['command']}`" for note in notes if "command" in note)
-    commits = dict.fromkeys(note["commit"] for note in notes if "commit" in note)
+    commands = dict.fromkeys(f"`{typed(note['command'])}`" for note in notes if "command" in note)
     cycles = dict.fromkeys(note["environment"]["HOROVOD_CYCLE_TIME"] for note in notes if "environment" in note)
     busiest = max((note.get("busy_before_percent", 0) for note in notes), default=0)
     devices = "".join(dict.fromkeys(gpus.sentence(note, results["workers"]) for note in notes))
@@ -150,5 +149,5 @@ def caption(results: Mapping[str, Any]) -> str:
         f"{', '.join(commands)}: {results['model']}, {results['tensors']} tensors, "
         f"{results['values'] / 1e6:.1f} million values, {layout_title(results)}; median (quartiles) of "
         f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting. HOROVOD_CYCLE_TIME "
-        f"{', '.join(cycles)} ms for all. Commit {', '.join(commits)}.{devices}{busy}"
+        f"{', '.join(cycles)} ms for all.{origin(notes)}{devices}{busy}"
     )

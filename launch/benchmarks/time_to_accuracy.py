@@ -1,9 +1,9 @@
 """How long training takes, over a slow link or none, until it is as good as the uncompressed training became.
 
     python launch/bench.py --part accuracy --rate 100mbit
-    python launch/bench.py --part accuracy --rate shm --contenders none,fp16,4bit    # all workers on this host: no root
+    python launch/bench.py --part accuracy --rate shm --methods none,fp16,4bit    # all workers on this host: no root
 
-launch/train_resnet.py trains to its end, one contender after the other. Writes DIR/accuracy-MODEL.json; in its name are
+launch/train_resnet.py trains to its end, one method after the other. Writes DIR/accuracy-MODEL.json; in its name are
 also the rate, if it is not 100mbit, -gloo and -cuda.
 
 Seconds are those of the training steps; evaluation, which is the same for all, is left out.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpus
-from benchmarks.results import about, save
+from benchmarks.results import about, origin, save
 from benchmarks.run import SHARED_MEMORY, add_shared_arguments, checked_rate, suffix
 from benchmarks.start import place, start
 from benchmarks.tables import rate_title
@@ -33,14 +33,14 @@ TITLES = {
     "none": "Horovod",
     "fp16": "Horovod fp16",
     "4bit": "ours, 4 bits",
-    "0.25bit": "ours, 1/4 bit",
+    "0.25bit": "ours, 0.25 bit",
     "dynamic": "ours, dynamic 2-4-8",
 }
 _FLAGS = {
     "none": ("--compression", "none"),
     "fp16": ("--compression", "fp16"),
     "4bit": ("--compression", "static", "--bits", "4"),
-    "0.25bit": ("--compression", "static", "--bits", "1/4"),
+    "0.25bit": ("--compression", "static", "--bits", "0.25"),
     "dynamic": ("--compression", "dynamic", "--levels", "2,4,8", "--thresholds", "0.75,0.85"),
 }
 _RATE = "100mbit"
@@ -55,7 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this benchmark can be told, and its defaults."""
     add = parser.add_argument
     add("--rate", type=checked_rate, default=_RATE, metavar="RATE", help=f"of the links; shm: none (default {_RATE})")
-    add("--contenders", type=_contenders, default=tuple(_FLAGS), metavar="NAME,...", help=f"default {','.join(_FLAGS)}")
+    add(
+        "--methods",
+        dest="contenders",
+        type=_contenders,
+        default=tuple(_FLAGS),
+        metavar="NAME,...",
+        help=f"default {','.join(_FLAGS)}",
+    )
     add("--dataset", default="fashion-mnist", metavar="NAME", help="of train_resnet.py (default fashion-mnist)")
     add("--data-dir", type=folder, default="data", metavar="DIR", help="of train_resnet.py (default data)")
     add("--model", type=model_name, default="resnet20", metavar="NAME", help="of train_resnet.py (default resnet20)")
@@ -80,7 +87,7 @@ def _contenders(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Train every contender, write the JSON file and show it as Markdown.
+    """Train every method, write the JSON file and show it as Markdown.
 
     Raises:
         RunError: the network cannot be made, no GPU can be used that should, or a training failed.
@@ -168,7 +175,7 @@ def caption(results: Mapping[str, Any]) -> str:
     return (
         f"`{about['command']}`: train_resnet.py `{' '.join(results['flags'])}`, {results['workers']} workers, "
         f"one run each. The goal is the uncompressed run's last test accuracy less {results['tolerance']:g} points; "
-        f"seconds are those of training steps. Commit {about['commit']}.{gpus.sentence(about, results['workers'])}"
+        f"seconds are those of training steps.{origin([about])}{gpus.sentence(about, results['workers'])}"
     )
 
 

@@ -2,7 +2,7 @@
 
     python launch/bench.py --part training --models resnet20,mlp --rates 100mbit,1gbit
 
-Forward, backward, exchange and update of each model; all contenders take turns in one process group. Writes
+Forward, backward, exchange and update of each model; all methods take turns in one process group. Writes
 DIR/training-MODEL-WORKERS.json, with --workers-per-host DIR/training-MODEL-HOSTSxWORKERS.json, and shows it as
 Markdown.
 """

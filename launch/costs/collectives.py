@@ -67,10 +67,14 @@ def alltoall(nbytes: float, far: int, near: int, hosts: Hosts) -> Transfer:
 
 
 def _sent(far: int, near: int, hosts: Hosts) -> tuple[float, float]:
-    ranks = hosts.ranks
-    if ranks < 4 or 64 <= ranks < 128 or 256 <= ranks < 1024 or ranks >= 8192:  # in turns, with empty messages as well
-        return ranks - hosts.workers, hosts.workers - 1
+    if in_turns(hosts.ranks):
+        return hosts.ranks - hosts.workers, hosts.workers - 1
     return far, near
+
+
+def in_turns(ranks: int) -> bool:
+    """Whether alltoallv sends a message to every rank in turn, also to those that get nothing."""
+    return ranks < 4 or 64 <= ranks < 128 or 256 <= ranks < 1024 or ranks >= 8192
 
 
 def _splits(hosts: Hosts) -> Transfer:

@@ -70,7 +70,7 @@ def kernel_seconds(used: Kernels, nanoseconds: Mapping[str, float]) -> float:
 
     Args:
         used: how many values by which kernel.
-        nanoseconds: per value, by the names of docs/bench/kernels.json.
+        nanoseconds: per value, by the names of docs/data/bench/kernels.json.
     """
     if not used.bits:
         return 0.0

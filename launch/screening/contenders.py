@@ -82,6 +82,17 @@ class Contender:
         return self.bits_at(progress) > self.no_momentum_up_to
 
 
+def shown(name: str) -> str:
+    """How a contender is called in tables and figures. The record, and so the code, has older names."""
+    for bits in (8, 4, 2):
+        name = name.replace(f"1/{bits}", f"{1 / bits:g}")
+    return (
+        name.replace("ladder ", "schedule ")
+        .replace(", c = ", ", step size x ")
+        .replace(" error", ", a level per tensor")
+    )
+
+
 def level(bits: float) -> str:
     """1/4 for 0.25."""
     return f"1/{round(1 / bits)}" if bits < 1 else f"{bits:g}"

@@ -1,8 +1,8 @@
 """Which way of sending few bits trains best: small trainings of one's own choice, beside those of docs/study.md.
 
-    python launch/study.py --simulate screen --tasks resnet8 --contenders "uncompressed;1;1/4" --seeds 3
+    python launch/study.py --simulate screen --tasks resnet8 --methods "uncompressed;1;0.25" --seeds 3
 
-One process plays all workers of a task and trains it once for every (task, contender, seed): see screening/tasks.py
+One process plays all workers of a task and trains it once for every (task, method, seed): see screening/tasks.py
 and screening/contenders.py. Each run is a line of --results; runs that are there are not repeated. Printed are, as
 Markdown, the means over seeds with their standard errors, and bits a value: of the tensors of 1024 values and more, and
 of all.
@@ -24,7 +24,7 @@ import torch
 from common.errors import RunError
 from common.values import count
 from screening import results
-from screening.contenders import CONTENDERS
+from screening.contenders import CONTENDERS, shown
 from screening.tasks import TASKS, Work, prepare
 from screening.trainer import train
 
@@ -33,14 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the screening can be told, and its defaults."""
     add = parser.add_argument
     add("--tasks", default="resnet8", metavar="NAMES", help="separated by semicolons (default resnet8)")
-    add("--contenders", default="uncompressed;1;1/4", metavar="NAMES", help="likewise; * stands for any characters")
+    add("--methods", default="uncompressed;1;0.25", metavar="NAMES", help="likewise; * stands for any characters")
     add("--seeds", default="1", metavar="N", type=count, help="runs of each (default 1)")
     add("--first-seed", default=0, metavar="N", type=int, help="number of the first seed (default 0)")
     add("--jobs", type=count, default=1, metavar="N", help="processes at a time (default 1)")
     add("--results", type=Path, default=Path("screen.jsonl"), metavar="FILE", help="default screen.jsonl")
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
     add("--table", action="store_true", help="of the runs that are there; train nothing")
-    add("--list", action="store_true", help="the names of all tasks and contenders")
+    add("--list", action="store_true", help="the names of all tasks and methods")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> None:
         RunError: a name is unknown, a data set is not there, or the results are not ours.
     """
     if args.list:
-        print("\n".join(["tasks:", *TASKS, "", "contenders:", *CONTENDERS]))
+        print("\n".join(["tasks:", *TASKS, "", "methods:", *map(shown, CONTENDERS)]))
         return
-    tasks, contenders = chosen("--tasks", args.tasks, TASKS), chosen("--contenders", args.contenders, CONTENDERS)
+    tasks, contenders = chosen("--tasks", args.tasks, TASKS), chosen("--methods", args.methods, CONTENDERS)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     keys = list(itertools.product(tasks, contenders, seeds))
     if not args.table:
@@ -95,7 +95,7 @@ def chosen(flag: str, names: str, known: Iterable[str]) -> list[str]:
     found: list[str] = []
     for name in names.split(";"):
         pattern = re.compile(".*".join(map(re.escape, name.strip().split("*"))))
-        some = [other for other in known if pattern.fullmatch(other)]
+        some = [other for other in known if pattern.fullmatch(shown(other)) or pattern.fullmatch(other)]
         if not some:
             raise RunError(f"{flag}: {name.strip()!r} is not one of those that --list names")
         found += [other for other in some if other not in found]
@@ -120,4 +120,6 @@ def _one(key: results.Key, *, data_dir: Path, path: Path, curves: bool) -> None:
         "residuals": "bfloat16",
     }  # float32 where it is not said
     results.append(path, {**about, **found})
-    print(f"{task}, {contender}, seed {seed}: {found['score']:.2f} % at {found['all_bits']:.3f} bits", flush=True)
+    print(
+        f"{task}, {shown(contender)}, seed {seed}: {found['score']:.2f} % at {found['all_bits']:.3f} bits", flush=True
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from common.errors import RunError
 from common.markdown import markdown
+from screening.contenders import shown
 
 Key = tuple[str, str, int]  # task, contender, seed
 
@@ -48,7 +49,7 @@ def append(path: Path, run: dict) -> None:
 
 
 def table(runs: Iterable[dict]) -> str:
-    """Markdown, a row for each task and contender, in the order of the runs; differences are to uncompressed runs of
+    """Markdown, a row for each task and method, in the order of the runs; differences are to uncompressed runs of
     the same seeds.
     """
     grouped: dict[tuple[str, str], dict[int, dict]] = {}
@@ -63,7 +64,7 @@ def table(runs: Iterable[dict]) -> str:
         rows.append(
             (
                 task,
-                contender,
+                shown(contender),
                 str(len(own)),
                 _with_error(scores),
                 _with_error(pairs),
@@ -72,7 +73,7 @@ def table(runs: Iterable[dict]) -> str:
                 f"{mean['all_bits']:.3f}",
             )
         )
-    return markdown(("task", "contender", "seeds", "score, %", "difference", "loss", "bits", "all"), rows)
+    return markdown(("task", "method", "seeds", "score, %", "difference", "loss", "bits", "all"), rows)
 
 
 def _with_error(numbers: list[float]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from common import markdown
+from screening.contenders import shown
 from studies.parts import BASELINE, Part, Runs
 
 _DASH = "—"
@@ -48,15 +49,15 @@ def difference(runs: Runs, part: Part, task: str, contender: str) -> Measured | 
 
 
 def table(part: Part, runs: Runs) -> str:
-    """Markdown: a row a contender, a column a task; rows without any run are left out, and counted below."""
+    """Markdown: a row a method, a column a task; rows without any run are left out, and counted below."""
     rows: list[tuple[str, ...]] = []
     for contender in part.contenders:
         cells = [_cell(part, runs, task, contender) for task in part.tasks]
         if any(cell != _DASH for cell in cells):
-            rows.append((contender, _bits(part, runs, contender), *cells))
+            rows.append((shown(contender), _bits(part, runs, contender), *cells))
     there = sum(key in runs for key in part.keys)
     note = f"{there} of {len(part.keys)} runs: {part.seeds} per cell; (n): only n."
-    return f"{markdown.markdown(('contender', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
+    return f"{markdown.markdown(('method', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
 
 
 def _cell(part: Part, runs: Runs, task: str, contender: str) -> str:

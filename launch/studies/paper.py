@@ -1,4 +1,4 @@
-"""Trains the paper's scenarios and two more, and writes its table and figures with our numbers in them.
+"""Trains the paper's scenarios and two more, and writes its table with our numbers in it.
 
 Every scenario is trained by train_resnet.py under horovodrun, seed by seed: what else the machine does in the
 meantime then touches all scenarios alike. A study that was interrupted goes on where it was.
@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from common.docs import DOCS
 from common.errors import RunError
 from common.values import Parser, accuracies, count, natural, positive
-from studies import paper_table, plots
+from studies import paper_table
+from studies.paper_table import RESULTS, TABLE
 from studies.scenarios import SCENARIOS, Result, Study, measured_thresholds, python_command, shared_flags
 from training.datasets import DATASETS, best_present
 
@@ -49,7 +51,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument_group("where it goes").add_argument
     add("--runs-dir", default="runs/study", metavar="DIR", help="logs, metrics and checkpoints of the runs")
-    add("--output-dir", default="docs/study", metavar="DIR", help="paper.md, the figures and results.json")
+    add("--output-dir", type=Path, default=DOCS, metavar="DIR", help=f"of {TABLE} and {RESULTS}")
     add("--tables-only", action="store_true", help="train nothing; show the runs that are finished")
     add("--timeout", type=count, default=7200, metavar="S", help="seconds after which a run has failed")
     args = parser.parse_args(argv)
@@ -94,18 +96,15 @@ def collect(args: argparse.Namespace, study: Study) -> tuple[list[Result], str |
 
 def main(argv: list[str] | None = None) -> None:
     args = parse(argv)
-    output_dir = Path(args.output_dir)
     try:
         if args.dataset == "auto":
             args.dataset = best_present(Path(args.data_dir))
         study = Study(Path(args.runs_dir), args.workers, shared_flags(args), args.dataset, args.timeout)
-        output_dir.mkdir(parents=True, exist_ok=True)
         results, thresholds = collect(args, study)
         if not results:
             fail(f"no finished run in {args.runs_dir}")
     except (RunError, OSError, subprocess.TimeoutExpired) as error:
         fail(str(error))
     command = python_command(["--paper", *(sys.argv[1:] if argv is None else argv)])
-    paper_table.write(output_dir, results, command=command, thresholds=thresholds)
-    plots.write(output_dir, results)
-    print(f"wrote {output_dir}/paper.md, results.json and the figures", flush=True)
+    paper_table.write(args.output_dir, results, command=command, thresholds=thresholds)
+    print(f"wrote {args.output_dir / TABLE} and {args.output_dir / RESULTS}", flush=True)

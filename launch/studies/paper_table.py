@@ -1,19 +1,23 @@
-"""The study's table in Markdown, our numbers beside the paper's, and all numbers in results.json."""
+"""The study's table in Markdown, our numbers beside the paper's, and the file of numbers that it is made of."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from common.docs import DATA, TABLES
+from common.files import replace_text
 from common.markdown import markdown
 from studies.scenarios import PAPER_UNCOMPRESSED, SCENARIOS, Result, Scenario
 from training.carried import Carried, placement
 
-TABLE = "paper.md"
-RESULTS = "results.json"
+TABLE = Path(TABLES, "paper.md")
+RESULTS = Path(DATA, "study", "results.json")
 _DASH = "—"
+_ONE_HOST = {"hosts": 1, "bytes_float32_leaving_host": 0.0}  # what older summaries do not say
 
 Number = Callable[[Result], float]
 
@@ -28,32 +32,15 @@ def sentence(result: Result) -> str:
     )
 
 
-def write(output_dir: Path, results: list[Result], *, command: str, thresholds: str | None) -> None:
-    """Write paper.md and results.json.
+def write(docs: Path, results: list[Result], *, command: str, thresholds: str | None) -> None:
+    """Write the page and the file of numbers.
 
     Args:
-        output_dir: an existing folder.
+        docs: the folder that has, or will have, folders of tables and data.
         results: at least one finished run; runs of one scenario form a row.
         command: the command line to be named under the table.
         thresholds: of the dynamic scenarios; None if none took part.
     """
-    text = "\n".join(
-        [
-            _main_table(results),
-            "",
-            _caption(results, command, thresholds),
-            "",
-            "Against the uncompressed run of the same seed, and where the time went:",
-            "",
-            _detail_table(results),
-            "",
-            "The level of every epoch, R where compression was released to 32 bits:",
-            "",
-            _level_table(results),
-            "",
-        ]
-    )
-    (output_dir / TABLE).write_text(text, encoding="utf-8")
     numbers = {
         "command": command,
         "thresholds": thresholds,
@@ -62,7 +49,37 @@ def write(output_dir: Path, results: list[Result], *, command: str, thresholds: 
             for result in results
         ],
     }
-    (output_dir / RESULTS).write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    for path in (docs / RESULTS, docs / TABLE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(docs / RESULTS, json.dumps(numbers, indent=1) + "\n")
+    redraw(docs)
+
+
+def redraw(docs: Path) -> None:
+    """Write the page of the file of numbers, if there is one."""
+    if (docs / RESULTS).exists():
+        replace_text(docs / TABLE, page(json.loads((docs / RESULTS).read_text(encoding="utf-8"))))
+
+
+def page(numbers: Mapping[str, Any]) -> str:
+    """Markdown of the file of numbers."""
+    scenarios = {scenario.name: scenario for scenario in SCENARIOS}
+    results = [
+        Result(scenarios[run["scenario"]], run["seed"], _ONE_HOST | run["summary"], run["epochs"])
+        for run in numbers["runs"]
+    ]
+    return "\n\n".join(
+        [
+            "# The paper's scenarios",
+            "Written by `python launch/study.py --paper`. [Study](../study.md) says what follows.",
+            _main_table(results),
+            _caption(results, numbers["command"], numbers["thresholds"]),
+            "Against the uncompressed run of the same seed, and where the time went:",
+            _detail_table(results),
+            "The level of every epoch of the dynamic runs (32: uncompressed):",
+            _level_table(results) + "\n",
+        ]
+    )
 
 
 def by_scenario(results: Iterable[Result]) -> dict[Scenario, list[Result]]:
@@ -105,8 +122,8 @@ def _main_table(results: list[Result]) -> str:
 
 def _detail_table(results: list[Result]) -> str:
     head = (
-        "Scenario", "Test accuracy, points against uncompressed", "% of float32's bytes", "without released epochs",
-        "Released epochs", "Compute, s", "Exchange, s",
+        "Scenario", "Test accuracy, points against uncompressed", "% of float32's bytes", "without uncompressed epochs",
+        "Uncompressed epochs", "Compute, s", "Exchange, s",
     )  # fmt: skip
     baseline = {run.seed: run.summary["test_accuracy"] for run in results if run.scenario.name == "none"}
     rows: list[tuple[str, ...]] = []
@@ -135,7 +152,7 @@ def _level_table(results: list[Result]) -> str:
 
 
 def _levels(run: Result) -> str:
-    return " ".join("R" if bits == 32 else str(bits) for bits in run.summary["levels"])
+    return " ".join(f"{bits:g}" for bits in run.summary["levels"])
 
 
 def _caption(results: list[Result], command: str, thresholds: str | None) -> str:
@@ -147,7 +164,8 @@ def _caption(results: list[Result], command: str, thresholds: str | None) -> str
     return (
         f"`{command}`: {config['model']} on {config['dataset']}, {config['epochs']} epochs, {where}; {spread} "
         f"{', '.join(map(str, seeds))}. Accuracies are those after the last epoch, training accuracy over the last "
-        "epoch's augmented batches. Minutes are the sum of the epochs, evaluation included. Bytes are what was sent "
+        "epoch's augmented batches. Minutes are the sum of the epochs, with evaluation and whatever else the machine "
+        "did meanwhile. Bytes are what was sent "
         f"{whose_bytes(results)}, scales and headers included.{climbed} The paper: 70 epochs of a ResNet on CIFAR-10 "
         "over two GPUs; its training accuracies are not known to us. Another model, data set and machine: compare the "
         "columns' pattern, not their values."
@@ -162,7 +180,7 @@ def _share(run: Result) -> float:
 def _share_without_released(run: Result) -> float:
     """The same over the epochs that were not released to 32 bits."""
     released = run.summary["released"]
-    rest = {key: value - released[key] for key, value in run.summary.items() if key.startswith("bytes_")}
+    rest = {key: value - released.get(key, 0.0) for key, value in run.summary.items() if key.startswith("bytes_")}
     return Carried.of(rest).share
 
 

@@ -1,4 +1,4 @@
-"""Trains what the declared study lacks, and writes its tables and figures: docs/study.md and docs/study/.
+"""Trains what the declared study lacks, and writes its tables and figures into docs/.
 
 One process plays all workers of a task. Which runs make up which table stands in launch/studies/declared.py; each run
 is a line of screen.jsonl, and what is there is not trained again.
@@ -12,18 +12,22 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from common.docs import DATA, DOCS, FIGURES, TABLES
 from common.errors import RunError
 from common.files import replace_text
 from common.values import Parser, count
 from screening import results
+from screening.contenders import shown
 from screening.program import fill
-from studies import declared, matrix, pareto, tuned_plot, tuned_tables
+from studies import declared, matrix, paper_table, pareto, tuned_plot, tuned_tables
+from studies.page import page
 from studies.parts import Largest, Part, Runs, Tuned
 
-RESULTS, DETAILS = "screen.jsonl", "screen.md"
+RESULTS = Path(DATA, "study", "screen.jsonl")
+PAGE = "study.md"
 QUICK_DIR = Path("runs/quick")
 
 
@@ -41,13 +45,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--jobs", type=count, default=os.cpu_count() or 1, metavar="N", help="processes at a time (default: one a core)"
     )
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
-    add("--output-dir", type=Path, metavar="DIR", help=f"of {RESULTS}, {DETAILS} and figures (default docs/study)")
-    add("--pages", type=Path, nargs="*", metavar="FILE", help="with tables to fill (default the study's two)")
+    add("--output-dir", type=Path, metavar="DIR", help=f"of {RESULTS}, tables and figures (default {DOCS})")
     args = parser.parse_args(argv)
     if args.output_dir is None:
-        args.output_dir = QUICK_DIR if args.quick else Path("docs/study")
-    if args.pages is None:
-        args.pages = [] if args.quick else [Path("docs/study.md"), Path("docs/tables/study.md")]
+        args.output_dir = QUICK_DIR if args.quick else DOCS
     return args
 
 
@@ -65,7 +66,9 @@ def main(argv: list[str]) -> None:
     if args.missing:
         print(missing(chosen, results.read(path)))
         return
-    args.output_dir.mkdir(parents=True, exist_ok=True)
+    figures = args.output_dir / FIGURES
+    for folder in (path.parent, figures, args.output_dir / TABLES):
+        folder.mkdir(parents=True, exist_ok=True)
     if not args.tables_only:
         for part in chosen:
             train(part, path, args.data_dir, jobs=args.jobs)
@@ -74,16 +77,23 @@ def main(argv: list[str]) -> None:
     if not there:
         raise RunError(f"no run in {path}")
     written = tables(parts, runs)
-    for page in args.pages:
-        replace_text(page, matrix.filled(page.read_text(encoding="utf-8"), written))
-    replace_text(args.output_dir / DETAILS, details(there))
+    if not args.quick:
+        write_pages(args.output_dir, written)
     main_part = next(part for part in parts if isinstance(part, Part) and part.name == "main")
-    pareto.write(args.output_dir, main_part, runs)
+    pareto.write(figures, main_part, runs)
     panels = [part for part in parts if isinstance(part, Tuned) and part not in declared.AGAIN]
-    tuned_plot.write(args.output_dir, panels, runs)
+    tuned_plot.write(figures, panels, runs)
     if args.quick:
         print(written["main"])
-    print(f"wrote {', '.join(map(str, [*args.pages, args.output_dir / DETAILS]))} and the figures", flush=True)
+    print(f"wrote what is in {args.output_dir}", flush=True)
+
+
+def write_pages(docs: Path, tables: Mapping[str, str]) -> None:
+    """The page of all tables; the paper's, if that has been run; and the study's own, between its marks."""
+    replace_text(docs / TABLES / PAGE, page(tables))
+    paper_table.redraw(docs)
+    if (docs / PAGE).exists():
+        replace_text(docs / PAGE, matrix.filled((docs / PAGE).read_text(encoding="utf-8"), tables))
 
 
 def train(part: Part | Tuned | Largest, path: Path, data_dir: Path, *, jobs: int) -> None:
@@ -107,14 +117,6 @@ def tables(parts: Iterable[Part | Tuned | Largest], runs: Runs) -> dict[str, str
     return found
 
 
-def details(runs: list[dict]) -> str:
-    """A page with all that is known of each task and contender."""
-    return (
-        "# All runs of the study\n\nWritten by `make study`; [study.md](../study.md) says what the columns are.\n\n"
-        f"{results.table(runs)}\n"
-    )
-
-
 def missing(parts: Iterable[Part | Tuned | Largest], runs: Runs) -> str:
     """Which runs are not there, task by task, and what the task's other runs took."""
     wanted = list(dict.fromkeys(key for part in parts for key in part.wanted(runs)))
@@ -127,6 +129,6 @@ def missing(parts: Iterable[Part | Tuned | Largest], runs: Runs) -> str:
             if other == task and (other, contender, seed) not in runs:
                 lacking.setdefault(contender, []).append(str(seed))
         number = sum(map(len, lacking.values()))
-        names = "; ".join(f"{contender} ({', '.join(seeds)})" for contender, seeds in lacking.items())
+        names = "; ".join(f"{shown(contender)} ({', '.join(seeds)})" for contender, seeds in lacking.items())
         lines.append(f"{task}: {number} runs, {took}{': ' if names else ''}{names}")
     return "\n".join(lines)

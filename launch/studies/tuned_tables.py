@@ -1,4 +1,4 @@
-"""Tables of contenders at their best rates, and of the largest rates that train."""
+"""Tables of methods at their best rates, and of the largest rates that train."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from common.markdown import markdown
+from screening.contenders import shown
 from screening.tasks import TASKS, WARM_UPS
 from studies.parts import BASELINE, LOST, TUNING, Largest, Runs, Tuned
 
@@ -67,14 +68,14 @@ def compared(part: Tuned, runs: Runs, row: str) -> Compared | None:
 
 
 def tuned(part: Tuned, runs: Runs) -> str:
-    """Markdown: a row a contender; those that have no fresh run are left out, and counted below."""
+    """Markdown: a row a method; those that have no fresh run are left out, and counted below."""
     rows = [cells for row in part.rows if (cells := _row(part, runs, row))]
-    head = ("contender", "as", "bits", "rate", "points", "95 % bound", "lost")
+    head = ("method", "as", "bits", "rate", "points", "95 % bound", "diverged")
     choosing = part.tuning(part.rows)
     note = (
         f"{sum(key in runs for key in choosing)} of {len(choosing)} runs that choose rates (seeds {TUNING[0]} and "
-        f"{TUNING[1]}), {sum(len(fresh(part, runs, row)) for row in part.rows)} of {len(part.rows) * part.seeds} fresh "
-        f"ones: {part.seeds} per row; (n): only n; —: the row's name."
+        f"{TUNING[1]}), {sum(len(fresh(part, runs, row)) for row in part.rows)} of {len(part.rows) * part.seeds} that "
+        f"compare: {part.seeds} per row; (n): only n; —: the row's name; diverged: more than {LOST:g} points below."
     )
     return f"{markdown(head, rows)}\n\n{note}" if rows else note
 
@@ -84,7 +85,7 @@ def _row(part: Tuned, runs: Runs, row: str) -> tuple[str, ...] | None:
     if found is None:
         return None
     few = f" ({found.seeds})" if found.seeds < part.seeds else ""
-    name = "—" if found.contender == row else found.contender
+    row, name = shown(row), "—" if found.contender == row else shown(found.contender)
     rate = f"{TASKS[found.task].rate:g} (x{TASKS[found.task].rate / TASKS[part.task].rate:g})"
     if row == BASELINE:
         scores = [run["score"] for run in fresh(part, runs, row).values()]
@@ -96,7 +97,7 @@ def _row(part: Tuned, runs: Runs, row: str) -> tuple[str, ...] | None:
 
 
 def largest(part: Largest, runs: Runs) -> str:
-    """Markdown: a row for each task and warm-up, a column a contender; as multiples of the task's rate."""
+    """Markdown: a row for each task and warm-up, a column a method; as multiples of the task's rate."""
     rows = []
     for task in part.limits:
         for warm_up in WARM_UPS:
@@ -104,7 +105,7 @@ def largest(part: Largest, runs: Runs) -> str:
             if any(cell != "—" for cell in cells):
                 rows.append((f"{task} ({TASKS[task].rate:g})", f"{warm_up:.0%}", *cells))
     note = f"{sum(key in runs for key in part.wanted(runs))} runs, {_tried(part)}."
-    return f"{markdown(('task (its rate)', 'warm-up', *part.contenders), rows)}\n\n{note}" if rows else note
+    return f"{markdown(('task (its rate)', 'warm-up', *map(shown, part.contenders)), rows)}\n\n{note}" if rows else note
 
 
 def _largest(part: Largest, runs: Runs, task: str, warm_up: float, contender: str) -> str:

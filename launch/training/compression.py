@@ -162,9 +162,9 @@ def make_policy(args: argparse.Namespace) -> Policy:
         loss_patience=args.loss_patience,
         stagnation=args.stagnation,
         stagnation_patience=args.stagnation_patience,
-        release_epochs=args.release_epochs,
+        uncompressed_epochs=args.uncompressed_epochs,
         cooldown=args.cooldown,
-        release_at_top=args.release_at_top,
+        uncompressed_at_top=args.uncompressed_at_top,
         total_epochs=args.epochs,
     )
 

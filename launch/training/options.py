@@ -55,9 +55,9 @@ _ONLY_OF = {
     "loss_patience": ("step",),
     "stagnation": ("step",),
     "stagnation_patience": ("step",),
-    "release_epochs": ("step",),
+    "uncompressed_epochs": ("step",),
     "cooldown": ("step", "plateau"),
-    "release_at_top": ("step",),
+    "uncompressed_at_top": ("step",),
     "monitor": ("plateau",),
     "patience": ("plateau",),
     "eta": ("critical",),
@@ -66,7 +66,7 @@ _ONLY_OF = {
 
 EPILOG = """examples:
   horovodrun -np 2 python launch/train_resnet.py
-  horovodrun -np 2 python launch/train_resnet.py --compression static --bits 8
+  horovodrun -np 2 python launch/train_resnet.py --bits 4
   torchrun --nproc-per-node 2 launch/train_resnet.py      with DistributedDataParallel
   mpirun -np 2 python launch/train_resnet.py --levels 1,2,4 --output-dir runs/low
   horovodrun -np 2 python launch/train_resnet.py --resume --output-dir runs/low --levels 1,2,4
@@ -138,7 +138,7 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("gradient compression").add_argument
     add("--compression", choices=COMPRESSIONS, default="dynamic", help="none and fp16 are Horovod's own")
     add("--policy", choices=POLICIES, default="step", help="what moves the level under --compression dynamic")
-    add("--bits", type=level, default=8, metavar="B", help="level of --compression static")
+    add("--bits", type=level, default=4, metavar="B", help="a constant level: --compression static")
     add("--schedule", type=bit_schedule, metavar="E:B,...", help="levels by epoch, the first being 0; e.g. 0:32,2:4")
     add("--rounding", choices=("nearest", "stochastic"), default="nearest", help="how values become codes")
     add("--block-size", type=power_of_two, default=512, metavar="N", help="values that share one scale")
@@ -183,18 +183,18 @@ def _add_step_policy(parser: argparse.ArgumentParser) -> None:
         "--stagnation",
         choices=("plateau", "time", "none"),
         default="plateau",
-        help="which epochs at a level lead to a release to 32 bits: those without a better accuracy, or all",
+        help="which epochs at a level lead to uncompressed epochs: those without a better accuracy, or all",
     )
-    add("--stagnation-patience", type=count, default=5, metavar="N", help="such epochs before a release")
-    add("--release-epochs", type=count, default=2, metavar="N", help="epochs that a release lasts")
+    add("--stagnation-patience", type=count, default=5, metavar="N", help="such epochs before that")
+    add("--uncompressed-epochs", type=count, default=2, metavar="N", help="how many uncompressed epochs")
     add(
         "--cooldown",
         type=natural,
         default=3,
         metavar="N",
-        help="epochs between two releases, or before the next plateau",
+        help="epochs after that, or after a plateau, which do not count",
     )
-    add("--release-at-top", action="store_true", help="release at the highest level too")
+    add("--uncompressed-at-top", action="store_true", help="uncompressed epochs at the highest level, too")
 
 
 def _add_other_policies(parser: argparse.ArgumentParser) -> None:
@@ -235,6 +235,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     # A second look, in which flags that were not given keep a mark: a default is no contradiction, a flag is.
     marked = argparse.Namespace(**dict.fromkeys(vars(args), _NOT_GIVEN))
     given = {dest: value for dest, value in vars(parser.parse_args(argv, marked)).items() if value is not _NOT_GIVEN}
+    if "bits" in given and not {"compression", "policy"} & given.keys():
+        args.compression = "static"
     _check(parser, args, given)
     args.model = f"resnet{args.depth}" if args.depth else args.model
     del args.depth

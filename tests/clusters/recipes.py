@@ -1,4 +1,17 @@
-"""Runs the programs of docs/examples, under a time limit, and reads what their ranks report."""
+"""Runs the programs of docs/examples, under a time limit, and reads what their ranks report.
+
+A test skips what is not installed. Install what it names in a copy of `make setup`'s environment, because Spark and
+Lightning need older versions: those of the tables of docs/frameworks.md, and
+
+- for Ray "ray[default]"; for Spark Java 17, "pyspark<4" "numpy<2" petastorm;
+- for Slurm root, and Debian's munge slurmctld slurmd slurm-client openssh-server iproute2;
+- for Kubernetes kubernetes-validate and jsonschema; HVD_DYNCOMP_MPIJOB_CRD=FILE is the operator's
+  manifests/base/kubeflow.org_mpijobs.yaml;
+- for its image root, and Debian's podman openssh-client iproute2, with docker.io/library/debian:bookworm-slim in
+  podman's store; HVD_DYNCOMP_IMAGE_OPTIONS has more arguments of `podman build`;
+- for Horovod's examples tensorboard, HOROVOD_EXAMPLES, the folder `examples` of a clone of Horovod, and Debian's
+  dataset-fashion-mnist.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +52,18 @@ def said_by(command: list[str], seconds: float, cwd: Path = EXAMPLES, **environm
     return done.stdout
 
 
-def check_reports(said: str, ranks: int, best: float = 16) -> None:
-    """Every rank has reported once, all hold the same model, which has learned while the level climbed.
+def check_reports(said: str, ranks: int) -> None:
+    """Every rank has reported once, all hold the same model, which has learned with 4 bits.
 
     Args:
         said: output with a line of JSON per rank, whatever the launcher puts before it.
         ranks: how many there must be.
-        best: the level after the last epoch.
     """
     reports = [json.loads(line) for line in re.findall(r'\{"rank": .*?\}', said)]
     assert sorted(report["rank"] for report in reports) == list(range(ranks))
     assert {report["size"] for report in reports} == {ranks}
     assert len({report["parameters"] for report in reports}) == 1, "ranks hold different models"
     for report in reports:
-        assert report["levels"] == sorted(report["levels"])
-        assert report["levels"][0] < best == report["levels"][-1]
+        assert set(report["levels"]) == {4}
         assert report["accuracy"] > 0.8
-        assert 12 < int(report["sent"].split("%")[0]) < 60  # between 4 and 16 bits of 32, and all that is small
+        assert 12 < int(report["sent"].split("%")[0]) < 20  # 4 bits of 32, and all that is small

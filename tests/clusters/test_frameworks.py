@@ -1,4 +1,4 @@
-"""The examples for Horovod of two pages run as they stand there, and leave all ranks with the same model."""
+"""The examples for Horovod, of docs/training.md and ignite, run as they stand there; all ranks have the same model."""
 
 import json
 import re
@@ -13,14 +13,17 @@ from recipes import EXAMPLES, check_reports, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
-PAGES = [EXAMPLES.parent / name for name in ("frameworks.md", "training.md")]
-TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+PAGE = EXAMPLES.parent / "training.md"
 
-# What the pages take for granted. `clips` are the norms that are left by each clipping.
+# What the page takes for granted. `clips` are the norms that are left by each clipping.
 GIVEN = """
 import json
+import horovod.torch as hvd
+import torch
 import train
+from hvd_dyncomp import DynamicQuantizer
 
+hvd.init()
 torch.manual_seed(0)
 clips = []
 clip_grad_norm_ = torch.nn.utils.clip_grad_norm_
@@ -32,12 +35,11 @@ def clipped(parameters, limit):
 
 torch.nn.utils.clip_grad_norm_ = clipped
 
-def make_model():
-    return torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-
-def batches(rank):
-    rows, classes = train.made_up_data(2048, seed=1 + rank)
-    return list(zip(rows.split(64), classes.split(64)))
+rows, classes = train.made_up_data(2048, seed=1 + hvd.rank())
+batches = 4 * list(zip(rows.split(64), classes.split(64)))
+model = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 def validate(model):
     rows, classes = train.made_up_data(512, seed=1001 + hvd.rank())
@@ -50,26 +52,29 @@ def report(model, quantizer):
         controller.step({"val_accuracy": validate(model)})
     print(json.dumps(train.report(model, quantizer) | {"clips": clips}), flush=True)
 """
+REPORT = "report(model, optimizer._compression)\n"
+# Of a reader who follows the section on torch.compile.
+COMPRESSED = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.04, momentum=0.9)
+optimizer = hvd.DistributedOptimizer(
+    optimizer, named_parameters=model.named_parameters(), compression=DynamicQuantizer(4)
+)
+"""
+LOOP = """
+for inputs, classes in batches:
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(inputs), classes).backward()
+    optimizer.step()
+"""
 
 
-def section(heading: str) -> str:
-    found = re.search(rf"^##+ {re.escape(heading)}\n(.*?)(?=^##+ |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE)
-    assert found is not None, f"no page has a section {heading!r}"
-    return found[1]
-
-
-def fences(text: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-
-
-def program(heading: str, folder: Path, *changes: tuple[str, str]) -> list[str]:
-    """Path of the section's example, after the pages' imports; `changes`, which it names, are made in it."""
-    *_, example = fences(section(heading))
-    for old, new in changes:
-        assert example.count(old) == 1 and new in section(heading)
-        example = example.replace(old, new)
+def program(heading: str, folder: Path, before: str = "", after: str = "") -> list[str]:
+    """Path of a program with the section's only example for Horovod in it."""
+    page = PAGE.read_text(encoding="utf-8")
+    [section] = re.findall(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page, flags=re.DOTALL | re.MULTILINE)
+    [example] = re.findall(r"^```python\n(# Horovod\n.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
     path = folder / "program.py"
-    path.write_text("\n".join([*fences(section("With Horovod")), GIVEN, example]), encoding="utf-8")
+    path.write_text("\n".join([GIVEN, before, example, after, REPORT]), encoding="utf-8")
     return [str(path)]
 
 
@@ -89,23 +94,19 @@ def bytes_sent(report: dict) -> int:
 
 
 @pytest.mark.parametrize("options", [(), ("--gloo",)], ids=["mpi", "gloo"])
-def test_ignite(options, tmp_path):
+def test_ignite(options):
     need("ignite")
-    command = horovodrun(2, program("Ignite", tmp_path), *options)
-    check_reports(said_by(command, 120, PYTHONPATH=str(EXAMPLES)), ranks=2)
+    check_reports(said_by(horovodrun(2, ["ignite_train.py"], *options), 120), ranks=2)
 
 
 def test_ignite_starts_the_ranks(tmp_path):
     need("ignite")
     here, there = 'idist.Parallel(backend="horovod")', 'idist.Parallel(backend="horovod", nproc_per_node=2)'
-    command = [sys.executable, *program("Ignite", tmp_path, (here, there))]
-    check_reports(said_by(command, 120, PYTHONPATH=str(EXAMPLES)), ranks=2)
-
-
-def test_lightning_as_in_the_example():
-    """test_programs.py runs it."""
-    (example,) = fences(section("Lightning 2"))
-    assert example in (EXAMPLES / "lightning_train.py").read_text(encoding="utf-8")
+    text = (EXAMPLES / "ignite_train.py").read_text(encoding="utf-8")
+    assert text.count(here) == 1 and there in text
+    path = tmp_path / "program.py"
+    path.write_text(text.replace(here, there), encoding="utf-8")
+    check_reports(said_by([sys.executable, str(path)], 120, PYTHONPATH=str(EXAMPLES)), ranks=2)
 
 
 def test_clipping_and_accumulation(tmp_path):
@@ -119,5 +120,5 @@ def test_clipping_and_accumulation(tmp_path):
 def test_torch_compile(tmp_path):
     if shutil.which("c++") is None:
         pytest.skip("inductor needs a C++ compiler")
-    said = said_by(horovodrun(2, program("torch.compile", tmp_path)), 300, PYTHONPATH=str(EXAMPLES))
+    said = said_by(horovodrun(2, program("torch.compile", tmp_path, COMPRESSED, LOOP)), 300, PYTHONPATH=str(EXAMPLES))
     assert all(bytes_sent(report) < 30 and report["steps"] == 4 * 32 for report in reports(said))

@@ -1,4 +1,4 @@
-"""The example of docs/training.md runs under torchrun as it stands there, and the loops of docs/examples train."""
+"""The examples of docs/training.md run under torchrun as they stand there, and the loops of docs/examples train."""
 
 import re
 from pathlib import Path
@@ -10,14 +10,65 @@ DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 120
 
 
-def test_the_example(tmp_path: Path) -> None:
+def fences() -> list[str]:
     page = (DOCS / "training.md").read_text(encoding="utf-8")
-    [example] = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    (tmp_path / "train.py").write_text(example, encoding="utf-8")
-    done = run_program(2, tmp_path / "train.py")
+    return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+def share_of(program: str, folder: Path) -> float:
+    """What two ranks of a program have sent, as a part of the bytes of float32."""
+    (folder / "train.py").write_text(program, encoding="utf-8")
+    done = run_program(2, folder / "train.py")
     assert done.returncode == 0, done.stdout
     [share] = re.findall(r"^(0\.\d+) of the bytes of float32$", done.stdout, re.MULTILINE)
-    assert float(share) < 0.2
+    return float(share)
+
+
+def test_the_example(tmp_path: Path) -> None:
+    [example] = [each for each in fences() if "Averager(" in each]
+    assert share_of(example, tmp_path) < 0.2
+
+
+# What the page takes for granted.
+BEFORE = """
+import os
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_dyncomp
+
+os.chdir(os.path.dirname(__file__))
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = torch.nn.Linear(40, 100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [(torch.randn(8, 40), torch.randint(100, (8,))) for _ in range(4)]
+torch.amp.GradScaler = partial(torch.amp.GradScaler, "cpu")
+"""
+AFTER = """
+quantizer.check_replicas()
+if rank == 0:
+    sent = quantizer.meter.total()
+    print(f"{sent.sent_bytes / sent.float32_bytes:.3f} of the bytes of float32")
+"""
+
+
+def test_the_lines_for_ddp_and_checkpoints(tmp_path: Path) -> None:
+    """All of the page that is neither for Horovod nor a whole program, in one script."""
+    others = ("# Horovod\n", "import ")
+    parts = "\n".join(each for each in fences() if not each.startswith(others))
+    read = "hvd_dyncomp.AllRanks(quantizer).load_state_dict("
+    assert parts.count("\n# DDP\n") >= 1 and parts.count(read) == 1
+    assert share_of("\n".join([BEFORE, parts.replace(read, f"dist.barrier()\n{read}"), AFTER]), tmp_path) < 0.2
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == [
+        "quantizer.pt",
+        "quantizer.rank0.pt",
+        "quantizer.rank1.pt",
+    ]
 
 
 def trained(program: str, modules: str, *arguments: str) -> tuple[str, float, dict[str, set[str]]]:

@@ -28,7 +28,7 @@ RELEASE = (
         "time",
         "--stagnation-patience",
         "2",
-        "--release-epochs",
+        "--uncompressed-epochs",
         "2",
         "--cooldown",
         "1",

@@ -1,6 +1,7 @@
 """The benchmark programs from end to end, on tiny models; and what the report makes of figures."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import alternation, kernels, links, plots, program, ratios, report, tables, workloads
-from benchmarks.results import Summary, commit, save, summarize
+from benchmarks.results import Summary, about, commit, origin, save, summarize
 from common.errors import RunError
 from common.launcher import run
 from lab.hosts import why_not
@@ -29,12 +30,12 @@ def launched(part: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """docs/bench of a run over shared memory."""
-    folder = tmp_path_factory.mktemp("docs") / "bench"
+    """docs/data/bench of a run over shared memory."""
+    folder = tmp_path_factory.mktemp("docs") / "data" / "bench"
     place = ("--rates", "shm", "--output-dir", str(folder))
-    said = launched("exchange", "--model", "tiny", "--contenders", EVERYBODY, *SHORT, *place)
+    said = launched("exchange", "--model", "tiny", "--methods", EVERYBODY, *SHORT, *place)
     assert "| Horovod fp16 |" in said and "| ours, 4 bits |" in said
-    launched("training", "--models", "resnet20", "--contenders", "none,4bit,ddp", *SHORT, *place)
+    launched("training", "--models", "resnet20", "--methods", "none,4bit,ddp", *SHORT, *place)
     return folder
 
 
@@ -59,7 +60,7 @@ def test_kernels(tmp_path):
 @needs_namespaces
 def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
     place = ("--rates", "2gbit,1gbit", "--output-dir", str(folder))
-    launched("exchange", "--model", "resnet20", "--contenders", "none,4bit,ddp,4bit-ddp", *SHORT, *place)
+    launched("exchange", "--model", "resnet20", "--methods", "none,4bit,ddp,4bit-ddp", *SHORT, *place)
     results = json.loads((folder / "exchange-resnet20-2.json").read_text())
     for rate in ("2gbit", "1gbit"):
         assert results["rates"][rate]["about"]["payload_mbit"] > 0
@@ -72,9 +73,9 @@ def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
 
 @needs_namespaces
 def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
-    shared = ("--contenders", "none,4bit,4bit-flat,ddp-fp16", *SHORT, "--output-dir", str(folder))
+    shared = ("--methods", "none,4bit,4bit-flat,ddp-fp16", *SHORT, "--output-dir", str(folder))
     said = launched("hosts", "--model", "resnet20", "--layouts", "2x2", "--rates", "1gbit", *shared)
-    assert "| ours, 4 bits, one level |" in said and "2 hosts of 2 workers" in said
+    assert "| ours, 4 bits, flat |" in said and "2 hosts of 2 workers" in said
     results = json.loads((folder / "exchange-resnet20-2x2.json").read_text())
     assert (results["workers"], results["workers_per_host"]) == (4, 2)
     measured = results["rates"]["1gbit"]["contenders"]
@@ -87,7 +88,7 @@ def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
 
 @needs_namespaces
 def test_shards_stay_within_a_host_and_only_their_gradients_means_leave_it(folder):
-    shared = ("--contenders", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp", *SHORT, "--output-dir", str(folder))
+    shared = ("--methods", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp", *SHORT, "--output-dir", str(folder))
     said = launched("sharded", "--models", "resnet20", "--rates", "1gbit,shm", *shared)
     assert "| FSDP2 bfloat16 |" in said and "2 hosts of 2 workers" in said
     results = json.loads((folder / "training-resnet20-2x2.json").read_text())
@@ -100,7 +101,7 @@ def test_shards_stay_within_a_host_and_only_their_gradients_means_leave_it(folde
 
 
 def test_over_shared_memory_hosts_of_several_workers_are_for_shards_alone(tmp_path, capsys):
-    flags = ("--rates", "shm", "--contenders", "hsdp,4bit-fsdp,4bit", "--output-dir", str(tmp_path))
+    flags = ("--rates", "shm", "--methods", "hsdp,4bit-fsdp,4bit", "--output-dir", str(tmp_path))
     assert not program.run("sharded", program.parse_part("sharded", flags))
     assert "over shm all workers are on one host" in capsys.readouterr().err
 
@@ -116,7 +117,7 @@ def test_our_exchange_of_shards_is_compared_with_fsdp2s_own(tmp_path):
     assert "| FSDP2 | 100 Mbit/s | 8.00 | 13.3 |" in shown["transformer-short, shards"]
     assert "| ours, 4 bits, FSDP2 | 100 Mbit/s | FSDP2 bfloat16 | 3 | **2.50** |" in shown["transformer-short, goals"]
     assert "transformer-short" not in shown["models"] and "transformer-short, training" not in shown
-    drawn = report.report(tmp_path)
+    drawn = report.report(tmp_path, tmp_path)
     assert "## Shards within hosts: transformer-short, 2 hosts of 2 workers" in drawn
     assert "| ours, 4 bits, FSDP2 | 4.15 | 8.00 |" in drawn and "## Training steps" not in drawn
 
@@ -143,7 +144,7 @@ def test_the_goal_is_a_hosts_and_gains_are_ratios():
     found = {name: {"ms": [ms], "sent": [[800, 800]]} for name, ms in steps.items()}
     results = {"values": 800, "workers": 16, "workers_per_host": 4, "rates": {"1gbit": {"contenders": found}}}
     assert "| ours, 4 bits | 6.23 | 8.00 |" in tables.bits(results)  # (4 + 0.15) * 2 * 3/4 for four hosts
-    assert "| ours, 4 bits, one level |  | 8.00 |" in tables.bits(results)
+    assert "| ours, 4 bits, flat |  | 8.00 |" in tables.bits(results)
     assert "| ours, 4 bits | 8.00 | 4.00 | 2.00 |" in tables.gains(results)
     assert tables.layout_title(results) == "4 hosts of 4 workers"
 
@@ -165,16 +166,17 @@ def test_time_to_accuracy(folder):
         "1gbit",
     )
     assert program.parse_part("accuracy", []).contenders == ("none", "fp16", "4bit", "0.25bit", "dynamic")
-    said = launched("accuracy", *small, "--contenders", "none,0.25bit,dynamic", "--output-dir", str(folder))
+    said = launched("accuracy", *small, "--methods", "none,0.25bit,dynamic", "--output-dir", str(folder))
     assert "| ours, dynamic 2-4-8 |" in said
     runs = json.loads((folder / "accuracy-resnet8-1gbit.json").read_text())["runs"]
     assert set(runs) == {"none", "0.25bit", "dynamic"}
 
 
 def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
-    folder = tmp_path / "docs" / "bench"
+    folder, figures = tmp_path / "data" / "bench", tmp_path / "figures"
+    figures.mkdir()
     small = ("--dataset", "digits", "--model", "resnet8", "--epochs", "1", "--limit-train", "64", "--val-size", "64")
-    chosen = ("--rate", "shm", "--launcher", "gloo", "--contenders", "none,4bit")
+    chosen = ("--rate", "shm", "--launcher", "gloo", "--methods", "none,4bit")
     said = launched("accuracy", *small, *chosen, "--output-dir", str(folder))
     assert "| shared memory | s to" in said and "| ours, 4 bits |" in said and "fp16" not in said
     results = json.loads((folder / "accuracy-resnet8-shm-gloo.json").read_text())
@@ -182,17 +184,17 @@ def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
     assert "2 workers on 1 host" in said and all(run["sent"] == [] for run in results["runs"].values())
     assert "| Horovod |" in said and "| — | 32 |" in said  # nothing was counted
     save(folder / "accuracy-resnet8.json", {**results, "rate": "100mbit", "about": {"command": "x", "commit": "y"}})
-    drawn = report.report(folder)
+    drawn = report.report(folder, figures)
     assert "## Time to accuracy: resnet8\n" in drawn
     assert "## Time to accuracy: resnet8, shared memory, Gloo\n" in drawn
     for figure in ("accuracy-resnet8.png", "accuracy-resnet8-shm-gloo.png"):
-        assert f"({figure})" in drawn and (folder / figure).exists()
+        assert f"(../figures/{figure})" in drawn and (figures / figure).exists()
 
 
 @pytest.mark.parametrize(
     ("flag", "value", "named"),
-    [("--rate", "fast", "'fast' is not a link rate"), ("--contenders", "none,8bit", "'8bit' is not one of none, fp16")]
-    + [("--contenders", "fp16,4bit", "'fp16,4bit' lacks none")],
+    [("--rate", "fast", "'fast' is not a link rate"), ("--methods", "none,8bit", "'8bit' is not one of none, fp16")]
+    + [("--methods", "fp16,4bit", "'fp16,4bit' lacks none")],
 )
 def test_a_bad_flag_of_the_time_to_accuracy_is_one_line(flag, value, named, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -202,17 +204,18 @@ def test_a_bad_flag_of_the_time_to_accuracy_is_one_line(flag, value, named, caps
 
 
 def test_the_report_keeps_the_rest_of_the_page(folder):
-    page, written = folder.parent / "benchmarks.md", folder / report.TABLES
+    docs = folder.parents[1]
+    page, written = docs / "benchmarks.md", docs / "tables" / "benchmarks.md"
     marks = "<!-- table resnet20, training: written by make bench -->\n{}<!-- end of table -->\n"
     page.write_text(f"# Benchmarks\n\nbefore\n\n{marks.format('old')}\nafter\n")
-    report.draw(folder, page)
+    report.draw(docs)
     text, tables_text = page.read_text(), written.read_text()
     assert "before" in text and "after" in text and "old" not in text
     assert "| against | link | 4 bits |" in text and "| Horovod | shared memory |" in text
     assert "## The exchange alone: tiny, 2 workers" in tables_text and "## Training steps" in tables_text
     for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
-        assert f"({figure})" in tables_text and (folder / figure).stat().st_size > 1000
-    report.draw(folder, page)
+        assert f"(../figures/{figure})" in tables_text and (docs / "figures" / figure).stat().st_size > 1000
+    report.draw(docs)
     assert (page.read_text(), written.read_text()) == (text, tables_text)
 
 
@@ -250,13 +253,30 @@ def test_our_exchange_in_ddp_is_compared_with_its_hooks_and_with_horovod():
 
 def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tmp_path):
     docs = Path(BENCH).parents[1] / "docs"
-    folder = tmp_path / "bench"
-    shutil.copytree(docs / "bench", folder)
+    shutil.copytree(docs / "data" / "bench", tmp_path / "data" / "bench")
     shutil.copy(docs / "benchmarks.md", tmp_path)
-    monkeypatch.setattr(plots, "_finish", lambda figure, axes, path: plots.plt.close(figure))
-    report.draw(folder, tmp_path / "benchmarks.md")
-    for name in ("benchmarks.md", "tables/benchmarks.md", "tables/growth.md", "benchmarks.md"):
+    monkeypatch.setattr(plots, "_finish", lambda figure, *_: plots.plt.close(figure))
+    report.draw(tmp_path)
+    for name in ("benchmarks.md", "tables/benchmarks.md", "tables/growth.md"):
         assert (tmp_path / name).read_text() == (docs / name).read_text(), f"python launch/bench.py --draw: {name}"
+
+
+def test_tables_say_when_and_with_what_and_no_commit(tmp_path):
+    first, second = {"torch": "2.1", "mpi": "x"}, {"hvd_dyncomp": "0.1", "torch": "2.2"}
+    notes = [
+        {"versions": first},
+        {"versions": first},
+        {"versions": second, "date": "2026-01-02"},
+        {"commit": "abc1234"},
+    ]
+    assert origin(notes) == " Measured with torch 2.1. Measured on 2026-01-02 with hvd_dyncomp 0.1, torch 2.2."
+    assert about("x", 0, {})["date"][:2] == "20" and origin([]) == ""
+
+
+def test_marks_of_the_page_are_those_of_tables():
+    docs = Path(BENCH).parents[1] / "docs"
+    marked = set(re.findall("<!-- table (.+): ", (docs / "benchmarks.md").read_text()))
+    assert marked <= report.shown(docs / "data" / "bench").keys()
 
 
 def figures(**milliseconds: float) -> dict[str, Summary]:
@@ -295,7 +315,7 @@ def test_rates_are_measured_from_fast_to_slow():
 
 
 @pytest.mark.parametrize(
-    "flags", [("--rates", "fast"), ("--contenders", "3bits"), ("--model", "alexnet"), ("--layouts", "2x2,4")]
+    "flags", [("--rates", "fast"), ("--methods", "3bits"), ("--model", "alexnet"), ("--layouts", "2x2,4")]
 )
 def test_a_bad_flag_is_one_line(flags, capsys):
     with pytest.raises(SystemExit) as ended:
@@ -319,8 +339,7 @@ def test_a_part_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
         raise RunError("broken")
 
     ran = []
-    monkeypatch.setattr(program, "FOLDER", tmp_path)
-    monkeypatch.setattr(program, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(program, "DOCS", tmp_path)
     monkeypatch.setattr(program, "come_down_on_signals", lambda: None)
     monkeypatch.setattr(links, "run", fail)
     monkeypatch.setattr(kernels, "run", ran.append)

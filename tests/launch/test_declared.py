@@ -1,21 +1,24 @@
 """The declared study: that it can be run, that nothing is run twice, and that what is committed is what came of it."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
 from screening import results
-from screening.contenders import CONTENDERS, RECORDED
+from screening.contenders import CONTENDERS, RECORDED, shown
 from screening.tasks import TASKS, Task
-from studies import declared, matrix, pareto, program, study, tuned_plot, tuned_tables
+from studies import declared, matrix, paper_table, pareto, program, study, tuned_plot, tuned_tables
 from studies.declared import PARTS, QUICK
+from studies.page import MISSING, page
 from studies.parts import BASELINE, TUNING, Largest, Part, Tuned
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / "docs" / "study" / study.RESULTS
-PAGES = (ROOT / "docs" / "study.md", ROOT / "docs" / "study" / "tables.md")
+DOCS = ROOT / "docs"
+COMMITTED = DOCS / study.RESULTS
 
 
 def made_up(part: Part, seeds: int = 2) -> dict[results.Key, dict]:
@@ -71,7 +74,7 @@ def test_what_cannot_be_trained_any_more_is_in_the_record_and_nobody_wants_it() 
     recorded = [key for key in declared.MAIN.keys if key[1] in RECORDED]
     assert len(recorded) == 12 and all(key in runs for key in recorded)
     assert not set(recorded) & set(declared.MAIN.wanted({}))
-    assert "1/4 error" not in study.missing(PARTS, {})
+    assert shown("1/4 error") not in study.missing(PARTS, {})
 
 
 def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
@@ -82,20 +85,33 @@ def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
     assert run["score"] == 40.073
 
 
-def test_committed_tables_are_what_the_committed_runs_give() -> None:
-    runs = results.read(COMMITTED)
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert matrix.filled(text, study.tables(PARTS, runs)) == text
-    shown = [runs[key] for key in declared.keys(PARTS) if key in runs]
-    assert COMMITTED.with_name(study.DETAILS).read_text() == study.details(shown)
+def test_committed_tables_are_what_the_committed_runs_give(tmp_path: Path) -> None:
+    for name in (study.PAGE, paper_table.RESULTS):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(DOCS / name, tmp_path / name)
+    (tmp_path / "tables").mkdir()
+    study.write_pages(tmp_path, study.tables(PARTS, results.read(COMMITTED)))
+    for name in (study.PAGE, f"tables/{study.PAGE}", paper_table.TABLE):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), f"study.py --tables-only: {name}"
 
 
-def test_every_table_stands_in_the_pages_once() -> None:
-    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert {part.name: text.count(f"<!-- table {part.name}: ") for part in PARTS} == dict.fromkeys(
-        (part.name for part in PARTS), 1
-    )
+def test_every_table_stands_in_the_page_of_tables_once() -> None:
+    text = page({part.name: f"<{part.name}>" for part in PARTS})
+    assert all(text.count(f"\n\n<{part.name}>\n") == 1 for part in PARTS) and MISSING not in text
+
+
+def test_marks_of_the_study_are_those_of_tables() -> None:
+    marked = re.findall("<!-- table (.+): ", (DOCS / study.PAGE).read_text(encoding="utf-8"))
+    assert marked and set(marked) <= {part.name for part in PARTS}
+
+
+def test_what_people_read_has_no_fractions_and_other_words() -> None:
+    names = [*CONTENDERS, *RECORDED]
+    assert shown("ladder 1/8-1/4-1/2-1") == "schedule 0.125-0.25-0.5-1"
+    assert shown("1/4, c = 0.5") == "0.25, step size x 0.5" and shown("1/4 error") == "0.25, a level per tensor"
+    assert len({shown(name) for name in names}) == len(names)
+    text = study.missing(PARTS, {}) + "".join(study.tables(PARTS, results.read(COMMITTED)).values())
+    assert not re.findall(r"1/[248]\b|ladder|contender|rival|\blost\b", text)
 
 
 def test_a_table_has_differences_errors_and_seeds() -> None:
@@ -104,7 +120,7 @@ def test_a_table_has_differences_errors_and_seeds() -> None:
     runs = {key: run for key, run in runs.items() if key[1] != "4" and key != ("resnet8", "1", 1)}
     runs["mlp", "1", 1]["score"] += 1
     head, _, *rows, _, note = matrix.table(part, runs).splitlines()
-    assert head == "| contender | bits | mlp | resnet8 |"
+    assert head == "| method | bits | mlp | resnet8 |"
     assert rows == [
         "| uncompressed | 32.00 | 90.25 ± 0.25 (2) | 90.25 ± 0.25 (2) |",
         "| 1 | 16.00 | -0.50 ± 0.50 (2) | -1.00 (1) |",
@@ -137,26 +153,14 @@ def test_only_what_is_between_the_marks_is_written() -> None:
     assert matrix.filled(filled, {"x": tables["x"]}) == filled
 
 
-def test_the_time_of_a_step_is_what_is_computed_and_what_the_link_takes() -> None:
-    part = Part("x", ("mlp", "resnet8, 8 workers"), ("uncompressed", "1"))
-    runs = made_up(part)
-    runs["mlp", "uncompressed", 1]["seconds"] = 0.5
-    assert pareto.computed(part, runs, "mlp") == pytest.approx(0.5 / 10 / 2)
-    assert pareto.computed(part, runs, "resnet8, 8 workers") == pytest.approx(1 / 10 / 8)
-    # 1000 values of 16 bits, of which a packet's 1448 of 1514 bytes are payload.
-    seconds = pareto.seconds_of_a_step(runs["mlp", "1", 0], 0.25)
-    assert seconds == pytest.approx(0.25 + 16000 / 100e6 * 1514 / 1448)
-
-
-def test_figures_have_a_panel_for_each_task_with_something_to_compare(tmp_path: Path) -> None:
+def test_the_figure_has_a_panel_for_each_task_with_something_to_compare(tmp_path: Path) -> None:
     alone = made_up(Part("x", declared.MAIN.tasks, ("uncompressed",)))  # nothing to compare with
     sizes = []
-    for tasks in (("mlp",), ("mlp", "resnet8, short", "text, sgd, short")):
+    for tasks in (("mlp",), ("mlp", "resnet8, short"), ("mlp", "resnet8, short", "text, sgd, short")):
         pareto.write(tmp_path, declared.MAIN, made_up(Part("x", tasks, declared.MAIN.contenders)) | alone)
-        sizes.append([imread(tmp_path / name).shape[:2] for name in pareto.FIGURES])
-    for (narrow, low), (wide, high) in zip(*[[(size[1], size[0]) for size in own] for own in sizes], strict=True):
-        assert wide > 2 * narrow
-        assert high <= low
+        sizes.append(imread(tmp_path / pareto.FIGURE).shape[:2])
+    (low, narrow), (same, wide), (high, also_wide) = sizes
+    assert wide == also_wide > 1.5 * narrow and same <= low < high
 
 
 def test_every_contender_of_the_main_table_has_a_style() -> None:
@@ -218,7 +222,7 @@ def test_a_table_of_best_rates_has_differences_bounds_and_rates() -> None:
     # Of 4: 2.0, 2.2 and 2.4 points less a half; t of two degrees of freedom is 2.92.
     assert rows == [
         "| uncompressed | — | 2.00 | 0.05 (x1) | 90.05 ± 0.03 |  |  |",
-        "| few | 1/4, c = 0.5 | 2.00 | 0.2 (x4) | -0.50 ± 0.00 | -0.50 | 0 |",
+        "| few | 0.25, step size x 0.5 | 2.00 | 0.2 (x4) | -0.50 ± 0.00 | -0.50 | 0 |",
         "| 4 | — | 2.00 | 0.1 (x2) | +1.70 ± 0.12 (3) | +1.36 | 0 |",
     ]
     lost = {key: {**run, "score": 10.0} if key == ("mlp, x2", "4", 11) else run for key, run in runs.items()}
@@ -277,9 +281,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_quick_study_from_beginning_to_end(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program.main(["--quick", "--jobs", "1"])
     said = capsys.readouterr().out
-    assert "| 1/4 | 0." in said and "2 of 2 runs" in said
+    assert "| 0.25 | 0." in said and "2 of 2 runs" in said
     folder = tiny / study.QUICK_DIR
-    assert {path.name for path in folder.iterdir()} == {study.RESULTS, study.DETAILS, *pareto.FIGURES}
+    written = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    assert written == {study.RESULTS, Path("figures", pareto.FIGURE)}
     runs = results.read(folder / study.RESULTS)
     assert len(runs) == 2
     assert all(len(run["curve"]) == 2 for run in runs.values())
@@ -290,9 +295,10 @@ def test_a_quick_study_from_beginning_to_end(tiny: Path, capsys: pytest.CaptureF
 
 
 def test_what_is_there_is_not_trained_again(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tiny / "page.md"
+    page = tiny / "out" / study.PAGE
+    page.parent.mkdir()
     page.write_text("<!-- table main: written by make study -->\n<!-- end of table -->\n")
-    flags = ["--jobs", "1", "--output-dir", str(tiny / "out"), "--pages", str(page)]
+    flags = ["--jobs", "1", "--output-dir", str(tiny / "out")]
     program.main(flags)
     trained, text = (tiny / "out" / study.RESULTS).read_bytes(), page.read_text()
     assert trained.count(b"\n") == 4 and "4 of 4 runs" in text
@@ -309,12 +315,12 @@ def test_what_is_there_is_not_trained_again(tiny: Path, capsys: pytest.CaptureFi
 
 def test_tables_only_trains_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tiny / "out"
-    out.mkdir()
+    (out / study.RESULTS).parent.mkdir(parents=True)
     write(out / study.RESULTS, {key: run for key, run in made_up(declared.PARTS[0], 1).items()})
     before = (out / study.RESULTS).read_bytes()
-    program.main(["--tables-only", "--output-dir", str(out), "--pages"])
+    program.main(["--tables-only", "--output-dir", str(out)])
     assert (out / study.RESULTS).read_bytes() == before
-    assert "| tiny | 1/4 | 1 | 89.00 | -1.00 |" in (out / study.DETAILS).read_text()
+    assert "| 0.25 | 16.00 | -1.00 (1) |" in (out / "tables" / study.PAGE).read_text()
 
 
 @pytest.mark.parametrize("flags", ["--tables-only", "--parts nothing", "--paper --seeds x"])

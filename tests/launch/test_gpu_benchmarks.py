@@ -175,7 +175,7 @@ def test_trainings_are_told_their_device(wish, device, interface, tmp_path, monk
 
 
 def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_growth(tmp_path, monkeypatch):
-    folder = tmp_path / "docs" / "bench"
+    folder = tmp_path / "data"
     note = {"command": "bench", "commit": "abc", "environment": {"HOROVOD_CYCLE_TIME": "1"}, "machine": {"cores": 2}}
     on_one = {"gpus": ["a GPU"], "horovod": "host memory", "ddp": "gloo"}
     for where, ms, more in (("cpu", 80.0, {}), ("cuda", 5.0, on_one)):
@@ -184,7 +184,7 @@ def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_
         found = {"workers": 2, "model": "tiny", "values": 800, "tensors": 1, "device": where, "rates": {"1gbit": rate}}
         for kind in ("exchange", "training"):
             save(folder / f"{kind}-tiny-2{gpus.suffix(where)}.json", {"benchmark": kind, **found})
-    said = report.report(folder)
+    said = report.report(folder, tmp_path)
     cpus, _, there = said.partition("## On GPUs, the exchange alone: tiny, 2 workers")
     assert "80.0 (80.0–80.0)" in cpus and "5.0 (5.0–5.0)" not in cpus and "a GPU" not in cpus
     assert "80.0 (80.0–80.0)" not in there and there.count("| Horovod | 5.0 (5.0–5.0) |") == 2
@@ -242,7 +242,7 @@ def test_on_a_gpu_that_is_there(tmp_path):
     place = ("--device", "cuda", "--rates", "shm", "--seconds", "0", "--rounds", "2", "--output-dir", str(tmp_path))
     command = [sys.executable, BENCH, "--part", "exchange", "--model", "tiny", *place]
     # Not by mpirun: where there is a GPU there may be no MPI.
-    ended = launcher.run([*command, "--launcher", "gloo", "--contenders", "alone,none,4bit,ddp"], timeout=240)
+    ended = launcher.run([*command, "--launcher", "gloo", "--methods", "alone,none,4bit,ddp"], timeout=240)
     if "and NCCL, which Horovod was built with" in ended.stdout:
         pytest.skip("there are fewer GPUs than workers, and Horovod goes through NCCL")
     assert ended.returncode == 0, ended.stdout

@@ -85,7 +85,7 @@ def test_medians_over_rounds():
 
 
 def test_figures_of_a_gpu_have_a_file_and_a_section_of_their_own(tmp_path, capsys, gpu):
-    folder = tmp_path / "docs" / "bench"
+    folder = tmp_path / "data"
     place = ("--values", "65536", "--rounds", "1", "--output-dir", str(folder))
     assert bench(*place) and bench(*place, "--device", "cuda")
     assert sorted(path.name for path in folder.iterdir()) == ["kernels-cuda.json", "kernels.json"]
@@ -95,7 +95,7 @@ def test_figures_of_a_gpu_have_a_file_and_a_section_of_their_own(tmp_path, capsy
     assert found["about"]["commit"] and "nanoseconds" not in found
     assert found["rates"]["4 encode"] == (8 * 65536 + 128 * 260) / 2 == found["rates"]["4 encode*"]
     assert found["bucket"]["microseconds"]["4 decode"] == [2e6, 1e6]
-    said = report.report(folder)
+    said = report.report(folder, tmp_path)
     cpu, _, there = said.partition("## On GPUs, arithmetic")
     assert "a GPU" not in cpu and "nanoseconds" not in there and "compiled in 3 s" in there
     assert "--part kernels --values 65536" in there and "--device cuda`: on one a GPU" in there

@@ -40,7 +40,7 @@ def exchange_file(folder: Path, workers: int, per_host: int, *rates: str, slower
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "docs" / "bench"
+    found = tmp_path / "data" / "bench"
     save(found / "kernels.json", {"nanoseconds": {name: [ns, ns, 9 * ns] for name, ns in KERNELS.items()}})
     for workers, per_host in ((2, 1), (4, 1), (8, 1), (4, 2), (8, 4)):
         exchange_file(found, workers, per_host, "100mbit", "1gbit", *(("shm",) if workers == 2 else ()))
@@ -80,12 +80,12 @@ def test_a_step_of_another_launcher_or_contender_is_no_point(folder):
 def test_tables_and_figures_are_drawn_with_predictions_apart(folder, capsys):
     grown(folder)
     said = capsys.readouterr().out
-    page = folder.parent / "benchmarks.md"
     for path in folder.glob("exchange-*.json"):  # they have sections of their own, which other tests look at
         path.unlink()
     (folder / "kernels.json").unlink()
-    report.draw(folder, page)
-    text = (folder / report.GROWTH).read_text()
+    docs = folder.parents[1]
+    report.draw(docs)
+    text = (docs / "tables" / "growth.md").read_text()
     measured, predicted = text.split("## Growth: predicted, not measured")
     assert "## Growth: a model of what was measured" in measured and "| not seen by the fit |" in measured
     assert "| 2x4, 1 Gbit/s, Horovod fp16 |" in measured and "| `bfloat16` |" in measured
@@ -93,7 +93,7 @@ def test_tables_and_figures_are_drawn_with_predictions_apart(folder, capsys):
     for gbit in (1, 10, 25, 100):
         assert f"| ms per step, {gbit} Gbit/s |" in predicted and f"ms per step, {gbit} Gbit/s" not in measured
     for figure in ("growth.png", "growth-fit.png"):
-        assert f"({figure})" in text and (folder / figure).stat().st_size > 5000
+        assert f"(../figures/{figure})" in text and (docs / "figures" / figure).stat().st_size > 5000
     assert "| bucket, MiB |" in said
 
 

@@ -32,7 +32,7 @@ def bench(*flags: str) -> bool:
 
 
 def test_on_ranks_of_one_host(tmp_path):
-    results = measured(tmp_path, "--layouts", "2", "--launcher", "gloo", "--contenders", "none,4bit")
+    results = measured(tmp_path, "--layouts", "2", "--launcher", "gloo", "--methods", "none,4bit")
     assert (tmp_path / "memory-gloo.json").exists() and results["about"]["launcher"] == "gloo"
     [layout] = results["layouts"].values()
     assert list(layout["contenders"]) == ["none", "4bit"]
@@ -45,7 +45,7 @@ def test_on_ranks_of_one_host(tmp_path):
 
 @needs_namespaces
 def test_on_hosts_of_several_workers(tmp_path):
-    layouts = measured(tmp_path, "--layouts", "2x2", "--contenders", "4bit")["layouts"]
+    layouts = measured(tmp_path, "--layouts", "2x2", "--methods", "4bit")["layouts"]
     assert (layouts["2x2"]["hosts"], layouts["2x2"]["workers_per_host"]) == (2, 2)
     assert [rank["host"] > 4 * VALUES for rank in layouts["2x2"]["contenders"]["4bit"]] == [True] * 4
 
@@ -84,10 +84,10 @@ def started(monkeypatch):
 
 
 def test_figures_of_launchers_and_devices_have_files_and_sections_of_their_own(tmp_path, monkeypatch, capsys, started):
-    folder = tmp_path / "docs" / "bench"
+    folder = tmp_path / "data"
     monkeypatch.setattr(memory, "choose_for", lambda wish, workers: wish)
     monkeypatch.setattr(memory.gpus, "found", lambda n: {"gpus": ["a GPU"], "horovod": "host memory", "ddp": "gloo"})
-    place = ("--layouts", "2", "--contenders", "fp16", "--values", "1000", "--output-dir", str(folder))
+    place = ("--layouts", "2", "--methods", "fp16", "--values", "1000", "--output-dir", str(folder))
     for choice in ((), ("--launcher", "gloo"), ("--launcher", "gloo", "--device", "cuda")):
         assert bench(*place, *choice)
     names = ["memory-gloo-cuda.json", "memory-gloo.json", "memory.json"]
@@ -96,7 +96,7 @@ def test_figures_of_launchers_and_devices_have_files_and_sections_of_their_own(t
     assert [command[0].endswith("horovodrun") for command, _, _ in started] == [False, True, True]
     assert all(env["MALLOC_MMAP_THRESHOLD_"] == "65536" for _, _, env in started)  # or glibc's heap is measured as well
     assert [env.get("NCCL_SOCKET_IFNAME") for _, _, env in started] == [None, None, "eth0"]
-    drawn = report.report(folder)
+    drawn = report.report(folder, tmp_path)
     assert re.findall("^## .*", drawn, re.MULTILINE) == ["## Memory, Gloo", "## Memory", "## On GPUs, memory, Gloo"]
     assert drawn.count("| bytes a value | 2 workers |\n| --- | ---: |\n| Horovod fp16 | 2.0–3.0 |") == 2
     assert (
@@ -111,7 +111,7 @@ def test_what_was_measured_is_kept_when_the_next_layout_cannot_be(tmp_path, monk
         raise RunError("network namespaces need root")
 
     monkeypatch.setattr(start, "hosts", refused)
-    place = ("--layouts", "3,2x2", "--contenders", "none", "--values", "10", "--output-dir", str(tmp_path))
+    place = ("--layouts", "3,2x2", "--methods", "none", "--values", "10", "--output-dir", str(tmp_path))
     assert not bench(*place)
     assert "memory: network namespaces need root" in capsys.readouterr().err
     assert json.loads((tmp_path / "memory.json").read_text())["layouts"]["3"]["contenders"]["none"]
@@ -136,7 +136,7 @@ def test_without_a_gpu_one_line_says_so(tmp_path, capsys, started):
 def test_all_workers_of_the_largest_layout_are_counted(tmp_path, monkeypatch, capsys, started):
     asked = []
     monkeypatch.setattr(memory, "choose_for", lambda wish, workers: asked.append(workers) or "cpu")
-    assert bench("--layouts", "3,2", "--contenders", "none", "--output-dir", str(tmp_path)) and asked == [3]
+    assert bench("--layouts", "3,2", "--methods", "none", "--output-dir", str(tmp_path)) and asked == [3]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_all_workers_of_the_largest_layout_are_counted(tmp_path, monkeypatch, ca
     [
         ("--layouts", "2,2x", "is not WORKERS or HOSTSxWORKERS"),
         ("--layouts", "2,1", "has a worker by itself"),
-        ("--contenders", "none,ddp", "'ddp' is not one of none, fp16"),
+        ("--methods", "none,ddp", "'ddp' is not one of none, fp16"),
     ],
 )
 def test_a_bad_flag_is_one_line(flag, value, named, capsys):

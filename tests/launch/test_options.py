@@ -27,7 +27,8 @@ BAD = [
     ("--val-size -5", ["--val-size", "-5"]),
     ("--compression zip", ["--compression", "'zip'"]),
     ("--compression static --bits 9", ["--bits", "'9'"]),
-    ("--bits 4", ["--bits 4", "--compression dynamic"]),
+    ("--compression dynamic --bits 4", ["--bits 4", "--compression dynamic"]),
+    ("--bits 4 --levels 4,8", ["--levels 4,8", "--compression static"]),
     ("--compression none --bits 4", ["--bits 4", "--compression none"]),
     ("--compression none --levels 1,2 --thresholds 0.5", ["--levels 1,2", "--compression none"]),
     ("--compression fp16 --rounding stochastic", ["--rounding stochastic", "--compression fp16"]),
@@ -60,7 +61,7 @@ BAD = [
     ("--thresholds 80,90", ["--thresholds", "'80,90'"]),
     ("--thresholds 0.8", ["--thresholds 0.8", "--levels 4,8,16"]),
     ("--stagnation never", ["--stagnation", "'never'"]),
-    ("--release-epochs 0", ["--release-epochs", "0"]),
+    ("--uncompressed-epochs 0", ["--uncompressed-epochs", "0"]),
     ("--policy schedule", ["--policy schedule", "--schedule"]),
     ("--schedule 0:4", ["--schedule 0:4", "--policy step"]),
     ("--policy schedule --schedule 1:4", ["--schedule", "'1:4'"]),
@@ -89,7 +90,13 @@ def test_bad_flags(line: str, named: list[str], capsys: pytest.CaptureFixture[st
     assert all(part in said[0] for part in named), said[0]
 
 
-def test_defaults_are_the_papers_ladder() -> None:
+def test_bits_alone_are_a_constant_level() -> None:
+    args = parse(["--bits", "0.25"])
+    assert (args.compression, args.bits) == ("static", 0.25)
+    assert parse(["--compression", "static"]).bits == 4
+
+
+def test_defaults_are_the_papers_levels() -> None:
     args = parse([])
     assert (args.compression, args.policy, args.levels) == ("dynamic", "step", (4, 8, 16))
     assert len(args.thresholds) == 2

@@ -17,14 +17,14 @@ def test_runs_that_are_there_are_not_repeated(tmp_path, capsys, monkeypatch) -> 
     monkeypatch.setitem(TASKS, "tiny", task)
     path = tmp_path / "runs.jsonl"
     flags = ["--simulate", "screen", *["--tasks", "tiny", "--results", str(path), "--seeds", "2"]]
-    program.main([*flags, "--contenders", "uncompressed;1"])
+    program.main([*flags, "--methods", "uncompressed;1"])
     assert capsys.readouterr().out.count("\ntiny, ") == 3 and path.read_text().count("\n") == 4
     with path.open("a") as file:
         file.write('{"task": "ti')  # killed while it wrote
-    program.main([*flags, "--contenders", "uncompressed;1;top*4"])
+    program.main([*flags, "--methods", "uncompressed;1;top*0.25"])
     shown = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[1].strip() for line in shown[:2]] == ["top-k 1/4"] * 2
-    assert [line.split("|")[2].strip() for line in shown[4:]] == ["uncompressed", "1", "top-k 1/4"]
+    assert [line.split(",")[1].strip() for line in shown[:2]] == ["top-k 0.25"] * 2
+    assert [line.split("|")[2].strip() for line in shown[4:]] == ["uncompressed", "1", "top-k 0.25"]
     assert len(results.read(path)) == 6
 
 
@@ -46,8 +46,8 @@ def test_what_is_no_run_is_named(tmp_path) -> None:
         results.read(path)
 
 
-@pytest.mark.parametrize("flags", ["--tasks weather", "--contenders 1;3/4"])
+@pytest.mark.parametrize("flags", ["--tasks weather", "--methods 1;3/4"])
 def test_an_unknown_name_is_one_line(flags: str) -> None:
     flag, names = flags.split()
     with pytest.raises(RunError, match=f"{flag}: .* is not one of those"):
-        screen.chosen(flag, names, {"--tasks": TASKS, "--contenders": CONTENDERS}[flag])
+        screen.chosen(flag, names, {"--tasks": TASKS, "--methods": CONTENDERS}[flag])

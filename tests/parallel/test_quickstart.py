@@ -19,17 +19,17 @@ def test_the_whole_script(launcher, tmp_path):
     program.write_text(script, encoding="utf-8")
     done = run_limited([*LAUNCHERS[launcher], "-np", "2", sys.executable, "-P", str(program)], 120)
     assert done.returncode == 0, done.stdout
-    line = r"epoch (\d): (\d+) bits, accuracy (0\.\d+), (\d+) kB sent, (\d+) kB without compression"
+    line = r"epoch (\d): accuracy (0\.\d+), (\d+) kB sent, (\d+) kB without compression"
     epochs = re.findall(line, done.stdout)
     assert [int(epoch) for epoch, *_ in epochs] == [0, 1, 2, 3, 4], done.stdout
-    assert float(epochs[-1][2]) > 0.85
-    assert int(epochs[0][3]) < 0.2 * int(epochs[0][4])
-    assert int(epochs[0][1]) == 4 < int(epochs[-1][1]), "the level has moved"
+    assert float(epochs[-1][1]) > 0.85
+    assert int(epochs[-1][2]) < 0.2 * int(epochs[-1][3])
 
 
 def test_the_example_of_the_averager(tmp_path):
     page = (DOCS / "training.md").read_text(encoding="utf-8")
-    [example] = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    examples = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    [example] = [each for each in examples if "Averager(" in each]
     with_horovod = {
         "import torch.distributed as dist": "import horovod.torch as hvd",
         'dist.init_process_group("gloo")': "hvd.init()",

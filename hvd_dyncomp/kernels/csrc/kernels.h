@@ -19,7 +19,7 @@ namespace hvd_dyncomp {
 
 constexpr uint32_t kWireNan = 0x7fc00000;  // the scale of a block that is not finite
 
-// Levels are numbers as levels.level_code makes them: bits, and below one bit -2, -4, -8 for 1/2, 1/4, 1/8.
+// Levels are numbers as levels.level_code makes them: bits, and below one bit -2, -4, -8 for 0.5, 0.25, 0.125.
 constexpr int scale_bytes(int level) { return level < 0 ? 2 : 4; }
 
 static inline size_t block_bytes(int level, size_t block_size) {

@@ -21,7 +21,7 @@ class Run:
             loss=None,
             stagnation="time",
             stagnation_patience=2,
-            release_epochs=2,
+            uncompressed_epochs=2,
             cooldown=0,
         )
         self.controller = Controller(policy)
