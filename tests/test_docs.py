@@ -1,5 +1,6 @@
 """The documentation: links lead somewhere, the site has every page and name, examples run, figures are copied right."""
 
+import configparser
 import importlib
 import inspect
 import json
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 import hvd_dyncomp
+from hvd_dyncomp.exchange.coding import SMALL_BITS
 from hvd_dyncomp.report.runs import read_run
 
 ROOT = Path(__file__).parents[1]
@@ -200,6 +202,21 @@ def test_tables_cite_no_commit(page: Path) -> None:
     """Commits come and go with a history; a date and versions stay."""
     words = re.findall(r"\b[0-9a-f]{7,40}\b", page.read_text(encoding="utf-8"))
     assert all(word.isdigit() for word in words), words
+
+
+def test_the_readme_names_versions_and_commands_that_there_are() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    said = re.search(r"Python ([\d.]+) or newer, torch ([\d.]+) or newer \(tested with ([\d.]+)\)", text)
+    assert said and setup["options"]["python_requires"] == f">={said[1]}"
+    assert f"torch>={said[2]}" in setup["options"]["install_requires"].split()
+    assert f"\ntorch=={said[3]}." in (ROOT / "tools" / "requirements.in").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        commands = re.findall(r"(?:^    |`)make ([a-z-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert set(commands) <= set(targets), page.name
+    assert f"at {SMALL_BITS} bits or more" in text
 
 
 def run(program: str, folder: Path) -> str:
