@@ -7,7 +7,7 @@ import logging
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
 
@@ -245,7 +245,8 @@ class Controller:
         return {"bits": self._bits, "history": [asdict(record) for record in self.history], "config": config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the history and the level. The configuration stays; a warning names each difference in it.
+        """Take over the history and the level. The configuration stays; a warning names each difference in it, and the
+        level becomes what this policy makes of the history.
 
         Raises:
             ValueError: `state` does not come from `Controller.state_dict()`; nothing has changed.
@@ -261,6 +262,8 @@ class Controller:
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Controller.state_dict(), got {shown(state)}: {cause}") from error
         mine = json.loads(json.dumps(self.state_dict()["config"]))
+        if mine != config:
+            bits = self._replay(history, bits)
         for key in sorted({*mine, *config}):
             if mine.get(key) != config.get(key):
                 logger.warning(
@@ -270,6 +273,22 @@ class Controller:
                     mine.get(key),
                 )
         self.history, self._bits = history, bits
+
+    def _replay(self, history: list[Record], bits: float) -> float:
+        """The level of another policy after this history, also in its last record; `bits` if it cannot say."""
+        if history and not history[-1].usable:
+            return bits
+        try:
+            decided = _checked("the policy's decision", self.policy.decide([each for each in history if each.usable]))
+        except Exception as error:  # noqa: BLE001  # other metrics: the next epoch's may have what it wants
+            logger.warning(
+                "Controller: this policy cannot use the loaded history (%s); the level stays, so call step",
+                shown(error),
+            )
+            return bits
+        if history:
+            history[-1] = replace(history[-1], bits=decided.bits, reason=f"another policy: {decided.reason}")
+        return decided.bits
 
 
 def _first_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, Any, Any] | None:

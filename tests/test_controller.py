@@ -51,6 +51,25 @@ def test_an_epoch_seen_before_changes_nothing(caplog):
     assert controller.step(metrics(0.9)) == 4 and controller.history[-1].epoch == 5
 
 
+def test_another_policy_takes_over_when_a_state_is_loaded(caplog):
+    before = Controller(4)
+    before.step({"train_loss": 1.0})
+    saved = before.state_dict()
+    for policy, bits in ((32, 32), (Schedule({0: 2, 1: 8}), 8), (4, 4)):
+        controller = Controller(policy)
+        controller.load_state_dict(saved)
+        assert (controller.bits, controller.epoch) == (bits, 1)
+        again = Controller(policy)
+        again.load_state_dict(controller.state_dict())
+        assert again.bits == bits
+    fresh = Controller(32)
+    fresh.load_state_dict(Controller(4).state_dict())  # saved before the first epoch
+    assert fresh.bits == 32
+    accuracy = Controller(StepFunction())  # which this history does not have
+    accuracy.load_state_dict(saved)
+    assert accuracy.bits == 4 and "the level stays" in caplog.text
+
+
 def test_nan_holds_then_releases_until_metrics_are_finite():
     controller = ladder(nan_patience=3)
     values = [0.1, math.nan, math.inf, math.nan, math.nan, 0.1, math.nan, 0.6]
@@ -204,7 +223,7 @@ def test_a_state_of_the_former_default_is_replayed_under_this_one(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "Controller: the loaded state has stagnation='time'; this controller keeps 'plateau'"
     ]
-    assert controller.bits == 32 and controller.step({"val_accuracy": 0.2}) == 4
+    assert controller.bits == 4 and controller.step({"val_accuracy": 0.2}) == 4
 
 
 @pytest.mark.parametrize("policy", [5.5, True, "4", [4]])
