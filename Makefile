@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Two workers on few cores: more threads than cores only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.css' -o -path '*/csrc/*')
+PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.html' -o -path '*/csrc/*')
 ARGS ?=
 
 .PHONY: setup train train-ddp test soak mutants lint lock audit docs dist study bench gpu-pack gpu clean

@@ -1,9 +1,8 @@
 """Runs that nobody has trained, as launch/train_resnet.py would leave them, and pages about them, taken apart again."""
 
 import json
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -83,57 +82,18 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
-        if self._table is not None and self._table and self._table[-1]:
+        if self._open and self._open[-1] in ("th", "td"):
             self._table[-1][-1] += data
 
 
 def figures(text: str) -> dict[str, ElementTree.Element]:
-    """The figures of a page by their ids, parsed as strictly as XML is."""
-    found = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text, re.DOTALL)]  # noqa: S314
-    return {figure.get("id"): figure for figure in found}
-
-
-def of_class(figure: ElementTree.Element, name: str, tag: str = "*") -> list[ElementTree.Element]:
-    return [one for one in figure.iter() if name in one.get("class", "").split() and tag in ("*", one.tag[len(SVG) :])]
-
-
-def number(element: ElementTree.Element, key: str) -> float:
-    return float(element.get(key))
-
-
-def axis(figure: ElementTree.Element, kind: str) -> Callable[[float], float]:
-    """From a place to the value there, by what the ticks of an axis say: "x", "y", or "level", which is logarithmic."""
-    place = "x" if kind == "x" else "y"
-    ticks = [(number(tick, place) - (0 if place == "x" else 4), float(tick.text)) for tick in of_class(figure, kind)]
-    if kind == "level":
-        ticks = [(at, math.log2(value)) for at, value in ticks]
-    (first, low), (last, high) = ticks[0], ticks[-1]
-    assert all(
-        math.isclose(value, low + (at - first) / (last - first) * (high - low), rel_tol=1e-3, abs_tol=1e-3)
-        for at, value in ticks
+    """The figures of a page by their titles, parsed as strictly as XML is."""
+    found = re.findall(
+        r'<figcaption>(.*?)</figcaption><div role="img" aria-label="(.*?)">\s*(<svg.*?</svg>)', text, re.DOTALL
     )
-
-    def value(at: float) -> float:
-        read = low + (at - first) / (last - first) * (high - low)
-        return 2**read if kind == "level" else read
-
-    return value
+    assert all(said.startswith(f"{title};") for title, said, _ in found)
+    return {title: ElementTree.fromstring(svg) for title, _, svg in found}  # noqa: S314
 
 
-def curve(figure: ElementTree.Element, run: str) -> list[tuple[float, float]]:
-    """(epoch, value) of a run's points, epochs counted from 1, as somebody reads them off the axes."""
-    (group,) = [one for one in of_class(figure, "curve") if one.get("data-run") == run]
-    across, up = axis(figure, "x"), axis(figure, "y")
-    points = [(across(number(dot, "cx")), up(number(dot, "cy"))) for dot in group.iter(f"{SVG}circle")]
-    lines = [
-        tuple(map(float, pair.split(","))) for one in group.iter(f"{SVG}polyline") for pair in one.get("points").split()
-    ]
-    drawn = [(number(dot, "cx"), number(dot, "cy")) for dot in group.iter(f"{SVG}circle")]
-    assert set(lines) <= set(drawn)
-    return points
-
-
-def pieces(figure: ElementTree.Element, run: str) -> list[int]:
-    """How many points each uninterrupted piece of a run's line has."""
-    (group,) = [one for one in of_class(figure, "curve") if one.get("data-run") == run]
-    return [len(one.get("points").split()) for one in group.iter(f"{SVG}polyline")]
+def texts(figure: ElementTree.Element) -> list[str]:
+    return ["".join(one.itertext()) for one in figure.iter(f"{SVG}text")]

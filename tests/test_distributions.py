@@ -30,7 +30,7 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     inside = {name for name in names if not re.match(r"hvd_dyncomp-[^/]*\.dist-info/", name)}
     extension = {name for name in inside if Path(name).stem == "_native.abi3"}
     assert len(extension) == 1, "the kernels are not built, or for one version of Python only"
-    assert inside - extension == sources("*.py", "py.typed", "style.css")
+    assert inside - extension == sources("*.py", "py.typed", "page.html")
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
@@ -90,9 +90,18 @@ def needed(folder: Path, own: set[str]) -> set[str]:
 def test_the_library_asks_for_what_it_imports() -> None:
     # numpy is in use without an import, by Tensor.numpy, and torch does not ask for it. Triton comes with torch. Each
     # framework that somebody has is imported by its own file only (`integrations`).
-    assert requirements() == needed(ROOT / "hvd_dyncomp", {"triton", "transformers"}) | {"numpy"}
+    own = {"triton", "transformers", "matplotlib", "jinja2"}
+    assert requirements() == needed(ROOT / "hvd_dyncomp", own) | {"numpy"}
     files = (ROOT / "hvd_dyncomp").rglob("*.py")
     assert {path.parent.name for path in files if "transformers import" in path.read_text()} == {"integrations"}
+
+
+def test_the_report_extra_is_what_the_page_imports() -> None:
+    """Only the page does: a library for training has no need of plots."""
+    report = ROOT / "hvd_dyncomp" / "report"
+    assert requirements("report") == needed(report, {"torch"}) == {"matplotlib", "jinja2"}
+    drawing = [path.name for path in (ROOT / "hvd_dyncomp").rglob("*.py") if "matplotlib import" in path.read_text()]
+    assert drawing == ["figures.py"]
 
 
 def test_the_launch_extra_is_what_launch_imports() -> None:
@@ -105,7 +114,7 @@ def test_tensorboard_is_an_extra_of_its_own() -> None:
     assert requirements("tensorboard") == {"tensorboard"}
 
 
-@pytest.mark.parametrize("extra", ["launch", "tensorboard", "test"])
+@pytest.mark.parametrize("extra", ["launch", "report", "tensorboard", "test"])
 def test_the_lock_has_all_extras(extra: str) -> None:
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "tools" / "requirements.txt").read_text(), flags=re.MULTILINE))
     assert requirements(extra) and requirements(extra) <= locked

@@ -74,8 +74,6 @@ EXPLAINED = {
         "…: error: … cannot be written: …",
         "…: line … is not a JSON object",
         "has a 'reason' that is not a string",
-        "has a 'tensor_errors' with a negative number",
-        "has a '…' that is not an object of numbers",
         "has epoch … after epoch …",
         "has no epoch number, a whole number from 0, under 'epoch'",
         "has no level above 0 and up to 64 bits per value under '…'",

@@ -192,15 +192,10 @@ FSDP = {
     "quantizer": {"backward", "shards", "units"},
 }
 REPORT = {
-    "markup": set(),
     "runs": set(),
-    "words": {"markup", "runs"},
-    "drawing": {"markup"},
-    "curves": {"drawing", "markup", "runs", "words"},
-    "bars": {"drawing", "markup", "runs", "words"},
-    "heatmap": {"drawing", "markup", "runs", "words"},
-    "tables": {"drawing", "markup", "runs", "words"},
-    "page": {"bars", "curves", "heatmap", "markup", "runs", "tables"},
+    "tables": {"runs"},
+    "figures": {"runs", "tables"},
+    "page": {"figures", "runs", "tables"},
     "__main__": {"page", "runs"},
 }
 KERNELS = {

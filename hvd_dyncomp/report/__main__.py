@@ -6,7 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from hvd_dyncomp.report.page import page
 from hvd_dyncomp.report.runs import METRICS, UnreadableRun, read_runs
 
 
@@ -14,7 +13,7 @@ def main(argv: list[str] | None = None) -> int:
     """Write the page and print its path.
 
     Returns:
-        0, or 2 after one line on stderr if a run is unreadable or the page cannot be written.
+        0, or 2 after one line on stderr if matplotlib is missing, a run is unreadable or the page cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="python -m hvd_dyncomp.report",
@@ -25,9 +24,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     output = args.output or args.runs[0] / "report.html"
     try:
+        from hvd_dyncomp.report.page import page  # needs matplotlib, which --help does not
+
         text = page(read_runs(args.runs))
         output.write_text(text, encoding="utf-8")
-    except UnreadableRun as error:
+    except (UnreadableRun, ImportError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     except OSError as error:
         parser.exit(2, f"{parser.prog}: error: {output} cannot be written: {error.strerror}\n")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-_LARGEST = 1e100  # what is added up, squared or drawn from here on stays a float
+_LARGEST = 1e100  # what is added up or drawn from here on stays a float
 
 
 class UnreadableRun(Exception):
@@ -36,8 +36,6 @@ class Epoch:
         level: bits per value at the start of the epoch.
         next_level: level decided after it; None if the line does not say.
         reason: of that decision, for people; may be empty.
-        steps_by_level: {level: steps}; may be empty.
-        tensor_errors: {name: norm of the error of the last step's mean / norm of the mean}; may be empty.
         numbers: all other finite numbers of the line.
     """
 
@@ -45,8 +43,6 @@ class Epoch:
     level: float
     next_level: float | None
     reason: str
-    steps_by_level: Mapping[float, float]
-    tensor_errors: Mapping[str, float]
     numbers: Mapping[str, float]
 
 
@@ -58,14 +54,12 @@ class Run:
         name: unique on the page.
         epochs: ascending; empty until the first one is finished.
         config: the flags; empty until the run is complete.
-        planned: number of epochs; None if unknown.
         cut_short: whether the last line was incomplete, and was left out.
     """
 
     name: str
     epochs: tuple[Epoch, ...]
     config: Mapping[str, Any]
-    planned: int | None = None
     cut_short: bool = False
 
     def values(self, key: str) -> list[float | None]:
@@ -74,8 +68,17 @@ class Run:
 
     def total(self, key: str) -> float | None:
         """The sum over all epochs that have the number; None if none has."""
-        present = [value for value in self.values(key) if value is not None]
-        return sum(present) if present else None
+        return sum(present) if (present := [value for value in self.values(key) if value is not None]) else None
+
+    def spans(self) -> list[tuple[int, int, float]]:
+        """Neighbouring epochs at the same level, joined: (first, last, level)."""
+        found: list[tuple[int, int, float]] = []
+        for epoch in self.epochs:
+            if found and found[-1][1:] == (epoch.number - 1, epoch.level):
+                found[-1] = (found[-1][0], epoch.number, epoch.level)
+            else:
+                found.append((epoch.number, epoch.number, epoch.level))
+        return found
 
     def switches(self) -> list[Switch]:
         """Every change of level, with the one after the last epoch."""
@@ -94,23 +97,17 @@ def all_switches(runs: Sequence[Run]) -> list[tuple[int, Switch]]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs of these folders, in order, under unique names.
+    """Read the runs of these folders, each once, in order, under unique names.
 
     Raises:
         UnreadableRun: a folder has no metrics.jsonl, or a file in it is damaged.
     """
-    runs: list[Run] = []
+    folders = list(dict.fromkeys(folders))
     names = [folder.resolve().name for folder in folders]
-    for folder, name in zip(folders, names, strict=True):
-        wanted = name if names.count(name) == 1 and name else str(folder)
-        taken = {run.name for run in runs}
-        number = 1
-        unique = wanted
-        while unique in taken:
-            number += 1
-            unique = f"{wanted} ({number})"
-        runs.append(replace(read_run(folder), name=unique))
-    return runs
+    return [
+        replace(read_run(folder), name=name if name and names.count(name) == 1 else str(folder))
+        for folder, name in zip(folders, names, strict=True)
+    ]
 
 
 def read_run(folder: Path) -> Run:
@@ -120,21 +117,17 @@ def read_run(folder: Path) -> Run:
         UnreadableRun: there is no metrics.jsonl, or a file is damaged. (An incomplete last line is not damage.)
     """
     epochs, cut_short = _read_metrics(folder / METRICS)
-    config = _read_config(folder / SUMMARY)
-    planned = config.get("epochs")
-    return Run(folder.name, epochs, config, planned if type(planned) is int else None, cut_short)
+    return Run(folder.name, epochs, _read_config(folder / SUMMARY), cut_short)
 
 
 def _read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
-    lines = _content(path).split(b"\n")
-    if not lines[-1]:
-        lines.pop()
+    lines = _content(path).removesuffix(b"\n").split(b"\n")
     epochs: list[Epoch] = []
     for number, text in enumerate(lines, start=1):
         line = _parsed(text)
         if not isinstance(line, dict):
             if number == len(lines):
-                return tuple(epochs), True
+                return tuple(epochs), text != b""
             raise UnreadableRun(f"{path}: line {number} is not a JSON object")
         try:
             epoch = _epoch(line)
@@ -173,37 +166,19 @@ def _parsed(text: bytes) -> Any:
 
 def _epoch(line: dict[str, Any]) -> Epoch:
     """The `Epoch` of a line. Raises ValueError with a text that continues "line 3"."""
-    number, reason = line.get("epoch"), line.get("reason", "")
+    number, reason, following = line.get("epoch"), line.get("reason", ""), line.get("next_level")
     if type(number) is not int or not 0 <= number < 2**53:
         raise ValueError("has no epoch number, a whole number from 0, under 'epoch'")
     if not isinstance(reason, str):
         raise ValueError("has a 'reason' that is not a string")
-    following = line.get("next_level")
     told = ("epoch", "level", "next_level")
     return Epoch(
         number=number,
         level=_level(line.get("level"), "level"),
         next_level=None if following is None else _level(following, "next_level"),
         reason=reason,
-        steps_by_level={_level(_number(key), "steps_by_level"): n for key, n in _table(line, "steps_by_level")},
-        tensor_errors=_errors(line),
         numbers={key: n for key, value in line.items() if key not in told and (n := _finite(value)) is not None},
     )
-
-
-def _table(line: dict[str, Any], key: str) -> list[tuple[str, float]]:
-    """The entries of a JSON object of numbers."""
-    table = line.get(key) or {}
-    if not isinstance(table, dict) or any(_finite(value) is None for value in table.values()):
-        raise ValueError(f"has a '{key}' that is not an object of numbers")
-    return list(table.items())
-
-
-def _errors(line: dict[str, Any]) -> dict[str, float]:
-    errors = dict(_table(line, "tensor_errors"))
-    if any(error < 0 for error in errors.values()):
-        raise ValueError("has a 'tensor_errors' with a negative number")
-    return errors
 
 
 def _level(value: Any, key: str) -> float:
@@ -211,13 +186,6 @@ def _level(value: Any, key: str) -> float:
     if bits is None or not 0 < bits <= 64:
         raise ValueError(f"has no level above 0 and up to 64 bits per value under '{key}'")
     return bits
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _finite(value: Any) -> float | None:

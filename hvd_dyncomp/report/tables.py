@@ -1,127 +1,129 @@
-"""The tables of the page: a row per run, the changes of level, the flags."""
+"""What the page shows, in words and numbers. A table is its head and its rows; an int in it stands for a run's name."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from hvd_dyncomp.report import drawing
-from hvd_dyncomp.report.markup import Markup, decimal, element, joined
 from hvd_dyncomp.report.runs import Run, all_switches
-from hvd_dyncomp.report.words import bits, megabytes, minutes, percent, share
+
+Rows = list[list[str | int]]
+_BY_EPOCH = (
+    ("Training accuracy", "training accuracy, %", "train_accuracy", 100),
+    ("Test accuracy", "test accuracy, %", "test_accuracy", 100),
+    ("Training loss", "training loss, nats", "train_loss", 1),
+    ("Compute", "compute in an epoch, seconds", "seconds_compute", 1),
+    ("Exchange", "exchange in an epoch, seconds", "seconds_exchange", 1),
+)
 
 
-def summary(runs: Sequence[Run]) -> Markup:
+class Quantity(NamedTuple):
+    """What is shown by epoch: a title, a label with the unit, and for each run one value per epoch or None."""
+
+    title: str
+    label: str
+    values: list[list[float | None]]
+
+
+def quantities(runs: Sequence[Run]) -> list[Quantity]:
+    """All that at least one run has a value of. Bytes are from host to host if every run has several hosts."""
+    hosts = all(run.total("bytes_float32_leaving_host") for run in runs if run.epochs)
+    sent, whose = ("bytes_leaving_host", "from each host") if hosts else ("bytes_sent", "per worker")
+    found = [Quantity(title, label, _scaled(runs, key, factor)) for title, label, key, factor in _BY_EPOCH]
+    megabytes = _scaled(runs, sent, 1e-6)
+    so_far = [_sums(values) if any(values) else values for values in megabytes]
+    found.append(Quantity("Bytes by epoch", f"sent {whose} in an epoch, MB", megabytes))
+    found.append(Quantity("Bytes so far", f"sent {whose} so far, MB", so_far))
+    return [one for one in found if any(value is not None for values in one.values for value in values)]
+
+
+def _sums(values: list[float | None]) -> list[float | None]:
+    return [*accumulate(value or 0.0 for value in values)]
+
+
+def summary(runs: Sequence[Run]) -> tuple[list[str], Rows]:
     """The result of each run, one row each."""
-    across_hosts = any(run.total("bytes_float32_leaving_host") for run in runs)
+    counted = [("bytes_sent", "bytes_float32", "sent per worker, MB")]
+    if any(run.total("bytes_float32_leaving_host") for run in runs):
+        counted.append(("bytes_leaving_host", "bytes_float32_leaving_host", "left each host, MB"))
     head = ["run", "settings", "epochs", "levels, bits", "final test accuracy, %", "best (epoch)"]
-    head += ["sent per worker, MB", "% of float32"]
-    head += ["left each host, MB", "% of float32"] if across_hosts else []
+    head += [title for *_, words in counted for title in (words, "% of float32")]
     head += ["minutes", "compute, minutes", "exchange, minutes"]
-    rows = []
+    rows: Rows = []
     for index, run in enumerate(runs):
-        cells = [_name(index, run), setting(run), _epochs(run), _levels(run), *_accuracies(run)]
-        cells += [megabytes(run.total("bytes_sent")), share(run.total("bytes_sent"), run.total("bytes_float32"))]
-        if across_hosts:
-            left, float32 = run.total("bytes_leaving_host"), run.total("bytes_float32_leaving_host")
-            cells += [megabytes(left), share(left, float32)]
-        cells += [minutes(run.total(key)) for key in ("seconds", "seconds_compute", "seconds_exchange")]
-        rows.append(cells)
-    return table("summary", head, rows, texts=2)
+        rows.append([index, _settings(run), _epochs(run), _levels(run), *_accuracies(run)])
+        for part, whole in ((run.total(key), run.total(float32)) for key, float32, _ in counted):
+            share = None if part is None or not whole else 100 * part / whole
+            rows[-1] += [_number(part, 1e6), _number(share)]
+        rows[-1] += [_number(run.total(key), 60) for key in ("seconds", "seconds_compute", "seconds_exchange")]
+    return head, rows
 
 
-def setting(run: Run) -> str:
-    """Model, data, workers and compression in a few words. The table of flags has the rest."""
-    config = run.config
-    if not config:
-        return "not known yet"
-    parts = [config.get("model"), config.get("dataset")]
-    if config.get("world_size"):
-        parts.append(f"{_shown(config['world_size'])} workers")
-    if config.get("compression") is not None:
-        parts.append(config["compression"])
-        parts += [f"{flag} {_shown(config[flag])}" for flag in _telling(config) if flag in config]
-    return ", ".join(_shown(part) for part in parts if part is not None)
-
-
-def _telling(config: Mapping[str, Any]) -> list[str]:
-    """The flags that say most about the compression of a run."""
-    flags = {"static": ["bits"], "dynamic": ["policy"]}.get(str(config.get("compression")), [])
-    if "policy" in flags:
-        flags.append({"schedule": "schedule", "static": "bits"}.get(str(config.get("policy")), "levels"))
-    return flags
-
-
-def switches(runs: Sequence[Run]) -> Markup:
+def switches(runs: Sequence[Run]) -> tuple[list[str], Rows]:
     """Every change of level and its reason, with its number in the figures."""
-    found = all_switches(runs)
-    if not found:
-        return element("p", "The level did not change.")
-    rows = [
-        [str(number), _name(index, runs[index]), str(switch.epoch + 1)]
-        + [bits(switch.before), bits(switch.after), switch.reason or "—"]
-        for number, (index, switch) in enumerate(found, start=1)
+    rows: Rows = [
+        [str(place), index, str(switch.epoch + 1), f"{switch.before:g}", f"{switch.after:g}", switch.reason or "—"]
+        for place, (index, switch) in enumerate(all_switches(runs), start=1)
     ]
-    return table("switches", ["no.", "run", "after epoch", "from", "to", "reason"], rows, texts=6)
+    return ["no.", "run", "after epoch", "from, bits", "to, bits", "reason"], rows
 
 
-def flags(runs: Sequence[Run]) -> Markup:
-    """The flags of all complete runs, side by side; rows with differences are marked."""
-    known = [(index, run) for index, run in enumerate(runs) if run.config]
-    if not known:
-        return element("p", "The flags appear when a run is complete.")
-    keys = dict.fromkeys(key for _, run in known for key in run.config)
-    head = [element("th", "flag", scope="col"), *(element("th", _name(*one), scope="col") for one in known)]
-    rows = []
-    for key in keys:
-        values = [_shown(run.config.get(key)) for _, run in known]
-        kind = "differs" if len(set(values)) > 1 else None
-        cells = [element("td", value) for value in values]
-        rows.append(element("tr", element("th", key, scope="row"), *cells, class_=kind))
-    return element("table", element("thead", element("tr", *head)), element("tbody", *rows), id="flags", class_="texts")
+def numbers(runs: Sequence[Run], shown: Sequence[Quantity]) -> tuple[list[str], Rows]:
+    """What the figures show, by run and epoch."""
+    rows: Rows = []
+    for index, run in enumerate(runs):
+        for place, epoch in enumerate(run.epochs):
+            row = [_number(quantity.values[index][place]) for quantity in shown]
+            rows.append([index, str(epoch.number + 1), f"{epoch.level:g}", *row])
+    return ["run", "epoch", "level, bits", *(quantity.label for quantity in shown)], rows
 
 
-def table(key: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int) -> Markup:
-    """A table whose first ``texts`` columns are text, the others numbers. The first cell of a row is its header."""
-    header = element("tr", *(element("th", cell, scope="col", class_=_kind(at, texts)) for at, cell in enumerate(head)))
-    body = []
-    for first, *others in rows:
-        cells = [element("td", cell, class_=_kind(at, texts)) for at, cell in enumerate(others, start=1)]
-        body.append(element("tr", element("th", first, scope="row"), *cells))
-    return element("table", element("thead", header), element("tbody", *body), id=key)
+def flags(runs: Sequence[Run]) -> tuple[list[str | int], Rows]:
+    """The flags of all complete runs, side by side."""
+    known = [index for index, run in enumerate(runs) if run.config]
+    keys = dict.fromkeys(key for index in known for key in runs[index].config)
+    return ["flag", *known], [[key, *(_shown(runs[index].config.get(key)) for index in known)] for key in keys]
 
 
-def _kind(column: int, texts: int) -> str | None:
-    return None if column < texts else "number"
+def _scaled(runs: Sequence[Run], key: str, factor: float) -> list[list[float | None]]:
+    return [[None if value is None else factor * value for value in run.values(key)] for run in runs]
 
 
-def _name(index: int, run: Run) -> Markup:
-    swatch = element("span", "", class_="swatch", style=f"background:{drawing.colour(index)}")
-    return joined(swatch, run.name)
+def _number(value: float | None, unit: float = 1.0) -> str:
+    """The value in a unit, with four digits or more."""
+    if value is None:
+        return "—"
+    return f"{value / unit:.1f}" if 100 <= abs(value / unit) < 1e9 else f"{value / unit:#.4g}"
+
+
+def _settings(run: Run) -> str:
+    """Model, data, workers and compression; the table of flags has the rest."""
+    told = {"model": "", "dataset": "", "world_size": " workers", "compression": ""}
+    parts = [_shown(run.config[key]) + unit for key, unit in told.items() if run.config.get(key) is not None]
+    return ", ".join(parts) or "not known yet"
 
 
 def _epochs(run: Run) -> str:
-    done = len(run.epochs)
-    return f"{done} of {run.planned}" if run.planned and run.planned != done else str(done)
+    done, planned = len(run.epochs), run.config.get("epochs")
+    return f"{done} of {planned}" if type(planned) is int and planned not in (0, done) else str(done)
 
 
 def _levels(run: Run) -> str:
     """The levels in the order of use; of a long ladder only both ends."""
-    steps = [decimal(level, 3) for _, _, level in drawing.spans([(e.number, e.level) for e in run.epochs])]
-    if len(steps) > 7:
-        steps = [*steps[:3], "…", *steps[-3:]]
-    return ", ".join(steps) or "—"
+    steps = [f"{level:g}" for _, _, level in run.spans()]
+    return ", ".join(steps if len(steps) <= 7 else [*steps[:3], "…", *steps[-3:]]) or "—"
 
 
 def _accuracies(run: Run) -> tuple[str, str]:
     """The test accuracy of the last epoch, and the best one with its epoch."""
-    values = run.values("test_accuracy")
+    values = [None if value is None else 100 * value for value in run.values("test_accuracy")]
     present = [(value, -epoch.number) for value, epoch in zip(values, run.epochs, strict=True) if value is not None]
     if not present:
         return "—", "—"
     best, epoch = max(present)
-    return percent(values[-1]), f"{percent(best)} ({1 - epoch})"
+    return _number(values[-1]), f"{_number(best)} ({1 - epoch})"
 
 
 def _shown(value: Any) -> str:

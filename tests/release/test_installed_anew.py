@@ -58,7 +58,7 @@ def test_both_work_in_a_new_environment(version: str, built: dict[str, Path], tm
     try:
         cpu = [mine, "-m", "pip", "install", "-q", "--no-deps", "-r", ROOT / "tools" / "torch_cpu.txt"]
         subprocess.run(cpu, capture_output=True, timeout=3000)  # a tenth of the size, where pip finds one
-        run(mine, "-m", "pip", "install", "-q", built["whl"])
+        run(mine, "-m", "pip", "install", "-q", f"{built['whl']}[report]")
         sys.stdout.write(f"wheel: {run(mine, '-P', WORKS, cwd=tmp_path)}")
         run(mine, "-m", "pip", "uninstall", "-q", "-y", "hvd_dyncomp")
         run(mine, "-m", "pip", "install", "-q", "--no-deps", "--no-cache-dir", built["gz"])

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from test_report_in_browser import BROWSER, complaints
 
 ROOT = Path(__file__).parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)
 
 pytestmark = pytest.mark.release
 
@@ -65,4 +67,4 @@ def test_a_browser_has_no_complaint(page: str, address: str, tmp_path: Path) -> 
     command = [BROWSER, *flags, f"{address}/{page}.html"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "<h1" in done.stdout and not complaints(done.stderr)
+    assert "<h1" in done.stdout and ":CONSOLE" not in done.stderr  # where a page's complaints come

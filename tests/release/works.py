@@ -43,13 +43,11 @@ def check_what_horovod_is_needed_for() -> None:
 
 
 def check_report() -> None:
-    style = Path(hvd_dyncomp.__file__).with_name("report") / "style.css"
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "metrics.jsonl").write_text(json.dumps({"epoch": 0, "level": 4}) + "\n", encoding="utf-8")
         command = [sys.executable, "-P", "-m", "hvd_dyncomp.report", folder]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
-        page = Path(folder, "report.html").read_text(encoding="utf-8")
-        assert style.read_text(encoding="utf-8") in page
+        assert "<h1>Training run" in Path(folder, "report.html").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
