@@ -13,7 +13,7 @@ import types
 
 import pytest
 import torch
-from exchange.simulated import SimulatedOptimizer, Worker, on_ranks
+from simulated import SimulatedOptimizer, Worker, on_ranks
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 

@@ -8,7 +8,7 @@ from problem import Problem, same_on_all_ranks
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
-LATE = 7.0  # seconds; tests/parallel/test_stall.py has Horovod complain after 2
+LATE = 7.0  # seconds; tests/on_horovod/test_stall.py has Horovod complain after 2
 
 
 def late_at_gradient(problem: Problem, number: int) -> None:

@@ -12,12 +12,12 @@ import torch
 from launchers import run_bodies
 from test_on_ranks import UNFUSED
 
-VARIABLE = "HVD_DYNCOMP_TEST_DEVICE"  # bodies/problem.py
+VARIABLE = "HVD_DYNCOMP_TEST_DEVICE"  # on_ranks/problem.py
 DEVICE = os.environ.get(VARIABLE, "cuda")
 RANKS = 2
 JOBS = [
-    (["devices", "features", "options"], {}),
-    (["loops_order", "loops_load", "loops_values", "loops_momentum"], {}),
+    (["devices", "optimizer_features", "quantizer_options"], {}),
+    (["ranks_in_any_order", "loaded_states", "clip_skip_freeze", "momentum_left_out"], {}),
     (["resume", "replicas"], UNFUSED),
 ]
 SECONDS = 230

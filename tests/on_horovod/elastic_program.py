@@ -1,4 +1,4 @@
-"""An elastic job whose hosts come and go: what tests/parallel/test_elastic.py runs.
+"""An elastic job whose hosts come and go: what tests/on_horovod/test_elastic.py runs.
 
     elastic_program.py HOSTS STAGE...
 

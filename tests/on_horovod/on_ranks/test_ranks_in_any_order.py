@@ -1,7 +1,7 @@
 """Training loops in which the ranks do the same things in another order, or one does less: as stock Horovod has it.
 
-As in features.py, a loop runs with Horovod's own `Compression.none` and with ours. Buckets are small, so that there are
-several. Nothing may hang: the time limit names the loop, and says where each rank was.
+As in test_optimizer_features.py, a loop runs with Horovod's own `Compression.none` and with ours. Buckets are
+small, so that there are several. Nothing may hang: the time limit names the loop, and says where each rank was.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.launcher import run
 
-BODIES = Path(__file__).parent / "bodies"
+BODIES = Path(__file__).parent / "on_ranks"
 CHECK_SECONDS = 120.0  # that a check may take where several files share a job, unless it says so itself
 
 _MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "--tag-output"]
@@ -44,10 +44,10 @@ def run_bodies(
     check_seconds: float = CHECK_SECONDS,
     **environment: str,
 ) -> str:
-    """Runs the checks in some files of bodies/, one file after the other, with pytest, on every rank.
+    """Runs the checks in some files of on_ranks/, one file after the other, with pytest, on every rank.
 
     Args:
-        bodies: names of the files.
+        bodies: names of the files, without test_.
         launcher: one of `LAUNCHERS`.
         ranks: how many.
         seconds: that all of it may take.
@@ -64,7 +64,7 @@ def run_bodies(
     pytest = [sys.executable, "-P", "-m", "pytest", "-q", "-s", "-x", "-p", "no:cacheprovider", "-W", "ignore"]
     # By a thread: a rank that waits within Horovod hears of no signal. It says where the rank is, and ends it.
     pytest += [f"--timeout={check_seconds}", "--timeout-method=thread"]
-    files = [str(BODIES / f"{body}.py") for body in bodies]
+    files = [str(BODIES / f"test_{body}.py") for body in bodies]
     done = run_limited([*LAUNCHERS[launcher], "-np", str(ranks), *pytest, *files], seconds, **environment)
     assert done.returncode == 0, done.stdout
     # Every rank must have run the checks; a launcher that started too few would pass otherwise.

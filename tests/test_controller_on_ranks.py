@@ -1,4 +1,4 @@
-"""`Controller.step` on simulated ranks. Under Horovod: parallel/bodies/lockstep.py and controller_alone.py."""
+"""`Controller.step` on simulated ranks. Under Horovod: on_horovod/on_ranks/test_lockstep.py and controller_alone.py."""
 
 import copy
 import random

@@ -1,7 +1,8 @@
 """Training loops that do something to the gradients or parameters themselves: as stock Horovod has it.
 
-As in features.py, a loop runs with Horovod's own `Compression.none` and with ours. What one step's update owes to the
-steps before it (error feedback) is not an error; so updates are compared with those of an undisturbed run as well.
+As in test_optimizer_features.py, a loop runs with Horovod's own `Compression.none` and with ours. What one
+step's update owes to the steps before it (error feedback) is not an error; so updates are compared with those of an
+undisturbed run as well.
 """
 
 from __future__ import annotations

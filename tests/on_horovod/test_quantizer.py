@@ -1,4 +1,4 @@
-"""The compressor on one worker: arguments, and what needs no other rank. The rest is in parallel/bodies."""
+"""The compressor on one worker: arguments, and what needs no other rank. The rest is in on_ranks/."""
 
 import copy
 import io

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # Answers what the scripts ask Python, and says nothing of Horovod, which loads.
 PYTHON = """

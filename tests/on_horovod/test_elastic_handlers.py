@@ -1,4 +1,4 @@
-"""What `hvd.elastic.TorchState` keeps of a quantizer and a controller. With ranks that go: parallel/test_elastic.py."""
+"""What `hvd.elastic.TorchState` keeps of a quantizer and a controller. With ranks that go: test_elastic.py."""
 
 import copy
 import pickle

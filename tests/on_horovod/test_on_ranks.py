@@ -1,4 +1,4 @@
-"""Runs the files of checks in bodies/ on several ranks, under every launcher.
+"""Runs the files of checks in on_ranks/ on several ranks, under every launcher.
 
 The same checks hold at any world size. To start a job takes as long as many checks, so files share one that want the
 same launcher, ranks and environment; when one has failed, those after it are not run.
@@ -11,11 +11,27 @@ from launchers import BODIES, run_bodies
 
 # What a step makes of gradients. First those whose steps all succeed: what a failed one has left on its way must not
 # meet another file's.
-STEPS = ["arithmetic", "gradients", "devices", "features", "options", "averager", "refusals", "lockstep"]
+STEPS = [
+    "arithmetic",
+    "gradients",
+    "devices",
+    "optimizer_features",
+    "quantizer_options",
+    "averager",
+    "refusals",
+    "lockstep",
+]
 # What many steps make of a run. First the one that looks at the process's memory, which must have no holes yet in which
 # growth would not be seen.
 RUNS = ["memory", "auto_level", "resume", "replicas"]
-LOOPS = ["loops_order", "loops_load", "loops_values", "loops_momentum", "loops_interrupted", "thrown_away"]
+LOOPS = [
+    "ranks_in_any_order",
+    "loaded_states",
+    "clip_skip_freeze",
+    "momentum_left_out",
+    "interrupted_steps",
+    "discarded_gradients",
+]
 # From three ranks on, Horovod's own float32 sums depend on what happened to be fused with what. Two runs are comparable
 # bit by bit only without fusion.
 UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
@@ -47,13 +63,13 @@ JOBS = [
     Job("horovodrun", 2, ["gradients"]),
     # Other collectives, which end at other times: where the order of calls matters, so do they. (Hosts exchange in
     # pairs, below.)
-    Job("gloo", 2, ["features", "refusals", "lockstep"]),
-    Job("gloo", 3, ["loops_order", "loops_load"]),
+    Job("gloo", 2, ["optimizer_features", "refusals", "lockstep"]),
+    Job("gloo", 3, ["ranks_in_any_order", "loaded_states"]),
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
     Job("mpirun", 4, ["resume", "replicas", "defaults"], UNFUSED | TWO_HOSTS),
-    Job("mpirun", 4, ["loops_values", "loops_momentum", "loops_interrupted"], TWO_HOSTS),
-    Job("gloo", 4, ["loops_order", "loops_load"], TWO_HOSTS),
+    Job("mpirun", 4, ["clip_skip_freeze", "momentum_left_out", "interrupted_steps"], TWO_HOSTS),
+    Job("gloo", 4, ["ranks_in_any_order", "loaded_states"], TWO_HOSTS),
     # These say themselves on which hosts their ranks are.
     Job("mpirun", 4, ["hosts"]),
     Job("mpirun", 5, ["hosts_in_sets"]),
@@ -69,8 +85,7 @@ def test_checks_hold_on_every_rank(job):
 
 
 def test_every_file_of_checks_is_run():
-    """But for those that other tests run, and what is shared."""
-    elsewhere = {"conftest", "placement", "problem", "large", "soak", "left_alone", "stall", "wire_bytes"}
-    elsewhere |= {"controller_alone", "controller_once_more"}
-    files = {path.stem for path in BODIES.glob("*.py")}
+    """But for those that other tests run."""
+    elsewhere = {"large", "soak", "left_alone", "stall", "controller_alone", "controller_once_more"}
+    files = {path.stem.removeprefix("test_") for path in BODIES.glob("test_*.py")}
     assert {body for job in JOBS for body in job.bodies} == files - elsewhere
