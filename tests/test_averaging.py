@@ -422,6 +422,7 @@ def test_an_interruption_at_every_call(ranks, hosts, bits):
     assert 0 < refused < calls
 
 
+@pytest.mark.promise("DDP: nothing uncompressed is sent before all ranks agree.")
 @places("2", "3")
 def test_ranks_at_other_levels_start_no_sum(ranks, hosts):
     """What each would send does not fit the others' sum, and ends a process whose sums are Gloo's."""

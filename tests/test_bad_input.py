@@ -27,6 +27,8 @@ from hvd_dyncomp import (
     kernels,
 )
 
+pytestmark = pytest.mark.promise("Every public argument is checked where it is passed.")
+
 EXEMPT = {"Policy.decide"}  # abstract
 
 

@@ -68,6 +68,7 @@ def trained(worker: Worker, level: int, interruption: Interruption) -> list[list
     return outcomes
 
 
+@pytest.mark.promise("After an interruption means are right, or the rank refuses steps.")
 @places("2", "3", "2x2")
 @pytest.mark.parametrize("level", [4, 32], ids=["compressed", "released"])
 @pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.soak)])
@@ -111,6 +112,7 @@ def refused(worker: Worker, step: int) -> None:
     assert "load_state_dict" in str(error.value) or isinstance(error.value, LockstepError)
 
 
+@pytest.mark.promise("A step that `optimizer.load_state_dict` abandons is an error everywhere.")
 @pytest.mark.parametrize("place", PLACES)
 @settings(deadline=None, max_examples=20)
 @given(data=st.data())

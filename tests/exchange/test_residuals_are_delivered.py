@@ -96,6 +96,7 @@ def test_a_rank_without_gradients_at_32_bits_delivers_what_it_owes_later(ranks, 
         torch.testing.assert_close(total, expected, rtol=1e-4, atol=KEPT)
 
 
+@pytest.mark.promise("A parameter that no rank uses keeps its residual.")
 @WORLDS
 @pytest.mark.parametrize("bits", [0.25, 1, 2, 4, 16])
 def test_a_parameter_that_no_rank_uses_keeps_what_it_is_owed(ranks, hosts, bits):
@@ -150,6 +151,7 @@ def all_residuals(worker: Worker) -> dict[str, torch.Tensor]:
     return {**state["residuals"], **shards}
 
 
+@pytest.mark.promise("After `quantizer.discard()` a step leaves no trace.")
 @WORLDS
 @pytest.mark.parametrize("levels", [(2, 2), (0.25, 0.25), (4, 32)])
 def test_a_discarded_step_leaves_nothing_and_takes_nothing(ranks, hosts, levels):

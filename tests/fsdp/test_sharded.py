@@ -173,6 +173,7 @@ def owed(rank: Rank) -> dict[str, torch.Tensor]:
 ORDERS = st.lists(st.permutations(sorted(MODEL)), min_size=4, max_size=4)
 
 
+@pytest.mark.promise("FSDP2: modules exchanged one by one get the same means as together.")
 @EVERYWHERE
 @settings(max_examples=40, deadline=None)
 @given(choices=CHOICES, orders=ORDERS, copied=st.sets(st.sampled_from(sorted(MODEL))))
@@ -230,6 +231,7 @@ def test_units_that_are_used_twice_or_not_at_all_or_are_frozen(ranks, hosts, bit
             assert (got - mean).norm() <= {16: 2e-3, 32: 1e-5}[bits] * (1 + mean.norm()), (step, name)
 
 
+@pytest.mark.promise("FSDP2: hooks do not wait where FSDP leaves gradients in place.")
 @EVERYWHERE
 def test_hooks_wait_for_nobody(ranks, hosts):
     """From the second backward pass on, where FSDP leaves gradients as they are."""
@@ -438,6 +440,7 @@ def test_an_error_in_every_ranks_hook(ranks, hosts, choices, within):
     World(ranks, choices, hosts).run(program)
 
 
+@pytest.mark.promise("FSDP2: an interruption ends the run on all ranks.")
 @places("2", "2x2")
 @pytest.mark.parametrize("bits", [4, 32])
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.soak)])

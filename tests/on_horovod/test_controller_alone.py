@@ -3,6 +3,8 @@
 import pytest
 from launchers import run_body
 
+pytestmark = pytest.mark.promise("A late rank is harmless, and warnings tell of the wait.")
+
 
 @pytest.mark.parametrize(("launcher", "ranks", "alone"), [("mpirun", 2, 0), ("gloo", 2, 1), ("mpirun", 3, -1)])
 def test_one_rank_is_late_or_early(launcher, ranks, alone):

@@ -8,6 +8,8 @@ from launchers import BODIES, run_limited
 
 from lab import hosts as netlab
 
+pytestmark = pytest.mark.promise("Elastic: workers come and go; uncommitted steps leave no trace.")
+
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 
 

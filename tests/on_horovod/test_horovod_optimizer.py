@@ -11,6 +11,8 @@ import torch
 
 from hvd_dyncomp.on_horovod import horovod_optimizer
 
+pytestmark = pytest.mark.promise("Changes in Horovod's optimizer or FSDP2 are noticed.")
+
 
 class Spy(hvd.Compression.none):
     """A compressor that remembers what is seen from it."""

@@ -3,6 +3,8 @@
 import pytest
 from launchers import run_body
 
+pytestmark = pytest.mark.promise("A late rank is harmless, and warnings tell of the wait.")
+
 
 @pytest.mark.parametrize(("launcher", "ranks"), [("horovodrun", 2), ("mpirun", 3)])
 def test_the_warning_names_exchange_and_bucket(launcher, ranks):

@@ -9,6 +9,8 @@ from launchers import BODIES, run_limited
 from hvd_dyncomp import LEVELS
 from lab import hosts as netlab
 
+pytestmark = pytest.mark.promise("A host sends as many bytes as the level says.")
+
 STEPS = 5
 # What Horovod's ranks have to say to each other, some kilobytes a step, is to be little beside the gradients.
 VALUES = {4_000_000: [bits for bits in LEVELS if bits >= 1], 40_000_000: [bits for bits in LEVELS if bits < 1]}

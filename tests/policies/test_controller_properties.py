@@ -23,6 +23,8 @@ from hvd_dyncomp import (
 )
 from hvd_dyncomp.controller import _weighted_means
 
+pytestmark = pytest.mark.promise("Codec, policies and controller keep their invariants for any input.")
+
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 ORDINARY = settings(max_examples=200, deadline=None)
 

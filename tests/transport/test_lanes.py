@@ -15,6 +15,8 @@ from hvd_dyncomp.transport.lanes import Lane, Turns
 from hvd_dyncomp.transport.sockets import new_sockets_not_for_children
 from hvd_dyncomp.transport.works import Works
 
+pytestmark = pytest.mark.promise("DDP: collectives start in one order on all ranks.")
+
 PHASES = ["local_scatter", "pair", "local_gather"]
 
 

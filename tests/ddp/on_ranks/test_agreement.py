@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_dyncomp import LockstepError, ddp
 from hvd_dyncomp.transport import torch_distributed
 
+pytestmark = pytest.mark.promise("Errors of `compress` on one rank are raised on all.")
+
 
 def model(value: float, group=None, **arguments) -> DistributedDataParallel:
     module = Linear(**arguments)

@@ -12,6 +12,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvd_dyncomp import ddp
 
+pytestmark = pytest.mark.promise("A compressed model can be copied, pickled and averaged.")
+
 
 def saved_and_loaded(model):
     """As a whole: a process group cannot be saved, and torch takes the one of all ranks."""

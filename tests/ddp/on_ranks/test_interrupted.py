@@ -8,18 +8,17 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from interruption import Interrupted, Interruption
 from problem import Linear, assert_means, distributed, gradients, same_on_all_ranks
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import LockstepError, ddp, kernels
 
-sys.path.append(str(Path(__file__).parents[2]))
-from interruption import Interrupted, Interruption
+pytestmark = pytest.mark.promise("DDP: errors in hooks come out of `backward`.")
 
 STRIDE = 5  # of the calls that are interrupted: all of them take minutes
 LEFT = r"step( \d+)? was left in the middle by"

@@ -14,6 +14,8 @@ from torch.nn.utils import parametrizations
 
 from hvd_dyncomp import Controller, LockstepError, ddp
 
+pytestmark = pytest.mark.promise("Replicas that differ: an error on every rank names the parameter.")
+
 
 def network() -> nn.Sequential:
     torch.manual_seed(3)

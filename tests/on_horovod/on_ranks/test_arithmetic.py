@@ -161,6 +161,7 @@ def test_zeros_stay_zero():
     assert not any(g.any() for g in problem.reduce(zeros).values())
 
 
+@pytest.mark.promise("NaN and infinity become NaN in their block everywhere; residuals stay finite.")
 def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
     q = quantizer(4)
     problem = Problem(compression=q, names=["long"])
@@ -182,6 +183,7 @@ def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
     assert problem.reduce(problem.draw(seed=3))["long"].isfinite().all()
 
 
+@pytest.mark.promise("NaN and infinity become NaN in their block everywhere; residuals stay finite.")
 @pytest.mark.parametrize("bits", [0.25, 1, 4, 16])
 def test_nans_on_several_ranks(bits, rank, size):
     """Each in a block of its own, and all in one more: a block counts once, however many ranks have spoiled it."""

@@ -8,6 +8,8 @@ import pytest
 import torch
 from problem import ours
 
+pytestmark = pytest.mark.promise("After `quantizer.discard()` a step leaves no trace.")
+
 VALUES, STEPS = 4096, 40
 SAME = torch.randn(VALUES, generator=torch.Generator().manual_seed(7))
 

@@ -19,7 +19,10 @@ from problem import Linear, distribute, ours, same_on_all_ranks, weights
 
 from hvd_dyncomp import LockstepError, kernels
 
-pytestmark = pytest.mark.timeout(120, method="thread")
+pytestmark = [
+    pytest.mark.promise("After an interruption means are right, or the rank refuses steps."),
+    pytest.mark.timeout(120, method="thread"),
+]
 STRIDE = 5  # of the calls that are interrupted: all of them take minutes
 LEFT = r"step( \d+)? was left in the middle by"
 # Calls between two collectives of an exchange. The others hear of an interruption there by the end of the job: see

@@ -15,7 +15,10 @@ from problem import Problem, ours, same_on_all_ranks
 
 from hvd_dyncomp import LockstepError
 
-pytestmark = pytest.mark.timeout(60, method="thread")
+pytestmark = [
+    pytest.mark.promise("A state loaded during a run is right, or an error on every rank."),
+    pytest.mark.timeout(60, method="thread"),
+]
 everywhere = pytest.mark.parametrize("bits", [4, 32])
 
 

@@ -27,6 +27,8 @@ from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.exchange.wire import WIRE_VERSION
 
+pytestmark = pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+
 
 class Failing(Policy):
     """Fails after the second epoch; only rank 0 ever asks."""

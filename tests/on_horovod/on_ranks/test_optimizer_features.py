@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
+pytestmark = pytest.mark.promise("What Horovod's optimizer does works compressed, within the level's error.")
+
 Scenario = Callable[[Compress], list[Tensor]]
 SCENARIOS: dict[str, Scenario] = {}
 

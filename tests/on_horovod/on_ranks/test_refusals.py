@@ -11,6 +11,10 @@ from problem import Problem, assert_close
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 
+pytestmark = pytest.mark.promise(
+    "`hvd.join` of all ranks between steps is harmless; otherwise it is refused, like Adasum."
+)
+
 
 def collectives(timeline: Path, last: str) -> list[str]:
     """Names of what Horovod has done up to the collective `last`, by its own timeline."""

@@ -3,10 +3,13 @@
 import random
 
 import horovod.torch as hvd
+import pytest
 import torch
 from problem import DEVICE, same_on_all_ranks
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
+
+pytestmark = pytest.mark.promise("All replicas hold the same bits, also when levels change.")
 
 
 def train(steps, **arguments):

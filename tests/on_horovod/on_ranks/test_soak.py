@@ -4,9 +4,12 @@ import random
 
 import horovod.torch as hvd
 import psutil
+import pytest
 from problem import Problem, same_on_all_ranks
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
+
+pytestmark = pytest.mark.promise("All replicas hold the same bits, also when levels change.")
 
 STEPS = 20_000
 EPOCH = 100  # steps between switches of the level
