@@ -31,13 +31,14 @@ DDP := $(if $(wildcard .venv/package.stamp),.venv,.venv-ddp)
 train-ddp: $(DDP)/package.stamp
 	$(DDP)/bin/torchrun --standalone --nproc-per-node 2 launch/train_resnet.py $(ARGS)
 
-# What computes goes to two processes; what starts ranks, or times something, has the machine to itself.
-SIDE_BY_SIDE := tests/kernels tests/exchange tests/mutants $(wildcard tests/test_*.py)
+# What starts ranks, or times something, has the machine to itself; all else goes to two processes.
+ALONE := tests/launch tests/clusters tests/release \
+	$(shell grep -rlE '^from (launchers|torchrun|lab)\b' --include='test_*.py' tests/on_horovod tests/ddp tests/fsdp)
 
 test: setup
 ifeq ($(ARGS),)
-	pytest -n 2 $(SIDE_BY_SIDE)
-	pytest tests/launch tests/parallel tests/ddp tests/fsdp tests/clusters tests/release
+	pytest -n 2 $(ALONE:%=--ignore=%)
+	pytest $(ALONE)
 else
 	pytest $(ARGS)
 endif

@@ -1,7 +1,7 @@
 """Every argument of every public name refuses what it must: with an error that names argument and value.
 
 `hostile.TABLE` is complete: an argument that is not in it fails a test. What one bad rank means to the others is in
-parallel/bodies/lockstep.py.
+on_horovod/on_ranks/test_lockstep.py.
 """
 
 import inspect
@@ -26,6 +26,8 @@ from hvd_dyncomp import (
     StepFunction,
     kernels,
 )
+
+pytestmark = pytest.mark.promise("Every public argument is checked where it is passed.")
 
 EXEMPT = {"Policy.decide"}  # abstract
 

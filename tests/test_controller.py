@@ -1,4 +1,4 @@
-"""The controller on one worker. What concerns several is in parallel/bodies/lockstep.py."""
+"""The controller on one worker. What concerns several is in on_horovod/on_ranks/test_lockstep.py."""
 
 import copy
 import json

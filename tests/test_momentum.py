@@ -13,7 +13,7 @@ import types
 
 import pytest
 import torch
-from exchange.simulated import SimulatedOptimizer, Worker, on_ranks
+from simulated import SimulatedOptimizer, Worker, on_ranks
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -631,6 +631,7 @@ def steps_by(factor: float, worker: Worker, step) -> bool:
     return torch.allclose(before - parameter.detach(), factor * parameter.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.promise("All ranks leave momentum out in the same steps.")
 @pytest.mark.parametrize("without_batch", [None, 0, 1])
 def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch):
     """Also on a rank that has no batch, and begins its exchange within `step`."""
@@ -652,6 +653,7 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
     assert same(*found)
 
 
+@pytest.mark.promise("All ranks leave momentum out in the same steps.")
 def test_ranks_that_disagree_about_it_are_told_so():
     def program(worker: Worker) -> None:
         if worker.transport.rank:

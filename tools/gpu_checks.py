@@ -123,7 +123,7 @@ class Checks:
     def _ranks(self) -> Iterator[Check]:
         few = ("-k", "devices") if self._pretend else ()
         device = {"HVD_DYNCOMP_TEST_DEVICE": self._device}
-        command = (*_PYTEST, *few, "tests/parallel/test_on_gpus.py")
+        command = (*_PYTEST, *few, "tests/on_horovod/test_on_gpus.py")
         yield Check(3, "two ranks do as CPUs do", command, 180, passed, "all pass", environment=device)
         sizes = self._sizes(
             "--seconds 25 --methods alone,none,fp16,0.25bit,1bit,4bit,8bit,ddp,ddp-fp16,powersgd1,0.25bit-ddp,4bit-ddp",

@@ -16,7 +16,7 @@ from recipes import EXAMPLES, need, said_by
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(600)]
 
 PAGE = EXAMPLES.parent / "frameworks.md"
-BODY = Path(__file__).parent / "bodies" / "lightning_hooks.py"
+BODY = Path(__file__).parent / "on_ranks" / "test_lightning_hooks.py"
 SECONDS = 150
 
 # Before a program: a job that dies when all ranks are about to begin epoch STOP.

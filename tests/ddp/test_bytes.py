@@ -11,6 +11,8 @@ import pytest
 from common.launcher import run
 from lab.hosts import hosts, why_not
 
+pytestmark = pytest.mark.promise("A host sends as many bytes as the level says.")
+
 PROGRAM = Path(__file__).with_name("sends.py")
 LEVELS = (0.25, 1, 4, 8)
 VALUES = 2 * 2**22

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.timeout(SECONDS + 30)
 def test_gradients_are_those_of_cpus():
-    run_bodies([Path(__file__).parent / "bodies" / "devices.py"], RANKS, SECONDS)
+    run_bodies([Path(__file__).parent / "on_ranks" / "test_devices.py"], RANKS, SECONDS)
 
 
 @pytest.mark.timeout(SECONDS + 30)

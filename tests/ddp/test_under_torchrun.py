@@ -1,14 +1,14 @@
-"""Runs the files of checks in bodies/ on several ranks under torchrun; to start a job takes as long as many checks."""
+"""Runs the files of checks in on_ranks/ on several ranks under torchrun; a job takes long to start."""
 
 from pathlib import Path
 
 import pytest
 from torchrun import run_bodies
 
-BODIES = Path(__file__).parent / "bodies"
+BODIES = Path(__file__).parent / "on_ranks"
 
 FILES = [
-    *("transport", "agreement", "exchange", "runs", "parted"),
+    *("transport", "agreement", "exchange", "runs", "parted_replicas"),
     *("devices", "layouts", "interrupted", "copies", "averager", "scaler", "compiled"),
 ]
 JOBS = {
@@ -23,9 +23,8 @@ SECONDS = 300
 @pytest.mark.parametrize("ranks", JOBS)
 def test_checks_hold_on_every_rank(ranks):
     two_hosts = {"HVD_DYNCOMP_TEST_RANKS_PER_HOST": "2"} if ranks == 4 else {}
-    run_bodies([BODIES / f"{body}.py" for body in JOBS[ranks]], ranks, SECONDS, **two_hosts)
+    run_bodies([BODIES / f"test_{body}.py" for body in JOBS[ranks]], ranks, SECONDS, **two_hosts)
 
 
 def test_every_file_of_checks_is_run():
-    files = {path.stem for path in BODIES.glob("*.py")} - {"conftest", "problem"}
-    assert {body for bodies in JOBS.values() for body in bodies} == files
+    assert {path.stem.removeprefix("test_") for path in BODIES.glob("test_*.py")} == set(FILES)

@@ -8,6 +8,7 @@ ranks wait for each other in a circle, is not asked of ours.
 from __future__ import annotations
 
 import horovod.torch as hvd
+import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from simulated import SimulatedOptimizer, mean_of, noise, parameters, places
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, World
+
+pytestmark = pytest.mark.promise("A loop that stock Horovod completes completes here, with right means.")
 
 # Two models, each with small tensors and several buckets; sizes that are no multiple of a block.
 MODELS = {

@@ -5,6 +5,7 @@ What concerns one kernel, packing, and bytes from elsewhere is in test_kernels.p
 
 import math
 
+import pytest
 import torch
 from coded import message, message_bytes, payloads, random_payloads
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from hvd_dyncomp.exchange.wire import Greeting, Header
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, scales
 from hvd_dyncomp.kernels.reference import PLACEMENTS, SMALLEST_SCALE
 from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
+
+pytestmark = pytest.mark.promise("Codec, policies and controller keep their invariants for any input.")
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 FORMATS = st.fixed_dictionaries({"bits": st.sampled_from(COMPRESSED), "block_size": st.sampled_from([64, 128, 256])})

@@ -49,6 +49,7 @@ def test_what_nobody_has_used_does_not_move(ranks, hosts, bits):
         assert not unused.any() and used.any()
 
 
+@pytest.mark.promise("Values with zero gradients stay; at 1 and 2 bits they move a little.")
 @WORLDS
 @pytest.mark.parametrize("bits", [4, 3, 2, 1, 0.5, 0.25, 0.125])
 def test_values_whose_gradient_is_always_zero(ranks, hosts, bits):
@@ -152,6 +153,7 @@ def test_sums_of_huge_values_are_finite(ranks, hosts, bits):
     assert all(got.isfinite().all() and got.any() for each in results for got in each)
 
 
+@pytest.mark.promise("From 5 bits on, float16 sums that do not fit become infinite.")
 @WORLDS
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("bits", [5, 6, 7, 8, 16])

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from torchrun import run_program
 
+pytestmark = pytest.mark.promise("A killed rank ends the job: Horovod's within 60 s, others at once.")
+
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -22,4 +22,4 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.timeout(SECONDS + 30)
 def test_gradients_become_means():
     device = os.environ.get(VARIABLE, "cuda")
-    run_bodies([Path(__file__).parent / "bodies" / "exchange.py"], 2, SECONDS, **{VARIABLE: device})
+    run_bodies([Path(__file__).parent / "on_ranks" / "test_exchange.py"], 2, SECONDS, **{VARIABLE: device})

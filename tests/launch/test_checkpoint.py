@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from common.errors import RunError
 from training import checkpoint
 
+pytestmark = pytest.mark.promise("A damaged checkpoint is skipped; the one before it serves.")
+
 STATE = {"format": checkpoint.FORMAT, "config": {"seed": 1}, "model": {"weight": torch.arange(1000.0)}}
 
 

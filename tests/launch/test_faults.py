@@ -12,6 +12,11 @@ from common.launcher import horovodrun, run
 from killed import POINTS
 from runs import HOSTS, PROGRAM, RELEASE, assert_same_checkpoints, metrics, train
 
+pytestmark = pytest.mark.promise(
+    "A killed rank ends the job: Horovod's within 60 s, others at once.",
+    "A restart equals the uninterrupted run bit for bit.",
+)
+
 KILLED = str(Path(__file__).with_name("killed.py"))
 # Seconds from a rank's death to the end of the job. Launchers notice at once; a busy machine takes its time to end.
 LIMIT = 60.0

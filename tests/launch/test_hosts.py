@@ -11,6 +11,10 @@ from runs import DIGITS, HOSTS, RELEASE, RELEASE_LEVELS, assert_same_checkpoints
 from training.carried import Carried
 from training.models import build_model
 
+pytestmark = pytest.mark.promise(
+    "A restart equals the uninterrupted run bit for bit.", "A run may continue with workers on other hosts."
+)
+
 FLAGS = (*DIGITS, "--epochs", "1", "--batch-size", "16")
 STEPS = 512 // (16 * len(HOSTS))
 

@@ -11,7 +11,7 @@ from common.launcher import run
 from hvd_dyncomp.transport import mpi_settings
 from lab.hosts import hosts, why_not
 
-BODY = str(Path(__file__).parents[1] / "parallel" / "bodies" / "wire_bytes.py")
+BODY = str(Path(__file__).parents[1] / "on_horovod" / "on_ranks" / "wire_bytes.py")
 LEVELS = (1, 4, 8)
 STEPS = 3
 # One bucket each. What Horovod's ranks tell each other in a step is the same for both sizes: 4 to 10 kB a host over

@@ -24,6 +24,8 @@ from runs import (
     train_as_documented,
 )
 
+pytestmark = pytest.mark.promise("A damaged checkpoint is skipped; the one before it serves.")
+
 
 def test_a_run_leaves_metrics_and_a_summary(whole: Path) -> None:
     lines = metrics(whole)

@@ -29,7 +29,7 @@ from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parent
-sys.path[:0] = [str(TESTS.parent / "launch"), str(TESTS / "parallel")]
+sys.path[:0] = [str(TESTS.parent / "launch"), str(TESTS / "on_horovod")]
 
 from launchers import BODIES, run_body  # noqa: E402
 
@@ -42,6 +42,10 @@ from hypothesis import Phase, settings
 settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], derandomize=True, database=None)
 settings.load_profile("mutants")
 """
+
+# Sources are not in the package, and the sanitizers compile sources of their own.
+APART = {"test_security.py", "test_sanitizers.py"}
+STARTS_RANKS = re.compile(r"^from (launchers|torchrun|lab)\b", flags=re.MULTILINE)
 
 # What tests import takes longer than most of them: every run is a fork of a process that has it. Torch imports the last
 # of these when the first optimizer is made.
@@ -90,11 +94,10 @@ def installed_package() -> Path:
 def files_that_see(fault: Fault) -> list[str]:
     """The test files of one process that can see the fault's file, by what imports what."""
     below = fault.file.startswith(("kernels/", "checks", "levels"))
-    folders = [*([TESTS / "kernels"] if below else []), TESTS, TESTS / "exchange"]
-    # Set-up and sources are not in the package, and the sanitizers compile sources of their own.
-    apart = {"test_setup.py", "test_security.py", "test_sanitizers.py"}
-    files = [file for folder in folders for file in sorted(folder.glob("test_*.py")) if file.name not in apart]
-    return [str(file.relative_to(TESTS)) for file in files]
+    above = ("", "exchange", "transport", "policies", "integrations", "on_horovod", "ddp", "fsdp")
+    folders = [TESTS / name for name in (*(["kernels"] if below else []), *above)]
+    files = [file for folder in folders for file in sorted(folder.glob("test_*.py")) if file.name not in APART]
+    return [str(file.relative_to(TESTS)) for file in files if not STARTS_RANKS.search(file.read_text())]
 
 
 def import_once() -> None:
@@ -178,7 +181,7 @@ def tried(fault: Fault | None, tests: list[str]) -> tuple[str, float]:
 
 def noticed(package: Path, fault: Fault | None, tests: list[str]) -> str:
     """The first of the tests that fails and, where a fault's own tests pass, of all that can see it."""
-    bodies = [test for test in tests if (BODIES / f"{test}.py").exists()]
+    bodies = [test for test in tests if (BODIES / f"test_{test}.py").exists()]
     files = [test for test in tests if test not in bodies]
     by = one_process(package, files) if files else ""
     for name in bodies:
@@ -198,7 +201,7 @@ def verdict(fault: Fault, by: str) -> tuple[str, bool]:
 def without_a_fault(by_tests: list[str], jobs: int) -> tuple[list[None], list[list[str]]]:
     """Arguments of `tried` that run once, in so many parts, what has noticed faults."""
     names = sorted({test if "::" in test else test.split(":")[0] for test in by_tests})
-    tests = [name for name in names if "::" in name or (BODIES / f"{name}.py").exists()]
+    tests = [name for name in names if "::" in name or (BODIES / f"test_{name}.py").exists()]
     return [None] * jobs, [tests[part::jobs] for part in range(jobs)]
 
 

@@ -19,7 +19,7 @@ def test_a_fault_applies_and_names_tests(fault):
         if name:
             assert f"\ndef {name.partition('[')[0]}(" in (mutate.TESTS / file).read_text(), test
         else:
-            assert (mutate.TESTS / file).is_file() or (mutate.BODIES / f"{file}.py").is_file(), test
+            assert (mutate.TESTS / file).is_file() or (mutate.BODIES / f"test_{file}.py").is_file(), test
 
 
 def test_every_fault_is_another_one():

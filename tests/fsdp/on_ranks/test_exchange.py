@@ -1,0 +1,356 @@
+"""What a backward pass makes of the gradients of a model that FSDP2 shards."""
+
+import copy
+import functools
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+from sharded import (
+    Blocks,
+    WithUnused,
+    a_step,
+    assert_means,
+    compressed,
+    gradients,
+    loss_of,
+    means,
+    mesh,
+    same_on_replicas,
+    sharded,
+)
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
+
+from hvd_dyncomp import AllRanks, Controller, Schedule, ddp, fsdp, without_momentum
+
+pytestmark = pytest.mark.promise("FSDP2: modules exchanged one by one get the same means as together.")
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8, 16, 32])
+def test_gradients_become_means_of_all_ranks(bits):
+    whole, model, quantizer = compressed(bits, error_feedback=False)
+    for seed in range(3):
+        a_step(model, seed)
+        assert_means(model, means(whole, seed), bits)
+    sent = quantizer.meter.total()
+    assert sent.steps == 3 and (sent.compressed_bytes > 0) == (bits != 32)
+
+
+@pytest.mark.parametrize("bits", [0.25, 4, 8])  # at which no gradient is so small that its block drops a residual
+def test_what_is_not_delivered_is_in_the_residuals(bits, size):
+    """Over steps, for each value: sum of means * replicas == sum of gradients - residuals of all replicas.
+
+    Of the same gradients in every step: where those of a block get smaller, a part of its residual is cut.
+    """
+    whole, model, quantizer = compressed(bits, min_numel=1, hierarchical=False)
+    replicas = mesh()["replicate"]
+    reference = sharded(whole)  # whose shards of the mean are exact, by 32 bits
+    fsdp.compress(reference, 32, replicas=replicas)
+    wanted = a_step(reference, 0)
+    owed = {name: torch.zeros(each.shape, dtype=torch.float64) for name, each in wanted.items()}
+    for _ in range(4):
+        for name, found in a_step(model, 0).items():
+            owed[name] += replicas.size() * (wanted[name] - found).double().cpu()
+    for name, kept in undelivered(quantizer).items():
+        total = owed[name]
+        dist.all_reduce(kept, group=replicas.get_group())
+        assert (kept - total).abs().max() <= 1e-3 + 4 * 2.0**-6 * kept.abs().max(), name
+
+
+def undelivered(quantizer):
+    """What this rank carries of each parameter: its own residual, and that of the part whose sum it quantizes."""
+    state = quantizer.state_dict()
+    kept = {name: residual.double() for name, residual in state["residuals"].items()}
+    for bucket in quantizer._plan.buckets:
+        for slot in bucket.slots:
+            if slot.name in kept and bucket.section.sharded:
+                own = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float64)
+                own[bucket.residuals.shard_range] = state["shard_residuals"][bucket.name]["values"].double()
+                kept[slot.name] += own[slot.range].view(kept[slot.name].shape)
+    return kept
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        {"reshard_after_forward": False},
+        {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)},
+        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
+        {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)},
+        {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float64)},
+        {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+    ],
+    ids=["not resharded", "bfloat16 sums", "bfloat16 layers", "float16 sums", "float64 sums", "offloaded"],
+)
+@pytest.mark.parametrize("bits", [8, 32])
+def test_ways_to_shard(sharding, bits):
+    whole, model, _ = compressed(bits, sharding=sharding, error_feedback=False)
+    policy = sharding.get("mp_policy")
+    coarse = policy is not None and {policy.param_dtype, policy.reduce_dtype} & {torch.bfloat16, torch.float16}
+    for seed in range(2):
+        a_step(model, seed)
+        assert_means(model, means(whole, seed), 8 if coarse else bits)
+
+
+def test_gradients_add_up_without_synchronization():
+    whole, model, quantizer = compressed(16)
+    expected = [means(whole, seed) for seed in range(3)]
+    model.set_requires_gradient_sync(False)
+    for seed in range(3):
+        model.set_requires_gradient_sync(seed == 2)
+        loss_of(model, seed, dist.get_rank()).backward()
+    assert_means(model, {name: sum(each[name] for each in expected) for name in expected[0]}, 16)
+    assert quantizer.meter.total().steps == 1
+
+
+def test_means_add_up():
+    whole, model, quantizer = compressed(16)
+    expected = [means(whole, seed) for seed in range(3)]
+    for seed in range(3):
+        loss_of(model, seed, dist.get_rank()).backward()
+    assert_means(model, {name: sum(each[name] for each in expected) for name in expected[0]}, 16)
+    assert quantizer.meter.total().steps == 3
+
+
+def test_sums_that_fsdp_divides_afterwards():
+    whole, model, _ = compressed(16)
+    for module in model.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):
+            module.set_force_sum_reduction_for_comms(True)
+    a_step(model, 0)
+    assert_means(model, means(whole, 0), 16)
+
+
+def test_a_module_that_the_loss_uses_twice():
+    def twice(model, seed, rank):
+        return loss_of(model, seed, rank) + loss_of(model, seed + 50, rank)
+
+    whole, model, quantizer = compressed(16)
+    for seed in range(2):
+        a_step(model, seed, twice)
+        assert_means(model, means(whole, seed, twice), 16)
+    assert quantizer.meter.total().steps == 2
+
+
+def test_where_no_backward_pass_of_autograds_ends(monkeypatch):
+    """As with schedules of pipelines, which call FSDP by themselves."""
+    monkeypatch.setattr("hvd_dyncomp.fsdp.quantizer.call_at_end", lambda function: False)
+    whole, model, _ = compressed(16)
+    for seed in range(2):
+        a_step(model, seed)
+        assert_means(model, means(whole, seed), 16)
+
+
+def test_modules_that_a_step_does_not_use():
+    def some(model, seed, rank):
+        return loss_of(model, seed, rank, order=[[0, 2], [2], [1, 0]][seed])
+
+    whole, model, quantizer = compressed(16)
+    for seed in range(3):
+        a_step(model, seed, some)
+        assert_means(model, means(whole, seed, some), 16)
+
+
+def test_a_model_that_has_computed_before():
+    """Without a backward pass FSDP leaves whole parameters in it."""
+    torch.manual_seed(0)
+    whole = Blocks()
+    model = sharded(whole)
+    with torch.no_grad():
+        loss_of(model, 0, 0)
+    fsdp.compress(model, 16, replicas=mesh()["replicate"])
+    a_step(model, 0)
+    assert_means(model, means(whole, 0), 16)
+
+
+def test_frozen_parameters():
+    whole, model, _ = compressed(16)
+    for seed, frozen in enumerate([(), ("first.weight", "blocks.1.0.bias"), ("last.bias",), ()]):
+        for each in (whole, model):
+            for name, parameter in each.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+            each.zero_grad()
+        a_step(model, seed)
+        assert_means(model, means(whole, seed), 16)
+
+
+def test_unused_parameters_of_a_module_need_fsdps_zeros():
+    torch.manual_seed(0)
+    whole, model, _ = compressed(16, whole=WithUnused())
+    model.set_reduce_scatter_unused_params(True)
+    a_step(model, 0)
+    expected = {name: torch.zeros_like(each) for name, each in whole.named_parameters()}
+    assert_means(model, expected | means(whole, 0), 16)
+
+
+class Checkpointed(Blocks):
+    def forward(self, inputs, order=range(3)):
+        hidden = self.first(inputs)
+        for i in order:
+            hidden = hidden + checkpoint(self.blocks[i], hidden, use_reentrant=False)
+        return self.last(hidden)
+
+
+class Compiled(Blocks):
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.compile(backend="aot_eager")
+
+
+@pytest.mark.parametrize("kind", [Checkpointed, Compiled])
+def test_what_else_is_done_to_blocks(kind):
+    torch.manual_seed(0)
+    whole, model, _ = compressed(16, whole=kind())
+    for seed in range(2):
+        a_step(model, seed)
+        assert_means(model, means(whole, seed), 16)
+
+
+def test_clipped_steps_leave_replicas_equal(rank):
+    whole, model, quantizer = compressed(4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for seed in range(3):
+        a_step(model, seed)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        norms = [None] * dist.get_world_size()
+        dist.all_gather_object(norms, norm.full_tensor().item())
+        assert len(set(norms)) == 1
+    assert same_on_replicas({name: each.to_local() for name, each in model.named_parameters()})
+    quantizer.check_replicas()
+    assert quantizer.controller.step({"train_loss": float(rank)}) == 4
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_momentum_is_left_out_of_shards(kind):
+    """As where nothing is sharded: with the same gradients, the same steps."""
+    new = {
+        "sgd": functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+        "adam": functools.partial(torch.optim.AdamW, lr=0.01),
+    }[kind]
+    torch.manual_seed(0)
+    whole = Blocks()
+    model = sharded(whole)
+    optimizer, reference = without_momentum(new(model.parameters())), new(whole.parameters())
+    for group in reference.param_groups:
+        if kind == "sgd":
+            group.update(momentum=0.0, lr=0.1)
+        else:
+            group["betas"] = (0.0, group["betas"][1])
+    schedule = Controller(Schedule({0: 1, 2: 8}))
+    quantizer = fsdp.compress(model, schedule, replicas=mesh()["replicate"], min_numel=1)
+    for seed in range(2):
+        a_step(model, seed)
+        for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
+            theirs.grad = ours.grad.full_tensor().cpu()
+        optimizer.step()
+        reference.step()
+        for (name, ours), theirs in zip(model.named_parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(ours.full_tensor().cpu(), theirs.data, msg=name, rtol=1e-5, atol=1e-6)
+        quantizer.controller.step({})
+    a_step(model, 2)
+    optimizer.step()
+    assert quantizer.bits == 8 and not optimizer.left_out
+
+
+def test_the_states_of_all_ranks_are_one(rank, caplog):
+    """With other replicas, all that they carried arrives once; of other shards nothing is taken over."""
+    _, model, quantizer = compressed(1, hierarchical=False)
+    for seed in range(3):
+        a_step(model, seed)
+    mine, carried = quantizer.state_dict()["residuals"], undelivered(quantizer)
+    state = AllRanks(quantizer).state_dict()
+    assert any(residual.any() for residual in mine.values())
+    a_step(model, 3)
+    AllRanks(quantizer).load_state_dict(state)
+    again = quantizer.state_dict()["residuals"]
+    assert all(torch.equal(again[name], residual) for name, residual in mine.items())
+
+    replicas = mesh()["replicate"].get_group()
+    shards = dist.get_world_size() // replicas.size()
+    AllRanks(quantizer).load_state_dict({**state, "ranks": state["ranks"][:shards]})  # of the first replica
+    for name, whole in undelivered(quantizer).items():
+        first = carried[name]
+        dist.all_reduce(whole, group=replicas)
+        dist.broadcast(first, dist.get_global_rank(replicas, 0), group=replicas)
+        assert (whole - first).norm() <= 0.02 * first.norm() or name.endswith("bias")
+
+    others = []
+    for each in state["ranks"]:
+        file = io.BytesIO(each.numpy().tobytes())
+        others.append(packed({**torch.load(file, weights_only=True), "shard": [0, 99]}))
+    AllRanks(quantizer).load_state_dict({**state, "ranks": others})
+    assert ("other shards of the parameters" in caplog.text) == (rank == 0)
+    assert not any(residual.any() for residual in quantizer.state_dict()["residuals"].values())
+    a_step(model, 4)
+
+
+def packed(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+
+def test_skipped_and_half():
+    whole, model, quantizer = compressed(4, skip=lambda name, parameter: name.startswith("blocks.1"), fp16_skipped=True)
+    a_step(model, 0)
+    expected = means(whole, 0)
+    assert_means(model, expected, 4)
+    for name, each in model.named_parameters():
+        if name.startswith("blocks.1"):
+            assert (each.grad.full_tensor().cpu() - expected[name]).norm() <= 2e-3 * expected[name].norm()
+    assert quantizer.meter.total().uncompressed_bytes > 0
+
+
+def test_levels_move_and_what_is_released_arrives():
+    schedule = Controller(Schedule({0: 2, 1: 32}), transport=ddp.transport())
+    whole, model, quantizer = compressed(schedule)
+    a_step(model, 0)
+    first = {name: each.clone() for name, each in gradients(model).items()}
+    quantizer.controller.step({})
+    assert quantizer.bits == 32
+    a_step(model, 1)
+    total = {name: first[name] + each for name, each in gradients(model).items()}
+    exact = sharded(whole)
+    fsdp.compress(exact, 32, replicas=mesh()["replicate"])
+    wanted = [{name: each.clone() for name, each in a_step(exact, seed).items()} for seed in range(2)]
+    for name, each in total.items():
+        both = wanted[0][name] + wanted[1][name]
+        assert (each - both).norm() <= 0.01 * both.norm(), name
+
+
+def test_a_saved_state_continues_bit_for_bit(rank):
+    _, model, quantizer = compressed(1)
+    a_step(model, 0)
+    state = copy.deepcopy(quantizer.state_dict())
+    expected = [{name: each.clone() for name, each in a_step(model, seed).items()} for seed in (1, 2)]
+    _, model, quantizer = compressed(1)
+    quantizer.load_state_dict(state)
+    for seed, wanted in zip((1, 2), expected, strict=True):
+        found = a_step(model, seed)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    with pytest.raises(ValueError, match=r"state is that of (shard|rank)"):
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, state)
+        quantizer.load_state_dict(everyone[rank - 1])
+
+
+def test_relative_errors_are_those_of_the_means():
+    _, model, quantizer = compressed(4, min_numel=1)
+    a_step(model, 0)
+    errors = quantizer.relative_errors()
+    assert len(errors) == len(list(model.parameters())) and all(0 < error < 0.5 for error in errors.values())
+
+
+def test_warm_up_counts_backward_passes():
+    _, model, quantizer = compressed(4, warmup_steps=2, warmup_bits=16)
+    seen = []
+    for seed in range(3):
+        seen.append(quantizer.bits)
+        a_step(model, seed)
+    assert seen == [16, 16, 4]
+    assert [record.steps for record in (quantizer.meter.level(16), quantizer.meter.level(4))] == [2, 1]

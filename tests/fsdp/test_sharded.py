@@ -1,0 +1,491 @@
+"""A backward pass of a sharded model, unit by unit, on simulated ranks: any order of ranks and messages.
+
+Real is all of `fsdp.Quantizer` but for what it asks FSDP2 and torch's autograd engine, which are made up here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interruption import Interrupted, Interruption
+from simulated import Clock, RecordingWorld, mean_of, noise, places
+
+from hvd_dyncomp import Controller, LockstepError, Schedule, fsdp
+from hvd_dyncomp.exchange.wire import GREETING_BYTES
+from hvd_dyncomp.fsdp import quantizer as module
+from hvd_dyncomp.fsdp.shards import ShardGradients
+from hvd_dyncomp.meter import allreduce_bytes
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport.in_process import World
+
+# Sizes that are no multiples of a block; in one bucket with another unit's if buckets did not end with a unit. The
+# second has several buckets, the last is skipped.
+MODEL = {
+    "head": {"head.a": 70, "head.b": 5},
+    "body": {"body.a": 200, "body.b": 130, "body.c": 3},
+    "stem": {"stem.a": 40, "stem.b": 64},
+    "norm": {"norm.skipped": 20},
+}
+SIZES = {name: size for sizes in MODEL.values() for name, size in sizes.items()}
+SHAPE = {"block_size": 64, "min_numel": 10, "bucket_bytes": 900, "skip": lambda name, parameter: "skipped" in name}
+CHOICES = st.lists(st.integers(0, 11), min_size=1, max_size=40)
+EVERYWHERE = places("2", "3", "2x2")
+LEFT = "was left in the middle by|cannot use its quantizer"
+BACKGROUND = ("_work_in_background",)
+
+ends = threading.local()  # what is called where a thread's backward ends
+
+
+@pytest.fixture(autouse=True)
+def made_up_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call_at_end(function: Callable[[], None]) -> bool:
+        ends.calls.append(function)
+        return True
+
+    monkeypatch.setattr(module, "call_at_end", call_at_end)
+
+
+class Unit:
+    """As `units.Unit`. `keeps`: whether FSDP makes a gradient of what a hook gets, or a copy of it, at once."""
+
+    def __init__(self, name: str, keeps: bool) -> None:
+        self.name, self.keeps, self.names = name, keeps, list(MODEL[name])
+        self.parameters = [torch.nn.Parameter(torch.zeros(SIZES[each])) for each in self.names]
+
+    def trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        named = zip(self.names, self.parameters, strict=True)
+        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
+
+    def frozen(self) -> list[str]:
+        return [name for name, each in zip(self.names, self.parameters, strict=True) if not each.requires_grad]
+
+    def gradients(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        trained = list(self.trained())
+        return dict(zip([name for name, _ in trained], flat.split([each.numel() for _, each in trained]), strict=True))
+
+    def stays(self, flat: torch.Tensor) -> bool:
+        return self.keeps and all(each.grad is None for _, each in self.trained())
+
+    def check_settings(self) -> None:
+        pass
+
+    def check_place(self, gradients: dict[str, torch.Tensor]) -> None:
+        for name, each in self.trained():
+            if name in gradients and (each.grad is None or each.grad.data_ptr() != gradients[name].data_ptr()):
+                raise RuntimeError(f"the gradient of {name} is not where it was")
+
+    def receive(self, flat: torch.Tensor) -> None:
+        """What FSDP does when the hook has returned."""
+        gradients = self.gradients(flat if self.keeps else flat.clone())
+        for name, parameter in self.trained():
+            if parameter.grad is None:
+                parameter.grad = gradients[name]
+            else:
+                parameter.grad += gradients[name]
+
+
+class Shards(ShardGradients):
+    def __init__(self, units: Sequence[Unit], among) -> None:
+        self.transport, self.rank, self.world_size = among, among.rank, among.size
+        self.factor, self.label, self.place = 1 / among.size, "fsdp1", (0, 1)
+        self._units = units
+        self.named = [pair for unit in units for pair in zip(unit.names, unit.parameters, strict=True)]
+        self.parts = {name: unit.name for unit in units for name in unit.names}
+
+
+class Rank(fsdp.Quantizer):
+    """One rank that trains the model; those of `copied` are units whose gradients FSDP copies."""
+
+    def __init__(self, transport, bits=16, copied: Iterable[str] = (), **arguments) -> None:
+        self.units = {name: Unit(name, name not in copied) for name in MODEL}
+        self._units = list(self.units.values())
+        Session.__init__(self, bits, transport, kind="fsdp.compress", **{**SHAPE, **arguments})
+        self._optimizer, self._unchecked, self._error, self._over = None, set(self._units), None, False
+        self._source = Shards(self._units, self._for_exchanges(transport))
+        self._plan = self._new_plan()
+
+    def noise(self, name: str, step: int) -> torch.Tensor:
+        return torch.cat([noise(each, SIZES[each], self._source.rank, step) for each, _ in self.units[name].trained()])
+
+    def backward(self, order: Iterable[str], step: int) -> dict[str, torch.Tensor]:
+        """A pass through units in an order; a unit's second gradient is that of 100 steps later. Returns means."""
+        ends.calls, seen = [], set()
+        for unit in self._units:
+            for parameter in unit.parameters:
+                parameter.grad = None
+        for name in order:
+            flat = self.noise(name, step + 100 * (name in seen))
+            seen.add(name)
+            self.hand_over(self.units[name], flat)
+            self.units[name].receive(flat)
+        while ends.calls:
+            ends.calls.pop(0)()
+        return self.means()
+
+    def means(self) -> dict[str, torch.Tensor]:
+        return {name: each.grad.clone() for name, each in self._source.trained() if each.grad is not None}
+
+    def hand_over(self, unit: Unit, flat: torch.Tensor) -> None:
+        self._take(unit, flat)
+
+
+class Whole(Rank):
+    """All of a backward pass in one step, as DistributedDataParallel's are."""
+
+    def hand_over(self, unit: Unit, flat: torch.Tensor) -> None:
+        step = self._step or self._begin()
+        if not ends.calls:
+            ends.calls.append(lambda: self._end(step))
+        slots = self._plan.slots if step.bits != 32 else {}
+        gradients = unit.gradients(flat)
+        step.reduce(unit.name, {name: gradients[name] for name in gradients if name not in slots})
+        for name in reversed(list(gradients)):
+            if name in slots:
+                step.add(slots[name], gradients[name])
+
+    def _new_step(self, plan, turn, *, fresh, absent):
+        return Session._new_step(self, plan, turn, fresh=fresh, absent=absent)
+
+
+def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def same_on_all(seen: Sequence[dict[str, torch.Tensor]]) -> bool:
+    return all(equal(seen[0], other) for other in seen)
+
+
+def owed(rank: Rank) -> dict[str, torch.Tensor]:
+    """All of a rank's residuals."""
+    state = rank.state_dict()
+    return {
+        **{name: values.clone() for name, values in state["residuals"].items()},
+        **{f"{name}, summed": shard["values"].clone() for name, shard in state["shard_residuals"].items()},
+    }
+
+
+ORDERS = st.lists(st.permutations(sorted(MODEL)), min_size=4, max_size=4)
+
+
+@pytest.mark.promise("FSDP2: modules exchanged one by one get the same means as together.")
+@EVERYWHERE
+@settings(max_examples=40, deadline=None)
+@given(choices=CHOICES, orders=ORDERS, copied=st.sets(st.sampled_from(sorted(MODEL))))
+def test_units_that_travel_by_themselves_have_the_means_of_one_step(ranks, hosts, choices, orders, copied):
+    """To the bit, at levels that fall and rise; with the same residuals. Whatever order the units come in."""
+
+    def program(kind, transport):
+        controller = Controller(Schedule({0: 0.25, 1: 4, 2: 32, 3: 16}), transport=transport)
+        rank, seen = kind(transport, controller, copied if kind is Rank else ()), []
+        for step, order in enumerate(orders):
+            seen.append((rank.backward(order, step), owed(rank)))
+            controller.step({})
+        return seen, rank.meter.total()
+
+    seen = World(ranks, choices, hosts).run(lambda transport: program(Rank, transport))
+    expected = World(ranks, (), hosts).run(lambda transport: program(Whole, transport))
+    assert same_on_all([each[-1][0] for each, _ in seen])
+    handshakes = len(orders) * (len(MODEL) - 1) * allreduce_bytes(GREETING_BYTES * ranks, ranks)
+    for (each, sent), (wanted, as_one) in zip(seen, expected, strict=True):
+        for step, (ours, theirs) in enumerate(zip(each, wanted, strict=True)):
+            assert equal(ours[0], theirs[0]) and equal(ours[1], theirs[1]), step
+        assert sent.sent_bytes == pytest.approx(as_one.sent_bytes + handshakes)
+        assert sent.float32_bytes == pytest.approx(as_one.float32_bytes)
+        assert (sent.compressed_values, sent.steps) == (as_one.compressed_values, len(orders))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [16, 32])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_units_that_are_used_twice_or_not_at_all_or_are_frozen(ranks, hosts, bits, data):
+    choices = data.draw(CHOICES)
+    copied = data.draw(st.sets(st.sampled_from(sorted(MODEL))))
+    used = data.draw(st.lists(st.lists(st.sampled_from(sorted(MODEL)), max_size=6), min_size=2, max_size=3))
+    used = [[name for i, name in enumerate(each) if each[:i].count(name) < 2] for each in used]
+    frozen = data.draw(st.lists(st.sets(st.sampled_from(["head.b", "body.b", "stem.a"])), min_size=3, max_size=3))
+
+    def program(transport):
+        rank, seen = Rank(transport, bits, copied), []
+        for step, order in enumerate(used):
+            for unit in rank._units:
+                for name, parameter in zip(unit.names, unit.parameters, strict=True):
+                    parameter.requires_grad_(name not in frozen[step])
+            seen.append(rank.backward(order, step))
+        return seen
+
+    seen = World(ranks, choices, hosts).run(program)
+    for step, order in enumerate(used):
+        assert same_on_all([each[step] for each in seen])
+        assert seen[0][step].keys() == {name for unit in order for name in MODEL[unit]} - frozen[step]
+        for name, got in seen[0][step].items():
+            times = order.count(name.split(".")[0])
+            mean = sum(mean_of(name, SIZES[name], step + 100 * i, range(ranks), ranks) for i in range(times))
+            # At 16 bits also what was owed before.
+            assert (got - mean).norm() <= {16: 2e-3, 32: 1e-5}[bits] * (1 + mean.norm()), (step, name)
+
+
+@pytest.mark.promise("FSDP2: hooks do not wait where FSDP leaves gradients in place.")
+@EVERYWHERE
+def test_hooks_wait_for_nobody(ranks, hosts):
+    """From the second backward pass on, where FSDP leaves gradients as they are."""
+    world = RecordingWorld(ranks, hosts=hosts)
+
+    def program(transport):
+        rank = Rank(transport, 4)
+        rank.backward(MODEL, 0)
+        if transport.rank == 0:
+            waits = len(world.waits)
+            take = rank.hand_over
+
+            def without_waiting(unit, flat):
+                take(unit, flat)
+                assert [wait for wait in world.waits[waits:] if wait[0] == 0] == []
+
+            rank.hand_over = without_waiting
+        return rank.backward(MODEL, 1)
+
+    assert same_on_all(world.run(program))
+
+
+def test_steps_at_32_bits_release_what_their_own_units_are_owed():
+    """The others' residuals stay as they are, to the bit, and arrive when their units are used again."""
+
+    def program(transport):
+        controller = Controller(Schedule({0: 0.25, 1: 32}), transport=transport)
+        rank = Rank(transport, controller)
+        rank.backward(MODEL, 0)
+        before = owed(rank)
+        controller.step({})
+        of_body = {"body.a", "body.b", "body.c"}
+        rank.backward(["body"], 1)
+        after = owed(rank)
+        for name, values in before.items():
+            if name.split(",")[0] in of_body:
+                assert name not in after or not after[name].any(), name
+            else:
+                assert torch.equal(after[name], values), name
+        assert before["stem.a"].any()
+        return {name: before[name] for name in ("stem.a", "stem.b")}, rank.backward(["stem"], 2)
+
+    seen = World(3).run(program)
+    for name in ("stem.a", "stem.b"):
+        mean = mean_of(name, SIZES[name], 2, range(3), 3)
+        assert (seen[0][1][name] - mean).norm() > 0.05 * mean.norm()  # it has brought more
+
+
+def test_all_ranks_follow_the_level_that_rank_0_has_measured(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("hvd_dyncomp.step_levels.time", clock)
+
+    def program(transport):
+        rank, levels = Rank(transport, 4, auto_level=True), []
+        for step in range(45):
+            rank.backward(MODEL, step)
+            levels.append(rank.bits)
+            if transport.rank == 0:
+                clock.now += 1.0 if rank.bits == 8 else 2.0
+            transport.wait(transport.sum(torch.ones(1), "barrier"))
+        return levels
+
+    seen = World(2).run(program)
+    assert seen[0] == seen[1] and set(seen[0][42:]) == {8}
+
+
+WRONG = {
+    "another order": (lambda rank: None, ["head", "stem", "body"], r"rank 0 has module (body|stem), rank . has"),
+    "a frozen parameter": (
+        lambda rank: rank.units["body"].parameters[1].requires_grad_(False),
+        ["head", "body", "stem"],
+        r"rank 0 has frozen parameters \[('body.b')?\], rank . has",
+    ),
+}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize("wrong", WRONG)
+@settings(max_examples=15, deadline=None)
+@given(choices=CHOICES, odd=st.integers(0, 1))
+def test_ranks_that_disagree_on_the_second_of_three_units(ranks, hosts, bits, wrong, choices, odd):
+    """All raise the same error, and nothing of the third is under way anywhere, then or later."""
+    spoil, other, text = WRONG[wrong]
+    world = RecordingWorld(ranks, choices, hosts)
+
+    def program(transport):
+        rank, order = Rank(transport, bits), ["head", "body", "stem"]
+        rank.backward(order, 0)
+        if transport.rank == odd:
+            spoil(rank)
+            order = other
+        with pytest.raises(LockstepError, match=text) as error:
+            rank.backward(order, 1)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="left in the middle by LockstepError: .*start all ranks again"):
+                rank.backward(order, 2)
+        return str(error.value)
+
+    assert len(set(world.run(program))) == 1
+    assert len(world.messages(".handshake")) == (3 + 2) * ranks
+    assert len(world.messages(".introduction")) in (0, ranks)
+
+
+@EVERYWHERE
+@settings(max_examples=15, deadline=None)
+@given(choices=CHOICES, odd=st.integers(0, 1))
+def test_replicas_that_begin_unequal(ranks, hosts, choices, odd):
+    """Each unit is compared when it is first used, also after a state was loaded; and then no more."""
+
+    def program(transport):
+        rank = Rank(transport)
+        rank.backward(["head", "body"], 0)
+        with torch.no_grad():
+            rank.units["body"].parameters[1][7] = transport.rank == odd
+        rank.backward(["head", "body"], 1)
+        other = Rank(transport)
+        other._source.label = "fsdp2"
+        other.backward(["head", "body"], 0)
+        with torch.no_grad():
+            other.units["body"].parameters[1][7] = transport.rank == odd
+        other.load_state_dict(other.state_dict())
+        with torch.no_grad():
+            rank.units["stem"].parameters[1][7] = transport.rank == odd
+        for each, unit, name in ((rank, "stem", "stem.b"), (other, "body", "body.b")):
+            with pytest.raises(LockstepError, match=f"has values of {name}, as a checksum, .*load the same checkpoint"):
+                each.backward(["head", unit], 2)
+
+    World(ranks, choices, hosts).run(program)
+
+
+class FailingSlots(dict):
+    """Those of a plan; asked for one of a unit, within a step, they raise an error."""
+
+    def __init__(self, slots, unit: str, error: BaseException) -> None:
+        super().__init__(slots)
+        self._unit, self._error = unit, error
+
+    def __getitem__(self, name: str):
+        if name in MODEL[self._unit]:
+            raise self._error
+        return super().__getitem__(name)
+
+    get = __getitem__
+
+
+@contextlib.contextmanager
+def failing(rank: Rank, unit: str, error: BaseException, within: bool) -> Iterator[None]:
+    """In that unit's hook: before its step begins, or within the step."""
+
+    def fails():
+        raise error
+
+    slots, check = rank._plan.slots, rank.units[unit].check_settings
+    if within:
+        rank._plan.slots = FailingSlots(slots, unit, error)
+    else:
+        rank.units[unit].check_settings = fails
+    try:
+        yield
+    finally:
+        rank._plan.slots, rank.units[unit].check_settings = slots, check
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+@settings(max_examples=15, deadline=None)
+@given(choices=CHOICES, odd=st.integers(0, 1), unit=st.sampled_from(["head", "body", "stem"]), within=st.booleans())
+def test_an_error_in_one_ranks_hook(ranks, hosts, bits, kind, choices, odd, unit, within):
+    """The others hear of it in the same backward pass, and no rank waits in a later one."""
+
+    def program(transport):
+        rank, order = Rank(transport, bits), ["head", "body", "stem"]
+        rank.backward(order, 0)
+        mine = transport.rank == odd
+        with (
+            failing(rank, unit, kind("no more"), within) if mine else contextlib.nullcontext(),
+            pytest.raises(kind if mine else LockstepError, match="no more" if mine else f"{LEFT}|gave up"),
+        ):
+            rank.backward(order, 1)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=LEFT):
+                rank.backward(order, 2)
+            transport.wait(transport.sum(torch.ones(1), "barrier"))
+
+    World(ranks, choices, hosts).run(program)
+
+
+@EVERYWHERE
+@settings(max_examples=15, deadline=None)
+@given(choices=CHOICES, within=st.booleans())
+def test_an_error_in_every_ranks_hook(ranks, hosts, choices, within):
+    """Each raises its own, in whichever hook."""
+    units = ["head", "body", "stem"]
+
+    def program(transport):
+        rank = Rank(transport)
+        rank.backward(units, 0)
+        error = MemoryError(f"on {transport.rank}")
+        with failing(rank, units[transport.rank % 3], error, within), pytest.raises(MemoryError, match=str(error)):
+            rank.backward(units, 1)
+        with pytest.raises(RuntimeError, match=LEFT):
+            rank.backward(units, 2)
+
+    World(ranks, choices, hosts).run(program)
+
+
+@pytest.mark.promise("FSDP2: an interruption ends the run on all ranks.")
+@places("2", "2x2")
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.soak)])
+def test_an_interruption_at_every_call(ranks, hosts, bits, every):
+    """The same means as without, or an error; then all ranks refuse further steps, and none waits.
+
+    A program that was interrupted before its means were there asks for them again.
+    """
+    expected: list = []
+
+    def run(number: int):
+        interruption = Interruption(number, interrupt, BACKGROUND)
+
+        def program(transport):
+            rank, order = Rank(transport, bits), ["head", "body", "stem"]
+            seen = [rank.backward(order, 0)]
+            here = interruption if transport.rank == 0 else Interruption(-1, interrupt)
+            try:
+                if here.hits(lambda: rank.backward(order, 1)) and not equal(rank.means(), expected[0][1]):
+                    rank.backward(order, 1)
+                seen.append(rank.means())
+            except RuntimeError as error:
+                seen.append(error)
+            try:
+                seen.append(rank.backward(order, 2))
+            except RuntimeError as error:
+                seen.append(error)
+            return seen
+
+        return World(ranks, hosts=hosts).run(program), interruption.calls
+
+    expected, calls = run(-1)
+    assert calls > 100
+    refused = 0
+    for number in range(0, calls, every):
+        seen, _ = run(number)
+        for rank, (_, *each) in enumerate(seen):
+            for step, one in enumerate(each, start=1):
+                if not isinstance(one, Exception):
+                    assert equal(one, expected[rank][step]), number
+        last = {isinstance(each[-1], Exception) for each in seen}
+        assert len(last) == 1, number
+        refused += last == {True}
+    assert refused > 0
+
+
+def interrupt():
+    raise Interrupted

@@ -1,0 +1,372 @@
+"""Whatever one rank does wrong, every rank gets the same error, soon."""
+
+import math
+import re
+import time
+
+import horovod.torch as hvd
+import pytest
+import torch
+from placement import two_levels
+from problem import Problem
+
+from hvd_dyncomp import (
+    Controller,
+    ControllerError,
+    Decision,
+    DynamicQuantizer,
+    LockstepError,
+    Policy,
+    Schedule,
+    Static,
+    StepFunction,
+    kernels,
+)
+from hvd_dyncomp.exchange import plan
+from hvd_dyncomp.exchange.one_bucket import Exchange
+from hvd_dyncomp.exchange.routes import Hierarchical
+from hvd_dyncomp.exchange.wire import WIRE_VERSION
+
+pytestmark = pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+
+
+class Failing(Policy):
+    """Fails after the second epoch; only rank 0 ever asks."""
+
+    def decide(self, history):
+        assert not history or hvd.rank() == 0, "a policy was asked on another rank"
+        if len(history) == 2:
+            raise KeyError("no such metric")
+        return Decision(4, "fine")
+
+    def config(self):
+        return {"policy": "Failing"}
+
+
+def test_every_rank_decides_alike_from_the_weighted_mean(rank, size):
+    controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)))
+    # Alone, rank 0 would stay below the threshold.
+    metrics = {"val_accuracy": 0.0 if rank == 0 else 1.0, "train_loss": 1.0}
+    assert controller.step(metrics, num_samples=1 if rank == 0 else 9) == 4
+    assert controller.history[0].metrics["val_accuracy"] == pytest.approx(9 * (size - 1) / (1 + 9 * (size - 1)))
+
+
+def test_an_exception_in_the_policy_reaches_every_rank():
+    controller = Controller(Failing())
+    controller.step({})
+    with pytest.raises(ControllerError, match="rank 0 after epoch 1: KeyError.*no such metric"):
+        controller.step({})
+    assert controller.bits == 4 and len(controller.history) == 1
+
+
+class Flawed(Policy):
+    """Well at first; then it says what it should not, or what it is configured with has no text on rank 1."""
+
+    def __init__(self, reason="fine", config=None):
+        self.reason, self.later = reason, config or {}
+
+    def decide(self, history):
+        return Decision(4, self.reason if history else "start")
+
+    def config(self):
+        return {"policy": "Flawed", **(self.later if hvd.rank() == 1 else {})}
+
+
+def test_a_reason_that_is_no_text():
+    for reason in (None, 5, b"bytes"):
+        with pytest.raises(ControllerError, match="rank 0 after epoch 0: TypeError.*reason"):
+            Controller(Flawed(reason)).step({})
+
+
+def test_a_configuration_that_cannot_be_compared_any_more():
+    policy = Flawed()
+    controller = Controller(policy)
+    policy.later["value"] = object()
+    with pytest.raises(ControllerError, match="config.* on rank 1: TypeError"):
+        controller.step({})
+
+
+def test_a_metric_that_the_policy_watches_and_nobody_has():
+    controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)))
+    wanted = r"policy failed on rank 0 after epoch 0: .*must contain 'val_accuracy'.* got \['accuracy', 'train_loss'\]"
+    with pytest.raises(ControllerError, match=wanted):
+        controller.step({"accuracy": 0.5, "train_loss": 1.0})
+
+
+def test_on_error_hold_goes_on():
+    controller = Controller(Failing(), on_error="hold")
+    controller.step({})
+    assert controller.step({}) == 4
+    assert controller.history[-1].reason.startswith("held: the policy failed")
+
+
+def test_nan_holds_and_then_releases_everywhere(rank):
+    controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)))
+    good = {"val_accuracy": 0.6, "train_loss": 1.0}
+    bad = {"val_accuracy": 0.6, "train_loss": math.nan if rank == 0 else 1.0}
+    assert [controller.step(m) for m in (good, bad, bad, good)] == [4, 4, 32, 4]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "arguments", "error", "text"),
+    [
+        ({"other": 1.0}, {}, LockstepError, "rank 1 has metrics"),
+        ({"a": 1.0}, {"epoch": 7}, LockstepError, "rank 1 has epoch 7"),
+        ({"a": "high"}, {}, ControllerError, "rank 1 called .* ValueError.*high"),
+        ({"a": 1.0}, {"num_samples": -1}, ControllerError, "rank 1 called .*num_samples.*-1"),
+        (None, {}, ControllerError, "rank 1 called .*metrics.*None"),
+        ({"a": None}, {}, ControllerError, r"rank 1 called .*metrics\['a'\].*None"),
+        ({"a": torch.zeros(2)}, {}, ControllerError, "rank 1 called .*metrics.*tensor"),
+        # Too large for JSON, and for an error message as well.
+        ({"a": 10**5000}, {}, ControllerError, "rank 1 called .*metrics.*<int>"),
+        ({"a": 1.0}, {"epoch": 10**5000}, ControllerError, "rank 1 called .*epoch.*<int>"),
+        ({"a": 1.0}, {"epoch": "7"}, ControllerError, "rank 1 called .*epoch.*'7'"),
+        ({"a": 1.0}, {"num_samples": "9"}, ControllerError, "rank 1 called .*num_samples.*'9'"),
+    ],
+)
+def test_bad_input_on_one_rank_is_an_error_on_all(rank, metrics, arguments, error, text):
+    controller = Controller(Static(4))
+    with pytest.raises(error, match=text):
+        if rank == 1:
+            controller.step(metrics, **arguments)
+        else:
+            controller.step({"a": 1.0})
+    assert controller.history == []
+    assert controller.step({"a": 1.0}) == 4  # and nothing is left over from it
+
+
+def test_an_epoch_that_only_one_rank_has_seen(rank):
+    controller, fresh = Controller(Static(4)), Controller(Static(4))
+    controller.step({}, epoch=4)
+    with pytest.raises(LockstepError, match="rank 1 has history 0"):
+        (fresh if rank == 1 else controller).step({}, epoch=3)
+
+
+def test_another_configuration_on_one_rank(rank):
+    controller = Controller(Static(8 if rank == 1 else 4))
+    with pytest.raises(LockstepError, match="rank 0 has bits 4, rank 1 has 8"):
+        controller.step({})
+    controller = Controller(StepFunction((2, 4), (0.6 if rank == 1 else 0.5,)))
+    with pytest.raises(LockstepError, match=r"rank 0 has thresholds \[0.5\], rank 1 has \[0.6\]"):
+        controller.step({"val_accuracy": 0.1, "train_loss": 1.0})
+
+
+def test_another_history_on_one_rank(rank):
+    """The same level all the same: it is the next one that would differ."""
+    controller = Controller(Static(4))
+    controller.step({"loss": 1.0})
+    if rank == 1:
+        state = controller.state_dict()
+        state["history"][0]["metrics"]["loss"] = 2.0
+        controller.load_state_dict(state)
+    with pytest.raises(LockstepError, match="rank 0 has history"):
+        controller.step({"loss": 1.0})
+
+
+def test_replicas_that_have_parted(rank, size, request):
+    """In the middle of a run that may go on: nothing is left over from the comparison."""
+    controller = Controller(Static(4))
+    problem = Problem(prefix=request.node.name, compression=DynamicQuantizer(controller))
+    for step in range(3):
+        problem.reduce(problem.draw(seed=step))
+        problem.step()
+        controller.step({})
+    text = f"parameter {request.node.name}odd is not the same on rank 0 and rank {size - 1}; 1 of 6"
+    before = problem.parameters["odd"].detach().clone()
+    problem.parameters["odd"].data[-1] += rank == size - 1
+    for check in (lambda: controller.step({}), problem.optimizer._compression.check_replicas):
+        with pytest.raises(LockstepError, match=re.escape(text)):
+            check()
+    controller.check_replicas = False
+    controller.step({})
+    controller.check_replicas = rank != 1
+    with pytest.raises(LockstepError, match="rank 0 has check_replicas True, rank 1 has False"):
+        controller.step({})
+    controller.check_replicas = True
+    problem.parameters["odd"].data.copy_(before)
+    problem.reduce(problem.draw(seed=5))
+    controller.step({})
+
+
+def test_replicas_in_a_process_set(rank, size, request):
+    """Of the first and the last rank. The others train nothing, and their controller compares nothing."""
+    if size == 2:
+        pytest.skip("the set would be of all ranks")
+    some, controller = hvd.add_process_set([0, size - 1]), Controller(Static(4))
+    if some.included():
+        quantizer = DynamicQuantizer(controller)
+        problem = Problem(prefix=request.node.name, names=["long"], compression=quantizer, process_set=some)
+        problem.reduce(problem.draw(seed=1))
+        quantizer.check_replicas()
+        problem.parameters["long"].data += rank
+        with pytest.raises(LockstepError, match="parameter .*long is not the same on rank 0 and rank 1; 1 of 1"):
+            quantizer.check_replicas()
+    controller.step({})
+    hvd.remove_process_set(some)
+
+
+def disagreeing(request, **arguments):
+    # Names of its own: what the failed step has left in flight may still be on its way in the next test.
+    problem = Problem(names=["bias", "long", "odd"], prefix=request.node.name, **arguments)
+    with pytest.raises(LockstepError) as caught:
+        problem.reduce(problem.draw(seed=1))
+    return str(caught.value)
+
+
+def test_another_level_on_one_rank(rank, request):
+    text = disagreeing(request, compression=DynamicQuantizer(Controller(Static(8 if rank == 1 else 4))))
+    assert "rank 0 has bits 4, rank 1 has 8" in text
+
+
+def test_another_block_size_on_one_rank(rank, request):
+    text = disagreeing(
+        request, compression=DynamicQuantizer(Controller(Static(4)), block_size=256 if rank == 1 else 512)
+    )
+    assert "rank 0 has block_size 512, rank 1 has 256" in text
+
+
+def test_another_model_on_one_rank(rank, request):
+    problem = Problem(
+        prefix=request.node.name,
+        names=["bias", "long", "odd"] if rank != 1 else ["bias", "matrix"],
+        compression=DynamicQuantizer(Controller(Static(4))),
+    )
+    with pytest.raises(LockstepError, match=r"parameter \S+long has shape \(5000,\) on rank 0, none .* on rank 1"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_another_order_of_parameters_on_one_rank(rank, request):
+    names = ["bias", "long", "odd"]
+    problem = Problem(
+        prefix=request.node.name,
+        names=names[::-1] if rank == 1 else names,
+        compression=DynamicQuantizer(Controller(Static(4))),
+    )
+    with pytest.raises(LockstepError, match="same parameters in another order"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_another_wire_format_on_one_rank(rank, request, monkeypatch):
+    if rank == 1:
+        monkeypatch.setattr(plan, "WIRE_VERSION", 99)
+    problem = Problem(prefix=request.node.name, names=["long"], compression=DynamicQuantizer(Controller(Static(4))))
+    with pytest.raises(LockstepError, match=f"wire version {WIRE_VERSION}, rank 1 has 99"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_one_rank_cannot_begin(rank, request):
+    named = [("other", torch.nn.Parameter(torch.zeros(5)))] if rank == 1 else None
+    problem = Problem(
+        prefix=request.node.name,
+        names=["long"],
+        compression=DynamicQuantizer(Controller(Static(4)), named_parameters=named),
+    )
+    expected = (ValueError, "must name every") if rank == 1 else (LockstepError, "rank 1 cannot .* must name every")
+    with pytest.raises(expected[0], match=expected[1]):
+        problem.reduce(problem.draw(seed=1))
+
+
+def after_a_step(request, **arguments):
+    """A problem whose ranks were in agreement for a step, and what goes wrong later, with names of its own."""
+    problem = Problem(names=["bias", "long", "odd"], prefix=request.node.name, **arguments)
+    problem.reduce(problem.draw(seed=1))
+    return problem
+
+
+def test_another_level_later(rank, request):
+    q = DynamicQuantizer(Controller(Schedule({0: 4, 1: 8})))
+    problem = after_a_step(request, compression=q)
+    if rank == 1:
+        q.controller.load_state_dict({**q.controller.state_dict(), "bits": 8})
+    with pytest.raises(LockstepError, match="has bits"):
+        problem.reduce(problem.draw(seed=2))
+
+
+@pytest.mark.parametrize("bits", [4, 32])  # at 32 nothing but the handshake can tell
+def test_another_step_later(bits, rank, request):
+    q = DynamicQuantizer(Controller(Static(bits)))
+    problem = after_a_step(request, compression=q)
+    q._levels.steps += rank == 1
+    with pytest.raises(LockstepError, match="has step"):
+        problem.reduce(problem.draw(seed=2))
+
+
+def test_messages_of_an_earlier_step_from_one_rank(rank, request, monkeypatch):
+    """They are late, or come twice; the rank's handshake is that of the step."""
+    problem = after_a_step(request, compression=DynamicQuantizer(Controller(Static(4))))
+    make = Exchange.__init__
+    if rank == 1:
+        late = lambda self, *arguments, step, **others: make(self, *arguments, step=step - 1, **others)  # noqa: E731
+        monkeypatch.setattr(Exchange, "__init__", late)
+    with pytest.raises(LockstepError, match="has step|gave up"):
+        problem.reduce(problem.draw(seed=2))
+
+
+def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(rank, size, request, monkeypatch):
+    def out_of_memory(*arguments, **keywords):
+        raise MemoryError("no room")
+
+    problem = Problem(names=["long"], prefix=request.node.name, compression=DynamicQuantizer(Controller(Static(4))))
+    if rank == 1:
+        # On two hosts of two workers, a host's sum is what is reduced.
+        where = (Hierarchical, "_add") if two_levels() else (kernels, "reduce_into" if size > 2 else "decode_into")
+        monkeypatch.setattr(*where, out_of_memory)
+    if rank == 0 and size == 2:  # of two workers, neither waits for anything that the other has to compute
+        assert problem.reduce(problem.draw(seed=1))["long"].any()
+        return
+    # There, who has it from a neighbour names the neighbour.
+    told = r"rank \d gave up" if two_levels() else "rank 1 gave up"
+    with pytest.raises(MemoryError if rank == 1 else LockstepError, match=f"no room|{told}"):
+        problem.reduce(problem.draw(seed=1))
+
+
+def test_a_slow_rank_does_not_block_the_backward_pass_of_the_others(rank):
+    problem = Problem(names=["long", "matrix"], compression=DynamicQuantizer(Controller(Static(4)), bucket_bytes=1))
+    wanted = problem.draw(seed=1)
+    problem.reduce(wanted)
+    problem.optimizer.zero_grad()
+    hvd.barrier()
+    if rank == 0:
+        time.sleep(3)
+    began = time.perf_counter()
+    torch.stack([(p * wanted[n]).sum() for n, p in problem.parameters.items()]).sum().backward()
+    assert time.perf_counter() - began < 2, "backward waited for rank 0"
+    problem.optimizer.synchronize()
+
+
+def test_buckets_travel_while_others_are_still_to_come():
+    """The mean is in the first gradient's memory before backward is over."""
+    quantizer = DynamicQuantizer(Controller(Static(16)), bucket_bytes=1)
+    problem = Problem(names=["conv", "odd", "matrix", "long", "large"], compression=quantizer)
+    problem.reduce(problem.draw(seed=1))
+    wanted, order = problem.draw(seed=2), []
+    means = {name: hvd.allreduce(gradient, name=f"mean.{name}") for name, gradient in wanted.items()}
+
+    def before(name):
+        def hook(gradient):
+            order.append(name)
+            hvd.barrier()  # what has been sent until now has arrived
+
+        return hook
+
+    for name, parameter in problem.parameters.items():
+        parameter.register_hook(before(name))
+    problem.optimizer.zero_grad()
+    torch.stack([(p * wanted[n]).sum() for n, p in problem.parameters.items()]).sum().backward()
+    # One call finds the handshake agreed and sends; the next ones find what has come: the shard, then the mean.
+    first = order[0]
+    assert (problem.parameters[first].grad - means[first]).norm() <= 1e-3 * means[first].norm()
+    problem.optimizer.synchronize()
+
+
+def test_one_rank_is_uncompressed(rank):
+    """Without the handshake, the rank at 4 bits would wait for ever for a scatter of the other."""
+    q = DynamicQuantizer(Controller(Static(4)))
+    # Small tensors at both ends: they agree in Horovod's eyes, and are the first to be handed back.
+    problem = Problem(names=["bias", "long", "scalar"], prefix="mixture.", compression=q)
+    problem.reduce(problem.draw(seed=1))
+    if rank == 1:
+        q.controller.load_state_dict({**q.controller.state_dict(), "bits": 32})
+    with pytest.raises((LockstepError, hvd.mpi_ops.HorovodInternalError)):
+        problem.reduce(problem.draw(seed=2))
+    assert torch.equal(hvd.allreduce(torch.ones(1), name="still alive"), torch.ones(1))

@@ -1,0 +1,56 @@
+"""Replicas hold the same bits, at every level and through every switch."""
+
+import random
+
+import horovod.torch as hvd
+import pytest
+import torch
+from problem import DEVICE, same_on_all_ranks
+
+from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
+
+pytestmark = pytest.mark.promise("All replicas hold the same bits, also when levels change.")
+
+
+def train(steps, **arguments):
+    torch.manual_seed(7)  # the same model everywhere
+    model = torch.nn.Sequential(
+        torch.nn.Linear(40, 120), torch.nn.ReLU(), torch.nn.Linear(120, 61), torch.nn.ReLU(), torch.nn.Linear(61, 10)
+    ).to(DEVICE)
+    levels = random.Random(3)
+    schedule = Schedule({epoch: levels.choice(LEVELS) for epoch in range(steps)})
+    q = DynamicQuantizer(Controller(schedule), bucket_bytes=20_000, block_size=64, **arguments)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=q)
+    target = torch.randn(40, 10, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    data = torch.Generator().manual_seed(100 + hvd.rank())
+    losses, levels_seen = [], set()
+    for step in range(steps):
+        inputs = torch.randn(32, 40, generator=data).to(DEVICE)
+        optimizer.zero_grad()
+        loss = (model(inputs) - inputs @ target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        levels_seen.add(q.controller.bits)
+        if step % 3 == 2:
+            q.controller.step({"loss": loss.item()}, epoch=step)
+        if step % 20 == 19:
+            assert same_on_all_ranks(model.parameters(), f"replicas{step}"), f"replicas differ after step {step}"
+    q.check_replicas()
+    return model, losses, levels_seen
+
+
+def test_random_level_switches():
+    model, losses, levels = train(200)
+    assert len(levels) >= 8, "the switches did not happen"
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10]), "it does not train"
+
+
+def test_stochastic_rounding_is_reproducible():
+    first, _, _ = train(40, rounding="stochastic")
+    second, _, _ = train(40, rounding="stochastic")
+    other, _, _ = train(40)
+    pairs = list(zip(first.parameters(), second.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not all(torch.equal(a, c) for a, _, c in pairs)

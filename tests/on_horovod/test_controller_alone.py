@@ -1,0 +1,16 @@
+"""Ranks that do not call `Controller.step` together: who waits says so, and a late rank is harmless."""
+
+import pytest
+from launchers import run_body
+
+pytestmark = pytest.mark.promise("A late rank is harmless, and warnings tell of the wait.")
+
+
+@pytest.mark.parametrize(("launcher", "ranks", "alone"), [("mpirun", 2, 0), ("gloo", 2, 1), ("mpirun", 3, -1)])
+def test_one_rank_is_late_or_early(launcher, ranks, alone):
+    run_body("controller_alone", launcher, ranks, HVD_DYNCOMP_TEST_ALONE=str(alone))
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "gloo"])
+def test_one_rank_calls_it_once_more(launcher):
+    run_body("controller_once_more", launcher, 2)

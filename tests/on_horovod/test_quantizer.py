@@ -1,0 +1,252 @@
+"""The compressor on one worker: arguments, and what needs no other rank. The rest is in on_ranks/."""
+
+import copy
+import io
+import logging
+import pickle
+import random
+import sys
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from hvd_dyncomp import Controller, DynamicQuantizer, Static
+from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
+from hvd_dyncomp.transport import horovod, mpi_settings
+from hvd_dyncomp.transport.horovod import HorovodTransport
+
+
+@pytest.fixture(autouse=True, scope="module")
+def initialized():
+    hvd.init()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"error_feedback": 1}, "error_feedback.*1"),
+        ({"rounding": "up"}, "rounding.*'up'"),
+        ({"block_size": 100}, "block_size must be a power of two.*100"),
+        ({"block_size": 32}, "block_size.*32"),
+        ({"block_size": 2**17}, "block_size.*131072"),
+        ({"block_size": 512.0}, "block_size.*512.0"),
+        ({"min_numel": 0}, "min_numel.*0"),
+        ({"bucket_bytes": -1}, "bucket_bytes.*-1"),
+        ({"named_parameters": [1, 2]}, "named_parameters"),
+        ({"named_parameters": [("a", torch.zeros(1)), ("a", torch.zeros(1))]}, r"unique names, got \['a'\]"),
+    ],
+)
+def test_bad_arguments(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        DynamicQuantizer(**arguments)
+
+
+def test_a_policy_or_a_level_makes_a_controller():
+    assert DynamicQuantizer(4).bits == DynamicQuantizer(Static(4)).bits == 4
+    assert DynamicQuantizer(0.25).controller.policy.bits == 0.25
+    for bad in (True, "4", [4], 9):
+        with pytest.raises((TypeError, ValueError), match="controller must be"):
+            DynamicQuantizer(bad)
+
+
+def test_defaults():
+    q = DynamicQuantizer()
+    assert isinstance(q.controller, Controller) and q.controller.bits == 4
+    assert q.meter.records == {}
+
+
+def test_one_worker_trains_as_without():
+    """Horovod registers no hooks for a single worker; nothing must stand in its way."""
+    model, quantizer = torch.nn.Linear(100, 50), DynamicQuantizer(1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=quantizer)
+    before = model.weight.detach().clone()
+    model(torch.ones(4, 100)).sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), before - 0.1 * 4)
+    assert quantizer.meter.total().sent_bytes == 0
+    quantizer.controller.step({})
+    quantizer.check_replicas()
+
+
+def test_state_before_the_first_step_round_trips():
+    q, other = DynamicQuantizer(), DynamicQuantizer()
+    other.load_state_dict(q.state_dict())
+    assert other.state_dict() == q.state_dict()
+
+
+def test_a_state_with_levels_of_tensors_is_refused_and_an_older_one_without_is_not():
+    """Before, each state said how bits were spent; None where all tensors had one level."""
+    quantizer, state = DynamicQuantizer(), {**DynamicQuantizer().state_dict(), "steps": 7}
+    quantizer.load_state_dict({**state, "spending": None})
+    assert quantizer.state_dict()["steps"] == 7
+    for spending in ({}, {"units": [["a", 3]], "kept": [[4, [4]]]}):
+        with pytest.raises(ValueError, match='it was saved with allocation="error"'):
+            DynamicQuantizer().load_state_dict({**state, "spending": spending})
+
+
+@pytest.mark.parametrize("state", [{}, {"steps": 1}, {"residuals": {}}])
+def test_loading_something_else_is_refused(state):
+    with pytest.raises(ValueError, match="state must come from state_dict"):
+        DynamicQuantizer().load_state_dict(state)
+
+
+class Optimizer(torch.optim.SGD):
+    """As much of Horovod's optimizer as somebody looks at."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self._requires_update = set(parameters)
+        self._parameter_names = {p: f"p{i}" for i, p in enumerate(parameters)}
+        self._allreduce_delay = dict.fromkeys(parameters, 1)
+        self.process_set = None
+        self.op = hvd.Average
+
+
+def test_gradients_are_recognised_in_any_order():
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(7)]
+    optimizer = Optimizer(parameters)
+    gradients = OptimizerGradients(optimizer, None, HorovodTransport())
+    for order in ([6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6], [3, 1, 6, 0], [5, 2, 4, 3], [6, 5, 4, 3, 2, 1, 0]):
+        for p in parameters:
+            p.grad = torch.zeros(3)
+        assert [gradients.parameter_of(parameters[i].grad)[0] for i in order] == [f"p{i}" for i in order]
+    assert gradients.parameter_of(torch.zeros(3)) is None
+
+
+class Watched(torch.nn.Parameter):
+    """Counts how often somebody looks whether a gradient is its own."""
+
+    looks = 0
+
+    @property
+    def grad(self):
+        Watched.looks += 1
+        return self.own
+
+
+@pytest.mark.parametrize("order", ["backward", "forward", "any"])
+def test_a_gradient_is_found_as_soon_among_many(order):
+    """In the first step the caller has to say whose it is, where backward is no guide; later the order is known."""
+    count = 300
+    parameters = [Watched(torch.zeros(3)) for _ in range(count)]
+    gradients = OptimizerGradients(Optimizer(parameters), None, HorovodTransport())
+    shuffled = random.Random(1).sample(range(count), count)
+    numbers = {"backward": range(count)[::-1], "forward": range(count), "any": shuffled}
+    for parameter in parameters:
+        parameter.own = torch.zeros(3)
+    for step in range(3):
+        Watched.looks = 0
+        for i in numbers[order]:
+            p = parameters[i]
+            assert gradients.parameter_of(p.own, sys._getframe()) == (f"p{i}", p)
+        assert Watched.looks <= (count + 5 if step or order == "backward" else 2 * count + 5)
+
+
+def test_the_class_instead_of_a_quantizer_is_told_what_to_write(monkeypatch):
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")  # hooks, although there is one worker only
+    model = torch.nn.Linear(100, 50)
+    hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=DynamicQuantizer)
+    with pytest.raises(TypeError, match=r"write compression=DynamicQuantizer\(\)"):
+        model(torch.ones(4, 100)).sum().backward()
+
+
+def trained(monkeypatch, **arguments):
+    """A quantizer bound to an optimizer. (One worker sends nothing, so it owes nothing either.)"""
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    quantizer, model = DynamicQuantizer(**arguments), torch.nn.Linear(100, 50)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=quantizer)
+    model(torch.ones(4, 100)).sum().backward()
+    optimizer.step()
+    return quantizer, model, optimizer
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])  # noqa: S301
+def test_a_copy_owes_what_the_original_owes_and_has_no_optimizer(monkeypatch, duplicate):
+    quantizer, _, optimizer = trained(monkeypatch, block_size=128, rounding="stochastic")
+    quantizer._plan.buckets[0].residuals.own[:5] = 3.0
+    other = duplicate(quantizer)
+    state, copied = quantizer.state_dict(), other.state_dict()
+    assert copied["steps"] == state["steps"] == 1 and copied["meter"] == state["meter"]
+    for name, residual in state["residuals"].items():
+        assert torch.equal(copied["residuals"][name], residual)
+    assert other._plan is None
+    assert other._arguments == quantizer._arguments
+    assert other.controller.bits == quantizer.controller.bits and other.controller is not quantizer.controller
+
+
+def test_what_cannot_be_copied_says_why(monkeypatch):
+    quantizer, model, optimizer = trained(monkeypatch)
+    model(torch.ones(4, 100)).sum().backward()
+    for forbidden in (lambda: pickle.dump(quantizer, io.BytesIO()), quantizer.drop_residuals):
+        with pytest.raises(RuntimeError, match="between steps"):
+            forbidden()
+    optimizer.step()
+    quantizer.drop_residuals()
+    with pytest.raises(TypeError, match="named_parameters cannot be pickled"):
+        pickle.dumps(DynamicQuantizer(named_parameters=model.named_parameters()))
+
+
+def test_attached_with_one_worker_whose_gradients_nobody_reduces():
+    quantizer, parameter = DynamicQuantizer(), torch.nn.Parameter(torch.ones(3000))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), compression=quantizer)
+    quantizer.attach(optimizer)
+    parameter.sum().backward()
+    optimizer.step()
+    assert not parameter.any() and quantizer.relative_errors() == {}
+    quantizer.load_state_dict(copy.deepcopy(quantizer.state_dict()))
+
+
+def test_attached_to_what_is_not_its_optimizer(monkeypatch):
+    quantizer, _, optimizer = trained(monkeypatch)
+    quantizer.attach(optimizer)
+    with pytest.raises(ValueError, match="optimizer must be what hvd.DistributedOptimizer"):
+        DynamicQuantizer().attach(optimizer)
+
+
+YIELD, TCP = {"OMPI_MCA_mpi_yield_when_idle"}, {name for name in mpi_settings.DEFAULTS if "tcp" in name}
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "hosts", "told", "named"),
+    [
+        (2, 2, 1, set(), YIELD),
+        (3, 2, 1, set(), YIELD),
+        (4, 2, 1, set(), set()),
+        (2, 2, 1, YIELD, set()),
+        (4, 2, 2, YIELD, TCP),
+        (2, 2, 2, set(), YIELD | TCP),
+        (2, 2, 2, YIELD | TCP, set()),
+    ],
+)
+def test_one_line_names_all_that_open_mpi_should_have_been_told(monkeypatch, caplog, cores, ranks, hosts, told, named):
+    monkeypatch.setattr(horovod, "_advised", set())
+    monkeypatch.setattr(horovod.os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(hvd, "local_size", lambda: ranks)
+    monkeypatch.setattr(hvd, "size", lambda: hosts * ranks)
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: True)
+    for name in mpi_settings.DEFAULTS:
+        monkeypatch.delenv(name, raising=False)
+    for name in told:
+        monkeypatch.setenv(name, "1")
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        for _ in range(2):
+            HorovodTransport().advise([torch.device("cpu")])
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(named)
+    assert {name for line in lines for name in mpi_settings.DEFAULTS if f" {name}=" in line} == named
+
+
+@pytest.mark.parametrize(("current", "rank", "says"), [("default", 0, 1), ("its own", 0, 0), ("default", 1, 0)])
+def test_who_trains_in_a_gpus_default_stream_is_advised_once(monkeypatch, caplog, current, rank, says):
+    """Horovod waits for that stream before it sends."""
+    monkeypatch.setattr(horovod, "_advised", set())
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
+    monkeypatch.setattr(hvd, "rank", lambda: rank)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        for _ in range(2):
+            HorovodTransport().advise([torch.device("cpu"), torch.device("cuda:0")])
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == says and all("torch.cuda.set_stream" in line for line in lines)

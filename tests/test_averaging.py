@@ -1,0 +1,674 @@
+"""An `Averager` on ranks of a `World`: what arrives, what waits, and what every rank hears if one is wrong."""
+
+import copy
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from interruption import Interrupted, Interruption
+from simulated import WORLDS, SimulatedOptimizer, noise, places
+
+from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, without_momentum
+from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.meter import allreduce_bytes
+from hvd_dyncomp.transport.in_process import World
+
+SHAPES = {"conv": (8, 6, 3, 3), "matrix": (40, 33), "odd": (131,), "bias": (7,), "scalar": ()}
+SHAPE = {"block_size": 64, "min_numel": 20, "bucket_bytes": 3000}
+# Of the norm of a tensor's mean, in one step. Below one bit most of it waits.
+BOUNDS = {0.25: 2.0, 1: 0.95, 4: 0.25, 16: 1e-3, 32: 1e-6}
+LEVELS = pytest.mark.parametrize("bits", BOUNDS)
+EVERYWHERE = places("2", "3", "2x2")
+# By whoever has the turn; and Python 3.11 crashes if something is raised where a generator that is left behind ends.
+SPARED = ("_work_in_background", "<genexpr>")
+CHOICES = st.lists(st.integers(0, 11), min_size=1, max_size=40)
+
+
+def parameters(shapes=SHAPES, dtype=torch.float32) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+def averager(transport, bits=4, named=None, **arguments) -> Averager:
+    return Averager((named or parameters()).items(), bits, transport=transport, **{**SHAPE, **arguments})
+
+
+def drawn(name: str, shape: tuple[int, ...], rank: int, step: int) -> torch.Tensor:
+    return noise(name, torch.Size(shape).numel(), rank, step).view(shape)
+
+
+def gradients(rank: int, step: int, shapes=SHAPES) -> list[torch.Tensor]:
+    return [drawn(name, shape, rank, step) for name, shape in shapes.items()]
+
+
+def means(ranks: int, step: int, shapes=SHAPES) -> list[torch.Tensor]:
+    everyone = [gradients(rank, step, shapes) for rank in range(ranks)]
+    return [torch.stack([each.double() for each in one]).mean(0) for one in zip(*everyone, strict=True)]
+
+
+def stepped(each: Averager, rank: int, step: int) -> list[torch.Tensor]:
+    tensors = gradients(rank, step)
+    each.mean_(tensors)
+    return tensors
+
+
+def interrupt():
+    raise Interrupted
+
+
+def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(map(torch.equal, ours, theirs))
+
+
+def same_on_all(seen: list[list[torch.Tensor]]) -> bool:
+    return all(equal(seen[0], other) for other in seen)
+
+
+def same_states(one, other) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_states(one[key], other[key]) for key in one)
+    return one == other
+
+
+@EVERYWHERE
+@LEVELS
+def test_the_mean_is_the_expected_one_and_the_same_everywhere(ranks, hosts, bits):
+    def program(transport):
+        each = averager(transport, bits)
+        return stepped(each, transport.rank, 0), each.bits
+
+    seen = World(ranks, hosts=hosts).run(program)
+    assert same_on_all([tensors for tensors, _ in seen]) and {level for _, level in seen} == {bits}
+    for got, mean in zip(seen[0][0], means(ranks, 0), strict=True):
+        small = bits < 32 and mean.numel() < 20  # at 8 bits beside larger ones
+        assert (got - mean).norm() <= BOUNDS[bits] * mean.norm() + 0.1 * small
+        assert (got * mean).sum() > 0 or bits < 1 or small
+
+
+@WORLDS
+@LEVELS
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits, rounding):
+    """Means, states and, but for tickets, bytes, over several steps."""
+    arguments = {**SHAPE, "rounding": rounding, "skip": lambda name, _: name == "odd", "warmup_steps": 1}
+
+    def ours(transport):
+        each = averager(transport, bits, **arguments)
+        return [stepped(each, transport.rank, step) for step in range(4)], each.state_dict(), each.meter.total()
+
+    def theirs(transport):
+        named = {name: torch.nn.Parameter(value) for name, value in parameters().items()}
+        each = DynamicQuantizer(Controller(bits, transport=transport), transport=transport, **arguments)
+        optimizer = SimulatedOptimizer(named, each, transport)
+        seen = []
+        for step in range(4):
+            optimizer.zero_grad()
+            for parameter, gradient in zip(named.values(), gradients(transport.rank, step), strict=True):
+                optimizer.backward(parameter, gradient)
+            optimizer.synchronize()
+            seen.append([parameter.grad.clone() for parameter in named.values()])
+            optimizer._synchronized = False
+        return seen, each.state_dict(), each.meter.total()
+
+    for one, other in zip(World(ranks, hosts=hosts).run(ours), World(ranks, hosts=hosts).run(theirs), strict=True):
+        for step, (ours_, theirs_) in enumerate(zip(one[0], other[0], strict=True)):
+            for name, mine, other_ in zip(SHAPES, ours_, theirs_, strict=True):
+                if step and bits < 32 and name != "odd":
+                    assert torch.equal(mine, other_), name
+                else:  # uncompressed: here the simulation divides where the averager multiplies
+                    torch.testing.assert_close(mine, other_)
+        for key in ("residuals", "shard_residuals", "steps", "hosts", "factor"):
+            assert same_states(one[1][key], other[1][key]), key
+        tickets = allreduce_bytes(4 * 4, ranks) * (3 if bits < 32 else 0)  # of four parameters after the warm-up
+        assert other[2].uncompressed_bytes - one[2].uncompressed_bytes == pytest.approx(tickets)
+        for key in ("steps", "compressed_bytes", "compressed_values", "float32_bytes", "float32_leaving_bytes"):
+            assert getattr(one[2], key) == getattr(other[2], key), key
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [0.25, 1, 4])
+def test_what_is_not_delivered_waits_and_is_delivered_by_a_release(ranks, hosts, bits):
+    """Sum of what has arrived and one release at 32 bits: the sum of the means."""
+
+    def program(transport):
+        each = averager(transport, Controller(Schedule({0: bits, 1: 32}), transport=transport))
+        total = [torch.zeros(shape) for shape in SHAPES.values()]
+        for step in range(12):
+            if step == 11:
+                assert each.controller.step({}) == each.bits == 32
+            for one, got in zip(total, stepped(each, transport.rank, step), strict=True):
+                one += got
+        return total, each.state_dict()["residuals"]
+
+    for total, waits in World(ranks, hosts=hosts).run(program):
+        expected = [sum(one) for one in zip(*(means(ranks, step) for step in range(12)), strict=True)]
+        for got, wanted in zip(total, expected, strict=True):
+            # Below one bit a residual may be larger than what a gradient may take along.
+            assert (got - wanted).norm() <= (0.3 if bits < 1 else 0.05) * wanted.norm() + 0.05
+        assert not any(values.any() for values in waits.values())
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_than_the_parameters(ranks, hosts, bits, dtype):
+    def program(transport):
+        tensors = [tensor.to(dtype) for tensor in gradients(transport.rank, 0)]
+        averager(transport, bits).mean_(tensors)
+        return tensors
+
+    seen = World(ranks, hosts=hosts).run(program)
+    assert same_on_all(seen) and {tensor.dtype for tensor in seen[0]} == {dtype}
+    precision = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-15}[dtype]
+    rounded = [[tensor.to(dtype).double() for tensor in gradients(rank, 0)] for rank in range(ranks)]
+    for got, *each in zip(seen[0], *rounded, strict=True):
+        mean = torch.stack(each).mean(0)
+        assert (got - mean).norm() <= (BOUNDS[4] if bits == 4 else precision) * mean.norm() + 0.1 * (bits == 4)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+def test_any_strides(ranks, hosts, bits):
+    """The same means as in contiguous tensors, and nothing else of their memory is written."""
+
+    def program(transport, strided: bool):
+        tensors, whole = gradients(transport.rank, 0), []
+        if strided:
+            tensors[0] = tensors[0].to(memory_format=torch.channels_last)
+            tensors[1] = tensors[1].t().contiguous().t()
+            whole = [torch.full((3 * 131,), 7.0)]
+            tensors[2] = whole[0][1::3].copy_(tensors[2])
+        averager(transport, bits).mean_(tensors)
+        assert not strided or ((whole[0][0::3] == 7).all() and (whole[0][2::3] == 7).all())
+        return tensors
+
+    for strided, plain in zip(
+        World(ranks, hosts=hosts).run(lambda transport: program(transport, True)),
+        World(ranks, hosts=hosts).run(lambda transport: program(transport, False)),
+        strict=True,
+    ):
+        assert equal(strided, plain)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+def test_complex_and_integer_parameters(ranks, hosts, bits):
+    """Complex tensors travel as they are; for what is counted in integers, floating values may be averaged."""
+
+    def program(transport):
+        named = {"phase": torch.zeros(600, dtype=torch.complex64), "counts": torch.zeros(700, dtype=torch.int64)}
+        each = averager(transport, bits, named=named)
+        phase = torch.complex(noise("re", 600, transport.rank, 0), noise("im", 600, transport.rank, 0))
+        tensors = [phase, noise("counts", 700, transport.rank, 0)]
+        each.mean_(tensors)
+        return tensors
+
+    seen = World(ranks, hosts=hosts).run(program)
+    assert same_on_all(seen)
+    real, imaginary, counts = (
+        torch.stack([noise(name, size, rank, 0) for rank in range(ranks)]).mean(0)
+        for name, size in (("re", 600), ("im", 600), ("counts", 700))
+    )
+    torch.testing.assert_close(seen[0][0], torch.complex(real, imaginary))
+    assert (seen[0][1] - counts).norm() <= BOUNDS[bits] * counts.norm()
+
+
+def test_what_is_skipped_travels_as_it_is_or_as_float16():
+    def program(transport, **arguments):
+        each = averager(transport, 1, skip=lambda name, parameter: parameter.dim() == 2, **arguments)
+        return stepped(each, transport.rank, 0)[1], each.meter.total().uncompressed_bytes
+
+    mean = means(2, 0)[1]
+    for arguments, bound, nbytes in (({}, 1e-6, 4), ({"fp16_skipped": True}, 1e-3, 2)):
+        [(one, sent), (other, _)] = World(2).run(lambda transport, given=arguments: program(transport, **given))
+        assert torch.equal(one, other) and (one - mean).norm() <= bound * mean.norm()
+        assert sent == allreduce_bytes(nbytes * 40 * 33, 2)
+
+
+@LEVELS
+def test_one_rank_changes_nothing_and_sends_nothing(bits):
+    def program(transport):
+        each = averager(transport, bits)
+        return stepped(each, 0, 0), each.meter.total()
+
+    [(tensors, sent)] = World(1).run(program)
+    assert equal(tensors, gradients(0, 0))
+    assert sent.steps == 1 and not sent.sent_bytes
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("then", [4, 32])
+def test_none_on_all_ranks_keeps_what_waits(ranks, hosts, then):
+    """Also in blocks that it shares with others, and in a release. Nothing of the others changes."""
+
+    def program(transport):
+        each = averager(transport, Controller(Schedule({0: 4, 1: then, 2: 32}), transport=transport))
+        first = stepped(each, transport.rank, 0)[2]
+        each.controller.step({})
+        before = copy.deepcopy(each.state_dict()["residuals"]["odd"])
+        tensors = gradients(transport.rank, 1)
+        each.mean_([*tensors[:2], None, *tensors[3:]])
+        if then == 4 or ranks == 2:  # in a release, what waits of the sum over ranks moves there
+            assert before.any() and torch.equal(each.state_dict()["residuals"]["odd"], before)
+        each.controller.step({})
+        return tensors[:2], first, stepped(each, transport.rank, 2)[2]
+
+    seen = World(ranks, hosts=hosts).run(program)
+    assert same_on_all([tensors for tensors, _, _ in seen])
+    for got, mean in zip(seen[0][0], means(ranks, 1), strict=False):
+        assert (got - mean).norm() <= 2 * BOUNDS[4] * mean.norm()
+    _, first, last = seen[0]
+    expected = means(ranks, 0)[2] + means(ranks, 2)[2]
+    assert (first + last - expected).norm() <= 2e-3 * expected.norm() < (first - means(ranks, 0)[2]).norm()
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
+    def program(transport):
+        each = averager(transport, bits)
+        stepped(each, transport.rank, 0)
+        state = copy.deepcopy(each.state_dict())
+        tensors = gradients(transport.rank, 1)
+        given = [None if transport.rank == 1 and i == 2 else tensor for i, tensor in enumerate(tensors)]
+        with pytest.raises(LockstepError) as error:
+            each.mean_(given)
+        assert equal(tensors, gradients(transport.rank, 1))
+        with pytest.raises(RuntimeError, match="step 1 was left in the middle by LockstepError"):
+            each.mean_(tensors)
+        each.load_state_dict(state)
+        return str(error.value), stepped(each, transport.rank, 1)
+
+    seen = World(ranks, hosts=hosts).run(program)
+    assert {text for text, _ in seen} == {
+        "the ranks' quantizers differ: rank 0 has tensors that are None [], rank 1 has ['odd'] "
+        "(give zeros where only some ranks have a tensor)"
+    }
+    assert same_on_all([tensors for _, tensors in seen])
+
+
+SHARED = torch.zeros(131)
+WRONG = {
+    "too few": (lambda tensors: tensors[:-1], TypeError, r"tensors must be a sequence of 5 tensors or None, got \["),
+    "no sequence": (lambda tensors: iter(tensors), TypeError, "tensors must be a sequence of 5 .* got <list_iterator"),
+    "no tensor": (lambda tensors: [*tensors[:-1], 0.5], TypeError, r"tensors\[4\] \(scalar\) must be .*, got 0.5"),
+    "sparse": (
+        lambda tensors: [tensors[0], tensors[1].to_sparse(), *tensors[2:]],
+        TypeError,
+        r"tensors\[1\] \(matrix\) must be a dense tensor or None, got tensor\(",
+    ),
+    "shape": (
+        lambda tensors: [tensors[0], tensors[1].t(), *tensors[2:]],
+        ValueError,
+        r"tensors\[1\] \(matrix\) must have shape \(40, 33\) and be on cpu, got shape \(33, 40\) on cpu",
+    ),
+    "device": (
+        lambda tensors: [tensors[0], tensors[1].to("meta"), *tensors[2:]],
+        ValueError,
+        r"tensors\[1\] \(matrix\) must have .* be on cpu, got shape \(40, 33\) on meta",
+    ),
+    "integer": (
+        lambda tensors: [*tensors[:2], tensors[2].int(), *tensors[3:]],
+        ValueError,
+        r"tensors\[2\] \(odd\) must have a floating dtype, got torch.int32",
+    ),
+    "complex": (
+        lambda tensors: [*tensors[:2], tensors[2].cfloat(), *tensors[3:]],
+        ValueError,
+        r"tensors\[2\] \(odd\) must have a floating dtype, got torch.complex64",
+    ),
+    "expanded": (
+        lambda tensors: [*tensors[:2], torch.ones(()).expand(131), *tensors[3:]],
+        ValueError,
+        r"tensors\[2\] \(odd\) must have memory for each value, got strides \(0,\)",
+    ),
+    "shared": (
+        lambda tensors: [tensors[0], tensors[1], tensors[1].view(-1)[9:140], *tensors[3:]],
+        ValueError,
+        "tensors must not share memory, .* but that of odd is in another one's",
+    ),
+}
+
+
+@places("2", "3")
+@pytest.mark.parametrize("bits", [4, 32])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_rank_whose_tensors_do_not_fit_says_so_to_all(ranks, hosts, bits, wrong):
+    """Nothing is averaged on any rank. All go on when they have loaded states."""
+    spoil, kind, pattern = WRONG[wrong]
+
+    def program(transport):
+        each = averager(transport, bits)
+        stepped(each, transport.rank, 0)
+        state = copy.deepcopy(each.state_dict())
+        tensors = gradients(transport.rank, 1)
+        wrong_here = transport.rank == 1
+        with pytest.raises(kind if wrong_here else LockstepError) as error:
+            each.mean_(spoil(tensors) if wrong_here else tensors)
+        assert equal(tensors, gradients(transport.rank, 1))
+        with pytest.raises(LockstepError if wrong_here else RuntimeError, match="left in the middle by LockstepError"):
+            each.mean_(tensors)
+        each.load_state_dict(state)
+        return str(error.value), stepped(each, transport.rank, 1)
+
+    seen = World(ranks, hosts=hosts).run(program)
+    assert re.match(pattern, seen[1][0]), seen[1][0]
+    for rank in {*range(ranks)} - {1}:
+        assert seen[rank][0] == f"rank 1 cannot use its quantizer: {seen[1][0]}"
+    assert same_on_all([tensors for _, tensors in seen])
+    [one, *_] = World(ranks, hosts=hosts).run(
+        lambda t: [stepped(each, t.rank, s) for each in [averager(t, bits)] for s in (0, 1)]
+    )
+    assert equal(seen[0][1], one[1])
+
+
+def test_what_all_ranks_give_wrong_is_no_step():
+    def program(transport):
+        each = averager(transport)
+        for spoil, kind, _ in WRONG.values():
+            with pytest.raises(kind):
+                each.mean_(spoil(gradients(transport.rank, 0)))
+        return stepped(each, transport.rank, 0)
+
+    assert same_on_all(World(2).run(program))
+
+
+@places("2")
+@pytest.mark.parametrize("bits", [4, 32])
+def test_an_interruption_at_every_call(ranks, hosts, bits):
+    """The same means as without, or an error: then nothing more until states are loaded.
+
+    A program that was interrupted before its means were there asks for them again.
+    """
+    expected: list = []
+
+    def run(number: int):
+        interruption = Interruption(number, interrupt, SPARED)
+
+        def program(transport):
+            each = averager(transport, bits)
+            stepped(each, transport.rank, 0)
+            here = interruption if transport.rank == 0 else Interruption(-1, interrupt)
+            seen = []
+            for step in (1, 2):
+                tensors = gradients(transport.rank, step)
+                try:
+                    again = step == 2
+                    if step == 1 and here.hits(lambda tensors=tensors: each.mean_(tensors)):
+                        again = not equal(tensors, expected[0][0])
+                        tensors = gradients(transport.rank, step) if again else tensors
+                    if again:
+                        each.mean_(tensors)
+                    seen.append(tensors)
+                except RuntimeError as error:
+                    seen.append(error)
+            return seen
+
+        return World(ranks, hosts=hosts).run(program), interruption.calls
+
+    expected, calls = run(-1)
+    assert calls > 50
+    refused = 0
+    for number in range(0, calls, 3):
+        seen, _ = run(number)
+        for rank, (one, two) in enumerate(seen):
+            assert isinstance(one, Exception) or equal(one, expected[rank][0]), number
+            assert isinstance(two, Exception) or equal(two, expected[rank][1]), number
+        assert len({isinstance(two, Exception) for _, two in seen}) == 1, number
+        refused += isinstance(seen[0][1], Exception)
+    assert 0 < refused < calls
+
+
+@pytest.mark.promise("DDP: nothing uncompressed is sent before all ranks agree.")
+@places("2", "3")
+def test_ranks_at_other_levels_start_no_sum(ranks, hosts):
+    """What each would send does not fit the others' sum, and ends a process whose sums are Gloo's."""
+
+    def program(transport):
+        bits = 4 if transport.rank == 0 else 32
+        each = averager(transport, bits, skip=lambda name, parameter: parameter.numel() < 500)
+        with pytest.raises(LockstepError, match="rank 0 has bits 4, rank 1 has 32"):
+            each.mean_(gradients(transport.rank, 0))
+
+    World(ranks, hosts=hosts).run(program)
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compressed(bits, monkeypatch):
+    """In that step; and all can load a state."""
+    uncompressed = Step.uncompressed
+    calls = []
+
+    def failing(self, name, tensor):
+        if self._plan.source.rank == 0 and not calls:
+            calls.append(name)
+            raise KeyboardInterrupt
+        return uncompressed(self, name, tensor)
+
+    def program(transport):
+        each = averager(transport, bits, skip=lambda name, parameter: True)
+        state = each.state_dict()
+        monkeypatch.setattr(Step, "uncompressed", failing)
+        with pytest.raises((KeyboardInterrupt, LockstepError)) as error:
+            each.mean_(gradients(transport.rank, 0))
+        assert transport.rank == 0 or "a rank gave up this step" in str(error.value)
+        each.load_state_dict(state)
+        return stepped(each, transport.rank, 1)
+
+    assert same_on_all(World(2).run(program))
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_a_tensor_without_memory_of_its_own_for_signs_is_read_as_it_is(bits):
+    """Views of a conjugate have their signs in a flag."""
+
+    def program(transport, lazily: bool):
+        named = {"phase": torch.zeros(600, dtype=torch.complex64), "part": torch.zeros(600)}
+        values = torch.complex(noise("re", 600, transport.rank, 0), noise("im", 600, transport.rank, 0))
+        conjugate = values.conj() if lazily else values.conj().resolve_conj()
+        tensors = [conjugate, torch.view_as_real(values)[:, 1].neg()]
+        if lazily:
+            tensors[1] = values.clone().conj().imag
+            assert tensors[1].is_neg() and tensors[0].is_conj()
+        averager(transport, bits, named=named).mean_(tensors)
+        return [tensor.clone() for tensor in tensors]
+
+    for lazy, plain in zip(
+        World(2).run(lambda transport: program(transport, True)),
+        World(2).run(lambda transport: program(transport, False)),
+        strict=True,
+    ):
+        assert equal(lazy, plain)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("where", ["all", "one"])
+def test_inference_mode_is_refused_in_words(ranks, hosts, where):
+    def program(transport):
+        each = averager(transport)
+        tensors = gradients(transport.rank, 0)
+        here = where == "all" or transport.rank == 0
+        with torch.inference_mode(here), pytest.raises(RuntimeError, match="in inference mode, because"):
+            each.mean_(tensors)
+        assert equal(tensors, gradients(transport.rank, 0))
+        each.load_state_dict(averager(transport).state_dict())
+        return stepped(each, transport.rank, 0)
+
+    assert same_on_all(World(ranks, hosts=hosts).run(program))
+
+
+def test_tensors_made_in_inference_mode_are_refused():
+    def program(transport):
+        each = averager(transport)
+        with torch.inference_mode():
+            tensors = gradients(transport.rank, 0)
+        with pytest.raises(ValueError, match=r"tensors\[0\] \(conv\) must not be made in inference mode"):
+            each.mean_(tensors)
+
+    World(2).run(program)
+
+
+@EVERYWHERE
+def test_levels_follow_a_controller_that_several_averagers_share(ranks, hosts):
+    def program(transport):
+        controller = Controller(Schedule({0: 4, 1: 16, 2: 32}), transport=transport)
+        pair = [averager(transport, controller) for _ in range(2)]
+        seen = []
+        for epoch, bits in enumerate((4, 16, 32)):
+            assert controller.epoch == epoch and [each.bits for each in pair] == [bits, bits]
+            for each in pair:
+                got = stepped(each, transport.rank, epoch)
+                mean = means(ranks, epoch)[0]
+                bound = BOUNDS[bits] * mean.norm() + (each.bits != 4) * 0.2 * mean.norm()  # what waited arrives
+                assert (got[0] - mean).norm() <= bound
+                seen += got
+            controller.step({"loss": 1.0})
+        assert pair[0].label != pair[1].label
+        assert pair[0].meter.level(16).steps == pair[1].meter.epoch(1).steps == 1
+        return seen
+
+    assert same_on_all(World(ranks, hosts=hosts).run(program))
+
+
+@WORLDS
+@pytest.mark.parametrize("bits", [0.25, 4])
+def test_a_state_continues_bit_for_bit(ranks, hosts, bits):
+    def program(transport):
+        each = averager(transport, bits, rounding="stochastic")
+        for step in range(3):
+            stepped(each, transport.rank, step)
+        state = copy.deepcopy(each.state_dict())
+        other = averager(transport, bits, rounding="stochastic")
+        other.load_state_dict(state)
+        assert same_states(other.state_dict(), state)
+        for step in range(3, 6):
+            assert equal(stepped(each, transport.rank, step), stepped(other, transport.rank, step))
+        for one in (each, other):
+            for traffic in one.meter.records.values():
+                assert traffic.seconds > 0
+                traffic.seconds = 0.0
+        assert same_states(each.state_dict(), other.state_dict()) and each.meter.total() == other.meter.total()
+        with pytest.raises(ValueError, match="state"):
+            averager(transport, bits, named={"other": torch.zeros(300)}).load_state_dict(state)
+
+    World(ranks, hosts=hosts).run(program)
+
+
+@EVERYWHERE
+def test_steps_that_are_thrown_away_and_residuals_that_are_dropped(ranks, hosts):
+    def program(transport):
+        each = averager(transport, discardable=True)
+        fresh = stepped(each, transport.rank, 0)
+        before = copy.deepcopy(each.state_dict())
+        stepped(each, transport.rank, 1)
+        assert not same_states(each.state_dict()["residuals"], before["residuals"])
+        each.discard()
+        for key in ("residuals", "shard_residuals"):
+            assert same_states(each.state_dict()[key], before[key])
+        each.drop_residuals()
+        assert not any(values.any() for values in each.state_dict()["residuals"].values())
+        assert equal(stepped(each, transport.rank, 0), fresh)
+        with pytest.raises(RuntimeError, match="discardable=True"):
+            averager(transport).discard()
+
+    World(ranks, hosts=hosts).run(program)
+
+
+def test_errors_are_relative_to_the_latest_means_as_long_as_they_exist():
+    def program(transport):
+        each = averager(transport, min_numel=1)
+        assert each.relative_errors() == {}
+        got = stepped(each, transport.rank, 0)
+        errors = each.relative_errors()
+        assert set(errors) == set(SHAPES)
+        for name, mean, one in zip(SHAPES, means(2, 0), got, strict=True):
+            if mean.numel() > 100:
+                assert errors[name] == pytest.approx(float((one - mean).norm() / one.norm()), rel=0.2)
+        del got, one
+        return each.relative_errors()
+
+    assert World(2).run(program) == [{}, {}]
+
+
+@places("2", "3")
+def test_the_controller_compares_the_parameters(ranks, hosts):
+    def program(transport):
+        controller = Controller(4, transport=transport)
+        models = [parameters() for _ in range(2)]
+        pair = [averager(transport, controller, named=named) for named in models]
+        controller.step({})
+        for each in pair:
+            stepped(each, transport.rank, 0)
+        controller.step({})
+        if transport.rank == 1:
+            models[1]["odd"][3] = 1
+        pair[0].check_replicas()
+        for check in (lambda: controller.step({}), pair[1].check_replicas):
+            with pytest.raises(LockstepError, match="parameter odd is not the same on rank 0 and rank 1"):
+                check()
+
+    World(ranks, hosts=hosts).run(program)
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_the_optimizer_steps_without_momentum_at_few_bits(left_out, caplog):
+    """Nobody names it: it is known by its parameters."""
+
+    def program(transport):
+        parameter = torch.nn.Parameter(torch.zeros(300))
+        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
+        optimizer = without_momentum(optimizer) if left_out else optimizer
+        each = averager(transport, 0.25, named={"a": parameter})
+        moved = []
+        for step in range(3):
+            parameter.grad = noise("a", 300, transport.rank, step)
+            each.mean_([parameter.grad])
+            before = parameter.detach().clone()
+            optimizer.step()
+            moved.append(float((before - parameter.detach() - parameter.grad).norm() / parameter.grad.norm()))
+        return moved
+
+    for moved in World(2).run(program):
+        if left_out:  # the rate is as large as a momentum would make it
+            assert moved == pytest.approx([9.0] * 3, rel=1e-4)
+        else:
+            assert moved[0] < 1e-4 < moved[1]
+    assert ("momentum" in caplog.text) == (not left_out)
+
+
+@places("2", "3", "2x2")
+@settings(max_examples=40, deadline=None)
+@given(choices=CHOICES, data=st.data())
+def test_any_order_of_ranks_and_messages(ranks, hosts, choices, data):
+    bits = data.draw(st.sampled_from([1, 16, 32]))
+    absent = data.draw(st.sets(st.integers(0, len(SHAPES) - 1)))
+
+    def program(transport):
+        pair = [averager(transport, bits, bucket_bytes=600) for _ in range(2)]
+        seen = []
+        for step in range(2):
+            for each in pair:
+                tensors = gradients(transport.rank, step)
+                each.mean_([None if i in absent else tensor for i, tensor in enumerate(tensors)])
+                seen += [torch.zeros(()) if i in absent else tensor for i, tensor in enumerate(tensors)]
+        return seen
+
+    seen = World(ranks, choices, hosts).run(program)
+    assert same_on_all(seen)
+    assert equal(seen[0], World(ranks, (), hosts).run(program)[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"block_sise": 64}, "Averager takes no argument block_sise"),
+        ({"named_parameters": [("a", torch.zeros(3)), ("a", torch.zeros(3))]}, "named_parameters must have unique"),
+    ],
+)
+def test_arguments_that_are_refused(arguments, text):
+    [transport] = World(1).transports
+    with pytest.raises((TypeError, ValueError), match=text):
+        Averager(**{"named_parameters": parameters().items(), "transport": transport, **arguments})

@@ -1,0 +1,205 @@
+"""`Controller.step` on simulated ranks. Under Horovod: on_horovod/on_ranks/test_lockstep.py and controller_alone.py."""
+
+import copy
+import random
+
+import pytest
+import torch
+from simulated import Worker, on_ranks
+
+from hvd_dyncomp import (
+    Controller,
+    ControllerError,
+    Decision,
+    DynamicQuantizer,
+    LockstepError,
+    Policy,
+    Schedule,
+    StepFunction,
+)
+from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, World
+
+pytestmark = pytest.mark.timeout(60)
+
+SIZES = {"a": 130, "b": 500}
+# No choices at all, those that repeat soon, and some without an order.
+CHOICES = [[], [0], [1], [0, 1], *([random.Random(seed).randrange(6) for _ in range(97)] for seed in range(12))]
+AROUND = pytest.mark.parametrize("choices", CHOICES, ids=range(len(CHOICES)))
+
+
+class Failing(Policy):
+    """Well at first, then it fails, on whatever rank it is asked."""
+
+    def decide(self, history):
+        if history:
+            raise KeyError("no such metric")
+        return Decision(4, "start")
+
+    def config(self):
+        return {"policy": "Failing"}
+
+
+@AROUND
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_rank_decides_alike_from_the_weighted_mean(ranks, choices):
+    def program(transport: InProcessTransport):
+        controller = Controller(StepFunction(levels=(2, 4), thresholds=(0.5,)), transport=transport)
+        last = transport.rank == ranks - 1  # alone, it would move the level at once
+        for accuracy in (0.45, 0.55):
+            metrics = {"val_accuracy": 1.0 if last else accuracy, "train_loss": 1.0}
+            controller.step(metrics, num_samples=0 if last and ranks > 1 else 1 + transport.rank)
+        return controller.state_dict()
+
+    first, *others = World(ranks, choices).run(program)
+    assert others == [first] * (ranks - 1)
+    levels = [2, 4] if ranks > 1 else [4, 4]
+    assert [record["bits"] for record in first["history"]] == levels
+
+
+def raised(step, *arguments, **keywords) -> str:
+    with pytest.raises((ControllerError, LockstepError)) as caught:
+        step(*arguments, **keywords)
+    return f"{caught.type.__name__}: {caught.value}"
+
+
+@AROUND
+def test_what_one_rank_does_wrong_is_an_error_on_all_and_leaves_nothing_behind(choices):
+    def program(transport: InProcessTransport):
+        controller = Controller(4, transport=transport)
+        wrong = transport.rank == 1
+        texts = [
+            raised(controller.step, {"a": "high" if wrong else 1.0}),
+            raised(controller.step, {"b" if wrong else "a": 1.0}),
+            raised(controller.step, {"a": 1.0}, epoch=7 if wrong else None),
+            raised(controller.step, {"a": 1.0}, num_samples=-1 if wrong else 1),
+            raised(Controller(Failing(), transport=transport).step, {}),
+            raised(Controller(8 if wrong else 2, transport=transport).step, {}),
+        ]
+        assert controller.history == [] and controller.step({"a": 1.0}) == 4
+        return texts
+
+    first, *others = World(3, choices).run(program)
+    assert others == [first] * 2
+    expected = [
+        "ControllerError: rank 1 called Controller.step with ValueError",
+        "LockstepError: Controller.step: rank 0 has metrics ['a'], rank 1 has metrics ['b']",
+        "LockstepError: Controller.step: rank 0 has epoch 0, rank 1 has epoch 7",
+        "ControllerError: rank 1 called Controller.step with ValueError: num_samples",
+        "ControllerError: the policy failed on rank 0 after epoch 0: KeyError",
+        "LockstepError: after Controller.step rank 0 has bits 2, rank 1 has 8",
+    ]
+    assert [text[: len(wanted)] for text, wanted in zip(first, expected, strict=True)] == expected
+
+
+def warnings(caplog) -> list[str]:
+    return sorted(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+
+
+ADVICE = (
+    "every rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; "
+    "use 'if hvd.rank() == 0:' only for code that prints or saves"
+)
+
+
+@AROUND
+@pytest.mark.parametrize("inside", [[0], [1], [0, 2]], ids=str)
+def test_ranks_that_others_leave_alone_in_it_say_once_for_whom_they_wait(inside, choices, caplog):
+    """The others train, or their programs are over; where nobody can go on, it ends as a deadlock."""
+
+    def program(worker: Worker) -> None:
+        worker.step(worker.noise(0))
+        if worker.transport.rank in inside:
+            worker.controller.step({"accuracy": 0.5})
+        if worker.transport.rank != 2:
+            worker.step(worker.noise(1))
+
+    with pytest.raises(Deadlock, match=f"rank {inside[0]} for hvd_dyncomp.controller.metrics"):
+        on_ranks(3, program, SIZES, 4, choices=choices)
+    missing = sorted({0, 1, 2} - set(inside))
+    assert warnings(caplog) == [
+        f"rank {rank} has waited 10 s in Controller.step for ranks {missing}: {ADVICE}" for rank in inside
+    ]
+
+
+@AROUND
+def test_a_rank_that_comes_late_does_no_harm(choices, caplog):
+    """It costs a warning on those that wait, and nothing else: an epoch has three collectives of the controller."""
+
+    def program(worker: Worker, late: bool):
+        for epoch in range(3):
+            worker.step(worker.noise(epoch))
+            if late and worker.transport.rank == 1 and epoch < 2:  # it goes on when nobody else can
+                alone = worker.transport.sum(torch.ones(1), f"what no other rank starts in epoch {epoch}")
+                assert not worker.transport.wait_for(alone, 3600)
+            worker.controller.step({"accuracy": 0.5})
+        worker.step(worker.noise(3))
+        return torch.cat([p.detach() for p in worker.parameters.values()])
+
+    policy = Schedule({0: 4, 2: 2})
+    expected, punctual = on_ranks(2, lambda worker: program(worker, late=False), SIZES, policy, choices=choices)
+    assert warnings(caplog) == []
+    seen, world = on_ranks(2, lambda worker: program(worker, late=True), SIZES, policy, choices=choices)
+    assert warnings(caplog) == [f"rank 0 has waited 10 s in Controller.step for ranks [1]: {ADVICE}"] * 2
+    assert torch.equal(expected[0], expected[1]) and all(torch.equal(one, expected[0]) for one in seen)
+    names = [sent.name for sent in world.sent if sent.rank == 0]
+    assert sorted(names) == sorted(sent.name for sent in punctual.sent if sent.rank == 0)
+    assert [name for name in names if "controller" in name] == [
+        f"hvd_dyncomp.controller.{what}" for what in ("metrics", "decision", "lockstep")
+    ] * 3
+
+
+@pytest.mark.parametrize("rank_call", ["hvd.rank()", "torch.distributed.get_rank()"])
+def test_where_missing_ranks_are_not_known_other_ranks_are_waited_for(rank_call, caplog, monkeypatch):
+    monkeypatch.setattr(InProcessTransport, "missing", Transport.missing)  # as it is with Horovod
+    monkeypatch.setattr(InProcessTransport, "rank_call", rank_call)
+    with pytest.raises(Deadlock):
+        World(2).run(lambda transport: transport.rank or Controller(4, transport=transport).step({}))
+    [said] = warnings(caplog)
+    assert said.startswith("rank 0 has waited 10 s in Controller.step for other ranks: every rank must")
+    assert f"use 'if {rank_call} == 0:' only for" in said
+
+
+def test_a_rank_whose_program_fails_is_what_is_raised():
+    def program(worker: Worker) -> None:
+        worker.step(worker.noise(0))
+        if worker.transport.rank == 1:
+            raise OSError("no data")
+        worker.controller.step({})
+
+    with pytest.raises(OSError, match="no data"):
+        on_ranks(3, program, SIZES, 4)
+
+
+def test_a_rank_that_joins_takes_over_what_rank_0_knows():
+    def program(transport: InProcessTransport):
+        controller = Controller(Schedule({0: 4, 1: 8, 2: 16}), transport=transport)
+        if transport.rank == 0:
+            state = {**controller.state_dict(), "bits": 8}
+            state["history"] = [{"epoch": 0, "metrics": {"a": 1.0}, "bits": 8, "reason": "", "usable": True}]
+            controller.load_state_dict(state)
+        controller.sync()
+        assert controller.bits == 8
+        return controller.step({"a": 2.0}), controller.state_dict()
+
+    first, *others = World(3).run(program)
+    assert first[0] == 16 and others == [first] * 2
+
+
+def test_one_that_a_quantizer_makes_works_among_the_quantizers_ranks():
+    def program(transport: InProcessTransport):
+        controller = DynamicQuantizer(4, transport=transport).controller
+        controller.step({"a": float(transport.rank)})
+        return controller.history[0].metrics
+
+    assert World(2).run(program) == [{"a": 0.5}] * 2
+
+
+def test_a_copy_works_among_the_same_ranks():
+    def program(transport: InProcessTransport):
+        controller = Controller(Schedule({0: 4, 1: 8, 2: 16}), transport=transport)
+        controller.step({})
+        twin = copy.deepcopy(controller)
+        return twin.step({}), controller.bits, len(controller.history)
+
+    assert World(2).run(program) == [(16, 8, 1)] * 2

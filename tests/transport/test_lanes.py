@@ -1,0 +1,238 @@
+"""What collectives over a process group are made of, without ranks: turns, works, and what children close."""
+
+import os
+import socket
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_dyncomp.transport.lanes import Lane, Turns
+from hvd_dyncomp.transport.sockets import new_sockets_not_for_children
+from hvd_dyncomp.transport.works import Works
+
+pytestmark = pytest.mark.promise("DDP: collectives start in one order on all ranks.")
+
+PHASES = ["local_scatter", "pair", "local_gather"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_each_phase_starts_in_the_order_of_the_first_and_nothing_is_held_for_ever(data):
+    """Whatever the order in which later phases become due; things are exchanged again, in another order."""
+    things = [f"bucket{i}" for i in range(data.draw(st.integers(1, 4)))]
+    rounds = [data.draw(st.permutations(things)) for _ in range(data.draw(st.integers(1, 3)))]
+    turns, started = Turns(PHASES), {phase: [] for phase in PHASES}
+
+    def take(turn: int, thing: str, phase: str) -> None:
+        turns.take(thing, phase, lambda: started[phase].append((turn, thing)))
+
+    for turn, order in enumerate(rounds):
+        due = []
+        for thing in order:
+            take(turn, thing, PHASES[0])
+            due.append((thing, 1))
+            while due and data.draw(st.booleans()):
+                thing, phase = due.pop(data.draw(st.integers(0, len(due) - 1)))
+                take(turn, thing, PHASES[phase])
+                due += [(thing, phase + 1)] * (phase + 1 < len(PHASES))
+        while due:
+            thing, phase = due.pop(data.draw(st.integers(0, len(due) - 1)))
+            take(turn, thing, PHASES[phase])
+            due += [(thing, phase + 1)] * (phase + 1 < len(PHASES))
+    expected = [(turn, thing) for turn, order in enumerate(rounds) for thing in order]
+    assert started == dict.fromkeys(PHASES, expected)
+
+
+def test_a_later_phase_waits_for_those_before_it_and_then_starts_at_once():
+    turns, started = Turns(PHASES), []
+    for thing in "abc":
+        turns.take(thing, "local_scatter", lambda thing=thing: started.append(thing))
+    for thing in "cb":
+        turns.take(thing, "pair", lambda thing=thing: started.append(f"{thing} pair"))
+    assert started == ["a", "b", "c"]
+    turns.take("a", "pair", lambda: started.append("a pair"))
+    assert started[3:] == ["a pair", "b pair", "c pair"]
+
+
+class Group:
+    """Passes for one of torch's backends: notes what is started in it."""
+
+    def __init__(self, started: list, name: int) -> None:
+        self._started, self._name = started, name
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> str:
+        assert root == self._name, "one group for what each of them sends"
+        self._started.append((root, tensor))
+        return f"from {root}"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_between_two_ranks_each_starts_to_receive_before_it_sends(place):
+    started: list = []
+    lane = Lane(place, tuple(Group(started, root) for root in (0, 1)))
+    splits, arriving = ([2, 3], [2, 4]) if place == 0 else ([3, 2], [4, 2])
+    sent = torch.arange(5, dtype=torch.uint8)
+    works, received = lane.alltoall(sent, splits, arriving)
+    assert works == [f"from {1 - place}", f"from {place}"]
+    (_, room), (_, part) = started
+    assert torch.equal(part, sent.split(splits)[1 - place]) and len(room) == 4
+    room.fill_(9)
+    kept, came = sent.split(splits)[place], torch.full((4,), 9, dtype=torch.uint8)
+    assert torch.equal(received, torch.cat([kept, came] if place == 0 else [came, kept])), "with what it keeps"
+    started.clear()
+    lane.alltoall(sent, [5, 0] if place == 0 else [0, 5], [5, 0] if place == 0 else [0, 5])
+    assert not started, "nothing to send, nothing to receive"
+
+
+class Work:
+    """Passes for one of torch's."""
+
+    def __init__(self, error: str = "") -> None:
+        self._error, self._future = error, Future()
+
+    def get_future(self):
+        return self._future
+
+    def ends(self) -> None:
+        self._future.set_result(None)
+
+    def wait(self) -> None:
+        assert self._future.done(), "who waits would be blocked for as long as torch likes"
+        if self._error:
+            raise RuntimeError(self._error + "\nand more")
+
+
+SENT, RECEIVED = torch.zeros(2), torch.ones(3)
+
+
+@pytest.fixture
+def news() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def works(news) -> Works:
+    return Works("bucket.pair#3", SENT, lambda: news.append(1), in_order=False)
+
+
+def test_it_is_over_when_both_works_are_and_tells_it_once(works, news):
+    one, other = Work(), Work()
+    assert not works.over and not works.wait(0.01), "it waits for its turn"
+    works.start(lambda: ([one, other], RECEIVED))
+    for work, over in ((other, False), (one, True)):
+        assert not works.over and not works.wait(0) and not news
+        work.ends()
+        assert works.over == over
+    assert works.wait(0) and works.result() is RECEIVED and news == [1]
+
+
+def test_nothing_to_send_is_over_at_once(works):
+    works.start(lambda: ([], RECEIVED))
+    assert works.over and works.wait(0) and works.result() is RECEIVED
+
+
+def test_what_is_queued_on_a_gpu_is_over_when_it_has_started():
+    """Nobody asks whether it has come: who uses the result queues that."""
+    works, work = Works("it#1", SENT, lambda: None, in_order=True), Work()
+    works.start(lambda: ([work], RECEIVED))
+    assert works.over
+
+
+def test_a_wait_ends_when_it_is_over_or_the_time_is(works):
+    began = time.monotonic()
+    assert not works.wait(0.1) and 0.1 <= time.monotonic() - began < 5
+    work = Work()
+    threading.Timer(0.05, works.start, [lambda: ([work], RECEIVED)]).start()
+    threading.Timer(0.1, work.ends).start()
+    assert works.wait(30) and time.monotonic() - began < 20
+
+
+def test_a_second_part_starts_when_somebody_sees_the_end_of_the_first(works):
+    first, second, given = Work(), Work(), []
+    works.then = lambda result: given.append(result) or ([second], SENT)
+    works.start(lambda: ([first], RECEIVED))
+    assert not works.over and not given
+    first.ends()
+    assert not works.over and given == [RECEIVED]
+    assert not works.over and not works.wait(0) and len(given) == 1
+    second.ends()
+    assert works.over and works.result() is SENT and len(given) == 1
+
+
+def broken():
+    raise ValueError("it cannot start")
+
+
+def test_what_cannot_start_is_an_error_where_it_is_waited_for(works):
+    """Not where it starts: the others wait for what starts next."""
+    works.then = lambda result: pytest.fail("there is no result")
+    works.start(broken)
+    for _ in range(2):
+        assert works.over
+        with pytest.raises(ValueError, match="it cannot start"):
+            works.result()
+
+
+@pytest.mark.parametrize("part", ["first", "second", "starts"])
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("Timed out waiting 1000ms for recv operation to complete", TimeoutError, "not all ranks came in the pr"),
+        ("Application timeout caused pair closure", TimeoutError, "not all ranks came in the process group"),
+        ("Connection closed by peer", ConnectionError, "the connection to a rank was lost: Connection closed by peer;"),
+    ],
+)
+def test_an_error_of_torch_says_what_it_means(works, part, text, kind, words):
+    first, second = Work(text if part == "first" else ""), Work(text)
+    if part != "starts":
+        works.then = lambda result: ([second], SENT)
+    works.start(lambda: ([second if part == "starts" else first], RECEIVED))
+    first.ends()
+    second.ends()
+    for _ in range(2):
+        assert works.over
+        with pytest.raises(kind, match=f"^bucket.pair: {words}") as error:
+            works.result()
+        assert "and more" not in str(error.value)
+
+
+def child(check) -> bool:
+    """What a function returns in a child."""
+    number = os.fork()
+    if number == 0:
+        try:
+            os._exit(bool(check()))
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 1
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def test_children_close_the_sockets_that_have_appeared_and_no_others():
+    theirs = socket.socket()
+    with new_sockets_not_for_children():
+        first = socket.socket()
+        second = socket.socket()
+        second.set_inheritable(True)  # as those of Gloo are
+    assert not second.get_inheritable()
+    gone = first.fileno()
+    assert child(lambda: is_open(theirs.fileno()) and not is_open(second.fileno()))
+    first.close()
+    again = socket.socket()
+    assert again.fileno() == gone, "a descriptor is used again"
+    assert child(lambda: is_open(gone) and not is_open(second.fileno()))
+    assert second.getsockname() is not None, "the parent keeps its own"
+    for one in (theirs, second, again):
+        one.close()
