@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.results import origin
 from common.errors import RunError
+from common.markdown import markdown
 from hvd_dyncomp import LEVELS, kernels
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, portable, reduce_into
 
@@ -226,7 +227,5 @@ def _call(microseconds: Mapping[str, Sequence[float]], name: str) -> str:
 
 
 def _table(cell: Callable[[str], str]) -> str:
-    lines = [f"| bits | {' | '.join(OPERATIONS)} |", f"|---|{'---:|' * len(OPERATIONS)}"]
-    for bits in _QUANTIZED:
-        lines.append(f"| {bits} | {' | '.join(cell(f'{bits} {operation}') for operation in OPERATIONS)} |")
-    return "\n".join(lines)
+    rows = [(str(bits), *(cell(f"{bits} {operation}") for operation in OPERATIONS)) for bits in _QUANTIZED]
+    return markdown(("bits", *OPERATIONS), rows)

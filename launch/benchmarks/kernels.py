@@ -28,6 +28,7 @@ import torch
 from benchmarks import gpu_kernels, gpus
 from benchmarks.results import FOLDER, about, save
 from common.device import choose_alone
+from common.markdown import markdown
 from common.values import DEVICES, count, natural
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, reduce_into, reference
@@ -82,12 +83,13 @@ def faster(times: dict[str, list[float]], name: str, than: str) -> float:
 def table(times: dict[str, list[float]]) -> str:
     """Markdown: nanoseconds per value (median), and speed against the yardstick in brackets."""
     operations = ("encode", "stochastic", "decode", "decode 2", "reduce 2")
-    lines = [f"| bits | {' | '.join(operations)} |", f"|---|{'---:|' * len(operations)}"]
+    rows: list[tuple[str, ...]] = []
     for bits in LEVELS[:-1]:
         names = [f"{bits} {operation}" for operation in operations]
-        cells = [f"{statistics.median(times[name]):.2f} ({faster(times, name, ADD):.2f})" for name in names]
-        lines.append(f"| {bits} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(
+            (str(bits), *(f"{statistics.median(times[name]):.2f} ({faster(times, name, ADD):.2f})" for name in names))
+        )
+    return markdown(("bits", *operations), rows)
 
 
 def report(found: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 
+from common.markdown import markdown
 from common.values import at_least_zero
 from lab.hosts import hosts
 from lab.link_rate import measure
@@ -29,11 +30,11 @@ def run(args: argparse.Namespace) -> None:
         RunError: the network cannot be made.
         ValueError: a rate is not one.
     """
-    print("| rate | payload, Mbit/s | % of the rate |\n|---|---:|---:|")
+    rows: list[tuple[str, ...]] = []
     with hosts() as lab:
         for rate in args.rates.split(","):
             lab.set_rate(rate)
             asked = bits_per_second(rate)
             reached = measure(lab, int((asked or 20e9) * args.seconds / 8))
-            share = f"{100 * reached / asked:.1f}" if asked else ""
-            print(f"| {rate} | {reached / 1e6:.1f} | {share} |", flush=True)
+            rows.append((rate, f"{reached / 1e6:.1f}", f"{100 * reached / asked:.1f}" if asked else ""))
+    print(markdown(("rate", "payload, Mbit/s", "% of the rate"), rows))

@@ -7,11 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # files only: no display is there, or needed
-
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -20,28 +15,19 @@ from benchmarks import time_to_accuracy
 from benchmarks.contenders import OURS_IN_DDP
 from benchmarks.results import Summary
 from benchmarks.tables import SHARED_MEMORY, bits_of, contenders_of, rate_title, summaries, title
+from common.drawing import COLOURS, plt
 from costs.collectives import in_turns
 from lab.shaping import bits_per_second
 
-# Okabe and Ito's colours; ours are blue to green and solid, torch's dotted, Horovod's dashed.
+# Ours are solid, torch's dotted, Horovod's dashed.
 _STYLES = {
-    "alone": ("#999999", "-"),
-    "none": ("#000000", "--"),
-    "fp16": ("#E69F00", "--"),
-    "0.125bit": ("#CC79A7", "-"),
-    "0.25bit": ("#D55E00", "-"),
-    "0.5bit": ("#F0E442", "-"),
-    "1bit": ("#56B4E9", "-"),
-    "2bit": ("#0072B2", "-"),
-    "4bit": ("#009E73", "-"),
-    "8bit": ("#006046", "-"),
-    "16bit": ("#7A9E00", "-"),
-    "32bit": ("#B0B0B0", "-"),
-    "ddp": ("#8C564B", ":"),
-    "ddp-fp16": ("#E377C2", ":"),
-    "powersgd1": ("#882255", ":"),
-    "powersgd4": ("#AA4499", ":"),
-    "dynamic": ("#0072B2", "-"),
+    "alone": (COLOURS["grey"], "-"),
+    **{"none": (COLOURS["black"], "--"), "fp16": (COLOURS["orange"], "--")},
+    **{"0.125bit": (COLOURS["pink"], "-"), "0.25bit": (COLOURS["red"], "-"), "0.5bit": (COLOURS["yellow"], "-")},
+    **{"1bit": (COLOURS["sky"], "-"), "2bit": (COLOURS["blue"], "-"), "4bit": (COLOURS["green"], "-")},
+    **{"8bit": ("#006046", "-"), "16bit": ("#7A9E00", "-"), "32bit": ("#B0B0B0", "-")},
+    **{"ddp": ("#8C564B", ":"), "ddp-fp16": ("#E377C2", ":")},
+    **{"powersgd1": (COLOURS["wine"], ":"), "powersgd4": ("#AA4499", ":"), "dynamic": (COLOURS["blue"], "-")},
 }
 _OTHER = ("#444444", "-.")
 _UNSHAPED = 10.5  # place on the axis of powers of ten: a bit over 10 Gbit/s

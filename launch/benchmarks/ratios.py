@@ -16,28 +16,6 @@ _OTHERS = ("none", "fp16", "powersgd1")
 _IN_DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 _LEVELS = ("4bit", "0.25bit")  # where there is room for two only
 _DASH = "—"
-# Of the exchange between two workers, and with FSDP2 between two hosts: level, link, other, and how many times as
-# long the other's step should take.
-_GOALS = (
-    ("4bit", "100mbit", "none", 7.5),
-    ("4bit", "100mbit", "fp16", 4),
-    ("4bit", "1gbit", "none", 6.5),
-    ("4bit", "1gbit", "fp16", 4),
-    ("4bit", "10gbit", "none", 1.5),
-    ("4bit", "10gbit", "fp16", 1.15),
-    ("4bit", "shm", "none", 0.95),
-    ("4bit", "shm", "fp16", 0.95),
-    ("0.25bit", "100mbit", "none", 55),
-    ("0.25bit", "100mbit", "powersgd1", 1.7),
-    ("0.25bit", "1gbit", "none", 10),
-    ("0.25bit", "1gbit", "powersgd1", 2),
-    *(("4bit-ddp", rate, "4bit", 1) for rate in ("100mbit", "1gbit", "10gbit", "shm")),
-    ("0.25bit-ddp", "100mbit", "powersgd1", 2),
-    ("0.25bit-ddp", "1gbit", "powersgd1", 2),
-    ("4bit-fsdp", "100mbit", "hsdp", 6),
-    ("4bit-fsdp", "100mbit", "hsdp-bf16", 3),
-    *(("4bit-fsdp", rate, "hsdp", 0.95) for rate in ("1gbit", "none", "shm")),
-)
 
 
 def ratio(found: Mapping[str, Summary], name: str, other: str) -> str:
@@ -111,16 +89,3 @@ def by_framework(results: Mapping[str, Any]) -> str:
         if name in found
     ]
     return markdown(("level", "link", *map(title, _IN_DDP), "the same with Horovod"), rows)
-
-
-def by_goal(results: Mapping[str, Any]) -> str:
-    """One row per goal; bold where it was missed."""
-    rates = summaries(results)
-    rows: list[tuple[str, ...]] = []
-    for name, rate, other, goal in _GOALS:
-        found = rates.get(rate, {})
-        if name in found and other in found:
-            times = f"{found[other].median / found[name].median:.2f}"
-            shown = f"**{times}**" if float(times) < goal else times
-            rows.append((title(name), rate_title(rate), title(other), f"{goal:g}", shown))
-    return markdown(("exchange", "link", "against", "goal", "measured"), rows)

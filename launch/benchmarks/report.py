@@ -210,9 +210,7 @@ def shown(folder: Path) -> dict[str, str]:
     two = [one for one in exchanges if tables.hosts_of(one) == (2, 1)]
     several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
     named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
-    named |= {f"{one['model']}, exchange": ratios.by_level(one) for one in two}
     named |= {f"{one['model']}, frameworks": ratios.by_framework(one) for one in two}
-    named |= {f"{one['model']}, goals": ratios.by_goal(one) for one in (*two, *sharded)}
     named |= {f"{one['model']}, shards": ratios.by_sharding(one) for one in sharded}
     for one in accuracies:
         table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from costs.model import INTERFACE, UNITS, Machine, kernel_seconds, terms
 from costs.step import Step
@@ -54,8 +55,8 @@ def fit(points: Sequence[Point], nanoseconds: Mapping[str, float]) -> Fit:
     for interface in _TRIED:
         rows = [terms(point.step, point.machine, interface) for point in points]
         matrix = np.array([[row[name] for name in _FACTORS] for row in rows]) / measured[:, None]
-        found = nonnegative(matrix, rest)
-        left = float(np.sum((matrix @ found - rest) ** 2))
+        found, norm = nnls(matrix, rest)
+        left = float(norm) ** 2
         if best is None or left < best[0]:
             best = left, interface, found, matrix
     left, interface, found, matrix = best  # type: ignore[misc]  # something has been tried
@@ -68,32 +69,6 @@ def untold(points: Sequence[Point]) -> list[str]:
     """The constants that none of these steps has to do with."""
     rows = [terms(point.step, point.machine, 0.0) for point in points]
     return [name for name in _FACTORS if not any(row[name] for row in rows)]
-
-
-def nonnegative(matrix: NDArray, goal: NDArray) -> NDArray:
-    """The x >= 0 with the least |matrix x - goal|.
-
-    Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23. Columns of zeros get 0.
-    """
-    scale = np.linalg.norm(matrix, axis=0)
-    matrix = matrix / np.where(scale > 0, scale, 1.0)
-    x, free = np.zeros(matrix.shape[1]), np.zeros(matrix.shape[1], dtype=bool)
-    while True:
-        slope = np.where(free, -np.inf, matrix.T @ (goal - matrix @ x))
-        if slope.max() <= 1e-10:
-            return x / np.where(scale > 0, scale, 1.0)
-        free[slope.argmax()] = True
-        while True:
-            aim = np.zeros_like(x)
-            aim[free] = np.linalg.lstsq(matrix[:, free], goal, rcond=None)[0]
-            below = free & (aim <= 0)
-            if not below.any():
-                break
-            # As far as the first of them reaches zero, which stays there for now.
-            x = x + (x[below] / (x[below] - aim[below])).min() * (aim - x)
-            free &= x > 1e-14
-            x[~free] = 0.0
-        x = aim
 
 
 def _standard_errors(matrix: NDArray, found: NDArray, left: float) -> NDArray:

@@ -85,7 +85,7 @@ class Quantized(Aggregator):
     """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
 
     def begin(self) -> None:
-        self.simulated = Workers([1] * self.workers, self.values, feedback=self.contender.feedback)
+        self.simulated = Workers(self.workers, self.values, feedback=self.contender.feedback)
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
         return exchanged(self.simulated, gradients, self.bits)
@@ -105,7 +105,7 @@ class Small:
 
     def __init__(self, contender: Contender, sizes: Sequence[int], workers: int) -> None:
         self.values = sum(sizes)
-        self._exchange = Workers([1] * workers, self.values, feedback=contender.feedback) if self.values else None
+        self._exchange = Workers(workers, self.values, feedback=contender.feedback) if self.values else None
         self._half = contender.method == "fp16"
         self.traffic = Traffic()
 

@@ -23,18 +23,15 @@ class Workers:
     """Workers that average one flat gradient each.
 
     Args:
-        hosts: the number of workers on each host.
+        size: how many.
         values: in a gradient.
         feedback: whose quantization carries on what it loses: "both", that of the "workers" and not that of the sum
             (there is one from three workers on), or "none".
-
-    Attributes:
-        size: the number of all workers.
     """
 
-    def __init__(self, hosts: Sequence[int], values: int, *, feedback: str = "both") -> None:
-        self.size, self._values, self._feedback = sum(hosts), values, feedback
-        self._world = World(self.size, hosts=[host for host, workers in enumerate(hosts) for _ in range(workers)])
+    def __init__(self, size: int, values: int, *, feedback: str = "both") -> None:
+        self._feedback = feedback
+        self._world = World(size, hosts=list(range(size)))
         self._averagers = [
             Averager(
                 [("gradient", torch.empty(values))],
@@ -66,23 +63,8 @@ class Workers:
         return reduced[0]
 
     def residuals(self, rank: int) -> dict[str, Any]:
-        """A worker's state, as `resized` takes it."""
+        """A worker's state."""
         return self._averagers[rank].state_dict()
-
-    def resized(self, hosts: Sequence[int], residuals: list[dict[str, Any]]) -> Workers:
-        """Workers on so many hosts; the first of them have these residuals, the others none."""
-        after = Workers(hosts, self._values, feedback=self._feedback)
-        for averager, own in zip(after._averagers, residuals, strict=False):
-            averager.load_state_dict({**own, "steps": 0})  # as many as those have that come
-        return after
-
-    def forget_what_is_far(self) -> None:
-        """Keeps residuals only in each worker's own section of the gradient."""
-        self.mean([torch.zeros(self._values)] * self.size, 4)  # zeros take nothing along; now it is known who is where
-        for bucket in self._buckets():
-            residuals, kept = bucket.residuals, torch.zeros(bucket.blocks * bucket.block_size)
-            kept[residuals.own_range] = residuals.undelivered()[residuals.own_range]
-            residuals.put(kept)
 
     def _buckets(self) -> list[Bucket]:
         """The one bucket of each worker."""

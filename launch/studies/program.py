@@ -1,4 +1,4 @@
-"""What launch/study.py does: the declared study, the paper's scenarios on real ranks, or one of the simulations."""
+"""What launch/study.py does: the declared study, the paper on real ranks, or trainings of a reader's choice."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ import sys
 from common.errors import RunError
 from common.values import Parser
 from screening import program as screen
-from studies import paper, simulate_bound, simulate_placements, simulate_resize, simulate_storage, study
+from studies import paper, study
 
-SIMULATIONS = {
-    "bound": simulate_bound,
-    "placements": simulate_placements,
-    "resize": simulate_resize,
-    "screen": screen,
-    "storage": simulate_storage,
-}
+SIMULATIONS = {"screen": screen}
 
 
 def main(argv: list[str] | None = None) -> None:

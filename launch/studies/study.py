@@ -3,8 +3,8 @@
 One process plays all workers of a task. Which runs make up which table stands in launch/studies/declared.py; each run
 is a line of screen.jsonl, and what is there is not trained again.
 
-The paper's scenarios on real ranks: --paper. Single experiments with simulated workers: --simulate NAME. Both have
-flags of their own (--help).
+The paper's scenarios on real ranks: --paper. Trainings of one's own choice: --simulate screen. Both have flags of their
+own (--help).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.values import Parser, count
 from screening import results
 from screening.contenders import shown
 from screening.program import fill
-from studies import declared, matrix, paper_table, pareto, tuned_plot, tuned_tables
+from studies import declared, figures, matrix, paper_table, tuned_tables
 from studies.page import page
 from studies.parts import Largest, Part, Runs, Tuned
 
@@ -66,8 +66,8 @@ def main(argv: list[str]) -> None:
     if args.missing:
         print(missing(chosen, results.read(path)))
         return
-    figures = args.output_dir / FIGURES
-    for folder in (path.parent, figures, args.output_dir / TABLES):
+    drawn = args.output_dir / FIGURES
+    for folder in (path.parent, drawn, args.output_dir / TABLES):
         folder.mkdir(parents=True, exist_ok=True)
     if not args.tables_only:
         for part in chosen:
@@ -80,9 +80,9 @@ def main(argv: list[str]) -> None:
     if not args.quick:
         write_pages(args.output_dir, written)
     main_part = next(part for part in parts if isinstance(part, Part) and part.name == "main")
-    pareto.write(figures, main_part, runs)
-    panels = [part for part in parts if isinstance(part, Tuned) and part not in declared.AGAIN]
-    tuned_plot.write(figures, panels, runs)
+    figures.at_one_rate(drawn, main_part, runs)
+    tuned = [part for part in parts if isinstance(part, Tuned) and part not in declared.AGAIN]
+    figures.at_best_rates(drawn, tuned, runs)
     if args.quick:
         print(written["main"])
     print(f"wrote what is in {args.output_dir}", flush=True)

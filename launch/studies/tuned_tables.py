@@ -7,16 +7,12 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from scipy import stats
+
 from common.markdown import markdown
 from screening.contenders import shown
 from screening.tasks import TASKS, WARM_UPS
 from studies.parts import BASELINE, LOST, TUNING, Largest, Runs, Tuned
-
-# Student's t, of which 95 % are below, by degrees of freedom from 1 on; further on the expansion at infinity serves.
-_T95 = (
-    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753),
-    *(1.746, 1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697),
-)
 
 
 class Compared(NamedTuple):
@@ -43,11 +39,6 @@ class Compared(NamedTuple):
     seeds: int
 
 
-def t95(freedom: int) -> float:
-    """Which t is above 95 % of the values that chance gives it."""
-    return _T95[freedom - 1] if freedom <= len(_T95) else 1.645 + 1.524 / freedom + 1.4 / freedom**2
-
-
 def fresh(part: Tuned, runs: Runs, row: str) -> dict[int, dict]:
     """The runs that compare a row, by seed."""
     return {key[2]: runs[key] for key in part.fresh(runs, (row,)) if key in runs}
@@ -62,7 +53,7 @@ def compared(part: Tuned, runs: Runs, row: str) -> Compared | None:
     mean, error = statistics.mean(points), math.nan
     if len(points) > 1:
         error = statistics.stdev(points) / math.sqrt(len(points))
-    bound = mean - t95(len(points) - 1) * error if len(points) > 1 else math.nan
+    bound = mean - float(stats.t.ppf(0.95, len(points) - 1)) * error if len(points) > 1 else math.nan
     bits = statistics.mean(run["all_bits"] for run in own.values())
     return Compared(*best, bits, mean, error, bound, sum(point < -LOST for point in points), len(points))
 

@@ -124,19 +124,6 @@ def test_the_fit_bears_noise_and_says_how_much():
         assert 0 < result.errors[name] < 0.5 * CONSTANTS[name], name
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_no_constant_is_negative_and_none_could_be_better(seed):
-    generator = np.random.default_rng(seed)
-    # Columns so alike that some are chosen first and dropped later.
-    matrix = generator.standard_normal((12, 8)).cumsum(axis=1)
-    goal = matrix @ generator.standard_normal(8)
-    matrix[:, 4] = 0.0  # what nothing tells
-    found = fit.nonnegative(matrix, goal)
-    slope = matrix.T @ (goal - matrix @ found)  # uphill: more of it would help
-    assert (found >= 0).all() and found[4] == 0
-    assert (slope < 1e-8).all() and np.abs(slope[found > 0]).max(initial=0.0) < 1e-8
-
-
 def test_what_nothing_tells_is_named():
     points = [point for point in measurements() if point.machine.hosts.workers == 1]
     assert fit.untold(points) == ["bfloat16", "inside"]

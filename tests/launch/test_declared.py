@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from screening import results
 from screening.contenders import CONTENDERS, RECORDED, shown
 from screening.tasks import TASKS, Task
-from studies import declared, matrix, paper_table, pareto, program, study, tuned_plot, tuned_tables
+from studies import declared, figures, matrix, paper_table, program, study, tuned_tables
 from studies.declared import PARTS, QUICK
 from studies.page import MISSING, page
 from studies.parts import BASELINE, TUNING, Largest, Part, Tuned
@@ -157,14 +157,14 @@ def test_the_figure_has_a_panel_for_each_task_with_something_to_compare(tmp_path
     alone = made_up(Part("x", declared.MAIN.tasks, ("uncompressed",)))  # nothing to compare with
     sizes = []
     for tasks in (("mlp",), ("mlp", "resnet8, short"), ("mlp", "resnet8, short", "text, sgd, short")):
-        pareto.write(tmp_path, declared.MAIN, made_up(Part("x", tasks, declared.MAIN.contenders)) | alone)
-        sizes.append(imread(tmp_path / pareto.FIGURE).shape[:2])
+        figures.at_one_rate(tmp_path, declared.MAIN, made_up(Part("x", tasks, declared.MAIN.contenders)) | alone)
+        sizes.append(imread(tmp_path / figures.ONE_RATE).shape[:2])
     (low, narrow), (same, wide), (high, also_wide) = sizes
     assert wide == also_wide > 1.5 * narrow and same <= low < high
 
 
 def test_every_contender_of_the_main_table_has_a_style() -> None:
-    assert set(declared.MAIN.contenders) <= pareto._STYLES.keys()
+    assert set(declared.MAIN.contenders) <= figures.AT_ONE_RATE.keys()
 
 
 def scored(part: Tuned | Largest, score, seeds: list[int] | None = None) -> dict[results.Key, dict]:
@@ -230,13 +230,6 @@ def test_a_table_of_best_rates_has_differences_bounds_and_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 6.314), (5, 2.015), (11, 1.796), (30, 1.697), (49, 1.677), (200, 1.653)]
-)
-def test_the_quantiles_are_those_of_students_t(freedom: int, t: float) -> None:
-    assert tuned_tables.t95(freedom) == pytest.approx(t, abs=6e-4)
-
-
-@pytest.mark.parametrize(
     ("stands", "tried", "shown"),
     [(4, [1, 2, 4, 8], "x4"), (0.5, [1, 0.5], "x0.5"), (0.1, [1, 0.5], "under x0.5"), (99, [1, 2, 4, 8], "x8 or more")],
 )
@@ -258,12 +251,12 @@ def test_the_largest_rate_is_looked_for_upwards_and_from_a_lost_one_downwards(st
 
 def test_the_figure_of_best_rates_has_a_panel_for_each_task_and_a_style_for_each_row(tmp_path: Path) -> None:
     rows = {row for part in PARTS if isinstance(part, Tuned) for row in part.rows}
-    assert rows - {BASELINE} == tuned_plot._STYLES.keys()
-    tuned_plot.write(tmp_path, [TUNED], {})
+    assert rows - {BASELINE} == figures.AT_BEST_RATES.keys()
+    figures.at_best_rates(tmp_path, [TUNED], {})
     assert not list(tmp_path.iterdir())
     few = Tuned("x", "mlp", {name: (name,) for name in ("uncompressed", "4", "1/4", "LoCo 4")}, 2)
-    tuned_plot.write(tmp_path, [few], scored(few, lambda *key: 90.0))
-    assert imread(tmp_path / tuned_plot.FIGURE).shape[1] > 700
+    figures.at_best_rates(tmp_path, [few], scored(few, lambda *key: 90.0))
+    assert imread(tmp_path / figures.BEST_RATES).shape[1] > 400
 
 
 @pytest.fixture
@@ -284,7 +277,7 @@ def test_a_quick_study_from_beginning_to_end(tiny: Path, capsys: pytest.CaptureF
     assert "| 0.25 | 0." in said and "2 of 2 runs" in said
     folder = tiny / study.QUICK_DIR
     written = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-    assert written == {study.RESULTS, Path("figures", pareto.FIGURE)}
+    assert written == {study.RESULTS, Path("figures", figures.ONE_RATE)}
     runs = results.read(folder / study.RESULTS)
     assert len(runs) == 2
     assert all(len(run["curve"]) == 2 for run in runs.values())

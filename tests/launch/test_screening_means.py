@@ -38,7 +38,7 @@ def test_what_is_sent_once_is_what_the_kernels_make_of_it(bits: float) -> None:
 @pytest.mark.parametrize("feedback", ["both", "workers", "none"])
 def test_what_does_not_arrive_is_carried_and_without_feedback_lost(bits: float, workers: int, feedback: str) -> None:
     """The mean of what was given is what has arrived and what residuals hold: the sum's too, if it has any."""
-    exchange = Workers([1] * workers, 1300, feedback=feedback)
+    exchange = Workers(workers, 1300, feedback=feedback)
     given, got = torch.zeros(1300), torch.zeros(1300)
     for step in range(9):
         generator = torch.Generator().manual_seed(step)
