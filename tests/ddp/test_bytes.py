@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.launcher import run
-from lab.hosts import hosts, why_not
+from netlab.hosts import hosts, why_not
 
 PROGRAM = Path(__file__).with_name("sends.py")
 LEVELS = (0.25, 1, 4, 8)

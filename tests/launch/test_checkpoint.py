@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import RunError
-from training import checkpoint
+from train import checkpoint
 
 STATE = {"format": checkpoint.FORMAT, "config": {"seed": 1}, "model": {"weight": torch.arange(1000.0)}}
 

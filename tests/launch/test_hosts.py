@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runs import DIGITS, HOSTS, RELEASE, RELEASE_LEVELS, assert_same_checkpoints, metrics, train
-from training.carried import Carried
-from training.models import build_model
+from train.carried import Carried
+from train.models import build_model
 
 FLAGS = (*DIGITS, "--epochs", "1", "--batch-size", "16")
 STEPS = 512 // (16 * len(HOSTS))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launchers import BODIES, run_limited
 
-from lab import hosts as netlab
+from netlab import hosts as netlab
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 

@@ -7,7 +7,7 @@ import pytest
 from launchers import BODIES, run_limited
 
 from hvd_dyncomp import LEVELS
-from lab import hosts as netlab
+from netlab import hosts as netlab
 
 STEPS = 5
 # What Horovod's ranks have to say to each other, some kilobytes a step, is to be little beside the gradients.
