@@ -92,13 +92,13 @@ $(MAINTAIN)/stamp: tools/maintain.txt
 	@touch $@
 
 # Trains what the study lacks, which is hours of it, and writes docs/study.md's tables and figures. ARGS=--quick: what fits
-# into five minutes; ARGS=--paper: the paper's scenarios on real ranks.
+# into five minutes; ARGS=paper: the paper's scenarios on real ranks.
 study: setup
-	python launch/study.py $(ARGS)
+	python launch/study $(ARGS)
 
 # As root: the links are network namespaces.
 bench: setup
-	python launch/bench.py $(ARGS)
+	python launch/bench $(ARGS)
 
 # What a machine with a GPU and no network is to be brought: tools/gpu-pack.
 gpu-pack: setup

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import time_to_accuracy
-from benchmarks.results import load
-from benchmarks.tables import summaries
+from bench import time_to_accuracy
+from bench.results import load
+from bench.tables import summaries
 from common import launcher
 from common.launcher import TRAINER
 
@@ -35,7 +35,7 @@ LINKS = "links of 1 Gbit/s"
 PROFILE = Path("profiled", "profile.json.gz")  # among the results
 _PYTHON = (sys.executable, "-P")  # the installed package, not the source tree
 _PYTEST = (*_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-_BENCH = (sys.executable, str(ROOT / "launch" / "bench.py"), "--part")
+_BENCH = (sys.executable, str(ROOT / "launch" / "bench"))
 _MOST_PROCESSES = 16  # each takes some of the GPU's memory
 
 

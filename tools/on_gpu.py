@@ -22,7 +22,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "launch")]
 
-from benchmarks.results import commit, load, save  # noqa: E402
+from bench.results import commit, load, save  # noqa: E402
 from common import launcher  # noqa: E402
 from common.lines import say  # noqa: E402
 from common.markdown import markdown  # noqa: E402

@@ -148,8 +148,8 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
 
     A residual r adds factor * r to the result. If the number of workers changed, and the factor with it, r is scaled so
     that it still adds the same. The residual of a shard that moved joins the residuals of its own rank, from where it
-    also arrives once; so do residuals of values that another rank now quantizes. `launch/study.py --simulate resize`
-    compares this with other rules. Sums are float32, and rounded when they are restored.
+    also arrives once; so do residuals of values that another rank now quantizes. Sums are float32, and rounded when
+    they are restored.
 
     Args:
         factor: multiplies sums over ranks now; state["factor"] is the former one.

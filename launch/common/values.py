@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Collection
 from fractions import Fraction
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.levels import check_level
 
 _FRACTIONS = {str(Fraction(bits)): bits for bits in LEVELS}  # 1/8, 1/4, ...
 DEVICES = ("auto", "cpu", "cuda")  # what --device takes
+T = TypeVar("T")
 _LARGEST = 2**62  # whatever is added to a seed, it stays in the range that torch takes
 
 
@@ -143,3 +146,27 @@ def model_name(text: str) -> str:
     if not family and text != "resnet18":
         raise ArgumentTypeError(f"{text!r} is neither resnet18 nor resnet<6n+2> (resnet8, resnet14, resnet20, ...)")
     return text
+
+
+def listed(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
+    """Several of a type, separated by commas."""
+    return lambda text: tuple(one(part) for part in text.split(",") if part)
+
+
+def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Several of these, separated by commas."""
+
+    def name(text: str) -> str:
+        if text not in known:
+            raise ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}")
+        return text
+
+    return listed(name)
+
+
+def layout(text: str) -> tuple[int, int]:
+    """2x4: hosts, and workers of each."""
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is not HOSTSxWORKERS")
+    return int(match[1]), int(match[2])

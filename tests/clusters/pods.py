@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from common.launcher import run
-from lab.hosts import hosts
-from lab.hosts import why_not as why_no_hosts
-from lab.namespaces import prefix_of
+from netlab.hosts import hosts
+from netlab.hosts import why_not as why_no_hosts
+from netlab.namespaces import prefix_of
 
 BASE = "docker.io/library/debian:bookworm-slim"
 # What the operator adds to a launcher's environment.

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from common.launcher import end
-from lab.hosts import Lab, hosts, why_not
+from netlab.hosts import Lab, hosts, why_not
 
 NODES = ("node1", "node2")
 # Debian's packages munge, slurmctld, slurmd, slurm-client, openssh-server.

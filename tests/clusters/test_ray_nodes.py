@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.launcher import end
-from lab.hosts import hosts, why_not
+from netlab.hosts import hosts, why_not
 from recipes import ENVIRONMENT, EXAMPLES, need
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(600)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.launcher import run
-from lab.hosts import hosts, why_not
+from netlab.hosts import hosts, why_not
 
 pytestmark = pytest.mark.promise("A host sends as many bytes as the level says.")
 

@@ -10,7 +10,7 @@ import torch
 from torchrun import run_program
 
 from common.launcher import TRAINER
-from training import datasets
+from train import datasets
 
 SECONDS = 240
 DIGITS = ("--dataset", "digits", "--model", "resnet8", "--limit-train", "512", "--epochs", "4")

@@ -16,7 +16,7 @@ from typing import IO, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 
 from common import files
-from training import program
+from train import program
 
 FULL = Path("/dev/full")  # takes nothing
 

@@ -27,7 +27,7 @@ from hvd_dyncomp.exchange.reduction import ShardedReduction
 from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.transport.group import Group
 from placed import place
-from training import checkpoint, program
+from train import checkpoint, program
 
 
 def die() -> None:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 import horovod.torch as hvd
 
 from hvd_dyncomp.transport.horovod import HorovodTransport
-from training import program
+from train import program
 
 
 def place(hosts: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from common.launcher import TRAINER, horovodrun, run
-from training import program
+from train import program
 
 PROGRAM = str(TRAINER)
 PLACED = str(Path(__file__).with_name("placed.py"))

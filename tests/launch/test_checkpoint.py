@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import RunError
-from training import checkpoint
+from train import checkpoint
 
 pytestmark = pytest.mark.promise("A damaged checkpoint is skipped; the one before it serves.")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from common.errors import RunError
-from training import data
-from training.batches import TrainBatches, augment, eval_batches
+from train import data
+from train.batches import TrainBatches, augment, eval_batches
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ import torch
 
 from common.errors import RunError
 from runs import assert_refused, main, mpirun
-from training import data, datasets
-from training.published import Published
+from train import data, datasets
+from train.published import Published
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -122,7 +122,7 @@ def test_damaged_files_are_refused_by_name(
 
 
 def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.published._LARGEST", 1000)
+    monkeypatch.setattr("train.published._LARGEST", 1000)
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(10**6)))
     with pytest.raises(RunError, match="a.gz is damaged or another file"):
         Published("a.gz", hashlib.sha256(bytes(10**6)).hexdigest(), packed=True).read(tmp_path)
@@ -181,7 +181,7 @@ def test_a_network_that_says_nothing_is_not_waited_for(
     folder = tmp_path / "data"
     if there == "a file":
         folder.touch()
-    monkeypatch.setattr("training.published._PATIENCE", 0.3)
+    monkeypatch.setattr("train.published._PATIENCE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"http://127.0.0.1:{server.getsockname()[1]}/"
         monkeypatch.setattr(datasets, "CIFAR10", replace(datasets.CIFAR10, url=silent))

@@ -8,48 +8,48 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
-from screening import results
-from screening.contenders import CONTENDERS, RECORDED, shown
-from screening.tasks import TASKS, Task
-from studies import declared, matrix, paper_table, pareto, program, study, tuned_plot, tuned_tables
-from studies.declared import PARTS, QUICK
-from studies.page import MISSING, page
-from studies.parts import BASELINE, TUNING, Largest, Part, Tuned
+from common.markdown import filled
+from study import __main__ as study
+from study import declared, figures, matrix, paper_table, record, tuned_tables
+from study.declared import PARTS, QUICK
+from study.methods import METHODS, RECORDED, shown
+from study.parts import BASELINE, TUNING, Largest, Part, Tuned
+from study.tasks import TASKS, Task
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 COMMITTED = DOCS / study.RESULTS
 
 
-def made_up(part: Part, seeds: int = 2) -> dict[results.Key, dict]:
-    """Runs of a part: each contender a point worse than the one before, and seed 1 half a point better."""
+def made_up(part: Part, seeds: int = 2) -> dict[record.Key, dict]:
+    """Runs of a part: each method a point worse than the one before, and seed 1 half a point better."""
     numbers = {"loss": 1.0, "bits": 2.0, "values": 1000, "steps": 10, "seconds": 1.0}
     return {
-        (task, contender, seed): {
-            **{"task": task, "contender": contender, "seed": seed, "score": 90.0 - place + seed / 2, **numbers},
+        (task, method, seed): {
+            **{"task": task, "contender": method, "seed": seed, "score": 90.0 - place + seed / 2, **numbers},
             "all_bits": 32 / (place + 1),
         }
         for task in part.tasks
-        for place, contender in enumerate(part.contenders)
+        for place, method in enumerate(part.methods)
         for seed in range(seeds)
     }
 
 
-def write(path: Path, runs: dict[results.Key, dict]) -> None:
+def write(path: Path, runs: dict[record.Key, dict]) -> None:
     path.write_text("".join(json.dumps(run) + "\n" for run in runs.values()))
 
 
 @pytest.mark.parametrize("part", [*PARTS, *QUICK], ids=lambda part: part.name)
 def test_what_is_declared_exists(part: Part) -> None:
     assert set(part.tasks) <= TASKS.keys()
-    assert set(part.contenders) <= CONTENDERS.keys() | RECORDED
-    assert {contender for _, contender, _ in part.wanted({})} <= CONTENDERS.keys()
-    assert BASELINE in part.contenders
+    assert set(part.methods) <= METHODS.keys() | RECORDED
+    assert {method for _, method, _ in part.wanted({})} <= METHODS.keys()
+    assert BASELINE in part.methods
     assert len(set(part.keys)) == len(part.keys)
 
 
 def test_all_that_exists_is_declared() -> None:
-    assert {contender for part in PARTS for contender in part.contenders} == CONTENDERS.keys() | RECORDED
+    assert {method for part in PARTS for method in part.methods} == METHODS.keys() | RECORDED
     assert {task for part in PARTS for task in part.tasks} == TASKS.keys()
 
 
@@ -59,7 +59,7 @@ def test_what_is_shown_of_the_study_needs_no_runs_of_its_own() -> None:
 
 
 def test_committed_runs_are_declared_and_compact() -> None:
-    runs = results.read(COMMITTED)
+    runs = record.read(COMMITTED)
     assert runs.keys() <= set(declared.keys(PARTS))
     assert len(runs) == COMMITTED.read_text().count("\n")
     fields = {"task", "contender", "seed", "score", "loss", "bits", "all_bits", "values", "steps", "seconds"}
@@ -69,8 +69,8 @@ def test_committed_runs_are_declared_and_compact() -> None:
 
 
 def test_what_cannot_be_trained_any_more_is_in_the_record_and_nobody_wants_it() -> None:
-    assert not RECORDED & CONTENDERS.keys()
-    runs = results.read(COMMITTED)
+    assert not RECORDED & METHODS.keys()
+    runs = record.read(COMMITTED)
     recorded = [key for key in declared.MAIN.keys if key[1] in RECORDED]
     assert len(recorded) == 12 and all(key in runs for key in recorded)
     assert not set(recorded) & set(declared.MAIN.wanted({}))
@@ -86,18 +86,18 @@ def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
 
 
 def test_committed_tables_are_what_the_committed_runs_give(tmp_path: Path) -> None:
-    for name in (study.PAGE, paper_table.RESULTS):
+    pages = (study.PAGE, f"tables/{study.PAGE}", paper_table.TABLE)
+    for name in (*pages, paper_table.RESULTS):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(DOCS / name, tmp_path / name)
-    (tmp_path / "tables").mkdir()
-    study.write_pages(tmp_path, study.tables(PARTS, results.read(COMMITTED)))
-    for name in (study.PAGE, f"tables/{study.PAGE}", paper_table.TABLE):
-        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), f"study.py --tables-only: {name}"
+    study.write_pages(tmp_path, study.tables(PARTS, record.read(COMMITTED)))
+    for name in pages:
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), f"python launch/study --tables-only: {name}"
 
 
 def test_every_table_stands_in_the_page_of_tables_once() -> None:
-    text = page({part.name: f"<{part.name}>" for part in PARTS})
-    assert all(text.count(f"\n\n<{part.name}>\n") == 1 for part in PARTS) and MISSING not in text
+    marked = re.findall("<!-- table (.+): written by make study -->", (DOCS / "tables" / study.PAGE).read_text())
+    assert sorted(marked) == sorted(part.name for part in PARTS)
 
 
 def test_marks_of_the_study_are_those_of_tables() -> None:
@@ -106,11 +106,11 @@ def test_marks_of_the_study_are_those_of_tables() -> None:
 
 
 def test_what_people_read_has_no_fractions_and_other_words() -> None:
-    names = [*CONTENDERS, *RECORDED]
+    names = [*METHODS, *RECORDED]
     assert shown("ladder 1/8-1/4-1/2-1") == "schedule 0.125-0.25-0.5-1"
     assert shown("1/4, c = 0.5") == "0.25, step size x 0.5" and shown("1/4 error") == "0.25, a level per tensor"
     assert len({shown(name) for name in names}) == len(names)
-    text = study.missing(PARTS, {}) + "".join(study.tables(PARTS, results.read(COMMITTED)).values())
+    text = study.missing(PARTS, {}) + "".join(study.tables(PARTS, record.read(COMMITTED)).values())
     assert not re.findall(r"1/[248]\b|ladder|contender|rival|\blost\b", text)
 
 
@@ -147,28 +147,28 @@ def test_only_what_is_between_the_marks_is_written() -> None:
     part = Part("x", ("mlp",), ("uncompressed", "1"))
     page = "before\n<!-- table x: written by make study -->\nold \\1\n<!-- end of table -->\nafter\n"
     tables = study.tables([part, Part("y", ("mlp",), ("uncompressed",))], made_up(part))
-    filled = matrix.filled(page, tables)
-    assert filled.startswith("before\n<!-- table x") and filled.endswith("<!-- end of table -->\nafter\n")
-    assert "| 1 | 16.00 | -1.00 ± 0.00 (2) |" in filled and "old" not in filled
-    assert matrix.filled(filled, {"x": tables["x"]}) == filled
+    text = filled(page, tables, "make study")
+    assert text.startswith("before\n<!-- table x") and text.endswith("<!-- end of table -->\nafter\n")
+    assert "| 1 | 16.00 | -1.00 ± 0.00 (2) |" in text and "old" not in text
+    assert filled(text, {"x": tables["x"]}, "make study") == text
 
 
 def test_the_figure_has_a_panel_for_each_task_with_something_to_compare(tmp_path: Path) -> None:
     alone = made_up(Part("x", declared.MAIN.tasks, ("uncompressed",)))  # nothing to compare with
     sizes = []
     for tasks in (("mlp",), ("mlp", "resnet8, short"), ("mlp", "resnet8, short", "text, sgd, short")):
-        pareto.write(tmp_path, declared.MAIN, made_up(Part("x", tasks, declared.MAIN.contenders)) | alone)
-        sizes.append(imread(tmp_path / pareto.FIGURE).shape[:2])
+        figures.at_one_rate(tmp_path, declared.MAIN, made_up(Part("x", tasks, declared.MAIN.methods)) | alone)
+        sizes.append(imread(tmp_path / figures.ONE_RATE).shape[:2])
     (low, narrow), (same, wide), (high, also_wide) = sizes
     assert wide == also_wide > 1.5 * narrow and same <= low < high
 
 
 def test_every_contender_of_the_main_table_has_a_style() -> None:
-    assert set(declared.MAIN.contenders) <= pareto._STYLES.keys()
+    assert set(declared.MAIN.methods) <= figures.AT_ONE_RATE.keys()
 
 
-def scored(part: Tuned | Largest, score, seeds: list[int] | None = None) -> dict[results.Key, dict]:
-    """Runs of a part, of which `score` says what they end at, by (task, contender, seed)."""
+def scored(part: Tuned | Largest, score, seeds: list[int] | None = None) -> dict[record.Key, dict]:
+    """Runs of a part, of which `score` says what they end at, by (task, method, seed)."""
     numbers = {"loss": 1.0, "bits": 2.0, "all_bits": 2.0, "values": 1000, "steps": 10, "seconds": 1.0}
     return {
         key: {**dict(zip(("task", "contender", "seed"), key, strict=True)), "score": score(*key), **numbers}
@@ -182,10 +182,10 @@ TUNED = Tuned(
 )
 
 
-def by_rate(task: str, contender: str, seed: int) -> float:
+def by_rate(task: str, method: str, seed: int) -> float:
     """Uncompressed gradients are at their best at the task's rate, others at twice that, half a point worse."""
-    best = {"uncompressed": "mlp", "1/4": "mlp, x2", "1/4, c = 0.5": "mlp, x4", "4": "mlp, x2"}[contender]
-    return 90.0 - (task != best) - 0.5 * (contender != "uncompressed") - (contender == "1/4") + seed % 2 * 0.1
+    best = {"uncompressed": "mlp", "1/4": "mlp, x2", "1/4, c = 0.5": "mlp, x4", "4": "mlp, x2"}[method]
+    return 90.0 - (task != best) - 0.5 * (method != "uncompressed") - (method == "1/4") + seed % 2 * 0.1
 
 
 def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
@@ -214,8 +214,8 @@ def test_what_decides_is_wanted_first_and_fresh_runs_at_the_best_rate_only() -> 
 
 
 def test_a_table_of_best_rates_has_differences_bounds_and_rates() -> None:
-    def score(task: str, contender: str, seed: int) -> float:
-        return by_rate(task, contender, seed) + (0.2 * seed if contender == "4" else 0.0)
+    def score(task: str, method: str, seed: int) -> float:
+        return by_rate(task, method, seed) + (0.2 * seed if method == "4" else 0.0)
 
     runs = {key: run for key, run in scored(TUNED, score).items() if key[2] != 13 or key[1] != "4"}
     rows = tuned_tables.tuned(TUNED, runs).splitlines()[2:5]
@@ -230,22 +230,15 @@ def test_a_table_of_best_rates_has_differences_bounds_and_rates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 6.314), (5, 2.015), (11, 1.796), (30, 1.697), (49, 1.677), (200, 1.653)]
-)
-def test_the_quantiles_are_those_of_students_t(freedom: int, t: float) -> None:
-    assert tuned_tables.t95(freedom) == pytest.approx(t, abs=6e-4)
-
-
-@pytest.mark.parametrize(
     ("stands", "tried", "shown"),
     [(4, [1, 2, 4, 8], "x4"), (0.5, [1, 0.5], "x0.5"), (0.1, [1, 0.5], "under x0.5"), (99, [1, 2, 4, 8], "x8 or more")],
 )
 def test_the_largest_rate_is_looked_for_upwards_and_from_a_lost_one_downwards(stands, tried, shown) -> None:
     part = Largest("x", ("uncompressed", "4"), {"mlp": (0.5, 1, 2, 4, 8)})
 
-    def score(task: str, contender: str, seed: int) -> float:
+    def score(task: str, method: str, seed: int) -> float:
         rate = float(task.split(", x")[1].split(",")[0]) if ", x" in task else 1.0
-        return 90.0 if contender == "uncompressed" or rate <= stands or (rate == 2 * stands and seed == 101) else 80.0
+        return 90.0 if method == "uncompressed" or rate <= stands or (rate == 2 * stands and seed == 101) else 80.0
 
     runs = scored(part, score)
     most, needed = part.found(runs, "mlp", 0.02, "4")
@@ -258,12 +251,12 @@ def test_the_largest_rate_is_looked_for_upwards_and_from_a_lost_one_downwards(st
 
 def test_the_figure_of_best_rates_has_a_panel_for_each_task_and_a_style_for_each_row(tmp_path: Path) -> None:
     rows = {row for part in PARTS if isinstance(part, Tuned) for row in part.rows}
-    assert rows - {BASELINE} == tuned_plot._STYLES.keys()
-    tuned_plot.write(tmp_path, [TUNED], {})
+    assert rows - {BASELINE} == figures.AT_BEST_RATES.keys()
+    figures.at_best_rates(tmp_path, [TUNED], {})
     assert not list(tmp_path.iterdir())
     few = Tuned("x", "mlp", {name: (name,) for name in ("uncompressed", "4", "1/4", "LoCo 4")}, 2)
-    tuned_plot.write(tmp_path, [few], scored(few, lambda *key: 90.0))
-    assert imread(tmp_path / tuned_plot.FIGURE).shape[1] > 700
+    figures.at_best_rates(tmp_path, [few], scored(few, lambda *key: 90.0))
+    assert imread(tmp_path / figures.BEST_RATES).shape[1] > 400
 
 
 @pytest.fixture
@@ -279,13 +272,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_a_quick_study_from_beginning_to_end(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program.main(["--quick", "--jobs", "1"])
+    study.main(["--quick", "--jobs", "1"])
     said = capsys.readouterr().out
     assert "| 0.25 | 0." in said and "2 of 2 runs" in said
     folder = tiny / study.QUICK_DIR
     written = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
-    assert written == {study.RESULTS, Path("figures", pareto.FIGURE)}
-    runs = results.read(folder / study.RESULTS)
+    assert written == {study.RESULTS, Path("figures", figures.ONE_RATE)}
+    runs = record.read(folder / study.RESULTS)
     assert len(runs) == 2
     assert all(len(run["curve"]) == 2 for run in runs.values())
     assert [run["curve"][-1] for run in runs.values()] == pytest.approx(
@@ -299,16 +292,16 @@ def test_what_is_there_is_not_trained_again(tiny: Path, capsys: pytest.CaptureFi
     page.parent.mkdir()
     page.write_text("<!-- table main: written by make study -->\n<!-- end of table -->\n")
     flags = ["--jobs", "1", "--output-dir", str(tiny / "out")]
-    program.main(flags)
+    study.main(flags)
     trained, text = (tiny / "out" / study.RESULTS).read_bytes(), page.read_text()
     assert trained.count(b"\n") == 4 and "4 of 4 runs" in text
     (tiny / "out" / study.RESULTS).write_bytes(trained[: trained.rfind(b"\n", 0, -1) + 9])  # killed while it wrote
     capsys.readouterr()
-    program.main([*flags, "--missing"])
+    study.main([*flags, "--missing"])
     assert capsys.readouterr().out.startswith("tiny: 1 runs, ")
-    program.main(flags)
+    study.main(flags)
     assert capsys.readouterr().out.count("tiny, ") == 1
-    again = results.read(tiny / "out" / study.RESULTS)
+    again = record.read(tiny / "out" / study.RESULTS)
     assert [run["score"] for run in again.values()] == [json.loads(line)["score"] for line in trained.splitlines()]
     assert page.read_text() == text
 
@@ -317,15 +310,16 @@ def test_tables_only_trains_nothing(tiny: Path, capsys: pytest.CaptureFixture[st
     out = tiny / "out"
     (out / study.RESULTS).parent.mkdir(parents=True)
     write(out / study.RESULTS, {key: run for key, run in made_up(declared.PARTS[0], 1).items()})
+    (out / study.PAGE).write_text("<!-- table main: written by make study -->\n<!-- end of table -->\n")
     before = (out / study.RESULTS).read_bytes()
-    program.main(["--tables-only", "--output-dir", str(out)])
+    study.main(["--tables-only", "--output-dir", str(out)])
     assert (out / study.RESULTS).read_bytes() == before
-    assert "| 0.25 | 16.00 | -1.00 (1) |" in (out / "tables" / study.PAGE).read_text()
+    assert "| 0.25 | 16.00 | -1.00 (1) |" in (out / study.PAGE).read_text()
 
 
-@pytest.mark.parametrize("flags", ["--tables-only", "--parts nothing", "--paper --seeds x"])
+@pytest.mark.parametrize("flags", ["--tables-only", "--parts nothing", "paper --seeds x"])
 def test_what_cannot_be_done_is_one_line(flags: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        program.main(flags.split())
+        study.main(flags.split())
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1

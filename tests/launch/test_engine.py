@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from common.errors import RunError
-from training.engine import LearningRate, Score, train_epoch
-from training.gradients import GradientNorm
-from training.report import _NEEDED, Metrics, read_lines
+from train.engine import LearningRate, Score, train_epoch
+from train.gradients import GradientNorm
+from train.metrics import _NEEDED, Metrics, read_lines
 
 
 class OneBatch:

@@ -12,25 +12,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks import (
-    alternation,
-    contenders,
-    gpus,
-    growth,
-    program,
-    report,
-    run,
-    start,
-    tables,
-    time_to_accuracy,
-    workloads,
-)
-from benchmarks.results import save
+from bench import __main__ as program
+from bench import alternation, gpus, growth, report, start, steppers, steps, tables, time_to_accuracy, workloads
+from bench.results import save, suffix
 from common import launcher
 from common.errors import RunError
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
-BENCH = str(Path(__file__).parents[2] / "launch" / "bench.py")
+BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
 
 
 @pytest.fixture
@@ -57,13 +46,13 @@ def started(monkeypatch):
             save(Path(spec["folder"], f"{rate}.json"), found)
         return {}
 
-    monkeypatch.setattr(run, "_shared_memory", measure)
-    monkeypatch.setattr(run, "_over_links", measure)
+    monkeypatch.setattr(steps, "_shared_memory", measure)
+    monkeypatch.setattr(steps, "_over_links", measure)
     return seen
 
 
 def bench(part: str, *flags: str) -> bool:
-    return program.run(part, program.parse_part(part, flags))
+    return program.run(program.parse([part, *flags]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -71,7 +60,7 @@ def bench(part: str, *flags: str) -> bool:
 def test_without_a_gpu_one_line_says_so(part, tmp_path, capsys, started):
     assert not bench(part, "--device", "cuda", "--output-dir", str(tmp_path))
     said = capsys.readouterr().err
-    assert said == f"bench.py: error: {part}: --device cuda: torch sees no GPU\n"
+    assert said == f"bench: error: {part}: --device cuda: torch sees no GPU\n"
     assert not started and not list(tmp_path.iterdir())
 
 
@@ -148,12 +137,12 @@ def network(*args, **options):
 def test_over_links_nccl_is_told_to_use_them(monkeypatch):
     """Or it would take InfiniBand, whatever the link is held to."""
     environments = []
-    monkeypatch.setattr(run, "hosts", network)
-    monkeypatch.setattr(run.link_rate, "measure", lambda lab, nbytes: 1e9)
-    monkeypatch.setattr(run, "start", lambda command, environment: environments.append(environment))
-    args = program.parse_part("exchange")
+    monkeypatch.setattr(steps, "hosts", network)
+    monkeypatch.setattr(steps.link_rate, "measure", lambda lab, nbytes: 1e9)
+    monkeypatch.setattr(steps, "start", lambda command, environment: environments.append(environment))
+    args = program.parse(["exchange"])
     for where in ("cpu", "cuda"):
-        run._over_links({"rates": ["1gbit"], "device": where}, args, {})
+        steps._over_links({"rates": ["1gbit"], "device": where}, args, {})
     assert [environment.get("NCCL_SOCKET_IFNAME") for environment in environments] == [None, "eth0"]
 
 
@@ -183,7 +172,7 @@ def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_
         rate = {"contenders": steps, "about": {**note, **more}}
         found = {"workers": 2, "model": "tiny", "values": 800, "tensors": 1, "device": where, "rates": {"1gbit": rate}}
         for kind in ("exchange", "training"):
-            save(folder / f"{kind}-tiny-2{gpus.suffix(where)}.json", {"benchmark": kind, **found})
+            save(folder / f"{kind}-tiny-2{suffix(where)}.json", {"benchmark": kind, **found})
     said = report.report(folder, tmp_path)
     cpus, _, there = said.partition("## On GPUs, the exchange alone: tiny, 2 workers")
     assert "80.0 (80.0–80.0)" in cpus and "5.0 (5.0–5.0)" not in cpus and "a GPU" not in cpus
@@ -194,7 +183,7 @@ def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_
     monkeypatch.setattr(growth, "kernel_times", lambda results: {})
     monkeypatch.setattr(growth, "points", lambda results: fitted.append(results["device"]) or iter(()))
     with pytest.raises(RunError, match="2x4@1gbit has not been measured"):
-        growth.run(program.parse_part("growth", ["--output-dir", str(folder)]))
+        growth.run(program.parse(["growth", "--output-dir", str(folder)]))
     assert fitted == ["cpu"]
 
 
@@ -202,15 +191,15 @@ def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):
     happened = []
     monkeypatch.setattr(alternation.hvd, "barrier", lambda: happened.append("barrier"))
     monkeypatch.setattr(alternation.time, "perf_counter", lambda: happened.append("clock") or 0.0)
-    contender = SimpleNamespace(step=lambda: happened.append("step"), finish=lambda: happened.append("finish"))
-    alternation.timed(contender)
+    method = SimpleNamespace(step=lambda: happened.append("step"), finish=lambda: happened.append("finish"))
+    alternation.timed(method)
     assert happened == ["finish", "barrier", "clock", "step", "finish", "clock"]
 
 
-def test_a_contender_waits_for_its_models_device(monkeypatch):
+def test_a_stepper_waits_for_its_models_device(monkeypatch):
     waited = []
-    monkeypatch.setattr(contenders, "finish", waited.append)
-    contenders.Contender("alone", torch.nn.Linear(1, 1, device="meta"), lambda model: torch.zeros(())).finish()
+    monkeypatch.setattr(steppers, "finish", waited.append)
+    steppers.Stepper("alone", torch.nn.Linear(1, 1, device="meta"), lambda model: torch.zeros(())).finish()
     assert waited == [torch.device("meta")]
 
 
@@ -240,7 +229,7 @@ def test_all_of_a_workload_is_on_its_device(make, name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_on_a_gpu_that_is_there(tmp_path):
     place = ("--device", "cuda", "--rates", "shm", "--seconds", "0", "--rounds", "2", "--output-dir", str(tmp_path))
-    command = [sys.executable, BENCH, "--part", "exchange", "--model", "tiny", *place]
+    command = [sys.executable, BENCH, "exchange", "--model", "tiny", *place]
     # Not by mpirun: where there is a GPU there may be no MPI.
     ended = launcher.run([*command, "--launcher", "gloo", "--methods", "alone,none,4bit,ddp"], timeout=240)
     if "and NCCL, which Horovod was built with" in ended.stdout:

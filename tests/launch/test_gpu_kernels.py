@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import gpu_kernels, kernels, program, report
-from benchmarks.gpu_kernels import Took
+from bench import __main__ as program
+from bench import gpu_kernels, kernels, report
+from bench.gpu_kernels import Took
 from hvd_dyncomp import LEVELS
 
 MEBIBYTE = 2**20
@@ -34,17 +35,17 @@ def gpu(monkeypatch):
 
 
 def bench(*flags: str) -> bool:
-    return program.run("kernels", program.parse_part("kernels", flags))
+    return program.run(program.parse(["kernels", *flags]))
 
 
 def test_what_an_operation_moves_over_the_seconds_it_takes():
-    found = gpu_kernels.contenders("cpu", 1024, 512, seed=0)
-    moved = {name: contender.moved for name, contender in found.items()}
+    found = gpu_kernels.timed("cpu", 1024, 512, seed=0)
+    moved = {name: one.moved for name, one in found.items()}
     assert moved["copy"] == 8 * 1024 and moved["4 encode"] == 8 * 1024 + 2 * 260
     assert moved["4 stochastic"] == moved["4 decode"] == 4 * 1024 + 2 * 260
     assert moved["4 reduce 2"] == 4 * 1024 + 6 * 260
     theirs = gpu_kernels.references("cpu", 1024, 512, seed=0)
-    assert {name: contender.moved for name, contender in theirs.items()} == {
+    assert {name: one.moved for name, one in theirs.items()} == {
         f"{bits} {name}*": moved[f"{bits} {name}"] for bits in LEVELS[:-1] for name in ("encode", "decode")
     }
 
@@ -53,7 +54,7 @@ def test_calls_go_through_sets_that_no_cache_holds():
     assert gpu_kernels.sets(2**21, 50 * MEBIBYTE) == 26  # of 8 MiB each, at least
     assert gpu_kernels.sets(2**27, 50 * MEBIBYTE) == 1
     called = []
-    alike = [{"copy": gpu_kernels.Contender(lambda number=number: called.append(number), 1)} for number in range(3)]
+    alike = [{"copy": gpu_kernels.Timed(lambda number=number: called.append(number), 1)} for number in range(3)]
 
     def through(actions, calls):
         for number in range(calls):
@@ -72,14 +73,14 @@ def test_many_short_calls_and_few_long_ones(seconds, calls):
         asked.append(calls)
         return Took(seconds, seconds)
 
-    gpu_kernels.measure([{"copy": gpu_kernels.Contender(lambda: None, 1)}], 3, clock)
+    gpu_kernels.measure([{"copy": gpu_kernels.Timed(lambda: None, 1)}], 3, clock)
     assert asked == [1, 2, calls, calls, calls]
 
 
 def test_medians_over_rounds():
     took = iter([9.0, 9.0, 1.0, 5.0, 2.0])
     found = gpu_kernels.measure(
-        [{"copy": gpu_kernels.Contender(lambda: None, 1)}], 3, lambda actions, calls: Took(next(took), 0.5)
+        [{"copy": gpu_kernels.Timed(lambda: None, 1)}], 3, lambda actions, calls: Took(next(took), 0.5)
     )
     assert found == {"copy": Took(2.0, 0.5)}
 
@@ -98,7 +99,7 @@ def test_figures_of_a_gpu_have_a_file_and_a_section_of_their_own(tmp_path, capsy
     said = report.report(folder, tmp_path)
     cpu, _, there = said.partition("## On GPUs, arithmetic")
     assert "a GPU" not in cpu and "nanoseconds" not in there and "compiled in 3 s" in there
-    assert "--part kernels --values 65536" in there and "--device cuda`: on one a GPU" in there
+    assert "bench kernels --values 65536" in there and "--device cuda`: on one a GPU" in there
     assert "| 4 | 1.06 (1) | 0.56 | 0.56 (1) | 0.69 |" in there
     assert "| 4 | 2000000 (1000000) | 2000000 (1000000) |" in there
 
@@ -115,7 +116,7 @@ def test_many_values_are_those_of_the_device(tmp_path, monkeypatch, gpu):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_line_says_so(tmp_path, capsys):
     assert not bench("--device", "cuda", "--output-dir", str(tmp_path))
-    assert capsys.readouterr().err == "bench.py: error: kernels: --device cuda: torch sees no GPU\n"
+    assert capsys.readouterr().err == "bench: error: kernels: --device cuda: torch sees no GPU\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -123,7 +124,7 @@ def test_too_many_values_are_one_line(tmp_path, capsys, monkeypatch, gpu):
     def full(*arguments, **named):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(gpu_kernels, "contenders", full)
+    monkeypatch.setattr(gpu_kernels, "timed", full)
     assert not bench("--device", "cuda", "--output-dir", str(tmp_path))
     said = capsys.readouterr().err
     assert "does not hold what 134217728 values need: --values takes fewer" in said and said.count("\n") == 1

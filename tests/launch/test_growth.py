@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import growth, growth_page, program, report
-from benchmarks.results import load, save
-from costs import model
-from costs.collectives import Hosts
-from costs.step import step
+from bench import __main__ as program
+from bench import cost_model, growth, growth_page, report
+from bench.collectives import Hosts
+from bench.cost_step import step
+from bench.results import load, save
 
 VALUES = 25_557_032
 RATES = {"100mbit": 95.8e6, "1gbit": 958e6, "shm": math.inf}
-CONTENDERS = ("alone", "none", "fp16", "1bit", "4bit", "8bit", "4bit-flat", "8bit-flat")
+METHODS = ("alone", "none", "fp16", "1bit", "4bit", "8bit", "4bit-flat", "8bit-flat")
 CONSTANTS = {
     **{"hand": 1.5, "copy": 0.3, "float16": 1.3, "bfloat16": 0.4, "inside": 0.2, "link": 1.02, "interface": 0.5},
     **{"cycle": 1.0, "call": 2.0, "message": 0.1, "far": 0.05, "idle": 0.15},
@@ -26,14 +26,14 @@ def exchange_file(folder: Path, workers: int, per_host: int, *rates: str, slower
     found = {}
     for rate in rates:
         hosts = Hosts(1, workers) if rate == "shm" else Hosts(workers // per_host, per_host)
-        place = model.Machine(hosts, 2 / hosts.number, RATES[rate])
-        contenders = {"ddp": {"ms": [1.0], "sent": []}}
-        for contender in CONTENDERS:
-            ms = 1e3 * slower * model.seconds(step(contender, VALUES, hosts), place, CONSTANTS, KERNELS)
-            contenders[contender] = {"ms": [0.9 * ms, ms, 3 * ms], "sent": []}
+        place = cost_model.Machine(hosts, 2 / hosts.number, RATES[rate])
+        methods = {"ddp": {"ms": [1.0], "sent": []}}
+        for method in METHODS:
+            ms = 1e3 * slower * cost_model.seconds(step(method, VALUES, hosts), place, CONSTANTS, KERNELS)
+            methods[method] = {"ms": [0.9 * ms, ms, 3 * ms], "sent": []}
         payload = None if rate == "shm" else RATES[rate] / 1e6
         about = {"machine": {"cores": 2}, "payload_mbit": payload, "launcher": "gloo" if name else "mpirun"}
-        found[rate] = {"contenders": contenders, "about": about}
+        found[rate] = {"contenders": methods, "about": about}
     what = {"workers": workers, "workers_per_host": per_host, "values": VALUES, "tensors": 161, "model": "resnet50"}
     save(folder / f"exchange-resnet50-{workers // per_host}x{per_host}{name}.json", {**what, "rates": found})
 
@@ -48,8 +48,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def grown(folder: Path, *flags: str) -> dict:
-    args = program.parse_part("growth", ["--output-dir", str(folder), *flags])
-    assert program.run("growth", args)
+    args = program.parse(["growth", "--output-dir", str(folder), *flags])
+    assert program.run(args)
     return load(folder / growth.FILE)
 
 
@@ -57,7 +57,7 @@ def test_what_is_not_to_be_seen_is_predicted_and_not_fitted(folder):
     first = grown(folder)
     assert {(row["layout"], row["rate"]) for row in first["unseen"]} == {("2x4", "1gbit")}
     assert ("2x4", "1gbit") not in {(row["layout"], row["rate"]) for row in first["seen"]}
-    assert [row["contender"] for row in first["unseen"]] == list(CONTENDERS)
+    assert [row["contender"] for row in first["unseen"]] == list(METHODS)
     for row in first["seen"] + first["unseen"]:
         assert abs(growth_page.deviation(row)) < 2, row
     exchange_file(folder, 8, 4, "1gbit", slower=10.0)  # and no other rate
@@ -74,7 +74,7 @@ def test_a_step_of_another_launcher_or_contender_is_no_point(folder):
     before = grown(folder)["seen"]
     exchange_file(folder, 4, 2, "100mbit", slower=10.0, name="-gloo")
     after = grown(folder)["seen"]
-    assert after == before and all(row["contender"] in CONTENDERS for row in after)
+    assert after == before and all(row["contender"] in METHODS for row in after)
 
 
 def test_tables_and_figures_are_drawn_with_predictions_apart(folder, capsys):
@@ -108,19 +108,19 @@ def test_the_tables_of_predictions_hold_what_the_file_holds(folder):
 
 def test_too_little_measured_is_one_line(folder, capsys):
     (folder / "exchange-resnet50-2x4.json").unlink()
-    assert not program.run("growth", program.parse_part("growth", ["--output-dir", str(folder)]))
+    assert not program.run(program.parse(["growth", "--output-dir", str(folder)]))
     said = capsys.readouterr().err
     assert "2x4@1gbit has not been measured" in said and said.count("\n") == 1
     (folder / "exchange-resnet50-2x2.json").unlink()
     flags = ["--output-dir", str(folder), "--unseen", "2x1@1gbit"]
-    assert not program.run("growth", program.parse_part("growth", flags))
+    assert not program.run(program.parse(["growth", *flags]))
     assert "nothing measured tells bfloat16" in capsys.readouterr().err
     (folder / "kernels.json").unlink()
-    assert not program.run("growth", program.parse_part("growth", flags))
+    assert not program.run(program.parse(["growth", *flags]))
     assert "no kernels.json" in capsys.readouterr().err
 
 
 def test_a_bad_layout_is_one_line(capsys):
     with pytest.raises(SystemExit) as ended:
-        program.parse_part("growth", ["--unseen", "2x4,1gbit"])
+        program.parse(["growth", "--unseen", "2x4,1gbit"])
     assert ended.value.code == 2 and "2x4" in capsys.readouterr().err

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runs import DIGITS, HOSTS, RELEASE, RELEASE_LEVELS, assert_same_checkpoints, metrics, train
-from training.carried import Carried
-from training.models import build_model
+from train.carried import Carried
+from train.models import build_model
 
 pytestmark = pytest.mark.promise(
     "A restart equals the uninterrupted run bit for bit.", "A run may continue with workers on other hosts."

@@ -9,7 +9,7 @@ import pytest
 
 from common.launcher import run
 from hvd_dyncomp.transport import mpi_settings
-from lab.hosts import hosts, why_not
+from netlab.hosts import hosts, why_not
 
 BODY = str(Path(__file__).parents[1] / "on_horovod" / "on_ranks" / "wire_bytes.py")
 LEVELS = (1, 4, 8)

@@ -1,6 +1,7 @@
-"""The layout of launch/: commands at the door, one folder per subject behind it, and imports that go one way."""
+"""The layout of launch/: one folder per command, a door for the trainer, and imports that go one way."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,14 +12,13 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 # Who may know whom.
 ROOMS = {
     "common": set(),
-    "lab": {"common"},
-    "training": {"common"},
-    "screening": {"common", "training"},
-    "studies": {"common", "costs", "screening", "training"},
-    "costs": set(),
-    "benchmarks": {"common", "costs", "lab", "training"},
+    "netlab": {"common"},
+    "train": {"common"},
+    "study": {"common", "train"},
+    "bench": {"common", "netlab", "train"},
 }
-DOORS = {"train_resnet": "training", "study": "studies", "bench": "benchmarks", "netlab": "lab"}
+DOORS = {"train_resnet": "train"}
+COMMANDS = ("study", "bench", "netlab")
 
 
 def imported(path: Path) -> set[str]:
@@ -55,3 +55,15 @@ def test_a_door_only_calls_into_its_room(door: str) -> None:
 
 def test_no_name_hides_a_module_of_python() -> None:
     assert not (ROOMS.keys() | DOORS.keys()) & set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_its_folder_from_wherever_it_is_called(command: str, tmp_path: Path) -> None:
+    called = [sys.executable, str(LAUNCH / command), "--help"]
+    said = subprocess.run(called, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"usage: {command} ")
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = [path.stem for path in LAUNCH.glob("*/*.py") if not path.stem.startswith("__")]
+    assert sorted(names) == sorted(set(names)) and not set(names) & (ROOMS.keys() | DOORS.keys())

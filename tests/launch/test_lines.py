@@ -10,7 +10,7 @@ import pytest
 from common.launcher import run
 from common.lines import say
 from runs import PROGRAM, TIMEOUT
-from training.report import Progress
+from train.metrics import Progress
 
 
 class Pieces(io.RawIOBase):

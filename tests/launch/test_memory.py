@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import memory, memory_worker, program, report, start
+from bench import __main__ as program
+from bench import memory, memory_worker, report, start
 from common.errors import RunError
 from common.launcher import run
-from lab.hosts import why_not
+from netlab.hosts import why_not
 
-BENCH = str(Path(__file__).parents[2] / "launch" / "bench.py")
+BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
 VALUES = 2**22 + 1000
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 
 
 def measured(folder: Path, *flags: str) -> dict:
     place = ("--values", str(VALUES), "--output-dir", str(folder))
-    ended = run([sys.executable, BENCH, "--part", "memory", *place, *flags], timeout=240)
+    ended = run([sys.executable, BENCH, "memory", *place, *flags], timeout=240)
     assert ended.returncode == 0, ended.stdout
     assert "| bytes a value |" in ended.stdout
     [path] = folder.iterdir()
@@ -28,7 +29,7 @@ def measured(folder: Path, *flags: str) -> dict:
 
 
 def bench(*flags: str) -> bool:
-    return program.run("memory", program.parse_part("memory", flags))
+    return program.run(program.parse(["memory", *flags]))
 
 
 def test_on_ranks_of_one_host(tmp_path):
@@ -51,7 +52,7 @@ def test_on_hosts_of_several_workers(tmp_path):
 
 
 def test_what_is_measured_is_more_than_of_the_same_steps_alone(monkeypatch):
-    """One step of the contender on few values first; then three alone, whose peak is taken off that of three."""
+    """One step of the method on few values first; then three alone, whose peak is taken off that of three."""
     taken, peaks = [], iter([{"host": 100, "gpu": 10}, {"host": 170, "gpu": 15}])
     monkeypatch.setattr(memory_worker.hvd, "rank", lambda: 0)
     monkeypatch.setattr(memory_worker, "peaks", lambda device: next(peaks))
@@ -61,7 +62,7 @@ def test_what_is_measured_is_more_than_of_the_same_steps_alone(monkeypatch):
         lambda steps, name, parameters, gradient: taken.append((steps, name, [one.numel() for one in parameters])),
     )
     monkeypatch.setattr(memory_worker, "TENSOR", 8192)
-    spec = {"contender": "4bit", "values": 20000, "seed": 0}
+    spec = {"method": "4bit", "values": 20000, "seed": 0}
     assert memory_worker.measure(spec, torch.device("cpu")) == {"host": 70, "gpu": 5}
     sizes = [8192, 8192, 20000 - 2 * 8192]
     assert taken == [(1, "4bit", [4096]), (3, "alone", sizes), (3, "4bit", sizes)]
@@ -129,7 +130,7 @@ def test_a_contender_that_is_missing_is_a_dash():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_one_line_says_so(tmp_path, capsys, started):
     assert not bench("--device", "cuda", "--output-dir", str(tmp_path))
-    assert capsys.readouterr().err == "bench.py: error: memory: --device cuda: torch sees no GPU\n"
+    assert capsys.readouterr().err == "bench: error: memory: --device cuda: torch sees no GPU\n"
     assert not started and not list(tmp_path.iterdir())
 
 
@@ -149,6 +150,6 @@ def test_all_workers_of_the_largest_layout_are_counted(tmp_path, monkeypatch, ca
 )
 def test_a_bad_flag_is_one_line(flag, value, named, capsys):
     with pytest.raises(SystemExit) as ended:
-        program.parse_part("memory", [flag, value])
+        program.parse(["memory", flag, value])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and flag in said and named in said and said.count("\n") == 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.models import CifarResNet, build_model
+from train.models import CifarResNet, build_model
 
 
 def parameters(model: torch.nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""netlab.py: hosts that can be reached, links that are counted, and nothing left behind."""
+"""netlab: hosts that can be reached, links that are counted, and nothing left behind."""
 
 import itertools
 import json
@@ -14,11 +14,11 @@ import pytest
 from common.errors import RunError
 from common.launcher import run
 from hvd_dyncomp.transport import mpi_settings
-from lab import link_rate, namespaces, shaping
-from lab.hosts import LAUNCHERS, hosts, why_not
-from lab.program import main
+from netlab import link_rate, namespaces, shaping
+from netlab.__main__ import main
+from netlab.hosts import LAUNCHERS, hosts, why_not
 
-PROGRAM = str(Path(__file__).parents[2] / "launch" / "netlab.py")
+PROGRAM = str(Path(__file__).parents[2] / "launch" / "netlab")
 NEIGHBOURS = str(Path(__file__).with_name("neighbours.py"))
 MEGABYTES = 20
 
@@ -189,7 +189,7 @@ def test_without_root_one_sentence_says_so(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--", "true"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "netlab.py: error: network namespaces need root\n"
+    assert capsys.readouterr().err == "netlab: error: network namespaces need root\n"
 
 
 def test_without_iproute2_one_sentence_says_so(monkeypatch):

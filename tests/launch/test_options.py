@@ -3,9 +3,9 @@
 import pytest
 
 from hvd_dyncomp import CriticalRegime, Plateau, Policy, StepFunction
-from training.compression import make_policy, watches_gradients
-from training.course import course, differences
-from training.options import parse
+from train.compression import make_policy, watches_gradients
+from train.course import course, differences
+from train.options import parse
 
 BAD = [
     ("--model vgg16", ["--model", "'vgg16'"]),

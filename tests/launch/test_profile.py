@@ -10,8 +10,8 @@ from torch.profiler import ProfilerActivity
 
 from common.errors import RunError
 from runs import DIGITS, assert_refused, main
-from training import profiling
-from training.profiling import LEAST, STEPS, Profile
+from train import profiling
+from train.profiling import LEAST, STEPS, Profile
 
 CPU = torch.device("cpu")
 

@@ -1,13 +1,16 @@
 """The screening of ways to send few bits: what arrives of gradients, what is carried, and what is counted."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from hvd_dyncomp import kernels
-from screening import aggregation, codec, comparators
-from screening.aggregation import Small
-from screening.contenders import CONTENDERS
-from screening.workers import Workers
+from study import aggregation, codec, comparators
+from study.aggregation import Small
+from study.methods import METHODS
+from study.workers import Workers
 
 SHAPES = [torch.Size((40, 30)), torch.Size((64, 32))]
 
@@ -38,7 +41,7 @@ def test_what_is_sent_once_is_what_the_kernels_make_of_it(bits: float) -> None:
 @pytest.mark.parametrize("feedback", ["both", "workers", "none"])
 def test_what_does_not_arrive_is_carried_and_without_feedback_lost(bits: float, workers: int, feedback: str) -> None:
     """The mean of what was given is what has arrived and what residuals hold: the sum's too, if it has any."""
-    exchange = Workers([1] * workers, 1300, feedback=feedback)
+    exchange = Workers(workers, 1300, feedback=feedback)
     given, got = torch.zeros(1300), torch.zeros(1300)
     for step in range(9):
         generator = torch.Generator().manual_seed(step)
@@ -58,7 +61,7 @@ def test_what_does_not_arrive_is_carried_and_without_feedback_lost(bits: float, 
 
 @pytest.mark.parametrize(("workers", "values"), [(2, 4), (3, 2)])
 def test_the_sum_of_more_than_two_is_quantized_once_more(workers: int, values: int) -> None:
-    exchange = comparators.aggregator(CONTENDERS["1"], [torch.Size((512,))], workers, 0)
+    exchange = comparators.aggregator(METHODS["1"], [torch.Size((512,))], workers, 0)
     exchange.new_step(0.0)
     generator = torch.Generator().manual_seed(0)
     [mean] = exchange.mean([[torch.randn(512, generator=generator)] for _ in range(workers)])
@@ -68,7 +71,7 @@ def test_the_sum_of_more_than_two_is_quantized_once_more(workers: int, values: i
 @pytest.mark.parametrize("name", ["uncompressed", "fp16", "2", "PowerSGD rank 4", "8, scale per tensor"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_what_arrives_in_many_steps_is_the_mean(name: str, workers: int) -> None:
-    exchange = comparators.aggregator(CONTENDERS[name], SHAPES, workers, 0)
+    exchange = comparators.aggregator(METHODS[name], SHAPES, workers, 0)
     own, arrived = gradients(workers), torch.zeros(SHAPES[0].numel())
     for step in range(300):
         exchange.new_step(step / 300)
@@ -78,14 +81,14 @@ def test_what_arrives_in_many_steps_is_the_mean(name: str, workers: int) -> None
 
 
 def test_fp16_is_as_exact_as_float16() -> None:
-    exchange, own = comparators.aggregator(CONTENDERS["fp16"], SHAPES, 2, 0), gradients(2)
+    exchange, own = comparators.aggregator(METHODS["fp16"], SHAPES, 2, 0), gradients(2)
     exchange.new_step(0.0)
     error = (exchange.mean(own)[0] - (own[0][0] + own[1][0]) / 2).abs().max()
     assert 1e-5 < error < 2e-3
 
 
 def test_one_scale_a_tensor_loses_for_good_what_is_small_beside_its_largest_value() -> None:
-    exchange = comparators.aggregator(CONTENDERS["8, scale per tensor"], [torch.Size((1024,))], 1, 0)
+    exchange = comparators.aggregator(METHODS["8, scale per tensor"], [torch.Size((1024,))], 1, 0)
     exchange.new_step(0.0)
     gradient = torch.full((1024,), 0.3)
     gradient[0] = 127
@@ -113,17 +116,17 @@ def test_one_scale_a_tensor_loses_for_good_what_is_small_beside_its_largest_valu
 )
 def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
     shapes = [torch.Size((64, 64)), torch.Size((64, 32))]  # whole blocks
-    exchange = comparators.aggregator(CONTENDERS[name], shapes, 2, 0)
+    exchange = comparators.aggregator(METHODS[name], shapes, 2, 0)
     own = [[torch.randn(shape.numel()) for shape in shapes] for _ in range(2)]
     for step in range(4):
         exchange.new_step(step / 4)
         exchange.mean(own)
-    header = 8 * codec.HEADER_BYTES / 6144 if CONTENDERS[name].method == "quantized" else 0
+    header = 8 * codec.HEADER_BYTES / 6144 if METHODS[name].kind == "quantized" else 0
     assert exchange.traffic.bits == pytest.approx(bits + header, abs=2e-3)
 
 
 def rival(name: str, workers: int = 2) -> aggregation.Aggregator:
-    exchange = comparators.aggregator(CONTENDERS[name], SHAPES, workers, 0)
+    exchange = comparators.aggregator(METHODS[name], SHAPES, workers, 0)
     return exchange
 
 
@@ -144,6 +147,28 @@ def test_what_is_sent_and_what_is_owed_is_what_was_put_in(name: str, workers: in
     owed = [torch.cat(list(one)) if isinstance(one, list) else one for one in exchange.owed]
     torch.testing.assert_close(arrived + torch.stack(owed).mean(0), given, rtol=1e-3, atol=1e-3)
     assert torch.stack(owed).norm() > 0.1 * given.norm()
+
+
+def test_powersgd_is_torchs_hook() -> None:
+    """Of one worker, the same step by step, but for rounding."""
+    exchange = rival("PowerSGD rank 4", 1)
+    state = powerSGD_hook.PowerSGDState(
+        None, 4, random_seed=exchange.seed, start_powerSGD_iter=2, min_compression_rate=1
+    )
+    state.iter = 2
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    try:
+        for step in range(5):
+            own = gradients(1, step)
+            exchange.new_step(step / 5)
+            flat = torch.cat(own[0])
+            parts = [part.view(shape) for part, shape in zip(flat.split(exchange.sizes), SHAPES, strict=True)]
+            held = {"buffer": lambda flat=flat: flat, "gradients": lambda parts=parts: parts}
+            bucket = SimpleNamespace(**held, index=lambda: 0, is_last=lambda: True)
+            theirs = powerSGD_hook.powerSGD_hook(state, bucket).wait()
+            torch.testing.assert_close(torch.cat(exchange.mean(own)), theirs, rtol=1e-4, atol=1e-4)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", ["top-k 1/4, no momentum", "random-k 1/4, no momentum", "DGC 1/4"])
@@ -201,15 +226,15 @@ def test_loco_owes_what_8_bits_hold_of_a_moving_average_and_forgets_it() -> None
 
 @pytest.mark.parametrize("name", ["PowerSGD rank 1, small at 8, from 10%", "1-bit Adam, from 15%"])
 def test_at_first_everything_travels_uncompressed(name: str) -> None:
-    exchange, contender = rival(name), CONTENDERS[name]
-    start = contender.budget[1][0]
+    exchange, method = rival(name), METHODS[name]
+    start = method.budget[1][0]
     for step in range(100):
         exchange.new_step(step / 100)
         before = exchange.traffic.bytes
         exchange.mean(gradients(2, step))
         assert (exchange.traffic.bytes - before == 4 * exchange.values) == (step / 100 < start)
-        assert contender.small_bits_at(step / 100) == (32 if step / 100 < start else 8)
-        assert contender.keeps_momentum_at(step / 100)
+        assert method.small_bits_at(step / 100) == (32 if step / 100 < start else 8)
+        assert method.keeps_momentum_at(step / 100)
     assert exchange.traffic.bits > 32 * start
 
 
@@ -244,7 +269,7 @@ def test_of_1_bit_adam_momentum_and_what_is_owed_are_all_that_was_put_in() -> No
 )
 @pytest.mark.parametrize("workers", [2, 3])
 def test_small_tensors_arrive_and_are_counted(name: str, bits: int, sent: int, workers: int) -> None:
-    small = Small(CONTENDERS[name], [100, 200], workers)
+    small = Small(METHODS[name], [100, 200], workers)
     arrived, expected = torch.zeros(200), torch.zeros(200)
     for step in range(9):
         generator = torch.Generator().manual_seed(step)
@@ -261,13 +286,13 @@ def test_small_tensors_arrive_and_are_counted(name: str, bits: int, sent: int, w
 
 def test_small_tensors_have_8_bits_where_others_have_less() -> None:
     names = ("1/4", "4", "8", "uncompressed", "fp16", "PowerSGD rank 1", "top-k 1/4")
-    assert [CONTENDERS[name].small_bits_at(0.0) for name in names] == [8, 8, 8, 32, 16, 32, 32]
-    up = CONTENDERS["ladder 4-8-16"]
+    assert [METHODS[name].small_bits_at(0.0) for name in names] == [8, 8, 8, 32, 16, 32, 32]
+    up = METHODS["ladder 4-8-16"]
     assert [up.small_bits_at(progress) for progress in (0.0, 0.1, 0.15, 1.0)] == [8, 8, 8, 16]
 
 
 def test_a_ladder_changes_the_level() -> None:
-    exchange = aggregation.Quantized(CONTENDERS["ladder 1-2-4"], SHAPES, 2)
+    exchange = aggregation.Quantized(METHODS["ladder 1-2-4"], SHAPES, 2)
     for progress, bits in ((0.14, 1), (0.15, 2), (0.39, 2), (0.4, 4), (1.0, 4)):
         exchange.new_step(progress)
         assert exchange.bits == bits
@@ -275,7 +300,7 @@ def test_a_ladder_changes_the_level() -> None:
 
 def test_without_feedback_small_tensors_have_none_either() -> None:
     def arrived(name: str) -> torch.Tensor:
-        small = Small(CONTENDERS[name], [512], 2)
+        small = Small(METHODS[name], [512], 2)
         own = torch.cat([torch.full((256,), 1.0), torch.full((256,), 1e-3)])  # under half a step of the others
         return sum(small.mean([[own], [own]], 8)[0] for _ in range(20))[256:]
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from screening import codec, comparators, text
-from screening.contenders import CONTENDERS, RIVALS
-from screening.tasks import TASKS, Task, prepare, varied
-from screening.trainer import leave_momentum_out, optimizer, put_momentum_back, step_frozen, train
+from study import codec, comparators, text
+from study.methods import METHODS, RIVALS
+from study.tasks import TASKS, Task, prepare, varied
+from study.trainer import leave_momentum_out, optimizer, put_momentum_back, step_frozen, train
 
 
 def tiny(**more) -> Task:
@@ -46,7 +46,7 @@ def test_a_frozen_step_is_adamw_with_this_momentum_and_the_variances_as_they_wer
 def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
     task = tiny(epochs=6)
     work = prepare(task, tmp_path)
-    runs = [train(task, work, CONTENDERS[name], seed=1) for _ in range(2)]
+    runs = [train(task, work, METHODS[name], seed=1) for _ in range(2)]
     assert [run.pop("seconds") >= 0 for run in runs] == [True, True]
     assert runs[0] == runs[1]
     assert len(runs[0]["curve"]) == 6
@@ -57,7 +57,7 @@ def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
 def test_all_bits_are_of_all_values(tmp_path) -> None:
     task = tiny(epochs=1)
     found, other = (
-        train(task, prepare(task, tmp_path), replace(CONTENDERS["1/4"], small_bits=bits), 0) for bits in (0, 32)
+        train(task, prepare(task, tmp_path), replace(METHODS["1/4"], small_bits=bits), 0) for bits in (0, 32)
     )
     small = 256 + 128 + 10  # the biases
     whole = found["values"]
@@ -69,15 +69,15 @@ def test_all_bits_are_of_all_values(tmp_path) -> None:
 
 @pytest.mark.parametrize("task", [tiny(model="resnet8"), tiny(model="transformer", data="docstrings", limit=20000)])
 def test_other_models_are_trained(task: Task, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("screening.tasks.STEPS", 4)
-    found = train(task, prepare(task, tmp_path), CONTENDERS["1"], seed=0)
+    monkeypatch.setattr("study.tasks.STEPS", 4)
+    found = train(task, prepare(task, tmp_path), METHODS["1"], seed=0)
     assert 0 <= found["score"] <= 100
     assert 1 < found["bits"] < 1.2
 
 
 def test_momentum_is_left_out_where_the_library_leaves_it_out() -> None:
     def kept(name: str) -> list[bool]:
-        return [CONTENDERS[name].keeps_momentum_at(progress) for progress in (0.0, 0.9)]
+        return [METHODS[name].keeps_momentum_at(progress) for progress in (0.0, 0.9)]
 
     assert [kept(name) for name in ("1/4", "2", "4", "uncompressed", "ladder 1-2-4")] == [
         *([False, False], [False, False], [True, True], [True, True], [False, True])
@@ -88,12 +88,12 @@ def test_momentum_is_left_out_where_the_library_leaves_it_out() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_left_out_an_optimizer_with_momentum_trains_as_one_without(kind: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("screening.trainer.SMALL", 0)  # small tensors keep theirs
+    monkeypatch.setattr("study.trainer.SMALL", 0)  # small tensors keep theirs
     task = tiny(weight_decay=0.01, optimizer=kind, rate=0.01)
     without = replace(task, momentum=0.0, rate=0.1 if kind == "sgd" else 0.01)
     names = {"uncompressed, no momentum": task, "uncompressed": without}
-    left_out, plain = (train(own, prepare(own, tmp_path), CONTENDERS[name], 0) for name, own in names.items())
-    kept = train(task, prepare(task, tmp_path), CONTENDERS["uncompressed"], 0)
+    left_out, plain = (train(own, prepare(own, tmp_path), METHODS[name], 0) for name, own in names.items())
+    kept = train(task, prepare(task, tmp_path), METHODS["uncompressed"], 0)
     assert left_out["loss"] == pytest.approx(plain["loss"], rel=1e-3)
     assert kept["loss"] != pytest.approx(plain["loss"], rel=1e-3)
 
@@ -118,7 +118,7 @@ def test_momentum_that_comes_back_starts_anew() -> None:
 def test_1_bit_adam_trains_as_adamw_does_and_at_first_is_it(tmp_path) -> None:
     task = Task("tiny", "regression", data="", epochs=4, optimizer="adamw", rate=0.003, weight_decay=0.01)
     names = ("uncompressed", "1-bit Adam, from 30%")
-    plain, frozen = (train(task, prepare(task, tmp_path), CONTENDERS[name], 0) for name in names)
+    plain, frozen = (train(task, prepare(task, tmp_path), METHODS[name], 0) for name in names)
     assert plain["curve"][0]["train"] == frozen["curve"][0]["train"]
     assert plain["curve"][1]["train"] != frozen["curve"][1]["train"]
     assert frozen["score"] > plain["score"] - 5
@@ -127,11 +127,11 @@ def test_1_bit_adam_trains_as_adamw_does_and_at_first_is_it(tmp_path) -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_a_factor_is_a_rate(kind: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("screening.trainer.SMALL", 0)  # small tensors keep their momentum and rate
+    monkeypatch.setattr("study.trainer.SMALL", 0)  # small tensors keep their momentum and rate
     task = tiny(weight_decay=0.0, optimizer=kind, rate=0.02)
     half = replace(task, rate=0.01)
     names = {"1/4, c = 0.5": task, "1/4": half}
-    one, other = (train(own, prepare(own, tmp_path), CONTENDERS[name], 0) for name, own in names.items())
+    one, other = (train(own, prepare(own, tmp_path), METHODS[name], 0) for name, own in names.items())
     assert one["loss"] == other["loss"]
 
 
@@ -160,7 +160,7 @@ def test_a_warm_up_says_when_the_rate_is_at_its_peak(tmp_path, monkeypatch) -> N
     monkeypatch.setattr(torch.optim.lr_scheduler, "OneCycleLR", noted)
     for warm_up in (0.1, 0.3):
         task = tiny(epochs=1, warm_up=warm_up)
-        train(task, prepare(task, tmp_path), CONTENDERS["uncompressed"], 0)
+        train(task, prepare(task, tmp_path), METHODS["uncompressed"], 0)
     assert seen == [0.1, 0.3]
 
 

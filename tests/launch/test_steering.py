@@ -1,4 +1,4 @@
-"""Contenders with a policy: what it is told, on which data, and that its level is the next epoch's."""
+"""Methods with a policy: what it is told, on which data, and that its level is the next epoch's."""
 
 import math
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from hvd_dyncomp import CriticalRegime, Policy, Schedule, Static
-from screening import codec, tasks, text
-from screening.contenders import CONTENDERS, Contender
-from screening.steering import Steering
-from screening.tasks import Task, Work, prepare
-from screening.trainer import train
+from study import codec, tasks, text
+from study.methods import METHODS, Method
+from study.steering import Steering
+from study.tasks import Task, Work, prepare
+from study.trainer import train
 
-STEERED = [contender for contender in CONTENDERS.values() if contender.policy is not None]
+STEERED = [method for method in METHODS.values() if method.policy is not None]
 
 
 def tiny(**more) -> Task:
@@ -73,44 +73,44 @@ def test_levels_are_those_that_the_policy_says(tmp_path) -> None:
     task = tiny(epochs=3)
     work = prepare(task, tmp_path)
     levels = {0: 2, 1: 1 / 4, 2: 1}
-    found = train(task, work, Contender("x", policy=Schedule(levels)), seed=0)
+    found = train(task, work, Method("x", policy=Schedule(levels)), seed=0)
     assert [entry["level"] for entry in found["curve"]] == list(levels.values())
     assert [entry["at_bits"] for entry in found["curve"]] == list(levels.values())
     assert all(entry["gradient_norm"] > 0 for entry in found["curve"]), "every step's gradients are looked at"
-    fixed = train(task, work, CONTENDERS["1/4"], seed=0)
-    steered = train(task, work, Contender("x", policy=Static(1 / 4)), seed=0)
+    fixed = train(task, work, METHODS["1/4"], seed=0)
+    steered = train(task, work, Method("x", policy=Static(1 / 4)), seed=0)
     assert all(steered[key] == fixed[key] for key in ("score", "loss", "bits"))
 
 
-@pytest.mark.parametrize("contender", STEERED, ids=lambda contender: contender.name)
-def test_every_policy_learns_and_can_be_repeated(contender: Contender, tmp_path) -> None:
+@pytest.mark.parametrize("method", STEERED, ids=lambda method: method.name)
+def test_every_policy_learns_and_can_be_repeated(method: Method, tmp_path) -> None:
     task = tiny(epochs=5)
     work = prepare(task, tmp_path)
-    runs = [train(task, work, contender, seed=1) for _ in range(2)]
+    runs = [train(task, work, method, seed=1) for _ in range(2)]
     assert [run.pop("seconds") >= 0 for run in runs] == [True, True]
     assert runs[0] == runs[1] and runs[0]["score"] > 50
     levels = [entry["level"] for entry in runs[0]["curve"]]
-    assert set(levels) <= set(codec.LEVELS) and levels[0] == contender.policy.decide([]).bits
+    assert set(levels) <= set(codec.LEVELS) and levels[0] == method.policy.decide([]).bits
 
 
 def test_a_steered_epoch_is_one_of_that_level() -> None:
-    for contender in STEERED:
+    for method in STEERED:
         for bits in (1 / 8, 2, 4, 8):
-            at, plain = contender.at(bits), Contender("x", budget=((0.0, bits),))
+            at, plain = method.at(bits), Method("x", budget=((0.0, bits),))
             assert at.bits_at(0.5) == bits
             assert at.small_bits_at(0.5) == plain.small_bits_at(0.5)
             assert at.keeps_momentum_at(0.5) == plain.keeps_momentum_at(0.5) == (bits > 2)
 
 
 def test_there_are_policies_in_both_directions() -> None:
-    first = {contender.name: contender.policy.decide([]).bits for contender in STEERED}
+    first = {method.name: method.policy.decide([]).bits for method in STEERED}
     assert {"plateau 1/8-1/2": 1 / 8, "step 1/8-1/4-1/2": 1 / 8, "step down 1-1/4-1/8": 1}.items() <= first.items()
     assert first["critical 1/8-1"] == 1 and first["critical 1/8-2"] == 2
 
 
 def test_only_what_has_levels_can_be_steered() -> None:
     with pytest.raises(ValueError, match="levels to choose"):
-        Contender("x", "top-k", policy=CriticalRegime())
+        Method("x", "top-k", policy=CriticalRegime())
 
 
 def test_images_that_policies_see_are_no_others(tmp_path, monkeypatch) -> None:

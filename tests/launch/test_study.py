@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import RunError
-from studies import paper as study
-from studies import paper_table
-from studies.scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
-from training import options
-from training.course import course
-from training.report import METRICS, write_summary
+from study import __main__ as program
+from study import paper, paper_table
+from study.scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
+from train import options
+from train.course import course
+from train.metrics import METRICS, write_summary
 
 EPOCHS = 6
 LEVELS = {"none": [32] * 6, "static8": [8] * 6, "static4": [4] * 6}
@@ -46,8 +46,8 @@ def pretend(folder: Study, scenario: Scenario, seed: int) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Study]:
-    args = study.parse(["--dataset", "digits", "--epochs", str(EPOCHS)])
-    yield Study(tmp_path / "runs", 2, study.shared_flags(args), "digits", 60.0)
+    args = program.parse(["paper", "--dataset", "digits", "--epochs", str(EPOCHS)])
+    yield Study(tmp_path / "runs", 2, paper.shared_flags(args), "digits", 60.0)
 
 
 def finished(runs: Study, seeds: tuple[int, ...]) -> list[Result]:
@@ -64,7 +64,7 @@ def finished(runs: Study, seeds: tuple[int, ...]) -> list[Result]:
 def test_table_only_study_end_to_end(runs: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     finished(runs, (0, 1))
     flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--thresholds", THRESHOLDS, "--tables-only"]
-    study.main([*flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
+    program.main(["paper", *flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
     text = (tmp_path / "out" / paper_table.TABLE).read_text()
     assert " ".join(flags) in text
     main_table = text.split("\n\n")[2].splitlines()
@@ -96,14 +96,16 @@ def test_curves_of_one_seed_have_no_spread(runs: Study) -> None:
 def test_unfinished_runs_are_left_out(runs: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretend(runs, SCENARIOS[0], 0)
     flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--tables-only", "--seeds", "0"]
-    study.main([*flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
+    program.main(["paper", *flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
     assert "static 8, seed 0: not finished" in capsys.readouterr().out
     assert "| static 8" not in (tmp_path / "out" / paper_table.TABLE).read_text()
 
 
 def test_no_run_at_all_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        study.main(["--tables-only", "--runs-dir", str(tmp_path / "none"), "--output-dir", str(tmp_path / "out")])
+        program.main(
+            ["paper", "--tables-only", "--runs-dir", str(tmp_path / "none"), "--output-dir", str(tmp_path / "out")]
+        )
     assert ended.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -128,7 +130,7 @@ def test_thresholds_are_what_an_uncompressed_run_passes() -> None:
 @pytest.mark.parametrize("flags", ["--thresholds 0.8", "--thresholds 0.9,0.8", "--seeds x", "--scenarios other"])
 def test_bad_flags_are_one_line(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        study.parse(flags.split())
+        program.parse(["paper", *flags.split()])
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and flags.split()[0] in said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runs import DIGITS, assert_refused, main, mpirun, train
-from training.tensorboard import scalars
+from train.tensorboard import scalars
 
 FLAGS = (*DIGITS, "--epochs", "3", "--levels", "2,4", "--thresholds", "0.3")
 

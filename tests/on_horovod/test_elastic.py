@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launchers import BODIES, run_limited
 
-from lab import hosts as netlab
+from netlab import hosts as netlab
 
 pytestmark = pytest.mark.promise("Elastic: workers come and go; uncommitted steps leave no trace.")
 

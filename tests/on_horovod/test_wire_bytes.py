@@ -7,7 +7,7 @@ import pytest
 from launchers import BODIES, run_limited
 
 from hvd_dyncomp import LEVELS
-from lab import hosts as netlab
+from netlab import hosts as netlab
 
 pytestmark = pytest.mark.promise("A host sends as many bytes as the level says.")
 

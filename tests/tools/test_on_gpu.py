@@ -36,15 +36,14 @@ def test_stages_fit_into_the_time_that_a_machine_is_lent_for(tmp_path, pretend):
 
 def test_the_benchmarks_know_the_flags(tmp_path):
     """A lent machine is the wrong place to find out."""
-    from benchmarks import program
-    from training import options
+    from bench import __main__ as bench
+    from train import options
 
     for pretend in (False, True):
         for one in Checks(tmp_path, tmp_path, links=True, pretend=pretend).all():
             command = list(map(str, one.command))
-            if "--part" in command:
-                at = command.index("--part")
-                program.parse_part(command[at + 1], command[at + 2 :])
+            if str(ROOT / "launch" / "bench") in command:
+                bench.parse(command[command.index(str(ROOT / "launch" / "bench")) + 1 :])
             elif any(part.endswith("train_resnet.py") for part in command):
                 at = next(i for i, part in enumerate(command) if part.endswith("train_resnet.py"))
                 options.parse(command[at + 1 :])

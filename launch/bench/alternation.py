@@ -1,0 +1,99 @@
+"""Times steppers against each other: all in one process group, in turns, in another order each round.
+
+What else the machine does in the meantime then touches all of them alike. Methods whose steps are long take fewer
+turns, spread evenly over the rounds.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+
+from bench.steppers import Stepper
+from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.horovod import HorovodTransport
+from netlab.shaping import INTERFACE
+
+_COUNTER = Path("/sys/class/net", INTERFACE, "statistics/tx_bytes")
+
+
+def sent_bytes() -> int:
+    """What this host's interface has sent since it was made."""
+    return int(_COUNTER.read_text())
+
+
+def timed(stepper: Stepper) -> float:
+    """Seconds of one step on this rank, from a moment at which all ranks stand ready. Collective.
+
+    A GPU has nothing left to do at the beginning, and at the end.
+    """
+    stepper.finish()
+    hvd.barrier()
+    began = time.perf_counter()
+    stepper.step()
+    stepper.finish()
+    return time.perf_counter() - began
+
+
+def slowest(seconds: float, name: str) -> float:
+    """The largest of all ranks' numbers, on every rank. Collective."""
+    return max(gather_json(HorovodTransport(), seconds, f"alternation.slowest.{name}"))
+
+
+def turns_of(costs: Mapping[str, float], *, seconds: float, rounds: int) -> dict[str, int]:
+    """How many steps each stepper gets in about so many seconds: equal time for all, 2 to `rounds` steps each."""
+    share = seconds / len(costs)
+    return {name: min(rounds, max(2, int(share / cost))) for name, cost in costs.items()}
+
+
+def takes_part(turn: int, turns: int, rounds: int) -> bool:
+    """Whether a stepper with so many turns has one in this round; turns are spread evenly."""
+    return (turn + 1) * turns // rounds > turn * turns // rounds
+
+
+def measure(
+    steppers: Mapping[str, Stepper], *, seconds: float, rounds: int, seed: int, counted: bool
+) -> dict[str, dict[str, Any]]:
+    """Let the steppers take turns for about `seconds` seconds. Collective.
+
+    Args:
+        steppers: by name, the same on all ranks; their first steps, with what they build once, are over.
+        seconds: for all of them together; long steps may take more.
+        rounds: the most turns for one stepper.
+        seed: of the order, the same on all ranks.
+        counted: read the interface's counter as well.
+
+    Returns:
+        For each stepper "ms", the time of each of its steps on the slowest rank, and "sent", the bytes of each host
+        in each of its steps (empty if not counted). The same on all ranks.
+    """
+    costs = {name: slowest(timed(stepper), "cost") for name, stepper in steppers.items()}
+    turns = turns_of(costs, seconds=seconds, rounds=rounds)
+    most = max(turns.values())
+    mine: dict[str, list[tuple[float, int]]] = {name: [] for name in steppers}
+    for turn in range(most):
+        order = [name for name in steppers if takes_part(turn, turns[name], most)]
+        random.Random(f"{seed} {turn}").shuffle(order)
+        for name in order:
+            before = sent_bytes() if counted else 0
+            took = timed(steppers[name])
+            hvd.barrier()  # what the others wait for has then left this host, too
+            mine[name].append((took, sent_bytes() - before if counted else 0))
+    everyone = gather_json(HorovodTransport(), mine, "alternation.samples")
+    # All workers of a host read the same counter, which counts what any of them sends.
+    speaks = gather_json(HorovodTransport(), counted and hvd.local_rank() == 0, "alternation.counters")
+    return {name: _merge([rank[name] for rank in everyone], speaks) for name in steppers}
+
+
+def _merge(ranks: list[list[tuple[float, int]]], speaks: list[bool]) -> dict[str, Any]:
+    steps = list(zip(*ranks, strict=True))
+    sent = [[sent for (_, sent), one in zip(step, speaks, strict=True) if one] for step in steps]
+    return {
+        "ms": [round(1e3 * max(took for took, _ in step), 3) for step in steps],
+        "sent": sent if any(speaks) else [],
+    }

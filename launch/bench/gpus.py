@@ -1,0 +1,46 @@
+"""Benchmarks on this machine's GPUs: how their files are called, and what a reader must know of them.
+
+All hosts of a benchmark are namespaces of one machine, and so all workers share its GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from netlab.shaping import INTERFACE
+
+# NCCL knows hosts by their names, and takes between two of them what is fastest: it must be the link that is measured.
+OVER_LINKS = {"NCCL_SOCKET_IFNAME": INTERFACE, "NCCL_IB_DISABLE": "1"}
+
+
+def on_gpus(results: Mapping[str, Any]) -> bool:
+    """Whether a file's figures are of GPUs; files from before there were any do not say."""
+    return results.get("device", "cpu") == "cuda"
+
+
+def found(workers: int) -> dict[str, Any]:
+    """The GPUs that so many workers use, and what carries their tensors: by Horovod, and by DDP."""
+    count = min(workers, torch.cuda.device_count())
+    own = workers == count and torch.distributed.is_nccl_available()
+    return {
+        "gpus": [torch.cuda.get_device_name(number) for number in range(count)],
+        "horovod": "NCCL" if hvd.nccl_built() else "host memory",
+        "ddp": "nccl" if own else "gloo",
+    }
+
+
+def sentence(about: Mapping[str, Any], workers: int) -> str:
+    """What `found` has, for who reads the figures; "" for those of CPUs."""
+    if "gpus" not in about:
+        return ""
+    names = dict.fromkeys(about["gpus"])
+    count = len(about["gpus"])
+    shared = f", shared by {workers} workers" if workers > count else ""
+    return (
+        f" On {count} GPU{'' if count == 1 else 's'} ({', '.join(names)}){shared}; Horovod goes through "
+        f"{about['horovod']}, DDP over {about['ddp']}."
+    )

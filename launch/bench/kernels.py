@@ -1,0 +1,144 @@
+"""How fast the arithmetic is on one core, against plain torch operators and against one pass over memory.
+
+    python launch/bench kernels
+    python launch/bench kernels --device cuda    # on one GPU instead
+
+Every round runs all of them once, in turn, and compares them within the round: a machine's slow spells meet all
+alike. The yardstick is `r.add_(g)`, which reads both and writes one of them. The reference kernels are the same
+arithmetic in torch operators. Writes DIR/kernels.json.
+
+On a GPU the yardstick is a copy within its memory; and what a call takes is measured with one bucket as well, where
+launching may take longest. All kernels are compiled before, in as many processes as there are cores. Writes
+DIR/kernels-cuda.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import gpu_kernels
+from bench.results import FOLDER, about, save, suffix
+from common.device import choose_alone
+from common.markdown import markdown
+from common.values import DEVICES, count, natural
+from hvd_dyncomp import LEVELS
+from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, reduce_into, reference
+
+FILE, GPU_FILE = (f"kernels{suffix(device)}.json" for device in ("cpu", "cuda"))
+BLOCK_SIZE = 512
+_VALUES = {"cpu": 2**25, "cuda": 2**27}
+ADD, REFERENCE = "`r.add_(g)`", "reference encode, 4 bits"
+
+
+def actions(values: int, seed: int) -> dict[str, tuple[Callable[[], object], int]]:
+    """Per name, what to time and how many values it handles."""
+    generator = torch.Generator().manual_seed(seed)
+    gradient, other = torch.randn(values, generator=generator), torch.zeros(values)
+    residual, out = torch.zeros(values, dtype=torch.bfloat16), torch.empty(values)
+    found: dict[str, tuple[Callable[[], object], int]] = {
+        ADD: (lambda: other.add_(gradient), values),
+        REFERENCE: (lambda: reference.encode(gradient, residual, bits=4, block_size=BLOCK_SIZE), values),
+    }
+    for bits in LEVELS[:-1]:
+        shape: dict[str, Any] = {"bits": bits, "block_size": BLOCK_SIZE}
+        payload = torch.empty(values // BLOCK_SIZE * block_bytes(bits, BLOCK_SIZE), dtype=torch.uint8)
+        reduced, versions = torch.empty_like(payload), [payload, payload]
+        noise = Noise((seed & 0xFFFFFFFF, 1))
+        found |= {
+            f"{bits} encode": (partial(encode_into, payload, [gradient], residual, **shape), values),
+            f"{bits} stochastic": (partial(encode_into, reduced, [gradient], residual, noise=noise, **shape), values),
+            f"{bits} decode": (partial(decode_into, [out], [payload], **shape), values),
+            f"{bits} decode 2": (partial(decode_into, [out], versions, **shape), values),
+            f"{bits} reduce 2": (partial(reduce_into, reduced, versions, residual, **shape), values),
+        }
+    return found
+
+
+def measure(values: int, rounds: int, seed: int) -> dict[str, list[float]]:
+    """By name, nanoseconds per value in every round after a first one that warms up."""
+    times: dict[str, list[float]] = {}
+    timed = actions(values, seed)
+    for _ in range(rounds + 1):
+        for name, (action, handled) in timed.items():
+            began = time.perf_counter()
+            action()
+            times.setdefault(name, []).append(1e9 * (time.perf_counter() - began) / handled)
+    return {name: seen[1:] for name, seen in times.items()}
+
+
+def faster(times: dict[str, list[float]], name: str, than: str) -> float:
+    """How many times as fast as another: the median over rounds."""
+    return statistics.median(b / a for a, b in zip(times[name], times[than], strict=True))
+
+
+def table(times: dict[str, list[float]]) -> str:
+    """Markdown: nanoseconds per value (median), and speed against the yardstick in brackets."""
+    operations = ("encode", "stochastic", "decode", "decode 2", "reduce 2")
+    rows: list[tuple[str, ...]] = []
+    for bits in LEVELS[:-1]:
+        names = [f"{bits} {operation}" for operation in operations]
+        rows.append(
+            (str(bits), *(f"{statistics.median(times[name]):.2f} ({faster(times, name, ADD):.2f})" for name in names))
+        )
+    return markdown(("bits", *operations), rows)
+
+
+def report(found: Mapping[str, Any]) -> str:
+    """Markdown: all that the program has to say about what it measured."""
+    times = found["nanoseconds"]
+    return (
+        f"{found['values']} values, medians of {len(times[ADD])} rounds, instruction set {found['instructions']}; ns "
+        f"per value (in brackets: speed against {ADD}, {statistics.median(times[ADD]):.2f} ns)\n\n{table(times)}\n\n"
+        f"4 bits, encode: {faster(times, '4 encode', REFERENCE):.1f} times as fast as the reference kernels."
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this benchmark can be told, and its defaults."""
+    parser.set_defaults(run=run)
+    add = parser.add_argument
+    told = " and ".join(f"{values} on a {device}" for device, values in _VALUES.items())
+    add("--values", type=_whole_blocks, metavar="N", help=f"gradient values (default {told})")
+    add("--rounds", type=count, default=9, metavar="N", help="measured ones (default 9)")
+    add("--seed", type=natural, default=0, help="of the gradients (default 0)")
+    add("--device", choices=DEVICES, default="cpu", help="auto: a GPU where there is one (default cpu)")
+    add("--output-dir", type=Path, default=FOLDER, metavar="DIR", help=f"where the JSON file goes (default {FOLDER})")
+
+
+def _whole_blocks(text: str) -> int:
+    values = count(text)
+    if values % BLOCK_SIZE:
+        raise argparse.ArgumentTypeError(f"{values} is not a multiple of {BLOCK_SIZE}")
+    return values
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, write the JSON file and show it as Markdown.
+
+    Raises:
+        RunError: a GPU is wished for, and there is none, or its memory is too small.
+    """
+    device = choose_alone(args.device)
+    values = args.values or _VALUES[device]
+    torch.set_num_threads(1)
+    if device == "cuda":
+        note = about(args.command, args.seed, {})
+        found = {"about": note, **gpu_kernels.run(device, values, BLOCK_SIZE, args.rounds, args.seed)}
+        save(args.output_dir / GPU_FILE, found)
+        print(gpu_kernels.report(found))
+        return
+    times = measure(values, args.rounds, args.seed)
+    variant = native.variants()[0] if native else "none: reference kernels"
+    machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "seed": args.seed}
+    found = {**machine, "values": values, "instructions": variant, "nanoseconds": times}
+    save(args.output_dir / FILE, found)
+    print(report(found))

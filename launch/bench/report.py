@@ -1,0 +1,242 @@
+"""Draws the benchmarks' figures and writes their tables, from whatever JSON files are there.
+
+docs/tables/benchmarks.md and growth.md are written whole; docs/benchmarks.md has some tables between marks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench import gpu_kernels, growth, growth_page, kernels, memory, plots, ratios, tables, time_to_accuracy
+from bench.gpus import on_gpus
+from bench.results import FOLDER, SHARED_MEMORY, Summary, load
+from bench.tables import rate_title, summaries, title
+from common.docs import DATA, FIGURES, TABLES
+from common.errors import RunError
+from common.files import replace_text
+from common.markdown import filled, markdown
+from netlab.shaping import bits_per_second
+
+PAGE, GROWTH = "benchmarks.md", "growth.md"
+_HEADS = {
+    PAGE: "# Benchmarks: all tables\n\nWritten by `make bench`. [Benchmarks](../benchmarks.md) has the summary, the "
+    "machines and the settings.",
+    GROWTH: "# Benchmarks: a model of more workers\n\nWritten by `python launch/bench growth`. "
+    "[Benchmarks](../benchmarks.md) has the summary.",
+}
+_FIGURES = f"../{FIGURES}"  # seen from docs/tables/
+_Files = list[dict[str, Any]]
+_KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
+
+
+def break_even(rates: Mapping[str, Mapping[str, Summary]], name: str, other: str) -> str:
+    """Up to which link rate `name` has the shorter steps, in words.
+
+    Between two measured rates the logarithm of the ratio of both times is taken as linear in the logarithm of the rate.
+    """
+    points = [
+        (math.log(bits), math.log(found[name].median / found[other].median))
+        for rate, found in rates.items()
+        if rate != SHARED_MEMORY and (bits := bits_per_second(rate)) and name in found and other in found
+    ]
+    if not points:
+        return "not measured"
+    if all(ratio < 0 for _, ratio in points):
+        return f"none found: faster up to {_text(points[-1][0])}"
+    if all(ratio >= 0 for _, ratio in points):
+        return f"none found: slower from {_text(points[0][0])} on"
+    found = [
+        _text(x0 + (x1 - x0) * y0 / (y0 - y1))
+        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False)
+        if (y0 < 0) != (y1 < 0)
+    ]
+    return " and ".join(found)
+
+
+def _text(log_bits: float) -> str:
+    bits = float(f"{math.exp(log_bits):.2g}")
+    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
+
+
+def break_even_table(results: Mapping[str, Any]) -> str:
+    rates = summaries(results)
+    ours = [name for name in tables.methods_of(rates) if tables.bits_of(name) is not None]
+    others = [name for name in ("none", "fp16", "ddp") if any(name in found for found in rates.values())]
+    rows = [(title(name), *(break_even(rates, name, other) for other in others)) for name in ours]
+    return markdown(("break-even link rate", *(f"against {title(other)}" for other in others)), rows)
+
+
+def links(results: Mapping[str, Any]) -> str:
+    """What the links carried, in a sentence."""
+    reached = [
+        f"{rate_title(rate)}: {note['payload_mbit']:.0f} Mbit/s"
+        for rate, found in results["rates"].items()
+        if (note := found.get("about", {})).get("payload_mbit")
+    ]
+    return f"Payload of a plain TCP transfer over the same links: {', '.join(reached)}." if reached else ""
+
+
+def _gloo(described: Iterable[Mapping[str, Any]]) -> str:
+    """What a title says of runs over Gloo; files from before there were any do not name the launcher."""
+    launchers = {found.get("about", {}).get("launcher") for found in described}
+    return ", Gloo" if "gloo" in launchers else ""
+
+
+def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
+    name = f"exchange-{results['model']}-{results['workers']}"
+    parts = [
+        f"## The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
+    ]
+    bits = tables.bits(results)
+    hosts, per_host = tables.hosts_of(results)
+    if per_host > 1:
+        parts += [tables.times(results), tables.gains(results)]
+    elif hosts == 2:
+        plots.step_times([results], figures / f"{name}-time.png")
+        plots.speed_ups(results, figures / f"{name}-speedup.png")
+        parts += [tables.times(results), break_even_table(results)]
+        parts.append(f"![Time per step against link rate]({_FIGURES}/{name}-time.png)")
+        parts.append(f"![Speed-up against bits per value]({_FIGURES}/{name}-speedup.png)")
+    return [*parts, bits, tables.caption(results), links(results)]
+
+
+def training_section(files: list[dict[str, Any]], figures: Path) -> list[str]:
+    plots.step_times(files, figures / "training-time.png")
+    for results in files:
+        if results["model"] == "resnet18":
+            plots.by_link(results, figures / "steps-resnet18.png")
+    parts = ["## Training steps", f"![Time per training step]({_FIGURES}/training-time.png)"]
+    for results in files:
+        parts += [tables.times(results), tables.caption(results)]
+    return parts
+
+
+def sharded_section(results: Mapping[str, Any]) -> list[str]:
+    parts = [f"## Shards within hosts: {results['model']}, {tables.layout_title(results)}", tables.times(results)]
+    return [*parts, tables.bits(results), tables.caption(results), links(results)]
+
+
+def accuracy_section(results: Mapping[str, Any], figures: Path) -> list[str]:
+    figure = figures / time_to_accuracy.figure_name(results)
+    plots.accuracies(results, figure)
+    return [
+        f"## Time to accuracy: {time_to_accuracy.title(results)}",
+        time_to_accuracy.table(results),
+        time_to_accuracy.caption(results),
+        f"![Test accuracy against time]({_FIGURES}/{figure.name})",
+    ]
+
+
+def gpu_sections(
+    arithmetic: Mapping[str, Any], exchanges: _Files, training: _Files, accuracies: _Files, memories: _Files
+) -> list[str]:
+    """What was measured on GPUs, in tables."""
+    parts = []
+    if arithmetic:
+        parts += ["## On GPUs, arithmetic", gpu_kernels.report(arithmetic)]
+    for results in sorted(exchanges, key=_by_hosts):
+        where = tables.layout_title(results)
+        parts += [f"## On GPUs, the exchange alone: {results['model']}, {where}{_gloo(results['rates'].values())}"]
+        parts += [tables.times(results), tables.gains(results), tables.bits(results)]
+        parts += [tables.caption(results), links(results)]
+    if training:
+        parts += ["## On GPUs, training steps"]
+    for results in training:
+        parts += [tables.times(results), tables.caption(results)]
+    for results in accuracies:
+        parts += [f"## On GPUs, time to accuracy: {time_to_accuracy.title(results)}"]
+        parts += [time_to_accuracy.table(results), time_to_accuracy.caption(results)]
+    for results in memories:
+        parts += [f"## On GPUs, memory{_gloo([results])}", memory.report(results)]
+    return parts
+
+
+def _by_hosts(results: Mapping[str, Any]) -> tuple[int, int]:
+    return tables.hosts_of(results)[1], results["workers"]
+
+
+def growth_section(results: Mapping[str, Any], figures: Path) -> list[str]:
+    plots.deviations(results, figures / "growth-fit.png")
+    plots.predictions(results, figures / "growth.png")
+    return [
+        "## Growth: a model of what was measured",
+        *growth_page.measured(results),
+        f"![Predicted against measured times]({_FIGURES}/growth-fit.png)",
+        "## Growth: predicted, not measured",
+        f"![Predicted time per step against hosts]({_FIGURES}/growth.png)",
+        *growth_page.predicted(results),
+    ]
+
+
+def report(folder: Path, figures: Path) -> str:
+    """All tables but those of growth, of the JSON files in a folder; their figures go into another."""
+    parts: list[str] = []
+    if (folder / kernels.FILE).exists():
+        parts += [
+            "## Arithmetic",
+            "`python launch/bench kernels`: " + kernels.report(load(folder / kernels.FILE)),
+        ]
+    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
+    exchanges, training, accuracies, memories = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
+    for results in sorted(exchanges, key=_by_hosts):
+        parts += exchange_section(results, figures)
+    if one_worker := [one for one in training if tables.hosts_of(one)[1] == 1]:
+        parts += training_section(one_worker, figures)
+    for results in training:
+        if tables.hosts_of(results)[1] > 1:
+            parts += sharded_section(results)
+    for results in accuracies:
+        parts += accuracy_section(results, figures)
+    for results in memories:
+        parts += [f"## Memory{_gloo([results])}", memory.report(results)]
+    arithmetic = load(folder / kernels.GPU_FILE)
+    parts += gpu_sections(arithmetic, *([one for one in found[kind] if on_gpus(one)] for kind in _KINDS))
+    return "\n\n".join(part for part in parts if part)
+
+
+def shown(folder: Path) -> dict[str, str]:
+    """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
+    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
+    exchanges, training, accuracies, memories = (
+        [one for one in found[kind] if not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())]
+        for kind in _KINDS
+    )
+    sharded = [one for one in training if tables.hosts_of(one)[1] > 1]
+    training = sorted((one for one in training if one not in sharded), key=lambda one: -one["values"])
+    exchanges.sort(key=_by_hosts)
+    two = [one for one in exchanges if tables.hosts_of(one) == (2, 1)]
+    several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
+    named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
+    named |= {f"{one['model']}, frameworks": ratios.by_framework(one) for one in two}
+    named |= {f"{one['model']}, shards": ratios.by_sharding(one) for one in sharded}
+    for one in accuracies:
+        table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"
+        named[f"{time_to_accuracy.title(one)}, accuracy"] = table
+    named |= {"models": ratios.by_model(training), "hosts": ratios.by_layout(several)}
+    return {**named, "memory": "\n\n".join(map(memory.report, memories))}
+
+
+def draw(docs: Path) -> None:
+    """Draw the figures of the JSON files in a documentation's folder, write the pages of tables, and fill in those of
+    benchmarks.md, if that is there.
+
+    Raises:
+        RunError: there are no results.
+    """
+    data, figures = docs / DATA / FOLDER.name, docs / FIGURES
+    for folder in (figures, docs / TABLES):
+        folder.mkdir(parents=True, exist_ok=True)
+    written = {PAGE: report(data, figures)}
+    if (data / growth.FILE).exists():
+        written[GROWTH] = "\n\n".join(growth_section(load(data / growth.FILE), figures))
+    if not any(written.values()):
+        raise RunError(f"no results in {data}")
+    for name, text in written.items():
+        replace_text(docs / TABLES / name, f"{_HEADS[name]}\n\n{text}\n")
+    page = docs / PAGE
+    if page.exists():
+        replace_text(page, filled(page.read_text(encoding="utf-8"), shown(data), "make bench"))
+    print(f"wrote {page}, and what is in {docs / TABLES} and {figures}")

@@ -1,0 +1,127 @@
+"""Who takes part in a benchmark: Horovod's and torch's ways to exchange gradients, and ours, behind one face.
+
+none, fp16             Horovod without compression, and with hvd.Compression.fp16
+0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, hierarchical
+1bit-flat ...          the same, flat: whatever the hosts
+1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
+ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook; over NCCL where
+                       every worker has a GPU of its own
+powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
+hsdp, hsdp-bf16        torch's FSDP2, parameters sharded within each host: its own all-reduce between hosts, of float32
+                       and with reduce_dtype=bfloat16
+1bit-fsdp ...          the same with hvd_dyncomp.fsdp between hosts
+shards-alone           the same without any exchange between hosts
+alone                  no exchange at all: what forward, backward and update take by themselves
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from bench.sharded import SHARDED, shard
+from common.device import finish
+from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
+
+ALONE = "alone"
+HOROVOD = ("none", "fp16")
+OURS = tuple(f"{bits}bit" for bits in LEVELS)
+ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
+OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
+DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4", *OURS_IN_DDP.values())
+NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP, *SHARDED)
+_MAIN = ("0.25bit", "1bit", "4bit", "8bit")
+_IN_DDP = (*DDP[:4], *(OURS_IN_DDP[name] for name in _MAIN))
+DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
+
+# PowerSGD begins after some plain steps; two is the least with which its hook works.
+POWERSGD_START = 2
+# One bucket for everything: over Gloo the PowerSGD hook fails with several.
+_ONE_BUCKET_MB = 1 << 20
+_VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}  # saves all hooks a copy of the gradients, there and back
+_BUCKET_MB = 8  # as docs/training.md advises
+# Too small to change weights within a benchmark, and the arithmetic is the same.
+_LEARNING_RATE = 1e-6
+
+Loss = Callable[[nn.Module], Tensor]
+
+
+class Stepper:
+    """A model, its optimizer and what exchanges gradients between them.
+
+    Args:
+        name: one of `NAMES`.
+        model: its own, on one device; parameters may share memory with other contenders' as long as gradients do not.
+        loss: runs the forward pass of the model it is given.
+        mesh: for those of FSDP2, that of `sharded.mesh`.
+    """
+
+    def __init__(self, name: str, model: nn.Module, loss: Loss, mesh: DeviceMesh | None = None) -> None:
+        self._model, self._loss = model, loss
+        if name in SHARDED:
+            if mesh is None:
+                raise ValueError(f"{name} needs a mesh")
+            shard(name, model, mesh)
+        self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+        if name in DDP:
+            self._model = _distributed(name, model)
+        elif name not in (ALONE, *SHARDED):
+            # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
+            named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
+            self._optimizer = hvd.DistributedOptimizer(
+                self._optimizer, named_parameters=named, compression=_compression(name)
+            )
+
+    def step(self) -> None:
+        """One training step."""
+        self._loss(self._model).backward()
+        self._optimizer.step()
+        # At its end: eight workers' gradients of all the steppers that wait for their turns do not fit into memory.
+        self._optimizer.zero_grad()
+
+    def finish(self) -> None:
+        """Blocks until all is done of what a step has queued: on a GPU, a step returns before that."""
+        finish(next(self._model.parameters()).device)
+
+
+def _compression(name: str) -> Any:
+    if name in HOROVOD:
+        return getattr(hvd.Compression, name)
+    bits = float(name.partition("bit")[0])
+    options: dict[str, Any] = {"hierarchical": False} if name in ONE_LEVEL.values() else {}
+    return DynamicQuantizer(Controller(Static(bits)), **options)
+
+
+def _distributed(name: str, model: nn.Module) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    from hvd_dyncomp import ddp
+
+    if name in OURS_IN_DDP.values():
+        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB, **_VIEWS)
+        ddp.compress(wrapped, float(name.partition("bit")[0]))
+        return wrapped
+    if not name.startswith("powersgd"):
+        wrapped = nn.parallel.DistributedDataParallel(model, **_VIEWS)
+        if name == "ddp-fp16":
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return wrapped
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB, **_VIEWS)
+    rank = int(name.removeprefix("powersgd"))
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return wrapped
+
+
+def start_torch(backend: str) -> None:
+    """Bring up torch's process group beside Horovod's. Collective. Reads MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        backend: "gloo", or "nccl" where every rank has chosen a GPU of its own.
+    """
+    torch.distributed.init_process_group(backend, rank=hvd.rank(), world_size=hvd.size())

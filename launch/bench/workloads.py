@@ -1,0 +1,171 @@
+"""What the benchmarks exchange: a model's gradients handed over at once, or those of real training steps.
+
+No data set is needed: images are random, and the language model reads Python's own documentation.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.steppers import Loss
+from train.models import build_model
+
+# Makes one contender's model and loss; every call a new model.
+Workload = Callable[[], tuple[nn.Module, Loss]]
+
+EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "tiny")
+TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "transformer-short", "tiny")
+
+_CPU = torch.device("cpu")
+_VOCABULARY, _CONTEXT = 256, 128  # bytes
+# Images (or texts) per worker and step: steps of well under a second on one core.
+_BATCH = {"resnet20": 32, "resnet18": 4, "mlp": 32, "transformer": 4, "transformer-short": 2, "tiny": 4}
+# FSDP2 cannot exchange without computing: a step of few tokens is the next best to see the exchange in.
+_LENGTH = {"transformer": _CONTEXT, "transformer-short": 16}
+
+
+class Mlp(nn.Sequential):
+    """Much to exchange for little arithmetic: 22 million parameters, each used once an image.
+
+    Input float32 (N, C, H, W) of 784 values an image, output float32 logits (N, 10).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            *(nn.Flatten(), nn.Linear(784, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 512)),
+            *(nn.ReLU(), nn.Linear(512, 10)),
+        )
+
+
+class LanguageModel(nn.Module):
+    """A causal transformer over bytes: 6 layers of width 384, 10.8 million parameters.
+
+    Input int64 (N, T) with T up to 128, output float32 logits (N, T, 256).
+    """
+
+    def __init__(self, width: int = 384, layers: int = 6, heads: int = 6) -> None:
+        super().__init__()
+        self.token = nn.Embedding(_VOCABULARY, width)
+        self.position = nn.Parameter(torch.randn(_CONTEXT, width) / math.sqrt(width))
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, _VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        return self.head(self.layers(self.token(tokens) + self.position[:length], mask=mask, is_causal=True))
+
+
+def build(name: str) -> nn.Module:
+    """The network of this name; weights depend on torch's global generator.
+
+    Raises:
+        ImportError: torchvision is needed and not there.
+    """
+    if name in ("resnet50", "vgg16"):
+        import torchvision  # takes a second, and the other models do without
+
+        return getattr(torchvision.models, name)(weights=None)
+    if name == "tiny":
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+    if name == "mlp":
+        return Mlp()
+    if name in _LENGTH:
+        return LanguageModel()
+    return build_model(name, in_channels=3 if name == "resnet18" else 1, num_classes=10)
+
+
+class _HandOver(torch.autograd.Function):
+    """Backward gives a parameter the gradient that lay ready, and goes on to the parameter before it."""
+
+    @staticmethod
+    def forward(ctx: Any, before: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return before.view_as(before)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        return grads[0], ctx.gradient, None
+
+
+class Tensors(nn.Module):
+    """Parameters of given shapes, without a network: backward hands over gradients in reverse order, as layers do.
+
+    Args:
+        values: what the parameters hold; the memory is used, not copied.
+        gradients: of the same shapes.
+    """
+
+    def __init__(self, values: list[Tensor], gradients: list[Tensor]) -> None:
+        super().__init__()
+        self.tensors = nn.ParameterList([nn.Parameter(value) for value in values])
+        self._gradients = gradients
+
+    def forward(self) -> Tensor:
+        total = torch.zeros((), requires_grad=True, device=self.tensors[0].device)
+        for parameter, gradient in zip(self.tensors, self._gradients, strict=True):
+            total = _HandOver.apply(total, parameter, gradient)
+        return total
+
+
+def exchange(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
+    """Steps that do nothing but exchange: gradients of Gaussian noise in the shapes of a model's parameters.
+
+    Args:
+        name: one of `EXCHANGE_MODELS`.
+        seed: of the gradients; another on each rank.
+        device: where they lie.
+    """
+    with torch.device("meta"):  # shapes only
+        shapes = [parameter.shape for parameter in build(name).parameters()]
+    generator = torch.Generator().manual_seed(seed)
+    values = [torch.zeros(shape, device=device) for shape in shapes]
+    gradients = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+    return lambda: (Tensors(values, gradients), lambda model: model())
+
+
+def training(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
+    """Real steps: forward, cross entropy, backward, all on the same batch.
+
+    Args:
+        name: one of `TRAINING_MODELS`.
+        seed: of the batch; another on each rank. Weights are the same on all.
+        device: of both.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build(name).to(device)
+    inputs, targets = (tensor.to(device) for tensor in _batch(name, generator))
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+    return lambda: (copy.deepcopy(model), loss)
+
+
+def _batch(name: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    count = _BATCH[name]
+    if name in _LENGTH:
+        text, length = _documentation(), _LENGTH[name]
+        starts = torch.randint(len(text) - length, (count,), generator=generator)
+        rows = torch.stack([text[start : start + length + 1] for start in starts.tolist()]).long()
+        return rows[:, :-1], rows[:, 1:].contiguous()
+    size = (3, 32, 32) if name == "resnet18" else (1, 28, 28)
+    images = torch.randn(count, *size, generator=generator)
+    return images, torch.randint(10, (count,), generator=generator)
+
+
+def _documentation() -> Tensor:
+    """The text of Python's help(), uint8."""
+    from pydoc_data.topics import topics
+
+    return torch.frombuffer(bytearray("\n".join(topics.values()).encode()), dtype=torch.uint8)

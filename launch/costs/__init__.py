@@ -1,1 +1,0 @@
-"""What a step costs, and what it would cost on more hosts."""

@@ -1,0 +1,1 @@
+"""What the docs show of whole trainings: the paper's scenarios, and trainings with simulated workers."""

@@ -1,0 +1,298 @@
+"""What is trained: models with their data, optimizer and length, as plain data; and the same ready to run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from study import text
+from study.transformer import Transformer
+from train.batches import TrainBatches, eval_batches
+from train.data import Data, generator, load
+from train.models import build_model
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training, but for how its gradients travel.
+
+    Attributes:
+        name: stands in the table.
+        model: a name that `train.models` knows, "mlp", "transformer" or "regression".
+        data: an image data set's name, or "docstrings"; a regression makes up its own.
+        limit: training images, or characters.
+        half_size: images of half the height and width, a quarter of the time.
+        augmented: images are shifted and mirrored.
+        batch: images, pieces of text or points of each worker in a step.
+        workers: simulated.
+        epochs: passes over the images; of others, times 100 steps.
+        optimizer: "sgd" or "adamw".
+        momentum: of SGD, or AdamW's first beta.
+        rate: the learning rate's peak.
+        warm_up: for so much of the steps the rate rises, and then it falls to nothing.
+        weight_decay: of all parameters.
+        context: characters of a piece of text.
+        width, layers: of a transformer.
+        skewed: no two workers see images of the same class.
+        clip: the largest norm of all mean gradients together; larger ones are scaled down. 0: none are.
+    """
+
+    name: str
+    model: str
+    data: str = "fashion-mnist"
+    limit: int = 12000
+    half_size: bool = True
+    augmented: bool = True
+    batch: int = 32
+    workers: int = 2
+    epochs: int = 10
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    rate: float = 0.1
+    warm_up: float = 0.3
+    weight_decay: float = 5e-4
+    context: int = 32
+    width: int = 64
+    layers: int = 2
+    skewed: bool = False
+    clip: float = 0.0
+
+
+# Uncompressed gradients train at the last of them, and not at twice that.
+REGRESSION_RATES = (0.02, 0.05, 0.1)
+
+_RESNET8 = Task("resnet8", "resnet8")
+_MLP = Task("mlp", "mlp", augmented=False, epochs=20, rate=0.05)
+_REGRESSION = Task("regression", "regression", data="", epochs=4, weight_decay=0.0)
+_TEXT = Task("text", "transformer", data="docstrings", limit=600_000, batch=8, epochs=40, weight_decay=0.0)
+
+_SHORT = replace(_RESNET8, name="resnet8, short", batch=64, epochs=8)
+_TEXT_SHORT = replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64)
+_ADAMW_SHORT = replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64)
+_LARGE = replace(_ADAMW_SHORT, name="text, adamw, 10 million")
+
+TASKS = {
+    task.name: task
+    for task in (
+        _MLP,
+        replace(_MLP, name="mlp, 4 workers", workers=4, batch=16),
+        _SHORT,
+        _RESNET8,
+        *(replace(_SHORT, name=f"resnet8, {n} workers", workers=n, batch=128 // n) for n in (4, 8, 16)),
+        replace(_RESNET8, name="resnet8, 28x28", half_size=False, batch=64),
+        Task("resnet20", "resnet20"),
+        _TEXT_SHORT,
+        replace(_TEXT, name="text, sgd", rate=0.3),
+        _ADAMW_SHORT,
+        replace(_TEXT, name="text, adamw", optimizer="adamw", rate=3e-3),
+        *(replace(_REGRESSION, name=f"regression, rate {rate}", rate=rate) for rate in REGRESSION_RATES),
+        # What the others have little of: shards that are not alike, real weight decay, large batches, many values.
+        replace(_MLP, name="mlp, skewed", skewed=True),
+        replace(_SHORT, name="resnet8, short, skewed", skewed=True),
+        replace(_ADAMW_SHORT, name="text, adamw, short, decay 0.1", weight_decay=0.1),
+        replace(_TEXT_SHORT, name="text, sgd, short, batch x4", batch=32),
+        replace(_TEXT_SHORT, name="text, sgd, short, batch x4, clipped", batch=32, clip=1.0),
+        replace(_TEXT_SHORT, name="text, sgd, short, clipped", clip=1.0),
+        replace(_LARGE, rate=1e-3, weight_decay=0.1, epochs=10, width=368, layers=6),
+    )
+}
+
+# Of some tasks there are more: at so many times their rate, and with the rate rising for so much of the steps.
+RATES = (0.5, 1, 2, 4)
+MORE_RATES = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
+FINE_RATES = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4, 5.6, 8, 11, 16)
+WARM_UPS = (0.02, 0.1, 0.3)
+
+
+def varied(name: str, rate: float = 1, warm_up: float = 0.3) -> str:
+    """What a task is called at so many times its rate, with such a warm-up."""
+    times = f", x{rate:g}" if rate != 1 else ""
+    return name + times + (f", warm-up {warm_up:.0%}" if warm_up != 0.3 else "")
+
+
+def _vary(name: str, rates: Iterable[float], warm_ups: Iterable[float] = (0.3,)) -> None:
+    for rate, warm_up in itertools.product(rates, warm_ups):
+        own = varied(name, rate, warm_up)
+        TASKS[own] = replace(TASKS[name], name=own, rate=TASKS[name].rate * rate, warm_up=warm_up)
+
+
+# By task: the rates between which the largest that trains is looked for.
+LIMITS = {
+    "regression, rate 0.05": FINE_RATES,
+    "text, sgd, short": MORE_RATES,
+    "mlp": MORE_RATES,
+    "resnet8, short": MORE_RATES,
+}
+TUNED = (*LIMITS, "text, adamw, short", "text, sgd, short, clipped", "text, sgd, short, batch x4, clipped")
+
+for _name in TUNED:
+    _vary(_name, RATES)
+for _name, _rates in LIMITS.items():
+    _vary(_name, _rates, WARM_UPS)
+
+STEPS = 100
+
+
+@dataclass(frozen=True)
+class Work:
+    """A task with its data loaded.
+
+    Attributes:
+        model: a new one for a seed.
+        steps: of an epoch.
+        epoch: batches of all workers, by (seed, number of the epoch).
+        loss: of a model's output and what it should have been.
+        score: of a model: the share in % of what it predicts right, or of the variance that it explains, and its loss
+            (natural logarithm, or mean square). With True on all of the test data, otherwise on a part.
+        validate: the same on data that is neither trained with nor tested on: for policies.
+    """
+
+    model: Callable[[int], nn.Module]
+    steps: int
+    epoch: Callable[[int, int], Iterator[tuple[Batch, ...]]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    score: Callable[[nn.Module, bool], tuple[float, float]]
+    validate: Callable[[nn.Module], tuple[float, float]]
+
+
+def prepare(task: Task, data_dir: Path) -> Work:
+    """Load what the task needs.
+
+    Raises:
+        RunError: the data set is not there, or is another.
+    """
+    if task.model == "regression":
+        return _regression(task)
+    return _text(task) if task.model == "transformer" else _images(task, data_dir)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean over all places; outputs (..., classes), targets (...)."""
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+@torch.no_grad()
+def _score(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
+    model.eval()
+    right, loss, count = 0.0, 0.0, 0
+    for inputs, targets in batches:
+        outputs = model(inputs)
+        right += float((outputs.argmax(-1) == targets).sum())
+        loss += float(cross_entropy(outputs, targets)) * targets.numel()
+        count += targets.numel()
+    model.train()
+    return 100 * right / count, loss / count
+
+
+def _images(task: Task, data_dir: Path) -> Work:
+    data = load(task.data, data_dir, limit_train=task.limit)
+    # Of each worker: the images, and its place among those who share them.
+    places = [(data, rank, task.workers) for rank in range(task.workers)]
+    if task.skewed:
+        places = [(own, 0, 1) for own in _by_class(data, task.workers)]
+
+    def sized(batch: Batch) -> Batch:
+        images = F.avg_pool2d(batch[0], 2) if task.half_size else batch[0]
+        return images.to(memory_format=torch.channels_last), batch[1]
+
+    def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
+        shards = [
+            TrainBatches(own, task.batch, rank=rank, size=size, seed=seed, augmented=task.augmented)
+            for own, rank, size in places
+        ]
+        return (
+            tuple(map(sized, batches)) for batches in zip(*(s.epoch(number) for s in shards), strict=not task.skewed)
+        )
+
+    def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
+        split = data.test if all_of_it else data.test.take(torch.arange(min(1000, len(data.test))))
+        return _score(model, map(sized, eval_batches(split, data, rank=0, size=1)))
+
+    def validate(model: nn.Module) -> tuple[float, float]:
+        return _score(model, map(sized, eval_batches(held_out, data, rank=0, size=1)))
+
+    held_out = data.val.take(torch.arange(min(1000, len(data.val))))
+    steps = min(len(TrainBatches(own, task.batch, rank=rank, size=size, seed=0)) for own, rank, size in places)
+    return Work(functools.partial(_image_model, task, data), steps, epoch, cross_entropy, score, validate)
+
+
+def _by_class(data: Data, workers: int) -> list[Data]:
+    """For each worker the images of classes of its own; the last steps of whoever has more of them are not made."""
+    mine = [torch.nonzero(data.train.labels % workers == rank).flatten() for rank in range(workers)]
+    return [replace(data, train=data.train.take(indices)) for indices in mine]
+
+
+def _image_model(task: Task, data: Data, seed: int) -> nn.Module:
+    if task.model == "mlp":
+        side = data.train.images.shape[-1] // (2 if task.half_size else 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [nn.Linear(data.in_channels * side**2, 256), nn.Linear(256, 128), nn.Linear(128, data.num_classes)]
+        return nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+    built = build_model(task.model, in_channels=data.in_channels, num_classes=data.num_classes, seed=seed)
+    return cast(nn.Module, built.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+
+def _text(task: Task) -> Work:
+    more = text.docstrings(task.limit + task.limit // 20)  # what comes after is held out
+    whole, rest = more[: task.limit], more[task.limit :]
+    train, test = whole[: -len(whole) // 10], whole[-len(whole) // 10 :]
+    length = task.context + 1
+    pieces, held_out = (part[: len(part) // length * length].view(-1, length) for part in (test, rest))
+
+    def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
+        random = generator(seed, number)
+        for _ in range(STEPS):
+            starts = torch.randint(len(train) - task.context, (task.workers, task.batch, 1), generator=random)
+            yield tuple((own[:, :-1], own[:, 1:]) for own in train[starts + torch.arange(length)])
+
+    def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
+        return scored(model, pieces if all_of_it else pieces[::8])
+
+    def scored(model: nn.Module, chosen: Tensor) -> tuple[float, float]:
+        return _score(model, ((part[:, :-1], part[:, 1:]) for part in chosen.split(64)))
+
+    def model(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return Transformer(text.CHARACTERS, width=task.width, context=task.context, layers=task.layers)
+
+    return Work(model, STEPS, epoch, cross_entropy, score, lambda model: scored(model, held_out))
+
+
+def _regression(task: Task) -> Work:
+    """A map of 40 numbers to 10, with two hidden layers: a loss like a parabola, which stands no rate above a limit."""
+    truth = torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
+    test, held_out = torch.randn(2, 1000, 40, generator=torch.Generator().manual_seed(2))
+
+    def epoch(seed: int, number: int) -> Iterator[tuple[Batch, ...]]:
+        random = generator(seed, number)
+        for _ in range(STEPS):
+            points = torch.randn(task.workers, task.batch, 40, generator=random)
+            yield tuple((own, own @ truth) for own in points)
+
+    @torch.no_grad()
+    def scored(model: nn.Module, points: Tensor) -> tuple[float, float]:
+        wanted = points @ truth
+        loss = float(F.mse_loss(model(points), wanted))
+        explained = 1 - loss / float(wanted.var())
+        return 100 * max(0.0, explained) if math.isfinite(loss) else 0.0, loss
+
+    def model(seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [nn.Linear(40, 120), nn.Linear(120, 61), nn.Linear(61, 10)]
+        return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+    return Work(model, STEPS, epoch, F.mse_loss, lambda m, _: scored(m, test), lambda m: scored(m, held_out))

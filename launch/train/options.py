@@ -1,0 +1,298 @@
+"""The flags of train_resnet.py: what they are, which of them exclude each other, and what a bad one is told.
+
+Nothing here needs Horovod or another rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from common.values import (
+    DEVICES,
+    Parser,
+    accuracies,
+    at_least_zero,
+    bit_levels,
+    bit_schedule,
+    count,
+    folder,
+    fraction,
+    level,
+    model_name,
+    natural,
+    positive,
+    power_of_two,
+)
+from train.datasets import DATASETS
+from train.models import MODELS, SHORTCUTS
+
+COMPRESSIONS = ("none", "fp16", "static", "dynamic")
+HIERARCHICAL = ("auto", "off")
+POLICIES = ("step", "plateau", "critical", "static", "schedule")
+MONITORS = ("val_loss", "val_accuracy", "train_loss")
+_NOT_GIVEN = object()
+
+# Flags that mean something under some choices only: {flag's dest: when it applies}, in the words of the refusal.
+_BITS = "--compression static, or --compression dynamic --policy static"
+_QUANTIZED = "--compression static or dynamic"
+_ONLY_WITH = {
+    "policy": "--compression dynamic",
+    "bits": _BITS,
+    "level_warmup_steps": _QUANTIZED,
+    "level_warmup_bits": _QUANTIZED,
+    "rounding": _QUANTIZED,
+    "error_feedback": _QUANTIZED,
+    "block_size": _QUANTIZED,
+    "auto_level": _QUANTIZED,
+    "hierarchical": _QUANTIZED,
+}
+# Those of policies: {flag's dest: policies that it is one of}.
+_ONLY_OF = {
+    "schedule": ("schedule",),
+    "levels": ("step", "plateau", "critical"),
+    "thresholds": ("step",),
+    "min_improvement": ("step", "plateau"),
+    "loss_patience": ("step",),
+    "stagnation": ("step",),
+    "stagnation_patience": ("step",),
+    "uncompressed_epochs": ("step",),
+    "cooldown": ("step", "plateau"),
+    "uncompressed_at_top": ("step",),
+    "monitor": ("plateau",),
+    "patience": ("plateau",),
+    "eta": ("critical",),
+    "interval": ("critical",),
+}
+
+EPILOG = """examples:
+  horovodrun -np 2 python launch/train_resnet.py
+  horovodrun -np 2 python launch/train_resnet.py --bits 4
+  torchrun --nproc-per-node 2 launch/train_resnet.py      with DistributedDataParallel
+  mpirun -np 2 python launch/train_resnet.py --levels 1,2,4 --output-dir runs/low
+  horovodrun -np 2 python launch/train_resnet.py --resume --output-dir runs/low --levels 1,2,4
+
+The defaults train a ResNet-8 for 6 epochs: on two CPU cores and the 60,000 images of Fashion-MNIST that takes three
+to four minutes. ResNet-20 (--depth 20) takes two and a half times as long.
+"""
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults shown, except where a help text says for itself what leaving the flag out does."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or isinstance(action.default, bool):
+            return action.help
+        return super()._get_help_string(action)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of train_resnet.py, without the rules between flags that ``parse`` adds."""
+    parser = Parser(
+        prog="train_resnet.py",
+        description="Train a ResNet on several workers while a controller moves the bit-width of the gradients.",
+        epilog=EPILOG,
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    _add_task(parser)
+    _add_training(parser)
+    _add_compression(parser)
+    _add_step_policy(parser)
+    _add_other_policies(parser)
+    _add_run(parser)
+    return parser
+
+
+def _add_task(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and data")
+    add = group.add_argument
+    add("--model", type=model_name, default="resnet8", metavar="NAME", help=f"{', '.join(MODELS)}, or any resnet<6n+2>")
+    add("--depth", type=count, metavar="6n+2", help="the same as --model resnet<depth>")
+    add("--shortcut", choices=SHORTCUTS, default="A", help="A: zero padding, B: 1x1 convolution; not for resnet18")
+    add("--dataset", choices=("auto", *DATASETS), default="auto", help="auto: the best that is there already")
+    add("--data-dir", type=folder, default="data", metavar="DIR", help="where data sets lie and are downloaded to")
+    add("--val-size", type=natural, default=0, metavar="N", help="images held out for the controller; 0: a twelfth")
+    add("--limit-train", type=natural, default=0, metavar="N", help="train on N images only; 0: on all")
+    add("--no-augment", dest="augment", action="store_false", help="no random shifts and mirrored images")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("training").add_argument
+    add("--epochs", type=count, default=6, metavar="N", help="epochs of the whole plan")
+    add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
+    add("--lr", type=positive, default=0.05, help="learning rate of one worker; multiplied by their number")
+    add("--warmup-epochs", type=at_least_zero, default=1.0, metavar="E", help="epochs from --lr up to the scaled rate")
+    add("--lr-schedule", choices=("cosine", "step"), default="cosine", help="step: a tenth at 50 and at 75 %%")
+    add("--momentum", type=fraction, default=0.9, help="of SGD; at 2 bits and less, residuals take its place")
+    add("--weight-decay", type=at_least_zero, default=1e-4, metavar="W", help="of SGD")
+    add(
+        "--clip-norm",
+        type=positive,
+        metavar="NORM",
+        help="largest norm of a step's mean gradients; larger ones are clipped",
+    )
+    add("--seed", type=natural, default=0, help="of weights, held-out images, order and augmentation")
+
+
+def _add_compression(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("gradient compression").add_argument
+    add("--compression", choices=COMPRESSIONS, default="dynamic", help="none and fp16 are Horovod's own")
+    add("--policy", choices=POLICIES, default="step", help="what moves the level under --compression dynamic")
+    add("--bits", type=level, default=4, metavar="B", help="a constant level: --compression static")
+    add("--schedule", type=bit_schedule, metavar="E:B,...", help="levels by epoch, the first being 0; e.g. 0:32,2:4")
+    add("--rounding", choices=("nearest", "stochastic"), default="nearest", help="how values become codes")
+    add("--block-size", type=power_of_two, default=512, metavar="N", help="values that share one scale")
+    add("--auto-level", action="store_true", help="the level is the least; use the fastest above it, 32 bits included")
+    add(
+        "--hierarchical",
+        choices=HIERARCHICAL,
+        default="auto",
+        help="exchange within each host first, then between hosts; auto: where hosts have equally many workers, and "
+        "more than one",
+    )
+    add(
+        "--level-warmup-steps",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="the first N steps have at least --level-warmup-bits, whatever the policy says",
+    )
+    add("--level-warmup-bits", type=level, default=32, metavar="B", help="see there; 32 is uncompressed")
+    add("--no-error-feedback", dest="error_feedback", action="store_false", help="forget what rounding left over")
+
+
+def _add_step_policy(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the step policy: accuracy reached, loss stalled, training stuck").add_argument
+    add(
+        "--levels",
+        type=bit_levels,
+        default="4,8,16",
+        metavar="B,...",
+        help="bits per value, ascending (step: or descending)",
+    )
+    add(
+        "--thresholds",
+        type=accuracies,
+        default="0.80,0.88",
+        metavar="A,...",
+        help="validation accuracies at which the next level begins, one fewer than levels",
+    )
+    add("--min-improvement", type=fraction, default=0.01, metavar="R", help="relative improvement that counts")
+    add("--loss-patience", type=count, default=3, metavar="N", help="epochs in a row without it before a step up")
+    add(
+        "--stagnation",
+        choices=("plateau", "time", "none"),
+        default="plateau",
+        help="which epochs at a level lead to uncompressed epochs: those without a better accuracy, or all",
+    )
+    add("--stagnation-patience", type=count, default=5, metavar="N", help="such epochs before that")
+    add("--uncompressed-epochs", type=count, default=2, metavar="N", help="how many uncompressed epochs")
+    add(
+        "--cooldown",
+        type=natural,
+        default=3,
+        metavar="N",
+        help="epochs after that, or after a plateau, which do not count",
+    )
+    add("--uncompressed-at-top", action="store_true", help="uncompressed epochs at the highest level, too")
+
+
+def _add_other_policies(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("other policies: plateau, critical (changing gradients)").add_argument
+    add("--monitor", choices=MONITORS, default="val_loss", help="where a plateau is looked for")
+    add("--patience", type=natural, default=2, metavar="N", help="epochs without progress that make no plateau yet")
+    add("--eta", type=at_least_zero, default=0.5, metavar="R", help="relative change of the gradients' norm: critical")
+    add("--interval", type=count, default=1, metavar="N", help="epochs between the two norms that are compared")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("run").add_argument
+    add(
+        "--output-dir",
+        type=folder,
+        metavar="DIR",
+        help="metrics and checkpoints, seen by all ranks (default: a new one in runs/)",
+    )
+    add("--device", choices=DEVICES, default="auto", help="auto: GPUs where all ranks can use one")
+    add("--resume", action="store_true", help="go on from the last epoch in --output-dir, with the flags it began with")
+    add("--stop-after", type=count, metavar="N", help="end after epoch N of the plan, as an interruption would")
+    add("--tensorboard", action="store_true", help="scalars of every epoch in OUTPUT_DIR/tensorboard, too")
+    add("--profile", action="store_true", help="some steps of the first epoch, as a trace: OUTPUT_DIR/profile.json.gz")
+    add("--progress", choices=("auto", "lines"), default="auto", help="auto: a bar, too, where stderr is a terminal")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse and check a command line; ``argv`` as in argparse.
+
+    Returns:
+        One attribute per flag; ``model`` is final (``depth`` is folded into it) and ``stagnation`` is None for "none".
+
+    Raises:
+        SystemExit: status 2 after one line on stderr that names the flag and its value; 0 after ``--help``.
+    """
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    # A second look, in which flags that were not given keep a mark: a default is no contradiction, a flag is.
+    marked = argparse.Namespace(**dict.fromkeys(vars(args), _NOT_GIVEN))
+    given = {dest: value for dest, value in vars(parser.parse_args(argv, marked)).items() if value is not _NOT_GIVEN}
+    if "bits" in given and not {"compression", "policy"} & given.keys():
+        args.compression = "static"
+    _check(parser, args, given)
+    args.model = f"resnet{args.depth}" if args.depth else args.model
+    del args.depth
+    args.stagnation = None if args.stagnation == "none" else args.stagnation
+    return args
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: dict[str, object]) -> None:
+    """Refuse flags that contradict each other or that would silently do nothing."""
+    flags = {action.dest: action.option_strings[0] for action in parser._actions}
+    applies = {
+        "--compression dynamic": args.compression == "dynamic",
+        _BITS: args.compression == "static" or (args.compression, args.policy) == ("dynamic", "static"),
+        _QUANTIZED: args.compression in ("static", "dynamic"),
+    }
+    conditions = dict(_ONLY_WITH)
+    for dest, policies in _ONLY_OF.items():
+        conditions[dest] = f"--compression dynamic --policy {' or '.join(policies)}"
+        applies[conditions[dest]] = args.compression == "dynamic" and args.policy in policies
+    for dest, condition in conditions.items():
+        if dest in given and not applies[condition]:
+            what = flags[dest] if isinstance(given[dest], bool) else f"{flags[dest]} {_as_typed(given[dest])}"
+            chosen = f"--compression {args.compression}"
+            chosen += f" --policy {args.policy}" if args.compression == "dynamic" else ""
+            parser.error(f"{what}: only with {condition}, not with {chosen}")
+    if "model" in given and "depth" in given:
+        parser.error(f"--depth {args.depth}: --model {args.model} is given too; choose one")
+    if args.depth and (args.depth < 8 or (args.depth - 2) % 6):
+        parser.error(f"--depth {args.depth}: must be 6n + 2 with n >= 1 (8, 14, 20, ...)")
+    if args.model == "resnet18" and "shortcut" in given:
+        parser.error(f"--shortcut {args.shortcut}: resnet18 has torchvision's own shortcuts")
+    _check_policy(parser, args)
+    if "level_warmup_bits" in given and not args.level_warmup_steps:
+        parser.error(f"--level-warmup-bits {args.level_warmup_bits}: needs --level-warmup-steps, of at least 1")
+    if args.resume and args.output_dir is None:
+        parser.error("--resume: needs the --output-dir of the run to go on with")
+    if args.stop_after and args.stop_after > args.epochs:
+        parser.error(f"--stop-after {args.stop_after}: there are only --epochs {args.epochs}")
+    if args.warmup_epochs > args.epochs:
+        parser.error(f"--warmup-epochs {args.warmup_epochs:g}: longer than --epochs {args.epochs}")
+
+
+def _check_policy(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What policies need, and how many levels in which order."""
+    if args.policy == "schedule" and args.schedule is None:
+        parser.error("--policy schedule: needs --schedule, for example --schedule 0:32,2:4")
+    thresholds, levels = _as_typed(args.thresholds), _as_typed(args.levels)
+    if args.policy == "step" and len(args.thresholds) != len(args.levels) - 1:
+        parser.error(f"--thresholds {thresholds}: one fewer than --levels {levels} is needed")
+    if args.policy != "step" and list(args.levels) != sorted(args.levels):
+        parser.error(f"--levels {levels}: must ascend with --policy {args.policy}")
+    if args.policy == "critical" and len(args.levels) != 2:
+        parser.error(f"--policy critical: needs --levels of two, for example --levels 4,16, not {levels}")
+
+
+def _as_typed(value: object) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}:{bits}" for key, bits in value.items())
+    return ",".join(str(item) for item in value) if isinstance(value, tuple) else str(value)
