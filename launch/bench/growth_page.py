@@ -9,11 +9,10 @@ from typing import Any
 from bench.cost_model import UNITS
 from bench.results import origin, quartiles, typed
 from bench.tables import rate_title, title
-from common.markdown import markdown
+from common.markdown import DASH, markdown
 
 # Of the layouts that are predicted, those in the tables; growth.json has all.
 _HOSTS, _WORKERS = (2, 8, 32, 128), (1, 4, 8)
-_DASH = "—"
 _ALLTOALLV = (
     "With 64 to 127 workers and with 256 to 1,023, Open MPI's alltoallv exchanges a message with every other rank in "
     "turn, also with those that get nothing (read from its source, not observed). Hence the long steps of 8x8, 32x8, "
@@ -30,7 +29,7 @@ def deviation(row: Mapping[str, Any]) -> float:
 def constants(results: Mapping[str, Any]) -> str:
     """One row per constant."""
     rows: list[tuple[str, ...]] = [
-        (f"`{name}`", f"{value:.3g}", f"{error:.1g}" if error else _DASH, *UNITS[name])
+        (f"`{name}`", f"{value:.3g}", f"{error:.1g}" if error else DASH, *UNITS[name])
         for name, (value, error) in results["constants"].items()
     ]
     return markdown(("constant", "fitted", "standard error", "unit", "of"), rows)
@@ -42,7 +41,7 @@ def residuals(rows: Sequence[Mapping[str, Any]]) -> str:
     names = list(dict.fromkeys(row["contender"] for row in rows))
     found = {(row["contender"], row["layout"], row["rate"]): f"{deviation(row):+.1f}" for row in rows}
     head = ("predicted less measured, %", *(f"{layout}, {rate_title(rate)}" for layout, rate in places))
-    return markdown(head, [(title(name), *(found.get((name, *place), _DASH) for place in places)) for name in names])
+    return markdown(head, [(title(name), *(found.get((name, *place), DASH) for place in places)) for name in names])
 
 
 def spread(rows: Sequence[Mapping[str, Any]]) -> str:

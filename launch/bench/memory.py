@@ -27,7 +27,7 @@ from bench.start import environment_of, place, start, worker
 from bench.steps import add_shared_arguments
 from bench.tables import title
 from common.device import choose_for
-from common.markdown import markdown
+from common.markdown import DASH, markdown
 from common.values import count, names
 
 _METHODS = ("none", "fp16", "0.25bit", "1bit", "4bit", "8bit")
@@ -104,7 +104,7 @@ def report(results: Mapping[str, Any]) -> str:
     for one in layouts:
         for name, row in rows.items():
             ranks = one["contenders"].get(name)  # none where a run was cut off
-            row += [_range([rank[kind] / results["values"] for rank in ranks]) if ranks else "—" for kind in kinds]
+            row += [_range([rank[kind] / results["values"] for rank in ranks]) if ranks else DASH for kind in kinds]
     table = markdown(("bytes a value", *head), [(title(name), *row) for name, row in rows.items()])
     note = results["about"]
     most = max(one["hosts"] * one["workers_per_host"] for one in layouts)

@@ -10,18 +10,17 @@ from bench.results import Summary
 from bench.sharded import NATIVE, OURS_SHARDED, SHARDS_ALONE
 from bench.steppers import ONE_LEVEL, OURS_IN_DDP
 from bench.tables import rate_title, summaries, title
-from common.markdown import markdown
+from common.markdown import DASH, markdown
 
 _OTHERS = ("none", "fp16", "powersgd1")
 _IN_DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 _LEVELS = ("4bit", "0.25bit")  # where there is room for two only
-_DASH = "—"
 
 
 def ratio(found: Mapping[str, Summary], name: str, other: str) -> str:
     """Median of the other's steps by that of `name`, bold where `name` is slower; a dash where one was not measured."""
     if name not in found or other not in found:
-        return _DASH
+        return DASH
     times = found[other].median / found[name].median
     text = f"{times:.1f}" if times >= 10 else f"{times:.2f}"
     return f"**{text}**" if float(text) < 1 else text

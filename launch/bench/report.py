@@ -6,7 +6,7 @@ docs/tables/benchmarks.md and growth.md are written whole; docs/benchmarks.md ha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,17 @@ def _gloo(described: Iterable[Mapping[str, Any]]) -> str:
     return ", Gloo" if "gloo" in launchers else ""
 
 
+def _heading(results: Mapping[str, Any], text: str) -> str:
+    where = "On GPUs, " if on_gpus(results) else ""
+    return f"## {where}{text}" if where else f"## {text[0].upper()}{text[1:]}"
+
+
 def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
     name = f"exchange-{results['model']}-{results['workers']}"
-    parts = [
-        f"## The exchange alone: {results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
-    ]
-    bits = tables.bits(results)
+    where = f"{results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
+    parts = [_heading(results, f"the exchange alone: {where}")]
     hosts, per_host = tables.hosts_of(results)
-    if per_host > 1:
+    if per_host > 1 or on_gpus(results):
         parts += [tables.times(results), tables.gains(results)]
     elif hosts == 2:
         plots.step_times([results], figures / f"{name}-time.png")
@@ -100,16 +103,17 @@ def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
         parts += [tables.times(results), break_even_table(results)]
         parts.append(f"![Time per step against link rate]({_FIGURES}/{name}-time.png)")
         parts.append(f"![Speed-up against bits per value]({_FIGURES}/{name}-speedup.png)")
-    return [*parts, bits, tables.caption(results), links(results)]
+    return [*parts, tables.bits(results), tables.caption(results), links(results)]
 
 
-def training_section(files: list[dict[str, Any]], figures: Path) -> list[str]:
-    plots.step_times(files, figures / "training-time.png")
+def training_section(files: _Files, figures: Path) -> list[str]:
+    parts = [_heading(files[0], "training steps")]
+    if not on_gpus(files[0]):
+        plots.step_times(files, figures / "training-time.png")
+        parts.append(f"![Time per training step]({_FIGURES}/training-time.png)")
     for results in files:
-        if results["model"] == "resnet18":
+        if results["model"] == "resnet18" and not on_gpus(results):
             plots.by_link(results, figures / "steps-resnet18.png")
-    parts = ["## Training steps", f"![Time per training step]({_FIGURES}/training-time.png)"]
-    for results in files:
         parts += [tables.times(results), tables.caption(results)]
     return parts
 
@@ -120,37 +124,12 @@ def sharded_section(results: Mapping[str, Any]) -> list[str]:
 
 
 def accuracy_section(results: Mapping[str, Any], figures: Path) -> list[str]:
-    figure = figures / time_to_accuracy.figure_name(results)
-    plots.accuracies(results, figure)
-    return [
-        f"## Time to accuracy: {time_to_accuracy.title(results)}",
-        time_to_accuracy.table(results),
-        time_to_accuracy.caption(results),
-        f"![Test accuracy against time]({_FIGURES}/{figure.name})",
-    ]
-
-
-def gpu_sections(
-    arithmetic: Mapping[str, Any], exchanges: _Files, training: _Files, accuracies: _Files, memories: _Files
-) -> list[str]:
-    """What was measured on GPUs, in tables."""
-    parts = []
-    if arithmetic:
-        parts += ["## On GPUs, arithmetic", gpu_kernels.report(arithmetic)]
-    for results in sorted(exchanges, key=_by_hosts):
-        where = tables.layout_title(results)
-        parts += [f"## On GPUs, the exchange alone: {results['model']}, {where}{_gloo(results['rates'].values())}"]
-        parts += [tables.times(results), tables.gains(results), tables.bits(results)]
-        parts += [tables.caption(results), links(results)]
-    if training:
-        parts += ["## On GPUs, training steps"]
-    for results in training:
-        parts += [tables.times(results), tables.caption(results)]
-    for results in accuracies:
-        parts += [f"## On GPUs, time to accuracy: {time_to_accuracy.title(results)}"]
-        parts += [time_to_accuracy.table(results), time_to_accuracy.caption(results)]
-    for results in memories:
-        parts += [f"## On GPUs, memory{_gloo([results])}", memory.report(results)]
+    parts = [_heading(results, f"time to accuracy: {time_to_accuracy.title(results)}")]
+    parts += [time_to_accuracy.table(results), time_to_accuracy.caption(results)]
+    if not on_gpus(results):
+        figure = figures / time_to_accuracy.figure_name(results)
+        plots.accuracies(results, figure)
+        parts.append(f"![Test accuracy against time]({_FIGURES}/{figure.name})")
     return parts
 
 
@@ -171,50 +150,51 @@ def growth_section(results: Mapping[str, Any], figures: Path) -> list[str]:
     ]
 
 
+def _read(folder: Path, keep: Callable[[Mapping[str, Any]], bool]) -> list[_Files]:
+    """The files that are to be kept: of the exchange, of training, of accuracy, of memory."""
+    found = [[load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS]
+    exchanges, *others = ([one for one in files if keep(one)] for files in found)
+    return [sorted(exchanges, key=_by_hosts), *others]
+
+
 def report(folder: Path, figures: Path) -> str:
     """All tables but those of growth, of the JSON files in a folder; their figures go into another."""
     parts: list[str] = []
-    if (folder / kernels.FILE).exists():
-        parts += [
-            "## Arithmetic",
-            "`python launch/bench kernels`: " + kernels.report(load(folder / kernels.FILE)),
-        ]
-    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
-    exchanges, training, accuracies, memories = ([one for one in found[kind] if not on_gpus(one)] for kind in _KINDS)
-    for results in sorted(exchanges, key=_by_hosts):
-        parts += exchange_section(results, figures)
-    if one_worker := [one for one in training if tables.hosts_of(one)[1] == 1]:
-        parts += training_section(one_worker, figures)
-    for results in training:
-        if tables.hosts_of(results)[1] > 1:
-            parts += sharded_section(results)
-    for results in accuracies:
-        parts += accuracy_section(results, figures)
-    for results in memories:
-        parts += [f"## Memory{_gloo([results])}", memory.report(results)]
-    arithmetic = load(folder / kernels.GPU_FILE)
-    parts += gpu_sections(arithmetic, *([one for one in found[kind] if on_gpus(one)] for kind in _KINDS))
+    if arithmetic := load(folder / kernels.FILE):
+        parts += ["## Arithmetic", f"`python launch/bench kernels`: {kernels.report(arithmetic)}"]
+    for gpus in (False, True):
+        if gpus and (arithmetic := load(folder / kernels.GPU_FILE)):
+            parts += ["## On GPUs, arithmetic", gpu_kernels.report(arithmetic)]
+        exchanges, training, accuracies, memories = _read(folder, lambda one, gpus=gpus: on_gpus(one) == gpus)  # type: ignore[misc]
+        for results in exchanges:
+            parts += exchange_section(results, figures)
+        if one_worker := [one for one in training if tables.hosts_of(one)[1] == 1]:
+            parts += training_section(one_worker, figures)
+        for results in training:
+            if results not in one_worker:
+                parts += sharded_section(results)
+        for results in accuracies:
+            parts += accuracy_section(results, figures)
+        for results in memories:
+            parts += [_heading(results, f"memory{_gloo([results])}"), memory.report(results)]
     return "\n\n".join(part for part in parts if part)
 
 
 def shown(folder: Path) -> dict[str, str]:
     """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
-    found = {kind: [load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS}
-    exchanges, training, accuracies, memories = (
-        [one for one in found[kind] if not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())]
-        for kind in _KINDS
+    exchanges, training, accuracies, memories = _read(
+        folder, lambda one: not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())
     )
     sharded = [one for one in training if tables.hosts_of(one)[1] > 1]
     training = sorted((one for one in training if one not in sharded), key=lambda one: -one["values"])
-    exchanges.sort(key=_by_hosts)
     two = [one for one in exchanges if tables.hosts_of(one) == (2, 1)]
-    several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
     named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
     named |= {f"{one['model']}, frameworks": ratios.by_framework(one) for one in two}
     named |= {f"{one['model']}, shards": ratios.by_sharding(one) for one in sharded}
     for one in accuracies:
         table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"
         named[f"{time_to_accuracy.title(one)}, accuracy"] = table
+    several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
     named |= {"models": ratios.by_model(training), "hosts": ratios.by_layout(several)}
     return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 

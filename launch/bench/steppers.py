@@ -56,7 +56,7 @@ class Stepper:
 
     Args:
         name: one of `NAMES`.
-        model: its own, on one device; parameters may share memory with other contenders' as long as gradients do not.
+        model: its own, on one device; parameters may share memory with other steppers' as long as gradients do not.
         loss: runs the forward pass of the model it is given.
         mesh: for those of FSDP2, that of `sharded.mesh`.
     """

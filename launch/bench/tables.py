@@ -8,10 +8,9 @@ from typing import Any
 from bench import gpus
 from bench.results import SHARED_MEMORY, Summary, origin, summarize, typed
 from bench.steppers import ONE_LEVEL
-from common.markdown import markdown
+from common.markdown import DASH, markdown
 from netlab.shaping import bits_per_second
 
-_DASH = "—"
 _BUSY = 5.0  # percent of all cores
 TITLES = {
     "alone": "no exchange",
@@ -77,7 +76,7 @@ def times(results: Mapping[str, Any]) -> str:
     """One row per method: median and quartiles of a step at every rate."""
     rates = summaries(results)
     rows = [
-        (title(name), *(str(found[name]) if name in found else _DASH for found in rates.values()))
+        (title(name), *(str(found[name]) if name in found else DASH for found in rates.values()))
         for name in methods_of(rates)
     ]
     return markdown(("ms per step", *map(rate_title, rates)), rows)
@@ -90,14 +89,14 @@ def gains(results: Mapping[str, Any]) -> str:
     for name, flat in ONE_LEVEL.items():
         others = ("none", "fp16", flat)
         cells = [_gain(found, name, other) for found in rates.values() for other in others]
-        if any(cell != _DASH for cell in cells):
+        if any(cell != DASH for cell in cells):
             rows.append((title(name), *cells))
     head = [f"{other}, {rate_title(rate)}" for rate in rates for other in (title("none"), title("fp16"), "flat")]
     return markdown(("times as fast as", *head), rows) if rows else ""
 
 
 def _gain(found: Mapping[str, Summary], name: str, other: str) -> str:
-    return f"{found[other].median / found[name].median:.2f}" if name in found and other in found else _DASH
+    return f"{found[other].median / found[name].median:.2f}" if name in found and other in found else DASH
 
 
 def hosts_of(results: Mapping[str, Any]) -> tuple[int, int]:
@@ -128,7 +127,7 @@ def bits(results: Mapping[str, Any]) -> str:
             sent = [found[name].bits if name in found else None for found in rates.values()]
             level = bits_of(name.removesuffix("-ddp").removesuffix("-fsdp"))
             goal = "" if level is None else f"{(level + 0.15) * 2 * (hosts - 1) / hosts:.2f}"
-            rows.append((title(name), goal, *(_DASH if number is None else f"{number:.2f}" for number in sent)))
+            rows.append((title(name), goal, *(DASH if number is None else f"{number:.2f}" for number in sent)))
     sender = "worker" if per_host == 1 else "host"
     return markdown((f"bits per value and {sender}", "goal", *map(rate_title, rates)), rows) if rates else ""
 

@@ -25,7 +25,7 @@ from bench.steps import add_shared_arguments, checked_rate
 from bench.tables import rate_title
 from common.device import choose_for
 from common.launcher import TRAINER
-from common.markdown import markdown
+from common.markdown import DASH, markdown
 from common.values import at_least_zero, count, folder, model_name, names, positive
 from train.metrics import METRICS, read_lines
 
@@ -177,8 +177,8 @@ def table(results: Mapping[str, Any]) -> str:
     base = reached(results["runs"]["none"], goal)
     for name, run in results["runs"].items():
         when, (seconds, accuracies) = reached(run, goal), curve(run)
-        faster = f"{base / when:.2f}" if base and when else "—"
-        sent = f"{max(run['sent']) / 1e6:.0f}" if run["sent"] else "—"  # nothing leaves a single host
+        faster = f"{base / when:.2f}" if base and when else DASH
+        sent = f"{max(run['sent']) / 1e6:.0f}" if run["sent"] else DASH  # nothing leaves a single host
         levels = " ".join(str(epoch["level"]) for epoch in run["epochs"])
         to_goal = "not reached" if when is None else f"{when:.0f}"
         rows.append((TITLES[name], to_goal, faster, f"{seconds[-1]:.0f}", f"{100 * accuracies[-1]:.2f}", sent, levels))

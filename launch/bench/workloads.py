@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from bench.steppers import Loss
 from train.models import build_model
 
-# Makes one contender's model and loss; every call a new model.
+# Makes one stepper's model and loss; every call a new model.
 Workload = Callable[[], tuple[nn.Module, Loss]]
 
 EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "tiny")

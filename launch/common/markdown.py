@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+DASH = "—"  # for what is not there
+
 
 def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A table whose first column is text and whose others are numbers."""

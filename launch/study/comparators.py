@@ -216,5 +216,5 @@ _BY_KIND = {
 
 
 def aggregator(method: Method, shapes: Sequence[torch.Size], workers: int, seed: int) -> Aggregator:
-    """What averages gradients the contender's way."""
+    """What averages gradients the method's way."""
     return _BY_KIND[method.kind](method, shapes, workers, seed)

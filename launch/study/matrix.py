@@ -6,11 +6,9 @@ import math
 import statistics
 from typing import NamedTuple
 
-from common import markdown
+from common.markdown import DASH, markdown
 from study.methods import shown
 from study.parts import BASELINE, Part, Runs
-
-_DASH = "—"
 
 
 class Measured(NamedTuple):
@@ -32,6 +30,11 @@ class Measured(NamedTuple):
         error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
         return cls(statistics.mean(numbers), error, len(numbers))
 
+    def shown(self, seeds: int, form: str) -> str:
+        """In a table; ``seeds`` are as many as there should be."""
+        text = format(self.mean, form) + (f" ± {self.error:.2f}" if self.seeds > 1 else "")
+        return text + (f" ({self.seeds})" if self.seeds < seeds else "")
+
 
 def chosen(runs: Runs, part: Part, task: str, method: str) -> dict[int, dict]:
     """The runs of one cell of a part, by seed."""
@@ -52,26 +55,19 @@ def table(part: Part, runs: Runs) -> str:
     rows: list[tuple[str, ...]] = []
     for method in part.methods:
         cells = [_cell(part, runs, task, method) for task in part.tasks]
-        if any(cell != _DASH for cell in cells):
+        if any(cell != DASH for cell in cells):
             rows.append((shown(method), _bits(part, runs, method), *cells))
     there = sum(key in runs for key in part.keys)
     note = f"{there} of {len(part.keys)} runs: {part.seeds} per cell; (n): only n."
-    return f"{markdown.markdown(('method', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
+    return f"{markdown(('method', 'bits', *part.tasks), rows)}\n\n{note}" if rows else note
 
 
 def _cell(part: Part, runs: Runs, task: str, method: str) -> str:
     if method == BASELINE:
         scores = [run["score"] for run in chosen(runs, part, task, method).values()]
-        return _text(Measured.of(scores), part, ".2f") if scores else _DASH
+        return Measured.of(scores).shown(part.seeds, ".2f") if scores else DASH
     found = difference(runs, part, task, method)
-    return _text(found, part, "+.2f") if found else _DASH
-
-
-def _text(found: Measured, part: Part, form: str) -> str:
-    text = format(found.mean, form)
-    if found.seeds > 1:
-        text += f" ± {found.error:.2f}"
-    return text + (f" ({found.seeds})" if found.seeds < part.seeds else "")
+    return found.shown(part.seeds, "+.2f") if found else DASH
 
 
 def _bits(part: Part, runs: Runs, method: str) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 
 from common.docs import DATA, TABLES
 from common.files import replace_text
-from common.markdown import markdown
+from common.markdown import DASH, markdown
 from study.scenarios import PAPER_UNCOMPRESSED, SCENARIOS, Result, Scenario
 from train.carried import Carried, placement
 
 TABLE = Path(TABLES, "paper.md")
 RESULTS = Path(DATA, "study", "results.json")
-_DASH = "—"
 _ONE_HOST = {"hosts": 1, "bytes_float32_leaving_host": 0.0}  # what older summaries do not say
 
 Number = Callable[[Result], float]
@@ -111,15 +110,15 @@ def _main_table(results: list[Result]) -> str:
             (
                 scenario.title,
                 _spread(runs, lambda run: 100 * run.summary["train_accuracy"], ".2f"),
-                _DASH,
+                DASH,
                 _spread(runs, lambda run: 100 * run.summary["test_accuracy"], ".2f"),
-                f"{paper.test_accuracy:.2f}" if paper else _DASH,
+                f"{paper.test_accuracy:.2f}" if paper else DASH,
                 _spread(runs, lambda run: run.summary["seconds"] / 60, ".1f"),
-                f"{paper.minutes:.2f}" if paper else _DASH,
+                f"{paper.minutes:.2f}" if paper else DASH,
                 _spread(runs, lambda run: Carried.of(run.summary).sent / 1e6, ".0f"),
-                f"{paper.terabytes:.2f}" if paper else _DASH,
+                f"{paper.terabytes:.2f}" if paper else DASH,
                 _spread(runs, _share, ".1f"),
-                f"{100 * paper.terabytes / PAPER_UNCOMPRESSED.terabytes:.0f}" if paper else _DASH,
+                f"{100 * paper.terabytes / PAPER_UNCOMPRESSED.terabytes:.0f}" if paper else DASH,
             )
         )
     return markdown(head, rows)
@@ -193,6 +192,6 @@ def _spread(runs: list[Result], number: Number, form: str) -> str:
     """Mean and, from two runs on, sample standard deviation."""
     values = [number(run) for run in runs]
     if not values:
-        return _DASH
+        return DASH
     mean = format(statistics.fmean(values), form)
     return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean

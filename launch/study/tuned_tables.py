@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from scipy import stats
 
-from common.markdown import markdown
+from common.markdown import DASH, markdown
+from study.matrix import Measured
 from study.methods import shown
 from study.parts import BASELINE, LOST, TUNING, Largest, Runs, Tuned
 from study.tasks import TASKS, WARM_UPS
@@ -50,12 +50,10 @@ def compared(part: Tuned, runs: Runs, row: str) -> Compared | None:
     points = [run["score"] - base[seed]["score"] for seed, run in own.items() if seed in base]
     if best is None or not points:
         return None
-    mean, error = statistics.mean(points), math.nan
-    if len(points) > 1:
-        error = statistics.stdev(points) / math.sqrt(len(points))
-    bound = mean - float(stats.t.ppf(0.95, len(points) - 1)) * error if len(points) > 1 else math.nan
+    mean, error, seeds = Measured.of(points)
+    bound = mean - float(stats.t.ppf(0.95, seeds - 1)) * error
     bits = statistics.mean(run["all_bits"] for run in own.values())
-    return Compared(*best, bits, mean, error, bound, sum(point < -LOST for point in points), len(points))
+    return Compared(*best, bits, mean, error, bound, sum(point < -LOST for point in points), seeds)
 
 
 def tuned(part: Tuned, runs: Runs) -> str:
@@ -75,16 +73,14 @@ def _row(part: Tuned, runs: Runs, row: str) -> tuple[str, ...] | None:
     found = compared(part, runs, row)
     if found is None:
         return None
-    few = f" ({found.seeds})" if found.seeds < part.seeds else ""
-    row, name = shown(row), "—" if found.method == row else shown(found.method)
+    row, name = shown(row), DASH if found.method == row else shown(found.method)
     rate = f"{TASKS[found.task].rate:g} (x{TASKS[found.task].rate / TASKS[part.task].rate:g})"
     if row == BASELINE:
-        scores = [run["score"] for run in fresh(part, runs, row).values()]
-        spread = f" ± {statistics.stdev(scores) / math.sqrt(len(scores)):.2f}" if len(scores) > 1 else ""
-        return row, name, f"{found.bits:.2f}", rate, f"{statistics.mean(scores):.2f}{spread}{few}", "", ""
-    several = found.seeds > 1
-    points = f"{found.mean:+.2f}" + (f" ± {found.error:.2f}" if several else "") + few
-    return row, name, f"{found.bits:.2f}", rate, points, f"{found.bound:+.2f}" if several else "", str(found.lost)
+        scores = Measured.of([run["score"] for run in fresh(part, runs, row).values()])
+        return row, name, f"{found.bits:.2f}", rate, scores.shown(part.seeds, ".2f"), "", ""
+    points = Measured(found.mean, found.error, found.seeds).shown(part.seeds, "+.2f")
+    bound = f"{found.bound:+.2f}" if found.seeds > 1 else ""
+    return row, name, f"{found.bits:.2f}", rate, points, bound, str(found.lost)
 
 
 def largest(part: Largest, runs: Runs) -> str:
@@ -93,7 +89,7 @@ def largest(part: Largest, runs: Runs) -> str:
     for task in part.limits:
         for warm_up in WARM_UPS:
             cells = [_largest(part, runs, task, warm_up, method) for method in part.methods]
-            if any(cell != "—" for cell in cells):
+            if any(cell != DASH for cell in cells):
                 rows.append((f"{task} ({TASKS[task].rate:g})", f"{warm_up:.0%}", *cells))
     note = f"{sum(key in runs for key in part.wanted(runs))} runs, {_tried(part)}."
     return f"{markdown(('task (its rate)', 'warm-up', *map(shown, part.methods)), rows)}\n\n{note}" if rows else note
@@ -103,7 +99,7 @@ def _largest(part: Largest, runs: Runs, task: str, warm_up: float, method: str) 
     limits: Sequence[float] = part.limits[task]
     most, _ = part.found(runs, task, warm_up, method)
     if most is None:
-        return "—"
+        return DASH
     if not most:
         return f"under x{limits[0]:g}"
     return f"x{most:g}" + (" or more" if most == limits[-1] else "")

@@ -92,7 +92,6 @@ class Quantized:
         self.controller = Controller(policy, transport=ranks.transport())
         self.arguments = {
             "error_feedback": args.error_feedback,
-            "rounding": args.rounding,
             "block_size": args.block_size,
             "auto_level": args.auto_level,
             "hierarchical": None if args.hierarchical == "auto" else False,

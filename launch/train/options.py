@@ -6,6 +6,8 @@ Nothing here needs Horovod or another rank.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
 from common.values import (
     DEVICES,
@@ -27,42 +29,12 @@ from train.datasets import DATASETS
 from train.models import MODELS, SHORTCUTS
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
-HIERARCHICAL = ("auto", "off")
 POLICIES = ("step", "plateau", "critical", "static", "schedule")
-MONITORS = ("val_loss", "val_accuracy", "train_loss")
 _NOT_GIVEN = object()
 
-# Flags that mean something under some choices only: {flag's dest: when it applies}, in the words of the refusal.
+# When flags mean something that do not always, in the words of the refusal. Those of policies name the policies.
+_DYNAMIC, _QUANTIZED = "--compression dynamic", "--compression static or dynamic"
 _BITS = "--compression static, or --compression dynamic --policy static"
-_QUANTIZED = "--compression static or dynamic"
-_ONLY_WITH = {
-    "policy": "--compression dynamic",
-    "bits": _BITS,
-    "level_warmup_steps": _QUANTIZED,
-    "level_warmup_bits": _QUANTIZED,
-    "rounding": _QUANTIZED,
-    "error_feedback": _QUANTIZED,
-    "block_size": _QUANTIZED,
-    "auto_level": _QUANTIZED,
-    "hierarchical": _QUANTIZED,
-}
-# Those of policies: {flag's dest: policies that it is one of}.
-_ONLY_OF = {
-    "schedule": ("schedule",),
-    "levels": ("step", "plateau", "critical"),
-    "thresholds": ("step",),
-    "min_improvement": ("step", "plateau"),
-    "loss_patience": ("step",),
-    "stagnation": ("step",),
-    "stagnation_patience": ("step",),
-    "uncompressed_epochs": ("step",),
-    "cooldown": ("step", "plateau"),
-    "uncompressed_at_top": ("step",),
-    "monitor": ("plateau",),
-    "patience": ("plateau",),
-    "eta": ("critical",),
-    "interval": ("critical",),
-}
 
 EPILOG = """examples:
   horovodrun -np 2 python launch/train_resnet.py
@@ -87,25 +59,34 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of train_resnet.py, without the rules between flags that ``parse`` adds."""
-    parser = Parser(
-        prog="train_resnet.py",
-        description="Train a ResNet on several workers while a controller moves the bit-width of the gradients.",
-        epilog=EPILOG,
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
-    _add_task(parser)
-    _add_training(parser)
-    _add_compression(parser)
-    _add_step_policy(parser)
-    _add_other_policies(parser)
-    _add_run(parser)
+    about = "Train a ResNet on several workers while a controller moves the bit-width of the gradients."
+    look: dict[str, Any] = {"formatter_class": _Help, "allow_abbrev": False}
+    parser = Parser(prog="train_resnet.py", description=about, epilog=EPILOG, **look)
+    _add_task(_adder(parser, "model and data"))
+    _add_training(_adder(parser, "training"))
+    _add_compression(_adder(parser, "gradient compression"))
+    _add_step_policy(_adder(parser, "the step policy: accuracy reached, loss stalled, training stuck"))
+    _add_other_policies(_adder(parser, "other policies: plateau, critical (changing gradients)"))
+    _add_run(_adder(parser, "run"))
     return parser
 
 
-def _add_task(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model and data")
-    add = group.add_argument
+Add = Callable[..., None]
+
+
+def _adder(parser: argparse.ArgumentParser, title: str) -> Add:
+    """Adds flags to a group; ``only`` says with which choices a flag means something."""
+    group = parser.add_argument_group(title)
+
+    def add(flag: str, *, only: str | tuple[str, ...] = "", **more: Any) -> None:
+        if isinstance(only, tuple):
+            only = f"--compression dynamic --policy {' or '.join(only)}"
+        group.add_argument(flag, **more).only = only  # type: ignore[attr-defined]
+
+    return add
+
+
+def _add_task(add: Add) -> None:
     add("--model", type=model_name, default="resnet8", metavar="NAME", help=f"{', '.join(MODELS)}, or any resnet<6n+2>")
     add("--depth", type=count, metavar="6n+2", help="the same as --model resnet<depth>")
     add("--shortcut", choices=SHORTCUTS, default="A", help="A: zero padding, B: 1x1 convolution; not for resnet18")
@@ -116,8 +97,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     add("--no-augment", dest="augment", action="store_false", help="no random shifts and mirrored images")
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("training").add_argument
+def _add_training(add: Add) -> None:
     add("--epochs", type=count, default=6, metavar="N", help="epochs of the whole plan")
     add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
     add("--lr", type=positive, default=0.05, help="learning rate of one worker; multiplied by their number")
@@ -125,94 +105,65 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--lr-schedule", choices=("cosine", "step"), default="cosine", help="step: a tenth at 50 and at 75 %%")
     add("--momentum", type=fraction, default=0.9, help="of SGD; at 2 bits and less, residuals take its place")
     add("--weight-decay", type=at_least_zero, default=1e-4, metavar="W", help="of SGD")
-    add(
-        "--clip-norm",
-        type=positive,
-        metavar="NORM",
-        help="largest norm of a step's mean gradients; larger ones are clipped",
-    )
+    add("--clip-norm", type=positive, metavar="NORM", help="larger norms of a step's mean gradients are clipped to it")
     add("--seed", type=natural, default=0, help="of weights, held-out images, order and augmentation")
 
 
-def _add_compression(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("gradient compression").add_argument
+def _add_compression(add: Add) -> None:
     add("--compression", choices=COMPRESSIONS, default="dynamic", help="none and fp16 are Horovod's own")
-    add("--policy", choices=POLICIES, default="step", help="what moves the level under --compression dynamic")
-    add("--bits", type=level, default=4, metavar="B", help="a constant level: --compression static")
-    add("--schedule", type=bit_schedule, metavar="E:B,...", help="levels by epoch, the first being 0; e.g. 0:32,2:4")
-    add("--rounding", choices=("nearest", "stochastic"), default="nearest", help="how values become codes")
-    add("--block-size", type=power_of_two, default=512, metavar="N", help="values that share one scale")
-    add("--auto-level", action="store_true", help="the level is the least; use the fastest above it, 32 bits included")
-    add(
-        "--hierarchical",
-        choices=HIERARCHICAL,
-        default="auto",
-        help="exchange within each host first, then between hosts; auto: where hosts have equally many workers, and "
-        "more than one",
-    )
-    add(
-        "--level-warmup-steps",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="the first N steps have at least --level-warmup-bits, whatever the policy says",
-    )
-    add("--level-warmup-bits", type=level, default=32, metavar="B", help="see there; 32 is uncompressed")
-    add("--no-error-feedback", dest="error_feedback", action="store_false", help="forget what rounding left over")
+    add("--policy", only=_DYNAMIC, choices=POLICIES, default="step", help="what moves the level")
+    add("--bits", only=_BITS, type=level, default=4, metavar="B", help="a constant level: --compression static")
+    example = "levels by epoch, the first being 0; e.g. 0:32,2:4"
+    add("--schedule", only=("schedule",), type=bit_schedule, metavar="E:B,...", help=example)
+    blocks = {"type": power_of_two, "default": 512, "metavar": "N", "help": "values that share one scale"}
+    add("--block-size", only=_QUANTIZED, **blocks)
+    fastest = "the level is the least; use the fastest above it, 32 bits included"
+    add("--auto-level", only=_QUANTIZED, action="store_true", help=fastest)
+    hosts = "within each host first, then between hosts; auto: where hosts have equally many workers, and more than one"
+    add("--hierarchical", only=_QUANTIZED, choices=("auto", "off"), default="auto", help=f"exchange {hosts}")
+    steps = "the first N steps have at least --level-warmup-bits, whatever the policy says"
+    add("--level-warmup-steps", only=_QUANTIZED, type=natural, default=0, metavar="N", help=steps)
+    bits = "see there; 32 is uncompressed"
+    add("--level-warmup-bits", only=_QUANTIZED, type=level, default=32, metavar="B", help=bits)
+    forget = {"action": "store_false", "help": "forget what rounding left over"}
+    add("--no-error-feedback", only=_QUANTIZED, dest="error_feedback", **forget)
 
 
-def _add_step_policy(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("the step policy: accuracy reached, loss stalled, training stuck").add_argument
-    add(
-        "--levels",
-        type=bit_levels,
-        default="4,8,16",
-        metavar="B,...",
-        help="bits per value, ascending (step: or descending)",
-    )
-    add(
-        "--thresholds",
-        type=accuracies,
-        default="0.80,0.88",
-        metavar="A,...",
-        help="validation accuracies at which the next level begins, one fewer than levels",
-    )
-    add("--min-improvement", type=fraction, default=0.01, metavar="R", help="relative improvement that counts")
-    add("--loss-patience", type=count, default=3, metavar="N", help="epochs in a row without it before a step up")
-    add(
-        "--stagnation",
-        choices=("plateau", "time", "none"),
-        default="plateau",
-        help="which epochs at a level lead to uncompressed epochs: those without a better accuracy, or all",
-    )
-    add("--stagnation-patience", type=count, default=5, metavar="N", help="such epochs before that")
-    add("--uncompressed-epochs", type=count, default=2, metavar="N", help="how many uncompressed epochs")
-    add(
-        "--cooldown",
-        type=natural,
-        default=3,
-        metavar="N",
-        help="epochs after that, or after a plateau, which do not count",
-    )
-    add("--uncompressed-at-top", action="store_true", help="uncompressed epochs at the highest level, too")
+def _add_step_policy(add: Add) -> None:
+    step, also_plateau = ("step",), ("step", "plateau")
+    levels = {"metavar": "B,...", "help": "bits per value, ascending (step: or descending)"}
+    add("--levels", only=("step", "plateau", "critical"), type=bit_levels, default="4,8,16", **levels)
+    begins = "validation accuracies at which the next level begins, one fewer than levels"
+    add("--thresholds", only=step, type=accuracies, default="0.80,0.88", metavar="A,...", help=begins)
+    counts = {"default": 0.01, "metavar": "R", "help": "relative improvement that counts"}
+    add("--min-improvement", only=also_plateau, type=fraction, **counts)
+    epochs = {"type": count, "metavar": "N"}
+    add("--loss-patience", only=step, default=3, help="epochs in a row without it before a step up", **epochs)
+    which = "which epochs at a level lead to uncompressed epochs: those without a better accuracy, or all"
+    add("--stagnation", only=step, choices=("plateau", "time", "none"), default="plateau", help=which)
+    add("--stagnation-patience", only=step, default=5, help="such epochs before that", **epochs)
+    add("--uncompressed-epochs", only=step, default=2, help="how many uncompressed epochs", **epochs)
+    after = "epochs after that, or after a plateau, which do not count"
+    add("--cooldown", only=also_plateau, type=natural, default=3, metavar="N", help=after)
+    highest = "uncompressed epochs at the highest level, too"
+    add("--uncompressed-at-top", only=step, action="store_true", help=highest)
 
 
-def _add_other_policies(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("other policies: plateau, critical (changing gradients)").add_argument
-    add("--monitor", choices=MONITORS, default="val_loss", help="where a plateau is looked for")
-    add("--patience", type=natural, default=2, metavar="N", help="epochs without progress that make no plateau yet")
-    add("--eta", type=at_least_zero, default=0.5, metavar="R", help="relative change of the gradients' norm: critical")
-    add("--interval", type=count, default=1, metavar="N", help="epochs between the two norms that are compared")
+def _add_other_policies(add: Add) -> None:
+    plateau, critical = ("plateau",), ("critical",)
+    watched = ("val_loss", "val_accuracy", "train_loss")
+    add("--monitor", only=plateau, choices=watched, default="val_loss", help="where a plateau is looked for")
+    without = "epochs without progress that make no plateau yet"
+    add("--patience", only=plateau, type=natural, default=2, metavar="N", help=without)
+    change = "relative change of the gradients' norm: critical"
+    add("--eta", only=critical, type=at_least_zero, default=0.5, metavar="R", help=change)
+    between = "epochs between the two norms that are compared"
+    add("--interval", only=critical, type=count, default=1, metavar="N", help=between)
 
 
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("run").add_argument
-    add(
-        "--output-dir",
-        type=folder,
-        metavar="DIR",
-        help="metrics and checkpoints, seen by all ranks (default: a new one in runs/)",
-    )
+def _add_run(add: Add) -> None:
+    where = "metrics and checkpoints, seen by all ranks (default: a new one in runs/)"
+    add("--output-dir", type=folder, metavar="DIR", help=where)
     add("--device", choices=DEVICES, default="auto", help="auto: GPUs where all ranks can use one")
     add("--resume", action="store_true", help="go on from the last epoch in --output-dir, with the flags it began with")
     add("--stop-after", type=count, metavar="N", help="end after epoch N of the plan, as an interruption would")
@@ -246,22 +197,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: dict[str, object]) -> None:
     """Refuse flags that contradict each other or that would silently do nothing."""
-    flags = {action.dest: action.option_strings[0] for action in parser._actions}
+    dynamic = args.compression == "dynamic"
+    chosen = f"--compression {args.compression}" + (f" --policy {args.policy}" if dynamic else "")
     applies = {
-        "--compression dynamic": args.compression == "dynamic",
-        _BITS: args.compression == "static" or (args.compression, args.policy) == ("dynamic", "static"),
-        _QUANTIZED: args.compression in ("static", "dynamic"),
+        "": True,
+        _DYNAMIC: dynamic,
+        _BITS: args.compression == "static" or (dynamic and args.policy == "static"),
+        _QUANTIZED: dynamic or args.compression == "static",
     }
-    conditions = dict(_ONLY_WITH)
-    for dest, policies in _ONLY_OF.items():
-        conditions[dest] = f"--compression dynamic --policy {' or '.join(policies)}"
-        applies[conditions[dest]] = args.compression == "dynamic" and args.policy in policies
-    for dest, condition in conditions.items():
-        if dest in given and not applies[condition]:
-            what = flags[dest] if isinstance(given[dest], bool) else f"{flags[dest]} {_as_typed(given[dest])}"
-            chosen = f"--compression {args.compression}"
-            chosen += f" --policy {args.policy}" if args.compression == "dynamic" else ""
-            parser.error(f"{what}: only with {condition}, not with {chosen}")
+    for action in parser._actions:
+        only = getattr(action, "only", "")
+        # Of policies' flags, the last words are the policies.
+        fits = applies.get(only, dynamic and args.policy in only.removeprefix(f"{_DYNAMIC} --policy ").split(" or "))
+        if action.dest in given and not fits:
+            value = given[action.dest]
+            what = action.option_strings[0] + ("" if isinstance(value, bool) else f" {_as_typed(value)}")
+            parser.error(f"{what}: only with {only}, not with {chosen}")
     if "model" in given and "depth" in given:
         parser.error(f"--depth {args.depth}: --model {args.model} is given too; choose one")
     if args.depth and (args.depth < 8 or (args.depth - 2) % 6):

@@ -31,7 +31,7 @@ BAD = [
     ("--bits 4 --levels 4,8", ["--levels 4,8", "--compression static"]),
     ("--compression none --bits 4", ["--bits 4", "--compression none"]),
     ("--compression none --levels 1,2 --thresholds 0.5", ["--levels 1,2", "--compression none"]),
-    ("--compression fp16 --rounding stochastic", ["--rounding stochastic", "--compression fp16"]),
+    ("--compression fp16 --block-size 64", ["--block-size 64", "--compression fp16"]),
     ("--compression none --no-error-feedback", ["--no-error-feedback", "--compression none"]),
     ("--hierarchical yes", ["--hierarchical", "'yes'"]),
     ("--hierarchical on", ["--hierarchical", "'on'"]),
@@ -106,7 +106,7 @@ def test_defaults_are_the_papers_levels() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "--compression static --bits 8 --rounding stochastic",
+        "--compression static --bits 8 --block-size 64",
         "--policy static --bits 3",
         "--compression static --hierarchical off",
         "--policy schedule --schedule 0:32,2:4",
