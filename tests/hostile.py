@@ -48,7 +48,7 @@ def everything() -> list[Any]:
     deep: list = []
     for _ in range(5_000):
         deep = [deep]
-    numbers = [0, 1, 2, -1, 3, 9, 33, 96, 2**17, 2**32, 2**62, 10**30, 10**400, 10**5000, np.int64(9), True, False]
+    numbers = [0, 1, 2, -1, 3, 9, 32, 33, 96, 2**17, 2**32, 2**62, 10**30, 10**400, 10**5000, np.int64(9), True, False]
     numbers += [0.0, 0.3, -0.25, 1.5, 3.0, 4.5, -1e-9, math.nan, math.inf, -math.inf, np.float32("nan"), 1j, np.True_]
     numbers += [Decimal("0.5"), Fraction(1, 3), np.array(4), np.array([[0.3]]), torch.tensor(1.0), torch.zeros(1).int()]
     texts = ["", "x", "3", "0.5", "\u0663", "True", "nan", "memory", b"", b"4", b"\x04\x08", bytearray(b"4")]
@@ -197,7 +197,7 @@ GOOD |= {"versions": [BYTES], "block_size": 64}
 ALSO: dict[str, list] = {
     "levels": [(), (8, 4), (4, 4)],
     "StepFunction.levels": [(), (8, 4, 8), (4, 4), (4, 32)],
-    "Schedule.levels": [{}, {1: 4}, *({0: 4, key: 8} for key in (-1, "1", 1.5, None, 10**30, math.nan))],
+    "Schedule.levels": [{}, {1: 4}, {0.0: 4}, *({0: 4, key: 8} for key in (-1, "1", 1.5, None, 10**30, math.nan))],
     "thresholds": [(), (0.5, 0.6)],
     "StepFunction.monitor": ["train_loss"],
     "loss": ["val_accuracy"],
@@ -215,8 +215,8 @@ ALSO: dict[str, list] = {
     "attach.optimizer": [SGD([WEIGHT], 0.1)],
     "ctx": [(WEIGHT, None, False)],
     "out": [torch.zeros(36), BYTES[:35], torch.zeros(72, dtype=torch.uint8)[::2]],
-    "values": [VALUES, iter([VALUES])],
-    "versions": [BYTES, iter([BYTES])],
+    "values": [VALUES, iter([VALUES]), [VALUES, VALUES[::2]]],
+    "versions": [BYTES, iter([BYTES]), [BYTES, torch.cat([BYTES, BYTES])]],
     "residual": [HALVES[:63], VALUES, VALUES.half(), HALVES[::2]],
     "noise": [(1, 2), *(kernels.Noise((1, 2), first) for first in (-1, None, 2**62))],
 }
