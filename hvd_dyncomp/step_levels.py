@@ -108,12 +108,12 @@ class StepLevels:
             KeyError, TypeError, ValueError: it cannot.
         """
         integer("steps", state["steps"], 0)
-        if state.get("auto_level"):
+        if state.get("auto_level") is not None:
             AutoLevel().load_state_dict(state["auto_level"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned; raises what `check` does, and nothing has changed then."""
         self.check(state)
         self.steps = integer("steps", state["steps"], 0)
-        if self._auto is not None and state.get("auto_level"):
+        if self._auto is not None and state.get("auto_level") is not None:
             self._auto.load_state_dict(state["auto_level"])

@@ -108,9 +108,10 @@ def _shards(state: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 def _check_values(name: str, values: Any) -> None:
     # Residuals were float32 once: such states are rounded when they are put back.
-    known = isinstance(values, torch.Tensor) and values.dtype in (RESIDUAL_DTYPE, torch.float32)
+    dense = isinstance(values, torch.Tensor) and values.layout is torch.strided
+    known = dense and values.dtype in (RESIDUAL_DTYPE, torch.float32)
     if not known or not bool(values.isfinite().all()):
-        raise ValueError(f"{name} must be a tensor of finite bfloat16 or float32, got {shown(values)}")
+        raise ValueError(f"{name} must be a dense tensor of finite bfloat16 or float32, got {shown(values)}")
 
 
 def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size: int) -> None:

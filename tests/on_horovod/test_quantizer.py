@@ -22,32 +22,9 @@ def initialized():
     hvd.init()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"error_feedback": 1}, "error_feedback.*1"),
-        ({"rounding": "up"}, "rounding.*'up'"),
-        ({"block_size": 100}, "block_size must be a power of two.*100"),
-        ({"block_size": 32}, "block_size.*32"),
-        ({"block_size": 2**17}, "block_size.*131072"),
-        ({"block_size": 512.0}, "block_size.*512.0"),
-        ({"min_numel": 0}, "min_numel.*0"),
-        ({"bucket_bytes": -1}, "bucket_bytes.*-1"),
-        ({"named_parameters": [1, 2]}, "named_parameters"),
-        ({"named_parameters": [("a", torch.zeros(1)), ("a", torch.zeros(1))]}, r"unique names, got \['a'\]"),
-    ],
-)
-def test_bad_arguments(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        DynamicQuantizer(**arguments)
-
-
 def test_a_policy_or_a_level_makes_a_controller():
     assert DynamicQuantizer(4).bits == DynamicQuantizer(Static(4)).bits == 4
     assert DynamicQuantizer(0.25).controller.policy.bits == 0.25
-    for bad in (True, "4", [4], 9):
-        with pytest.raises((TypeError, ValueError), match="controller must be"):
-            DynamicQuantizer(bad)
 
 
 def test_defaults():
@@ -83,12 +60,6 @@ def test_a_state_with_levels_of_tensors_is_refused_and_an_older_one_without_is_n
     for spending in ({}, {"units": [["a", 3]], "kept": [[4, [4]]]}):
         with pytest.raises(ValueError, match='it was saved with allocation="error"'):
             DynamicQuantizer().load_state_dict({**state, "spending": spending})
-
-
-@pytest.mark.parametrize("state", [{}, {"steps": 1}, {"residuals": {}}])
-def test_loading_something_else_is_refused(state):
-    with pytest.raises(ValueError, match="state must come from state_dict"):
-        DynamicQuantizer().load_state_dict(state)
 
 
 class Optimizer(torch.optim.SGD):

@@ -1,7 +1,5 @@
 """Policies are pure Python: every rule, on histories made by hand."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -237,45 +235,17 @@ def test_a_missing_metric_is_named_and_what_to_write(arguments, metrics, line):
         ({"levels": (8, 4, 4)}, "levels must be .*all descending"),
         ({"levels": (32, 8, 4)}, "levels must be below 32"),
         ({"levels": (4, 4, 8)}, "levels must be .*ascending"),
-        ({"levels": ()}, "levels"),
-        ({"levels": (4, 9, 16)}, "levels must be one of.*9"),
         ({"levels": (4, 8, 32)}, "levels must be below 32"),
-        ({"levels": (4, 8.5, 16)}, "8.5"),
         ({"thresholds": (0.5,)}, r"thresholds must be one fewer than levels \(2\)"),
         ({"thresholds": (0.8, 0.5)}, "thresholds must ascend"),
-        ({"thresholds": (0.5, math.nan)}, "thresholds must be a finite number, got nan"),
-        ({"monitor": ""}, "monitor"),
-        ({"loss": 3}, "loss"),
         ({"monitor": "eval_loss"}, "loss must be another metric than monitor, got 'eval_loss' for both"),
         ({"loss": "eval_accuracy"}, "loss must be another metric than monitor, got 'eval_accuracy' for both"),
         ({"monitor": "x", "loss": "x"}, "loss must be another metric than monitor, got 'x' for both"),
-        ({"min_improvement": math.inf}, "min_improvement"),
-        ({"loss_patience": 0}, "loss_patience must be .* at least 1, got 0"),
-        ({"stagnation": "sometimes"}, "stagnation.*'sometimes'"),
-        ({"stagnation_patience": -1}, "stagnation_patience"),
-        ({"uncompressed_epochs": 0}, "uncompressed_epochs"),
-        ({"cooldown": 1.5}, "cooldown.*1.5"),
-        ({"uncompressed_at_top": 1}, "uncompressed_at_top"),
-        ({"total_epochs": 0}, "total_epochs"),
     ],
 )
 def test_bad_arguments_of_step_function(arguments, text):
     with pytest.raises(ValueError, match=text):
         StepFunction(**{"levels": (4, 8, 16), "thresholds": (0.5, 0.8), **arguments})
-
-
-@pytest.mark.parametrize("bits", [0, 9, 33, -4, 0.3, -0.25, 4.5, "4", True, None])
-def test_bad_levels(bits):
-    with pytest.raises(ValueError, match="bits must be one of the levels"):
-        Static(bits)
-    with pytest.raises(ValueError, match="levels"):
-        Schedule({0: bits})
-
-
-@pytest.mark.parametrize("levels", [{}, {1: 4}, {-1: 4, 0: 8}, {"0": 4}, {0.0: 4}, [4]])
-def test_bad_schedules(levels):
-    with pytest.raises(ValueError, match="levels"):
-        Schedule(levels)
 
 
 @pytest.mark.parametrize("bits", LEVELS)
