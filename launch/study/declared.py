@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from study.methods import FIRST_STEPS, ONE_BIT_ADAM, RECORDED, RIVALS
-from study.parts import TUNING, Largest, Part, Tuned
+from study.parts import FRESH, TUNING, Largest, Part, Tuned
 from study.record import Key
 from study.tasks import LIMITS, REGRESSION_RATES, varied
 
@@ -177,9 +177,20 @@ CLIPPED_AGAIN = Tuned(
 TUNED_BATCH = Tuned(
     "tuned, large batch",
     "text, sgd, short, batch x4, clipped",
-    {name: _ROWS[name] for name in ("uncompressed", "4", "1/4", "PowerSGD rank 4")},
+    {
+        **{name: _ROWS[name] for name in ("uncompressed", "4", "1/4", "PowerSGD rank 4", "uncompressed, no momentum")},
+        "ladder 4-1/4": ("ladder 4-1/4",),
+    },
     6,
     _FIRST,
+)
+# Can few bits follow when the rate has fallen, at the rate that is best uncompressed?
+BATCH_RATE = Part(
+    "large batch, x4",
+    (varied(TUNED_BATCH.task, 4),),
+    ("uncompressed", "4", "ladder 4-1/4"),
+    seeds=6,
+    seed=FRESH,
 )
 # With more seeds, which the figure leaves out.
 AGAIN = (TUNED_AGAIN, CLIPPED_AGAIN)
@@ -231,7 +242,7 @@ PARTS = (
         LARGEST,
         TUNED_ADAMW,
     ),
-    *(TUNED_CLIPPED, CLIPPED_AGAIN, TUNED_BATCH, FIRST, BREADTH, LARGE_BATCH, MORE_WORKERS, LONGER_TEXT, LARGE),
+    *(TUNED_CLIPPED, CLIPPED_AGAIN, TUNED_BATCH, BATCH_RATE, FIRST, BREADTH, LARGE_BATCH, MORE_WORKERS, LONGER_TEXT, LARGE),
 )
 
 # Whatever of the main table takes a few minutes on two cores.
