@@ -33,7 +33,7 @@ train-ddp: $(DDP)/package.stamp
 
 # What starts ranks, or times something, has the machine to itself; all else goes to two processes.
 ALONE := tests/launch tests/clusters tests/release \
-	$(shell grep -rlE '^from (launchers|torchrun|lab)\b' --include='test_*.py' tests/on_horovod tests/ddp tests/fsdp)
+	$(shell grep -rlE '^from (launchers|torchrun|netlab)\b' --include='test_*.py' tests/on_horovod tests/ddp tests/fsdp)
 
 test: setup
 ifeq ($(ARGS),)

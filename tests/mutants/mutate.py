@@ -45,7 +45,7 @@ settings.load_profile("mutants")
 
 # Sources are not in the package, and the sanitizers compile sources of their own.
 APART = {"test_security.py", "test_sanitizers.py"}
-STARTS_RANKS = re.compile(r"^from (launchers|torchrun|lab)\b", flags=re.MULTILINE)
+STARTS_RANKS = re.compile(r"^from (launchers|torchrun|netlab)\b", flags=re.MULTILINE)
 
 # What tests import takes longer than most of them: every run is a fork of a process that has it. Torch imports the last
 # of these when the first optimizer is made.
