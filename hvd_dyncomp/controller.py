@@ -262,7 +262,7 @@ class Controller:
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"state must come from Controller.state_dict(), got {shown(state)}: {cause}") from error
         mine = json.loads(json.dumps(self.state_dict()["config"]))
-        if mine != config:
+        if {**mine, **_NO_POLICY} != {**config, **_NO_POLICY}:
             bits = self._replay(history, bits)
         for key in sorted({*mine, *config}):
             if mine.get(key) != config.get(key):
@@ -289,6 +289,10 @@ class Controller:
         if history:
             history[-1] = replace(history[-1], bits=decided.bits, reason=f"another policy: {decided.reason}")
         return decided.bits
+
+
+# In a configuration: what is the controller's own.
+_NO_POLICY = {"on_error": None, "nan_patience": None}
 
 
 def _first_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[str, Any, Any] | None:

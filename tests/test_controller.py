@@ -62,6 +62,9 @@ def test_another_policy_takes_over_when_a_state_is_loaded(caplog):
         again = Controller(policy)
         again.load_state_dict(controller.state_dict())
         assert again.bits == bits
+    own = Controller(4, nan_patience=7)  # the same policy: what was recorded stays
+    own.load_state_dict(saved)
+    assert own.history == before.history
     fresh = Controller(32)
     fresh.load_state_dict(Controller(4).state_dict())  # saved before the first epoch
     assert fresh.bits == 32
