@@ -277,7 +277,7 @@ class Session(ABC):
                 self._plan = self._new_plan()
                 self._saved = None
             fresh = self._fresh()
-            turn = self._levels.next(alone=self._plan.source.world_size == 1)
+            turn = self._levels.next(rank=self._plan.source.rank, alone=self._plan.source.world_size == 1)
             self.meter.at(turn.epoch, turn.bits).steps += 1
             self._step = self._new_step(self._plan, turn, fresh=fresh, absent=absent)
             self._step.start()

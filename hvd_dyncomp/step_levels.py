@@ -1,4 +1,4 @@
-"""The level of each step: the controller's, at least the warm-up's, and with `auto_level` the fastest above it."""
+"""The level of each step: the controller's, the warm-up's at least, and with `auto_level` more if they cost nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
     Attributes:
         number: of the step, the same on all ranks.
         bits: its level.
-        proposal: the level that this rank proposes for later steps; 0 for none.
+        proposal: the level that rank 0 proposes for the next step; 0 on other ranks, or for none.
         epoch: of the step.
     """
 
@@ -76,18 +76,19 @@ class StepLevels:
         bits = self._source.bits
         return max(bits, self._warmup_bits) if self.steps < self._warmup_steps else bits
 
-    def next(self, *, alone: bool) -> Turn:
+    def next(self, *, rank: int, alone: bool) -> Turn:
         """Begin a step.
 
         Args:
+            rank: whose steps these are.
             alone: whether there are no other ranks.
         """
         number, epoch = self.steps, self._source.epoch
         bits = UNCOMPRESSED if alone else self._demanded
         proposal: float = 0
         if self._auto is not None:
-            bits = self._auto.next_level(bits, epoch, time.monotonic())
-            proposal = self._auto.verdict
+            bits = self._auto.next_level(bits, epoch, time.monotonic(), leads=rank == 0)
+            proposal = self._auto.proposal
         self.steps += 1
         return Turn(number, bits, proposal, epoch)
 

@@ -124,7 +124,7 @@ TYPES: list[tuple[Takes, str]] = [
         whole(),
         "patience cooldown stagnation_patience warmup_steps epoch steps compressed_values nonfinite_blocks",
     ),
-    (whole(), "layout shard.first since"),
+    (whole(), "layout shard.first"),
     (whole(1), "loss_patience uncompressed_epochs interval nan_patience min_numel bucket_bytes"),
     (whole(2, 2), "world_size"),
     (whole(0, 1), "index"),
@@ -177,7 +177,7 @@ WEIGHT = torch.zeros(3)
 METER = {"records": [{"epoch": 0, "bits": 4, "steps": 1, "seconds": 0.5}]}
 SHARD = {"layout": 1, "first": 2, "carries": True, "values": torch.ones(2)}
 STATE = {"steps": 3, "rank": 0, "world_size": 2, "factor": 0.5, "hosts": [[0], [1]], "order": None, "spending": None}
-STATE |= {"meter": METER, "auto_level": {"floor": 4, "chosen": 4, "since": 2}}
+STATE |= {"meter": METER, "auto_level": {"floor": 4, "chosen": 4}}
 STATE |= {"residuals": {"a": torch.ones(3)}, "shard_residuals": {"bucket": SHARD}}
 EPOCH = {"epoch": 0, "bits": 4, "metrics": {"a": 1.0}, "reason": "", "usable": True}
 DECIDED = {"bits": 4, "history": [EPOCH], "config": {}}

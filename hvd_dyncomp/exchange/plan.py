@@ -127,7 +127,7 @@ class Plan:
             WIRE_VERSION,
             Phase.HANDSHAKE,
             turn.bits,
-            turn.proposal if self.source.rank == 0 else 0,
+            turn.proposal,
             checksum(f"{self.composition} {agreed}") if any(agreed.values()) else self.composition,
             turn.number & 0xFFFFFFFF,
             Flag.FRESH if fresh else Flag(0),

@@ -77,9 +77,10 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         bucket_bytes: float32 bytes of gradients that are exchanged together. Smaller buckets leave earlier in backward.
             Larger ones need fewer messages; use them on links of long latency.
         auto_level: treat the controller's level as the least that quality allows. Try the levels above it, 32 included,
-            for some 50 steps at the start, again whenever the controller moves, and every five epochs; then use the
-            level with the shortest steps. The measurements are logged. Use it on links of unknown speed. Levels then
-            depend on time, so a run cannot be repeated bit for bit.
+            for a few steps each, and use the one with the most bits whose steps are as short as any, within 3 %. Try
+            again when the controller moves, when steps become longer or shorter by a fifth, and now and then, which
+            costs a hundredth of the steps. What was measured is logged. Use it on links of unknown or changing speed.
+            Levels then depend on time, so a run cannot be repeated bit for bit.
         hierarchical: on hosts of several workers, exchange gradients within each host first, then between hosts. What
             leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
             many workers. False: exchange among all workers at once, which was faster at 1 and 2 bits on two hosts of

@@ -16,7 +16,7 @@ def test_all_ranks_follow_rank_0(ranks, hosts, fast, monkeypatch):
 
     def program(worker: Worker) -> list[int]:
         levels = []
-        for step in range(45):
+        for step in range(80):
             worker.step(worker.noise(step))
             levels.append(worker.quantizer.bits)
             if worker.transport.rank == 0:
@@ -26,4 +26,4 @@ def test_all_ranks_follow_rank_0(ranks, hosts, fast, monkeypatch):
 
     results, _ = on_ranks(ranks, program, SIZES, 4, auto_level=True, hosts=hosts)
     assert all(levels == results[0] for levels in results)
-    assert set(results[0][:40]) == {4, 8, 16, 32} and set(results[0][42:]) == {fast}
+    assert set(results[0]) == {4, 8, fast} and set(results[0][60:]) == {fast}

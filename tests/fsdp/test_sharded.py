@@ -287,7 +287,7 @@ def test_all_ranks_follow_the_level_that_rank_0_has_measured(monkeypatch):
 
     def program(transport):
         rank, levels = Rank(transport, 4, auto_level=True), []
-        for step in range(45):
+        for step in range(80):
             rank.backward(MODEL, step)
             levels.append(rank.bits)
             if transport.rank == 0:
@@ -296,7 +296,7 @@ def test_all_ranks_follow_the_level_that_rank_0_has_measured(monkeypatch):
         return levels
 
     seen = World(2).run(program)
-    assert seen[0] == seen[1] and set(seen[0][42:]) == {8}
+    assert seen[0] == seen[1] and set(seen[0][60:]) == {8}
 
 
 WRONG = {

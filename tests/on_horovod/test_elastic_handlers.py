@@ -21,7 +21,7 @@ def owing(value: float, steps: int, rank: int | None = 0) -> dict:
     quantizer.meter.at(0, 4).steps = steps
     shard = {"layout": 7, "first": 0, "carries": True, "values": torch.full((64,), value)}
     own = {"residuals": {"a": torch.full((130,), value)}, "shard_residuals": {"a": shard}}
-    level = {"floor": 4, "chosen": 16, "since": 0}
+    level = {"floor": 4, "chosen": 16}
     return {**quantizer.state_dict(), **own, "rank": rank, "world_size": 2, "steps": steps, "auto_level": level}
 
 
@@ -85,4 +85,4 @@ def test_a_quantizer_with_names_of_its_own_cannot_be_copied():
 def test_a_choice_of_level_comes_back():
     quantizer = DynamicQuantizer(auto_level=True)
     quantizer.load_state_dict(owing(1.0, 3))
-    assert quantizer.state_dict()["auto_level"] == {"floor": 4, "chosen": 16, "since": 0}
+    assert quantizer.state_dict()["auto_level"] == {"floor": 4, "chosen": 16}

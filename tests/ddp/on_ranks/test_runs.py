@@ -76,11 +76,11 @@ def test_rank_0_chooses_the_fastest_level_for_all(monkeypatch, fast):
     now = 0.0
     monkeypatch.setattr(step_levels, "time", SimpleNamespace(monotonic=lambda: now))
     task, levels = Task(controller=4, auto_level=True), []
-    for step in range(50):
+    for step in range(80):
         task.train(range(step, step + 1))
         levels.append(task.quantizer.bits)
         now += 1.0 if (levels[-1] == fast) == (dist.get_rank() == 0) else 1.2
-    assert set(levels[:40]) == {4, 8, 16, 32} and set(levels[42:]) == {fast}
+    assert set(levels) == {4, 8, 32} and set(levels[60:]) == {fast}
     assert same_on_all_ranks([torch.tensor(levels), *task.weights])
 
 
