@@ -100,7 +100,7 @@ fi
 [ -x "$venv/bin/pip" ] || "$python" -m venv --clear "$venv" || die "cannot create $venv with $python"
 
 # Wheels whose checksums are listed, and nothing else: a build from source would fetch what it needs unchecked.
-install() { "$venv/bin/pip" --disable-pip-version-check install -q --require-hashes --no-deps --only-binary :all: "$@"; }
+install() { "$venv/bin/pip" --disable-pip-version-check install -qq --require-hashes --no-deps --only-binary :all: "$@"; }
 
 # What torch needs, what builds the package, bars, and of scikit-learn the digits, for which it need not work.
 without_horovod='torch==|triton==|cuda-|nvidia-|filelock|fsspec|jinja2|markupsafe|mpmath|networkx|sympy|typing-extensions'

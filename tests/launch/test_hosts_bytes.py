@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces
 
 @pytest.fixture(
     scope="module",
-    params=[(2, 4, "mpirun"), (4, 2, "mpirun"), (2, 2, "gloo")],
+    params=[(2, 4, "mpirun"), (2, 2, "gloo")],
     ids=lambda layout: "{}x{}-{}".format(*layout),
 )
 def measured(request) -> tuple[int, dict[tuple[int, int], list[tuple[float, float]]]]:
@@ -33,7 +33,7 @@ def measured(request) -> tuple[int, dict[tuple[int, int], list[tuple[float, floa
     with hosts(size, "1gbit", workers) as lab:
         arguments = [f"{SMALL},{VALUES}", str(STEPS), ",".join(map(str, LEVELS))]
         command = lab.command([sys.executable, "-P", BODY, *arguments], launcher=launcher)
-        # Ranks compare notes in every cycle, which the interface counts as well: the more of it, the slower the machine.
+        # Ranks compare notes in every cycle, which the interface counts as well, more so on a slow machine.
         settings = {"HOROVOD_CYCLE_TIME": "100", "OMP_NUM_THREADS": "1", **mpi_settings.DEFAULTS}
         done = run(command, timeout=300, env={**os.environ, **settings})
     assert done.returncode == 0, done.stdout

@@ -59,17 +59,14 @@ JOBS = [
     *(Job("mpirun", ranks, LOOPS) for ranks in (2, 3)),
     # What torch makes of the same program does not depend on how many ranks there are.
     Job("mpirun", 2, ["compiled", "defaults"], UNFUSED),
-    # The same MPI, started in another way.
-    Job("horovodrun", 2, ["gradients"]),
     # Other collectives, which end at other times: where the order of calls matters, so do they. (Hosts exchange in
     # pairs, below.)
     Job("gloo", 2, ["optimizer_features", "refusals", "lockstep"]),
     Job("gloo", 3, ["ranks_in_any_order", "loaded_states"]),
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
-    Job("mpirun", 4, ["resume", "replicas", "defaults"], UNFUSED | TWO_HOSTS),
-    Job("mpirun", 4, ["clip_skip_freeze", "momentum_left_out", "interrupted_steps"], TWO_HOSTS),
-    Job("gloo", 4, ["ranks_in_any_order", "loaded_states"], TWO_HOSTS),
+    Job("mpirun", 4, ["resume", "defaults"], UNFUSED | TWO_HOSTS),
+    Job("mpirun", 4, ["ranks_in_any_order", "momentum_left_out", "interrupted_steps"], TWO_HOSTS),
     # These say themselves on which hosts their ranks are.
     Job("mpirun", 4, ["hosts"]),
     Job("mpirun", 5, ["hosts_in_sets"]),
