@@ -80,7 +80,7 @@ def test_rank_0_chooses_the_fastest_level_for_all(monkeypatch, fast):
         task.train(range(step, step + 1))
         levels.append(task.quantizer.bits)
         now += 1.0 if (levels[-1] == fast) == (dist.get_rank() == 0) else 1.2
-    assert set(levels) == {4, 8, 32} and set(levels[60:]) == {fast}
+    assert {4, 8, 32} <= set(levels) and set(levels[60:]) == {fast}
     assert same_on_all_ranks([torch.tensor(levels), *task.weights])
 
 
