@@ -65,7 +65,7 @@ class Plan:
         self.buckets, self.slots = make_buckets(
             self.source.named,
             min_numel=settings.min_numel,
-            bucket_bytes=settings.bucket_bytes,
+            bucket_bytes=settings.bucket_bytes_among(world_size),
             skip=skip,
             as_in_memory=source.as_in_memory,
             parts=source.parts,

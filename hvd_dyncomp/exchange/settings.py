@@ -10,6 +10,9 @@ import torch
 
 from hvd_dyncomp.checks import boolean, integer, shown
 
+# An exchange divides a bucket among all ranks: with many, messages of a small one are nothing but latency.
+_BUCKET_BYTES, _MOST_BUCKET_BYTES, _BYTES_OF_RANK = 8 * 2**20, 128 * 2**20, 2**20
+
 Skip = Callable[[str, torch.Tensor], bool]  # (name, parameter): whether it travels uncompressed
 
 
@@ -24,7 +27,7 @@ class Settings:
     error_feedback: bool = True
     block_size: int = 512
     min_numel: int = 1024
-    bucket_bytes: int = 8 * 2**20
+    bucket_bytes: int | None = None
     fp16_skipped: bool = False
     auto_level: bool = False
     hierarchical: Literal[False] | None = None
@@ -40,7 +43,15 @@ class Settings:
             )
         for name, least, most in (("block_size", 64, 65536), ("min_numel", 1, None), ("bucket_bytes", 1, None)):
             value = getattr(self, name)
+            if name == "bucket_bytes" and value is None:
+                continue
             plain = integer(name, value, least) if most is None else integer(name, value, least, most)
             object.__setattr__(self, name, plain)  # a plain Python value, also for numpy's
         if self.block_size & (self.block_size - 1):
             raise ValueError(f"block_size must be a power of two from 64 to 65536, got {shown(self.block_size)}")
+
+    def bucket_bytes_among(self, world_size: int) -> int:
+        """Float32 bytes of a bucket that so many ranks exchange."""
+        if self.bucket_bytes is not None:
+            return self.bucket_bytes
+        return min(max(_BUCKET_BYTES, _BYTES_OF_RANK * world_size), _MOST_BUCKET_BYTES)

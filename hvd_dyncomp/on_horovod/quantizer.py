@@ -74,8 +74,9 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             it for parameters that compression harms.
         fp16_skipped: send skipped tensors as float16, as `hvd.Compression.fp16` does. Use it for large skipped
             tensors on a slow link. (At 32 bits all other tensors travel in their own dtype, with either value.)
-        bucket_bytes: float32 bytes of gradients that are exchanged together. Smaller buckets leave earlier in backward.
-            Larger ones need fewer messages; use them on links of long latency.
+        bucket_bytes: float32 bytes of gradients that are exchanged together. None: 8 MiB, or with more than 8 workers
+            1 MiB for each of them, at most 128 MiB. Smaller buckets leave earlier in backward. Larger ones need fewer
+            messages; use them on links of long latency.
         auto_level: treat the controller's level as the least that quality allows. Try the levels above it, 32 included,
             for a few steps each, and use the one with the most bits whose steps are as short as any, within 3 %. Try
             again when the controller moves, when steps become longer or shorter by a fifth, and now and then, which
@@ -125,7 +126,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         min_numel: int = 1024,
         skip: Skip | None = None,
         fp16_skipped: bool = False,
-        bucket_bytes: int = 8 * 2**20,
+        bucket_bytes: int | None = None,
         auto_level: bool = False,
         hierarchical: Literal[False] | None = None,
         discardable: bool = False,

@@ -5,7 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_dyncomp import Averager
 from hvd_dyncomp.exchange.buckets import make_buckets
+from hvd_dyncomp.exchange.settings import Settings
+from hvd_dyncomp.transport.in_process import World
 
 COMMON = {"block_size": 64, "rank": 0, "world_size": 2, "error_feedback": True}
 
@@ -106,3 +109,20 @@ def test_what_is_no_gradient_takes_no_residual_along(value, dtype):
     assert (bucket.residuals.join(slots["p0"], torch.ones(100)) > 1).all()
     bucket.residuals.released(joined=True)
     assert not bucket.residuals.carries
+
+
+def test_buckets_grow_with_the_number_of_ranks_unless_their_size_is_given():
+    """Of a bucket a rank gets its share: no message becomes smaller with more ranks, up to a limit."""
+    mib = 2**20
+    for ranks, size in ((1, 8), (8, 8), (9, 9), (64, 64), (128, 128), (1024, 128)):
+        assert Settings().bucket_bytes_among(ranks) == size * mib
+        assert Settings(bucket_bytes=5).bucket_bytes_among(ranks) == 5
+
+    def program(transport):
+        tensors = [(f"p{i}", torch.zeros(2 * mib // 4)) for i in range(10)]
+        averager = Averager(tensors, 4, transport=transport)
+        averager.mean_([torch.zeros_like(tensor) for _, tensor in tensors])
+        return len(averager._plan.buckets)
+
+    assert World(2).run(program) == [3] * 2  # of 8 MiB
+    assert World(16).run(program) == [2] * 16  # of 16
