@@ -5,7 +5,7 @@
     python launch/bench --missing                    # after an interruption: what this commit has no figures of
     python launch/bench draw                         # no measuring: draw what is there
     python launch/bench exchange --model vgg16 --rates 1gbit   # one part, not drawn; add --help for its flags
-    python launch/bench exchange --device cuda       # on GPUs, as all parts but links and growth can be
+    python launch/bench exchange --device cuda       # on GPUs, as all parts but links can be
 
 A part that fails is named at the end and does not stop the others.
 """
@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # whose folders know each other by name
 
-from bench import growth, kernels, links, memory, report, steps, time_to_accuracy
+from bench import kernels, links, memory, report, steps, time_to_accuracy
 from bench.results import FOLDER, commit, load
 from common.docs import DOCS
 from common.errors import RunError
@@ -84,7 +84,6 @@ PARTS = {
         quick={"values": str(2**24), "layouts": "2", "methods": "none,4bit"},
     ),
     "links": Part(links.add_arguments),
-    "growth": Part(growth.add_arguments, files=(growth.FILE,)),  # the last: it reads what others have measured
 }
 
 

@@ -256,7 +256,7 @@ def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tm
     shutil.copy(docs / "benchmarks.md", tmp_path)
     monkeypatch.setattr(plots, "_finish", lambda figure, *_: plots.plt.close(figure))
     report.draw(tmp_path)
-    for name in ("benchmarks.md", "tables/benchmarks.md", "tables/growth.md"):
+    for name in ("benchmarks.md", "tables/benchmarks.md"):
         assert (tmp_path / name).read_text() == (docs / name).read_text(), f"python launch/bench draw: {name}"
 
 

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench import __main__ as program
-from bench import alternation, gpus, growth, report, start, steppers, steps, tables, time_to_accuracy, workloads
+from bench import alternation, gpus, report, start, steppers, steps, tables, time_to_accuracy, workloads
 from bench.results import save, suffix
 from common import launcher
-from common.errors import RunError
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
@@ -163,7 +162,7 @@ def test_trainings_are_told_their_device(wish, device, interface, tmp_path, monk
     assert environment.get("NCCL_SOCKET_IFNAME") == interface
 
 
-def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_growth(tmp_path, monkeypatch):
+def test_figures_of_gpus_have_sections_of_their_own(tmp_path):
     folder = tmp_path / "data"
     note = {"command": "bench", "commit": "abc", "environment": {"HOROVOD_CYCLE_TIME": "1"}, "machine": {"cores": 2}}
     on_one = {"gpus": ["a GPU"], "horovod": "host memory", "ddp": "gloo"}
@@ -178,13 +177,6 @@ def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_
     assert "80.0 (80.0–80.0)" in cpus and "5.0 (5.0–5.0)" not in cpus and "a GPU" not in cpus
     assert "80.0 (80.0–80.0)" not in there and there.count("| Horovod | 5.0 (5.0–5.0) |") == 2
     assert there.count("On 1 GPU (a GPU), shared by 2 workers;") == 2 and "## On GPUs, training steps" in there
-
-    fitted = []
-    monkeypatch.setattr(growth, "kernel_times", lambda results: {})
-    monkeypatch.setattr(growth, "points", lambda results: fitted.append(results["device"]) or iter(()))
-    with pytest.raises(RunError, match="2x4@1gbit has not been measured"):
-        growth.run(program.parse(["growth", "--output-dir", str(folder)]))
-    assert fitted == ["cpu"]
 
 
 def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):

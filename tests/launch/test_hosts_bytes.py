@@ -33,7 +33,7 @@ def measured(request) -> tuple[int, dict[tuple[int, int], list[tuple[float, floa
     with hosts(size, "1gbit", workers) as lab:
         arguments = [f"{SMALL},{VALUES}", str(STEPS), ",".join(map(str, LEVELS))]
         command = lab.command([sys.executable, "-P", BODY, *arguments], launcher=launcher)
-        # Ranks compare notes in every cycle, which the interface counts as well: the more of it, the slower the machine.
+        # Ranks compare notes in every cycle, which the interface counts, too: the more of it, the slower the machine.
         settings = {"HOROVOD_CYCLE_TIME": "100", "OMP_NUM_THREADS": "1", **mpi_settings.DEFAULTS}
         done = run(command, timeout=300, env={**os.environ, **settings})
     assert done.returncode == 0, done.stdout
