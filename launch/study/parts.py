@@ -21,6 +21,11 @@ TUNING, FRESH = (100, 101), 10
 LOST = 5.0  # points: a training that ends so far below is lost
 
 
+def trainable(keys: Iterable[Key]) -> list[Key]:
+    """Those whose method can still be trained."""
+    return [key for key in keys if key[1] not in RECORDED]
+
+
 @dataclass(frozen=True)
 class Part:
     """One table; its runs are all pairs of tasks and methods, with as many seeds.
@@ -53,7 +58,7 @@ class Part:
 
     def wanted(self, runs: Runs) -> list[Key]:
         """Those that it is known to need, and that can be trained."""
-        return [key for key in self.keys if key[1] not in RECORDED]
+        return trainable(self.keys)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class Tuned:
         early = {row for group in self.first for row in group}
         keys: list[Key] = []
         for group in (*self.first, tuple(row for row in self.rows if row not in early)):
-            for more in (self.tuning(group), self.fresh(runs, group)):
+            for more in map(trainable, (self.tuning(group), self.fresh(runs, group))):
                 keys += more
                 if any(key not in runs for key in more):
                     return keys
