@@ -5,20 +5,18 @@ docs/tables/benchmarks.md is written whole; docs/benchmarks.md has some tables b
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bench import gpu_kernels, kernels, memory, plots, ratios, tables, time_to_accuracy
 from bench.gpus import on_gpus
-from bench.results import FOLDER, SHARED_MEMORY, Summary, load
-from bench.tables import rate_title, summaries, title
+from bench.results import FOLDER, load
+from bench.tables import rate_title
 from common.docs import DATA, FIGURES, TABLES
 from common.errors import RunError
 from common.files import replace_text
-from common.markdown import filled, markdown
-from netlab.shaping import bits_per_second
+from common.markdown import filled
 
 PAGE = "benchmarks.md"
 _HEAD = (
@@ -28,43 +26,6 @@ _HEAD = (
 _FIGURES = f"../{FIGURES}"  # seen from docs/tables/
 _Files = list[dict[str, Any]]
 _KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
-
-
-def break_even(rates: Mapping[str, Mapping[str, Summary]], name: str, other: str) -> str:
-    """Up to which link rate `name` has the shorter steps, in words.
-
-    Between two measured rates the logarithm of the ratio of both times is taken as linear in the logarithm of the rate.
-    """
-    points = [
-        (math.log(bits), math.log(found[name].median / found[other].median))
-        for rate, found in rates.items()
-        if rate != SHARED_MEMORY and (bits := bits_per_second(rate)) and name in found and other in found
-    ]
-    if not points:
-        return "not measured"
-    if all(ratio < 0 for _, ratio in points):
-        return f"none found: faster up to {_text(points[-1][0])}"
-    if all(ratio >= 0 for _, ratio in points):
-        return f"none found: slower from {_text(points[0][0])} on"
-    found = [
-        _text(x0 + (x1 - x0) * y0 / (y0 - y1))
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False)
-        if (y0 < 0) != (y1 < 0)
-    ]
-    return " and ".join(found)
-
-
-def _text(log_bits: float) -> str:
-    bits = float(f"{math.exp(log_bits):.2g}")
-    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
-
-
-def break_even_table(results: Mapping[str, Any]) -> str:
-    rates = summaries(results)
-    ours = [name for name in tables.methods_of(rates) if tables.bits_of(name) is not None]
-    others = [name for name in ("none", "fp16", "ddp") if any(name in found for found in rates.values())]
-    rows = [(title(name), *(break_even(rates, name, other) for other in others)) for name in ours]
-    return markdown(("break-even link rate", *(f"against {title(other)}" for other in others)), rows)
 
 
 def links(results: Mapping[str, Any]) -> str:
@@ -98,7 +59,7 @@ def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
     elif hosts == 2:
         plots.step_times([results], figures / f"{name}-time.png")
         plots.speed_ups(results, figures / f"{name}-speedup.png")
-        parts += [tables.times(results), break_even_table(results)]
+        parts.append(tables.times(results))
         parts.append(f"![Time per step against link rate]({_FIGURES}/{name}-time.png)")
         parts.append(f"![Speed-up against bits per value]({_FIGURES}/{name}-speedup.png)")
     return [*parts, tables.bits(results), tables.caption(results), links(results)]

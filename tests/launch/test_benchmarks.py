@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from bench import __main__ as program
-from bench import alternation, kernels, links, plots, ratios, report, tables, workloads
-from bench.results import Summary, about, commit, origin, save, summarize
+from bench import alternation, kernels, memory, plots, ratios, report, tables, workloads
+from bench.results import Summary, about, origin, save, summarize
 from common.errors import RunError
 from common.launcher import run
 from netlab.hosts import why_not
@@ -278,25 +278,6 @@ def test_marks_of_the_page_are_those_of_tables():
     assert marked <= report.shown(docs / "data" / "bench").keys()
 
 
-def figures(**milliseconds: float) -> dict[str, Summary]:
-    return {name.removeprefix("_"): Summary(ms, ms, ms, 3, None) for name, ms in milliseconds.items()}
-
-
-def test_break_even_lies_where_the_lines_cross():
-    rates = {"100mbit": figures(_4bit=100, none=1000), "10gbit": figures(_4bit=100, none=10)}
-    assert report.break_even(rates, "4bit", "none") == "1 Gbit/s"
-    rates["shm"] = figures(_4bit=1, none=1000)
-    assert report.break_even(rates, "4bit", "none") == "1 Gbit/s"
-
-
-def test_no_break_even_is_said_honestly():
-    faster = {"100mbit": figures(_4bit=1, none=2), "1gbit": figures(_4bit=1, none=2)}
-    slower = {"100mbit": figures(_4bit=2, none=1), "1gbit": figures(_4bit=2, none=1)}
-    assert report.break_even(faster, "4bit", "none") == "none found: faster up to 1 Gbit/s"
-    assert report.break_even(slower, "4bit", "none") == "none found: slower from 100 Mbit/s on"
-    assert report.break_even(faster, "4bit", "ddp") == "not measured"
-
-
 def test_long_steps_get_fewer_turns_evenly_spread():
     turns = alternation.turns_of({"short": 0.1, "long": 100.0}, seconds=2.0, rounds=8)
     assert turns == {"short": 8, "long": 2}
@@ -340,9 +321,9 @@ def test_a_part_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(program, "DOCS", tmp_path)
     monkeypatch.setattr(program, "come_down_on_signals", lambda: None)
-    parts = {"hosts": program.Part(links.add_arguments, files=("x",)), "kernels": program.PARTS["kernels"]}
+    parts = {"hosts": program.Part(memory.add_arguments), "kernels": program.PARTS["kernels"]}
     monkeypatch.setattr(program, "PARTS", parts)
-    monkeypatch.setattr(links, "run", fail)
+    monkeypatch.setattr(memory, "run", fail)
     monkeypatch.setattr(kernels, "run", lambda args: ran.append(args.part))
     monkeypatch.setattr(report, "draw", lambda docs: ran.append("draw"))
     with pytest.raises(SystemExit) as ended:
@@ -352,29 +333,12 @@ def test_a_part_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
     assert "hosts: broken" in said and "failed: hosts\n" in said
 
 
-@pytest.mark.parametrize("flags", [["--values", "512"], ["links", "--values", "512"]])
+@pytest.mark.parametrize("flags", [["--values", "512"], ["accuracy", "--values", "512"]])
 def test_flags_of_a_part_are_its_own(flags, capsys):
     with pytest.raises(SystemExit) as ended:
         program.parse(flags)
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "512" in said and said.count("\n") == 1
-
-
-@needs_namespaces
-def test_links():
-    said = launched("links", "--rates", "400mbit", "--seconds", "0.2")
-    share = float(said.splitlines()[-1].split("|")[3])
-    assert 60 < share < 100, said
-
-
-def test_parts_of_another_commit_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "FOLDER", tmp_path)
-    part = program.Part(links.add_arguments, files=("x.json",))
-    assert not program.measured(part)
-    save(tmp_path / "x.json", {"rates": {"shm": {"about": {"commit": commit()}}}})
-    assert program.measured(part)
-    save(tmp_path / "x.json", {"about": {"commit": "0000000"}})
-    assert not program.measured(part)
 
 
 def test_a_command_is_shown_without_the_folders_of_a_machine():
@@ -392,7 +356,7 @@ def test_quick_is_a_little_of_everything_and_draws_nothing(monkeypatch, capsys):
     assert {args.output_dir for args in ran.values()} == {program.QUICK_DIR}
     whole = program.parse(["exchange"])
     assert ran["exchange"].seconds < whole.seconds and len(ran["exchange"].rates) < len(whole.rates)
-    for flags in (["--quick", "draw"], ["--quick", "--missing"], ["--missing", "exchange", "--model", "tiny"]):
+    for flags in (["--quick", "draw"], ["--quick", "exchange", "--model", "tiny"]):
         with pytest.raises(SystemExit):
             program.main(flags)
         assert capsys.readouterr().err.count("\n") == 1

@@ -131,18 +131,6 @@ def test_a_warm_up_says_when_the_rate_is_at_its_peak(tmp_path, monkeypatch) -> N
     assert seen == [0.1, 0.3]
 
 
-def test_skewed_workers_share_no_class(tmp_path) -> None:
-    work = prepare(tiny(skewed=True), tmp_path)
-    seen = [set(), set()]
-    steps = 0
-    for batches in work.epoch(0, 0):
-        steps += 1
-        for own, (_, labels) in zip(seen, batches, strict=True):
-            own |= set(labels.tolist())
-    assert steps == work.steps
-    assert not seen[0] & seen[1] and len(seen[0] | seen[1]) == 10
-
-
 def test_docstrings_are_the_same_every_time(tmp_path) -> None:
     (tmp_path / "b.py").write_text('"""Second."""')
     (tmp_path / "a.py").write_text('"""First: é."""\n\n\ndef f():\n    """Third."""\n')
