@@ -132,17 +132,15 @@ def test_only_what_goes_to_another_host_passes_the_interface(launcher, tmp_path)
 
 
 @needs_namespaces
-def test_netlab_starts_several_workers_per_host_and_has_their_status(tmp_path):
-    counters = tmp_path / "counters.json"
-    command = [sys.executable, PROGRAM, "--hosts", "2", "--workers-per-host", "2", "--counters", str(counters), "--"]
+def test_netlab_starts_several_workers_per_host_and_has_their_status():
+    command = [sys.executable, PROGRAM, "--hosts", "2", "--workers-per-host", "2", "--"]
     # In one piece: mpirun puts its tags between pieces.
     said = "print(f'rank {hvd.rank()} {hvd.size()} {hvd.local_size()}', flush=True)"
     program = f"import horovod.torch as hvd; hvd.init(); {said}; hvd.barrier(); raise SystemExit(3)"
     ended = run([*command, sys.executable, "-c", program], timeout=100)
     assert ended.returncode == 3, ended.stdout
     assert all(f"rank {rank} 4 2" in ended.stdout for rank in range(4))
-    written = json.loads(counters.read_text())
-    assert (written["hosts"], written["workers_per_host"], len(written["tx_bytes"])) == (2, 2, 2)
+    assert ended.stdout.count(" sent 0.0") == 2  # a little, of each host
 
 
 def test_a_bad_number_of_workers_is_named():
