@@ -269,11 +269,6 @@ def test_bits_are_a_workers_mean_and_the_median_of_steps():
     assert summarize(measured, 800) == Summary(2.0, 1.5, 2.5, 3, 2.0)
 
 
-def test_rates_are_measured_from_fast_to_slow():
-    args = program.parse(["exchange", "--rates", "1gbit,none,100mbit,shm,10gbit"])
-    assert args.rates == ("shm", "none", "10gbit", "1gbit", "100mbit")
-
-
 @pytest.mark.parametrize(
     "flags", [("--rates", "fast"), ("--methods", "3bits"), ("--model", "alexnet"), ("--layouts", "2x2,4")]
 )

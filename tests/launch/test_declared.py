@@ -82,14 +82,6 @@ def test_what_cannot_be_trained_any_more_is_in_the_record_and_nobody_wants_it() 
     assert {method for _, method, _ in begun} == set(part.methods) - RECORDED
 
 
-def test_runs_that_were_taken_out_are_kept_beside_the_record() -> None:
-    lines = COMMITTED.with_name("taken_out.jsonl").read_text().splitlines()
-    runs = [json.loads(line) for line in lines]
-    assert len(runs) == 86 and all(run["taken_out_by"] for run in runs)
-    [run] = [run for run in runs if run["contender"] == "PowerSGD rank 1, no momentum"]
-    assert run["score"] == 40.073
-
-
 def test_committed_tables_are_what_the_committed_runs_give(tmp_path: Path) -> None:
     pages = (study.PAGE, f"tables/{study.PAGE}", paper_table.TABLE)
     for name in (*pages, paper_table.RESULTS):
@@ -98,16 +90,10 @@ def test_committed_tables_are_what_the_committed_runs_give(tmp_path: Path) -> No
     study.write_pages(tmp_path, study.tables(PARTS, record.read(COMMITTED)))
     for name in pages:
         assert (tmp_path / name).read_text() == (DOCS / name).read_text(), f"python launch/study --tables-only: {name}"
-
-
-def test_every_table_stands_in_the_page_of_tables_once() -> None:
-    marked = re.findall("<!-- table (.+): written by make study -->", (DOCS / "tables" / study.PAGE).read_text())
-    assert sorted(marked) == sorted(part.name for part in PARTS)
-
-
-def test_marks_of_the_study_are_those_of_tables() -> None:
-    marked = re.findall("<!-- table (.+): ", (DOCS / study.PAGE).read_text(encoding="utf-8"))
-    assert marked and set(marked) <= {part.name for part in PARTS}
+    page, tables = (
+        re.findall("<!-- table (.+): written by make study -->", (DOCS / name).read_text()) for name in pages[:2]
+    )
+    assert sorted(tables) == sorted(part.name for part in PARTS) and page and set(page) <= set(tables)
 
 
 def test_what_people_read_has_no_fractions_and_other_words() -> None:
@@ -141,13 +127,6 @@ def test_a_table_without_runs_is_a_sentence() -> None:
         assert "|" not in shown and "\n" not in shown
 
 
-def test_of_some_contenders_one_run_is_enough() -> None:
-    part = Part("x", ("mlp",), ("uncompressed", "1", "2"), once=("2",))
-    assert [key[2] for key in part.keys] == [0, 1, 2, 0, 1, 2, 0]
-    head, _, *rows, _, note = matrix.table(part, made_up(part, seeds=3)).splitlines()
-    assert rows[-1].endswith("| -2.00 (1) |") and note.startswith("7 of 7 runs")
-
-
 def test_only_what_is_between_the_marks_is_written() -> None:
     part = Part("x", ("mlp",), ("uncompressed", "1"))
     page = "before\n<!-- table x: written by make study -->\nold \\1\n<!-- end of table -->\nafter\n"
@@ -156,20 +135,6 @@ def test_only_what_is_between_the_marks_is_written() -> None:
     assert text.startswith("before\n<!-- table x") and text.endswith("<!-- end of table -->\nafter\n")
     assert "| 1 | 16.00 | -1.00 ± 0.00 (2) |" in text and "old" not in text
     assert filled(text, {"x": tables["x"]}, "make study") == text
-
-
-def test_the_figure_has_a_panel_for_each_task_with_something_to_compare(tmp_path: Path) -> None:
-    alone = made_up(Part("x", declared.MAIN.tasks, ("uncompressed",)))  # nothing to compare with
-    sizes = []
-    for tasks in (("mlp",), ("mlp", "resnet8, short"), ("mlp", "resnet8, short", "text, sgd, short")):
-        figures.at_one_rate(tmp_path, declared.MAIN, made_up(Part("x", tasks, declared.MAIN.methods)) | alone)
-        sizes.append(imread(tmp_path / figures.ONE_RATE).shape[:2])
-    (low, narrow), (same, wide), (high, also_wide) = sizes
-    assert wide == also_wide > 1.5 * narrow and same <= low < high
-
-
-def test_every_contender_of_the_main_table_has_a_style() -> None:
-    assert set(declared.MAIN.methods) <= figures.AT_ONE_RATE.keys()
 
 
 def scored(part: Tuned | Largest, score, seeds: list[int] | None = None) -> dict[record.Key, dict]:
@@ -249,7 +214,8 @@ def test_the_largest_rate_is_looked_for_upwards_and_from_a_lost_one_downwards(st
     )
 
 
-def test_the_figure_of_best_rates_has_a_panel_for_each_task_and_a_style_for_each_row(tmp_path: Path) -> None:
+def test_figures_have_a_style_for_each_row(tmp_path: Path) -> None:
+    assert set(declared.MAIN.methods) <= figures.AT_ONE_RATE.keys()
     rows = {row for part in PARTS if isinstance(part, Tuned) for row in part.rows}
     assert rows - {BASELINE} == figures.AT_BEST_RATES.keys()
     figures.at_best_rates(tmp_path, [TUNED], {})
@@ -299,6 +265,8 @@ def test_what_is_there_is_not_trained_again(tiny: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
     study.main([*flags, "--missing"])
     assert capsys.readouterr().out.startswith("tiny: 1 runs, ")
+    study.main([*flags, "--tables-only"])
+    assert "tiny, " not in capsys.readouterr().out and "3 of 4 runs" in page.read_text()
     study.main(flags)
     assert capsys.readouterr().out.count("tiny, ") == 1
     again = record.read(tiny / "out" / study.RESULTS)
@@ -306,18 +274,9 @@ def test_what_is_there_is_not_trained_again(tiny: Path, capsys: pytest.CaptureFi
     assert page.read_text() == text
 
 
-def test_tables_only_trains_nothing(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tiny / "out"
-    (out / study.RESULTS).parent.mkdir(parents=True)
-    write(out / study.RESULTS, {key: run for key, run in made_up(declared.PARTS[0], 1).items()})
-    (out / study.PAGE).write_text("<!-- table main: written by make study -->\n<!-- end of table -->\n")
-    before = (out / study.RESULTS).read_bytes()
-    study.main(["--tables-only", "--output-dir", str(out)])
-    assert (out / study.RESULTS).read_bytes() == before
-    assert "| 0.25 | 16.00 | -1.00 (1) |" in (out / study.PAGE).read_text()
-
-
-@pytest.mark.parametrize("flags", ["--tables-only", "--parts nothing", "paper --seeds x"])
+@pytest.mark.parametrize(
+    "flags", ["--tables-only", "--parts nothing", "paper --seeds x", "paper --tables-only --runs-dir none"]
+)
 def test_what_cannot_be_done_is_one_line(flags: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         study.main(flags.split())

@@ -89,25 +89,12 @@ def test_released_epochs_are_reported_with_and_without(runs: Study) -> None:
     assert "| +0.00 | 56.2 | 34.4 | 2 | 120 | 30.0 |" in row
 
 
-def test_curves_of_one_seed_have_no_spread(runs: Study) -> None:
-    assert "±" not in paper_table._main_table(finished(runs, (0,)))
-
-
 def test_unfinished_runs_are_left_out(runs: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pretend(runs, SCENARIOS[0], 0)
     flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--tables-only", "--seeds", "0"]
     program.main(["paper", *flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
     assert "static 8, seed 0: not finished" in capsys.readouterr().out
     assert "| static 8" not in (tmp_path / "out" / paper_table.TABLE).read_text()
-
-
-def test_no_run_at_all_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        program.main(
-            ["paper", "--tables-only", "--runs-dir", str(tmp_path / "none"), "--output-dir", str(tmp_path / "out")]
-        )
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_runs_of_other_arguments_are_not_taken(runs: Study) -> None:
