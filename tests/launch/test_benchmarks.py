@@ -164,11 +164,11 @@ def test_time_to_accuracy(folder):
 def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
     folder, figures = tmp_path / "data" / "bench", tmp_path / "figures"
     figures.mkdir()
-    chosen = ("--rate", "shm", "--launcher", "gloo", "--methods", "none,4bit")
+    chosen = ("--rate", "shm", "--launcher", "gloo", "--methods", "none")
     said = launched("accuracy", *TRAINED, *chosen, "--output-dir", str(folder))
-    assert "| shared memory | s to" in said and "| ours, 4 bits |" in said and "fp16" not in said
+    assert "| shared memory | s to" in said and "fp16" not in said
     results = json.loads((folder / "accuracy-resnet8-shm-gloo.json").read_text())
-    assert (results["rate"], results["about"]["launcher"], list(results["runs"])) == ("shm", "gloo", ["none", "4bit"])
+    assert (results["rate"], results["about"]["launcher"], list(results["runs"])) == ("shm", "gloo", ["none"])
     assert "2 workers on 1 host" in said and all(run["sent"] == [] for run in results["runs"].values())
     assert "| Horovod |" in said and "| — | 32 |" in said  # nothing was counted
     save(folder / "accuracy-resnet8.json", {**results, "rate": "100mbit", "about": {"command": "x", "commit": "y"}})
@@ -199,7 +199,7 @@ def test_the_report_keeps_the_rest_of_the_page(folder):
     report.draw(docs)
     text, tables_text = page.read_text(), written.read_text()
     assert "before" in text and "after" in text and "old" not in text
-    assert "| against | link | 4 bits |" in text and "| Horovod | shared memory |" in text
+    assert "| against | link | 1 bit | 4 bits | 32 bits |" in text and "| Horovod | shared memory |" in text
     assert "## The exchange alone: tiny, 2 workers" in tables_text and "## Training steps" in tables_text
     for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
         assert f"(../figures/{figure})" in tables_text and (docs / "figures" / figure).stat().st_size > 1000
