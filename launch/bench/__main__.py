@@ -2,10 +2,9 @@
 
     python launch/bench                              # everything: about 40 minutes on two cores
     python launch/bench --quick                      # a few steps of each kind, into runs/quick: ten minutes
-    python launch/bench --missing                    # after an interruption: what this commit has no figures of
     python launch/bench draw                         # no measuring: draw what is there
     python launch/bench exchange --model vgg16 --rates 1gbit   # one part, not drawn; add --help for its flags
-    python launch/bench exchange --device cuda       # on GPUs, as all parts but links and growth can be
+    python launch/bench exchange --device cuda       # on GPUs, as all parts can be
 
 A part that fails is named at the end and does not stop the others.
 """
@@ -23,8 +22,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # whose folders know each other by name
 
-from bench import growth, kernels, links, memory, report, steps, time_to_accuracy
-from bench.results import FOLDER, commit, load
+from bench import kernels, memory, report, steps, time_to_accuracy
 from common.docs import DOCS
 from common.errors import RunError
 from common.values import Parser
@@ -36,13 +34,12 @@ _WHERE = ("--output-dir", "--data-dir")
 
 @dataclass(frozen=True)
 class Part:
-    """A benchmark: what adds its flags, and says by its docstring what it is; other defaults of these flags; the files
-    in docs/data/bench/ that the pages are drawn from; and defaults for ``--quick``, if it takes part in that.
+    """A benchmark: what adds its flags, and says by its docstring what it is; other defaults of these flags; and
+    defaults for ``--quick``, if it takes part in that.
     """
 
     add_arguments: Callable[[argparse.ArgumentParser], None]
     defaults: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
     quick: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -53,38 +50,31 @@ _SHARDED = {
     **{"methods": "shards-alone,hsdp,hsdp-bf16,4bit-fsdp,0.25bit-fsdp", "seconds": "120"},
 }
 PARTS = {
-    "kernels": Part(kernels.add_arguments, files=(kernels.FILE,), quick={"values": str(2**22), "rounds": "3"}),
-    "exchange": Part(steps.exchange, files=("exchange-resnet50-2.json",), quick={"rates": "100mbit,1gbit,shm", **_FEW}),
-    "bytes4": Part(steps.exchange, {"workers": "4", **_MANY}, ("exchange-resnet18-4.json",)),
-    "bytes8": Part(steps.exchange, {"workers": "8", **_MANY}, ("exchange-resnet18-8.json",)),
+    "kernels": Part(kernels.add_arguments, quick={"values": str(2**22), "rounds": "3"}),
+    "exchange": Part(steps.exchange, quick={"rates": "100mbit,1gbit,shm", **_FEW}),
+    "bytes4": Part(steps.exchange, {"workers": "4", **_MANY}),
+    "bytes8": Part(steps.exchange, {"workers": "8", **_MANY}),
     "hosts": Part(
         steps.on_hosts,
-        files=("exchange-resnet50-2x2.json", "exchange-resnet50-2x4.json"),
         quick={"model": "resnet18", "layouts": "2x2", "rates": "1gbit", "seconds": "20"},
     ),
     "training": Part(
         steps.training,
-        files=tuple(f"training-{model}-2.json" for model in ("resnet20", "resnet18", "mlp", "transformer")),
         quick={"models": "resnet20,mlp", "rates": "100mbit", **_FEW},
     ),
     "sharded": Part(
         steps.training,
         _SHARDED,
-        ("training-transformer-short-2x2.json",),
         {"rates": "100mbit,shm", "seconds": "20", "rounds": "8"},
     ),
     "accuracy": Part(
         time_to_accuracy.add_arguments,
-        files=("accuracy-resnet20.json",),
         quick={"model": "resnet8", "epochs": "2", "limit_train": "3000", "lr": "0.05", "tolerance": "5"},
     ),
     "memory": Part(
         memory.add_arguments,
-        files=(memory.file_name(),),
         quick={"values": str(2**24), "layouts": "2", "methods": "none,4bit"},
     ),
-    "links": Part(links.add_arguments),
-    "growth": Part(growth.add_arguments, files=(growth.FILE,)),  # the last: it reads what others have measured
 }
 
 
@@ -97,9 +87,7 @@ def parse(argv: Sequence[str], *, quick: bool = False) -> argparse.Namespace:
     """
     look: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = Parser(prog="bench", description=__doc__, **look)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--quick", action="store_true", help=f"a few steps of most parts, into {QUICK_DIR}; not drawn")
-    which.add_argument("--missing", action="store_true", help="only parts whose files this commit did not write")
+    parser.add_argument("--quick", action="store_true", help=f"a few steps of most parts, into {QUICK_DIR}; not drawn")
     parts = parser.add_subparsers(dest="part", metavar="PART")
     for name, part in PARTS.items():
         about = described(part.add_arguments)
@@ -108,8 +96,8 @@ def parse(argv: Sequence[str], *, quick: bool = False) -> argparse.Namespace:
         own.set_defaults(**{**part.defaults, **({**part.quick, "output_dir": str(QUICK_DIR)} if quick else {})})
     parts.add_parser("draw", help="measure nothing").set_defaults(run=lambda args: report.draw(DOCS))
     args = parser.parse_args(argv)
-    if args.part and (args.quick or args.missing):
-        parser.error(f"--quick and --missing are for all parts, not for {args.part}")
+    if args.part and args.quick:
+        parser.error(f"--quick is for all parts, not for {args.part}")
     args.command = " ".join(["python launch/bench", *what(argv)])
     return args
 
@@ -142,28 +130,11 @@ def run(args: argparse.Namespace) -> bool:
     return True
 
 
-def commits(results: Any) -> set[str]:
-    """Every "commit" that a file's contents mention."""
-    if isinstance(results, list):
-        return set().union(*map(commits, results))
-    if not isinstance(results, dict):
-        return set()
-    own = {results["commit"]} if isinstance(results.get("commit"), str) else set()
-    return own.union(*map(commits, results.values()))
-
-
-def measured(part: Part) -> bool:
-    """Whether it has files, and all of them are there and of this commit."""
-    return bool(part.files) and all(commits(load(FOLDER / name)) == {commit()} for name in part.files)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(sys.argv[1:] if argv is None else argv)
     come_down_on_signals()
-    names = [name for name, part in PARTS.items() if (part.quick if args.quick else part.files)]
+    names = [name for name, part in PARTS.items() if part.quick or not args.quick]
     chosen = [args] if args.part else [parse([name], quick=args.quick) for name in names]
-    if args.missing:
-        chosen = [one for one in chosen if not measured(PARTS[one.part])]
     if not args.part and not args.quick:
         chosen.append(parse(["draw"]))
     if failed := [one.part for one in chosen if not run(one)]:

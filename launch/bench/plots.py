@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from bench import time_to_accuracy
-from bench.collectives import in_turns
 from bench.results import SHARED_MEMORY, Summary
 from bench.steppers import OURS_IN_DDP
 from bench.tables import bits_of, methods_of, rate_title, summaries, title
@@ -173,51 +172,9 @@ def accuracies(results: Mapping[str, Any], path: Path) -> None:
     _finish(figure, axes, path)
 
 
-def deviations(results: Mapping[str, Any], path: Path) -> None:
-    """What the model of growth says against what was measured; full marks for what its fit has not seen."""
-    figure, axes = plt.subplots(figsize=(6, 6), layout="constrained")
-    for key, mark, inside, label in (("seen", "C0o", "none", "fitted"), ("unseen", "C3D", "C3", "not seen by the fit")):
-        measured, said = ([row[name] for row in results[key]] for name in ("ms", "predicted_ms"))
-        axes.plot(measured, said, mark, markerfacecolor=inside, markersize=5, label=label)
-    axes.axline((100, 100), (1000, 1000), color="#000000", lw=0.8)
-    axes.set(xscale="log", yscale="log", xlabel="measured, ms per step", ylabel="predicted, ms per step")
-    axes.grid(alpha=0.3)
-    _finish(figure, axes, path)
-
-
-def predictions(results: Mapping[str, Any], path: Path) -> None:
-    """Predicted time per step against the number of hosts, one field per rate, on hosts of the most workers.
-
-    A band goes down to what messages as short as assumed would make of it.
-    """
-    most = max(row["workers"] for row in results["predicted"])
-    rates = list(results["predicted"][0]["ms"])
-    size = (4 * len(rates), 4.5)
-    figure, fields = plt.subplots(1, len(rates), figsize=size, layout="constrained", squeeze=False, sharey=True)
-    for axes, rate in zip(fields[0], rates, strict=True):
-        curves: dict[str, list[Mapping[str, Any]]] = {}
-        for row in results["predicted"]:
-            if row["workers"] == most:
-                curves.setdefault(row["contender"], []).append(row)
-        for name, rows in curves.items():
-            colour, line = _STYLES.get(name, _OTHER)
-            hosts, slow = [row["hosts"] for row in rows], [row["ms"][rate] for row in rows]
-            axes.plot(hosts, slow, line, color=colour, label=title(name))
-            axes.fill_between(hosts, [row["assumed_ms"][rate] for row in rows], slow, color=colour, alpha=0.15, lw=0)
-        axes.set(xscale="log", yscale="log", title=f"{rate_title(rate)}, predicted", xlabel=f"hosts of {most} workers")
-        axes.set_xticks(hosts, [str(number) for number in hosts])
-        axes.set_yticks(_MILLISECONDS, [str(number) for number in _MILLISECONDS])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    fields[0][0].set_ylabel("ms per step")
-    turns = [str(number) for number in hosts if number * most >= 64 and in_turns(number * most)]
-    why = f"The long steps at {', '.join(turns)} hosts (solid line): Open MPI's alltoallv." if turns else None
-    _finish(figure, fields[0][0], path, why)
-
-
-def _finish(figure: Figure, axes: Axes, path: Path, note: str | None = None) -> None:
+def _finish(figure: Figure, axes: Axes, path: Path) -> None:
     handles, labels = axes.get_legend_handles_labels()
     columns = int(figure.get_figwidth() / (0.7 + 0.085 * max(map(len, labels))))  # inches
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, columns), frameon=False, title=note)
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, columns), frameon=False)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -1,72 +1,31 @@
 """Draws the benchmarks' figures and writes their tables, from whatever JSON files are there.
 
-docs/tables/benchmarks.md and growth.md are written whole; docs/benchmarks.md has some tables between marks.
+docs/tables/benchmarks.md is written whole; docs/benchmarks.md has some tables between marks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import gpu_kernels, growth, growth_page, kernels, memory, plots, ratios, tables, time_to_accuracy
+from bench import gpu_kernels, kernels, memory, plots, ratios, tables, time_to_accuracy
 from bench.gpus import on_gpus
-from bench.results import FOLDER, SHARED_MEMORY, Summary, load
-from bench.tables import rate_title, summaries, title
+from bench.results import FOLDER, load
+from bench.tables import rate_title
 from common.docs import DATA, FIGURES, TABLES
 from common.errors import RunError
 from common.files import replace_text
-from common.markdown import filled, markdown
-from netlab.shaping import bits_per_second
+from common.markdown import filled
 
-PAGE, GROWTH = "benchmarks.md", "growth.md"
-_HEADS = {
-    PAGE: "# Benchmarks: all tables\n\nWritten by `make bench`. [Benchmarks](../benchmarks.md) has the summary, the "
-    "machines and the settings.",
-    GROWTH: "# Benchmarks: a model of more workers\n\nWritten by `python launch/bench growth`. "
-    "[Benchmarks](../benchmarks.md) has the summary.",
-}
+PAGE = "benchmarks.md"
+_HEAD = (
+    "# Benchmarks: all tables\n\nWritten by `make bench`. [Benchmarks](../benchmarks.md) has the summary, the "
+    "machines and the settings."
+)
 _FIGURES = f"../{FIGURES}"  # seen from docs/tables/
 _Files = list[dict[str, Any]]
 _KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
-
-
-def break_even(rates: Mapping[str, Mapping[str, Summary]], name: str, other: str) -> str:
-    """Up to which link rate `name` has the shorter steps, in words.
-
-    Between two measured rates the logarithm of the ratio of both times is taken as linear in the logarithm of the rate.
-    """
-    points = [
-        (math.log(bits), math.log(found[name].median / found[other].median))
-        for rate, found in rates.items()
-        if rate != SHARED_MEMORY and (bits := bits_per_second(rate)) and name in found and other in found
-    ]
-    if not points:
-        return "not measured"
-    if all(ratio < 0 for _, ratio in points):
-        return f"none found: faster up to {_text(points[-1][0])}"
-    if all(ratio >= 0 for _, ratio in points):
-        return f"none found: slower from {_text(points[0][0])} on"
-    found = [
-        _text(x0 + (x1 - x0) * y0 / (y0 - y1))
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False)
-        if (y0 < 0) != (y1 < 0)
-    ]
-    return " and ".join(found)
-
-
-def _text(log_bits: float) -> str:
-    bits = float(f"{math.exp(log_bits):.2g}")
-    return f"{bits / 1e9:g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:g} Mbit/s"
-
-
-def break_even_table(results: Mapping[str, Any]) -> str:
-    rates = summaries(results)
-    ours = [name for name in tables.methods_of(rates) if tables.bits_of(name) is not None]
-    others = [name for name in ("none", "fp16", "ddp") if any(name in found for found in rates.values())]
-    rows = [(title(name), *(break_even(rates, name, other) for other in others)) for name in ours]
-    return markdown(("break-even link rate", *(f"against {title(other)}" for other in others)), rows)
 
 
 def links(results: Mapping[str, Any]) -> str:
@@ -100,7 +59,7 @@ def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
     elif hosts == 2:
         plots.step_times([results], figures / f"{name}-time.png")
         plots.speed_ups(results, figures / f"{name}-speedup.png")
-        parts += [tables.times(results), break_even_table(results)]
+        parts.append(tables.times(results))
         parts.append(f"![Time per step against link rate]({_FIGURES}/{name}-time.png)")
         parts.append(f"![Speed-up against bits per value]({_FIGURES}/{name}-speedup.png)")
     return [*parts, tables.bits(results), tables.caption(results), links(results)]
@@ -137,19 +96,6 @@ def _by_hosts(results: Mapping[str, Any]) -> tuple[int, int]:
     return tables.hosts_of(results)[1], results["workers"]
 
 
-def growth_section(results: Mapping[str, Any], figures: Path) -> list[str]:
-    plots.deviations(results, figures / "growth-fit.png")
-    plots.predictions(results, figures / "growth.png")
-    return [
-        "## Growth: a model of what was measured",
-        *growth_page.measured(results),
-        f"![Predicted against measured times]({_FIGURES}/growth-fit.png)",
-        "## Growth: predicted, not measured",
-        f"![Predicted time per step against hosts]({_FIGURES}/growth.png)",
-        *growth_page.predicted(results),
-    ]
-
-
 def _read(folder: Path, keep: Callable[[Mapping[str, Any]], bool]) -> list[_Files]:
     """The files that are to be kept: of the exchange, of training, of accuracy, of memory."""
     found = [[load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS]
@@ -158,7 +104,7 @@ def _read(folder: Path, keep: Callable[[Mapping[str, Any]], bool]) -> list[_File
 
 
 def report(folder: Path, figures: Path) -> str:
-    """All tables but those of growth, of the JSON files in a folder; their figures go into another."""
+    """All tables of the JSON files in a folder; their figures go into another."""
     parts: list[str] = []
     if arithmetic := load(folder / kernels.FILE):
         parts += ["## Arithmetic", f"`python launch/bench kernels`: {kernels.report(arithmetic)}"]
@@ -200,7 +146,7 @@ def shown(folder: Path) -> dict[str, str]:
 
 
 def draw(docs: Path) -> None:
-    """Draw the figures of the JSON files in a documentation's folder, write the pages of tables, and fill in those of
+    """Draw the figures of the JSON files in a documentation's folder, write the page of tables, and fill in those of
     benchmarks.md, if that is there.
 
     Raises:
@@ -209,13 +155,10 @@ def draw(docs: Path) -> None:
     data, figures = docs / DATA / FOLDER.name, docs / FIGURES
     for folder in (figures, docs / TABLES):
         folder.mkdir(parents=True, exist_ok=True)
-    written = {PAGE: report(data, figures)}
-    if (data / growth.FILE).exists():
-        written[GROWTH] = "\n\n".join(growth_section(load(data / growth.FILE), figures))
-    if not any(written.values()):
+    text = report(data, figures)
+    if not text:
         raise RunError(f"no results in {data}")
-    for name, text in written.items():
-        replace_text(docs / TABLES / name, f"{_HEADS[name]}\n\n{text}\n")
+    replace_text(docs / TABLES / PAGE, f"{_HEAD}\n\n{text}\n")
     page = docs / PAGE
     if page.exists():
         replace_text(page, filled(page.read_text(encoding="utf-8"), shown(data), "make bench"))

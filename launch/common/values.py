@@ -57,28 +57,19 @@ def natural(text: str) -> int:
     return _integer(text, 0)
 
 
-def at_least_zero(text: str) -> float:
-    """A number of at least 0."""
-    value = _number(text)
-    if value < 0:
-        raise ArgumentTypeError(f"{text} is less than 0")
-    return value
+def _real(holds: Callable[[float], bool], wrong: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        value = _number(text)
+        if not holds(value):
+            raise ArgumentTypeError(f"{text} is {wrong}")
+        return value
+
+    return read
 
 
-def positive(text: str) -> float:
-    """A number greater than 0."""
-    value = _number(text)
-    if value <= 0:
-        raise ArgumentTypeError(f"{text} is not greater than 0")
-    return value
-
-
-def fraction(text: str) -> float:
-    """A number of at least 0 and less than 1."""
-    value = _number(text)
-    if not 0 <= value < 1:
-        raise ArgumentTypeError(f"{text} is not in [0, 1)")
-    return value
+at_least_zero = _real(lambda value: value >= 0, "less than 0")
+positive = _real(lambda value: value > 0, "not greater than 0")
+fraction = _real(lambda value: 0 <= value < 1, "not in [0, 1)")
 
 
 def power_of_two(text: str) -> int:

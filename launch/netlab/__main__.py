@@ -13,9 +13,7 @@ the other host's namespace.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,7 +34,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--workers-per-host", type=count, default=1, metavar="L", help="ranks on each host (default 1)")
     add("--rate", default="none", metavar="RATE", help="what may leave a host: 100mbit, 2.5gbit, none (default none)")
     add("--launcher", choices=LAUNCHERS, default="mpirun", help="gloo: horovodrun without MPI (default mpirun)")
-    add("--counters", type=Path, metavar="FILE", help="write the interfaces' bytes to FILE, as JSON")
     add("program", nargs="+", metavar="-- program", help="and its arguments")
     return parser.parse_args(argv)
 
@@ -51,19 +48,14 @@ def main(argv: list[str] | None = None) -> None:
     come_down_on_signals()
     try:
         with hosts(args.hosts, args.rate, args.workers_per_host) as lab:
-            before, began = lab.counters(), time.monotonic()
+            before = lab.counters()
             command = lab.command(args.program, launcher=args.launcher)
             ended = launcher.run(command, timeout=1e6, output=sys.stdout)
             sent = [now - then for now, then in zip(lab.counters(), before, strict=True)]
-            seconds = time.monotonic() - began
     except (RunError, ValueError, OSError) as error:
         _fail(str(error))
     for address, nbytes in zip(lab.addresses, sent, strict=True):
         print(f"{address} sent {nbytes / 1e6:.3f} MB", file=sys.stderr)
-    if args.counters:
-        layout = {"hosts": args.hosts, "workers_per_host": args.workers_per_host}
-        numbers = {**layout, "rate": args.rate, "seconds": seconds, "tx_bytes": sent}
-        args.counters.write_text(json.dumps(numbers) + "\n", encoding="utf-8")
     raise SystemExit(ended.returncode)
 
 

@@ -63,14 +63,11 @@ class Lab:
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.addresses[number]]
         return ["ip", "netns", "exec", self._namespaces[number], *named, *command]
 
-    def command(
-        self, program: Sequence[str], *options: str, launcher: str = "mpirun", discovery: Path | None = None
-    ) -> list[str]:
+    def command(self, program: Sequence[str], *, launcher: str = "mpirun", discovery: Path | None = None) -> list[str]:
         """The command line that runs a program on every host. Ranks are placed host by host.
 
         Args:
             program: with its arguments.
-            options: of the launcher itself; mpirun's "--map-by", "node" deals ranks out to the hosts in turns.
             launcher: "mpirun", "horovodrun" (over MPI) or "gloo" (horovodrun without MPI).
             discovery: with "gloo", a script that prints the hosts of the moment: an elastic job, from 1 rank to all.
         """
@@ -88,7 +85,7 @@ class Lab:
             start += ["--gloo"] if launcher == "gloo" else ["--mpi", "--mpi-args=--oversubscribe"]
         # The agent is called ssh and comes first in PATH, for Open MPI and horovodrun alike.
         path = f"PATH={self._directory}{os.pathsep}{os.environ['PATH']}"
-        return self.on_host(0, ["env", path, *start, *options, *program])
+        return self.on_host(0, ["env", path, *start, *program])
 
     def set_rate(self, rate: str) -> None:
         """Hold what leaves every host to another rate, from now on; programs may be running.

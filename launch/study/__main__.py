@@ -3,7 +3,6 @@
     python launch/study                # hours of it
     python launch/study --quick        # two small tasks, one seed: five minutes
     python launch/study paper          # the paper's scenarios on real ranks
-    python launch/study screen         # trainings of one's own choice
     python launch/study paper --help   # its flags
 
 One process plays all workers of a task, but for the paper's. Which runs make up which table stands in
@@ -29,10 +28,10 @@ from common.errors import RunError
 from common.files import replace_text
 from common.markdown import filled
 from common.values import Parser, count
-from study import declared, figures, matrix, paper, paper_table, record, screen, tuned_tables
+from study import declared, figures, matrix, paper, paper_table, record, tuned_tables
+from study.fill import fill
 from study.methods import shown
 from study.parts import Largest, Part, Runs, Tuned
-from study.screen import fill
 
 RESULTS = Path(DATA, "study", "screen.jsonl")
 PAGE = "study.md"
@@ -54,12 +53,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--jobs", type=count, default=jobs, metavar="N", help="processes at a time (default: one a core)")
     add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where data sets lie (default data)")
     add("--output-dir", type=Path, metavar="DIR", help=f"of {RESULTS}, tables and figures (default {DOCS})")
-    commands = parser.add_subparsers(metavar="paper | screen")
-    for name, module in (("paper", paper), ("screen", screen)):
-        module.add_arguments(commands.add_parser(name, description=module.__doc__, **look))
+    paper.add_arguments(parser.add_subparsers(metavar="paper").add_parser("paper", description=paper.__doc__, **look))
     args = parser.parse_args(argv)
     if args.run is not run and argv[0].startswith("-"):
-        parser.error(f"{argv[0]}: flags of paper and screen come after these words")
+        parser.error(f"{argv[0]}: flags of paper come after that word")
     args.command = " ".join(["python launch/study", *argv])
     return args
 
@@ -118,7 +115,7 @@ def train(part: Part | Tuned | Largest, path: Path, data_dir: Path, *, jobs: int
     """All runs of a part that are missing. What is wanted may follow from those that have just been made."""
     runs = record.read(path)
     while lacking := [key for key in part.wanted(runs) if key not in runs]:
-        fill(lacking, path, data_dir, jobs=jobs, curves=False)
+        fill(lacking, path, data_dir, jobs=jobs)
         runs = record.read(path)
 
 

@@ -76,22 +76,15 @@ class Aggregator:
         """Means, and the bytes that a worker sends."""
         return average(gradients), 4 * self.values
 
-    def notes(self) -> dict:
-        """What is worth writing down after an epoch."""
-        return {}
-
 
 class Quantized(Aggregator):
     """The library's exchange: one quantization of each worker's gradients, and, of more than two, one of the sum."""
 
     def begin(self) -> None:
-        self.simulated = Workers(self.workers, self.values, feedback=self.method.feedback)
+        self.simulated = Workers(self.workers, self.values)
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
         return exchanged(self.simulated, gradients, self.bits)
-
-    def notes(self) -> dict:
-        return {"at_bits": self.bits}
 
 
 class Small:
@@ -105,7 +98,7 @@ class Small:
 
     def __init__(self, method: Method, sizes: Sequence[int], workers: int) -> None:
         self.values = sum(sizes)
-        self._exchange = Workers(workers, self.values, feedback=method.feedback) if self.values else None
+        self._exchange = Workers(workers, self.values) if self.values else None
         self._half = method.kind == "fp16"
         self.traffic = Traffic()
 

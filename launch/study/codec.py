@@ -1,9 +1,6 @@
-"""What a block of a gradient becomes when it is sent: the kernels of the library, without a residual."""
+"""How many bytes a gradient is when it is sent."""
 
 from __future__ import annotations
-
-import torch
-from torch import Tensor
 
 from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.wire import HEADER_BYTES
@@ -24,21 +21,3 @@ def block_bytes(bits: float) -> int:
 def message_bytes(values: int, bits: float) -> int:
     """Bytes of so many values as one run of blocks, header included."""
     return HEADER_BYTES - (-values // BLOCK_SIZE) * block_bytes(bits)
-
-
-def decoded(values: Tensor, bits: float) -> Tensor:
-    """What arrives of some values that are sent once, without a residual.
-
-    Args:
-        values: (n,) float32, contiguous; its last block may be a part of one.
-        bits: one of `LEVELS`.
-
-    Returns:
-        (n,) float32.
-    """
-    level = check_level("bits", bits)
-    message = torch.empty(-(-values.numel() // BLOCK_SIZE) * block_bytes(bits), dtype=torch.uint8)
-    kernels.encode_into(message, [values], None, bits=level, block_size=BLOCK_SIZE)
-    arrived = torch.empty_like(values)
-    kernels.decode_into([arrived], [message], bits=level, block_size=BLOCK_SIZE)
-    return arrived

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from study.methods import FIRST_STEPS, ONE_BIT_ADAM, RECORDED, RIVALS
+from study.methods import FEEDBACK, FIRST_STEPS, POLICIES, RECORDED, RECORDED_RIVALS, RIVALS, STEPS, STEPS_ON_TEXT
 from study.parts import FRESH, TUNING, Largest, Part, Tuned
 from study.record import Key
 from study.tasks import LIMITS, REGRESSION_RATES, varied
@@ -78,14 +78,12 @@ WORKERS = Part(
     seeds=1,
 )
 
-FEEDBACK = Part(
+ERROR_FEEDBACK = Part(
     "feedback",
     ("mlp, 4 workers",),
     (
         *("uncompressed", "8, scale per tensor"),
-        *("8", "8, feedback of workers", "8, no feedback"),
-        *("4", "4, feedback of workers", "4, no feedback"),
-        *("1/4", "1/4, feedback of workers", "1/4, no feedback"),
+        *("8", *FEEDBACK[:2], "4", *FEEDBACK[2:4], "1/4", *FEEDBACK[4:]),
     ),
     seeds=2,
 )
@@ -100,23 +98,18 @@ ORDER = Part(
     seeds=1,
 )
 
-# They see a thousand images, or text, that are neither trained with nor tested on.
-_STEERED = ("plateau 1/8-1/2", "critical 1/8-1", "critical 1/8-2")
-POLICIES = Part(
-    "policies",
-    ("mlp", "resnet8, short"),
-    ("uncompressed", "1/8", "1/4", *_STEERED, "step 1/8-1/4-1/2", "step down 1-1/4-1/8"),
-)
-_ON_TEXT = (*_STEERED, "step 1/8-1/4-1/2, text", "step down 1-1/4-1/8, text")
-POLICIES_ON_TEXT = Part(
-    "policies, text", ("text, sgd, short",), ("uncompressed", "1/8", "1/4", *_ON_TEXT), once=_ON_TEXT
-)
+# The policies saw a thousand images, or text, that were neither trained with nor tested on.
+_FEW_BITS = ("uncompressed", "1/8", "1/4")
+STEERED = Part("policies", ("mlp", "resnet8, short"), (*_FEW_BITS, *POLICIES, *STEPS))
+_ON_TEXT = (*POLICIES, *STEPS_ON_TEXT)
+STEERED_ON_TEXT = Part("policies, text", ("text, sgd, short",), (*_FEW_BITS, *_ON_TEXT), once=_ON_TEXT)
 
 # Each method at its best rate, rivals with what we give ourselves. The first rows decide most.
 _OURS = ("4", "1", "1/4", "1/4, c = 0.5", "1/8", "ladder 4-1/4", "ladder 4-8-16")
 _ROWS = {
     **{name: (name,) for name in ("uncompressed", "uncompressed, no momentum", *_OURS)},
     **{name: tuple(method.name for method in some) for name, some in RIVALS.items()},
+    **{name: RECORDED_RIVALS[name] for name in ("DGC 1/4", "random-k 1/4", "LoCo 4", "natural, 9 bits")},
 }
 # Ours, and of the rivals the one of as few bits and those that came closest in the two tasks that have all rows.
 _FEW = {
@@ -125,7 +118,7 @@ _FEW = {
 # Of AdamW's rate a factor is nothing but another rate.
 _ON_ADAMW = {
     **{name: tuple(one for one in some if "c = " not in one) for name, some in _FEW.items()},
-    "1-bit Adam": tuple(method.name for method in ONE_BIT_ADAM),
+    "1-bit Adam": RECORDED_RIVALS["1-bit Adam"],
 }
 _FIRST = (("uncompressed", "1/4", "4"), ("PowerSGD rank 4",))
 
@@ -230,7 +223,7 @@ MORE_WORKERS = Part(
 LARGE = Part("10 million", ("text, adamw, 10 million",), ("uncompressed", "4", "1/4"), seeds=1)
 
 PARTS = (
-    *(TRAINING, LONGER, MAIN, MOMENTUM, RATES, WORKERS, FEEDBACK, ORDER, POLICIES, POLICIES_ON_TEXT),
+    *(TRAINING, LONGER, MAIN, MOMENTUM, RATES, WORKERS, ERROR_FEEDBACK, ORDER, STEERED, STEERED_ON_TEXT),
     *(
         TUNED_REGRESSION,
         LARGEST_REGRESSION,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hvd_dyncomp import CriticalRegime, Plateau, Policy, StepFunction
-
 # (from which fraction of the training on, mean bits a value)
 Schedule = tuple[tuple[float, float], ...]
 
@@ -14,12 +12,7 @@ Schedule = tuple[tuple[float, float], ...]
 NO_MOMENTUM_UP_TO = 2
 BITS_OF_SMALL = 8
 
-KINDS = (
-    *("uncompressed", "fp16", "quantized", "scale per tensor", "powersgd", "top-k"),
-    *("masked top-k", "random-k", "natural", "loco", "1-bit adam"),
-)
 QUANTIZED = ("quantized", "scale per tensor")
-FEEDBACK = ("both", "workers", "none")
 
 
 @dataclass(frozen=True)
@@ -28,39 +21,22 @@ class Method:
 
     Attributes:
         name: unique; stands in the tables.
-        kind: one of `KINDS`.
+        kind: a key of `comparators.BY_KIND`.
         budget: bits a value as training goes on. A key of `codec.LEVELS` where it is quantized. At 32 every
             method sends float32. (PowerSGD has ranks for bits: its budget says when, and not how many.)
-        policy: chooses the budget of each epoch, a key of `codec.LEVELS`, after the one before; `budget` is not used.
         small_bits: of small tensors: 32, 16 (rounded to float16) or 8; 0: as the library has it.
         no_momentum_up_to: the optimizer's momentum of large tensors is left out at so many bits and less. 0: never.
-        momentum: so much is left of it there. With one level only: what the optimizer has gathered stays as it is.
-        factor: c of the rate there, c (1 - left) / (1 - m) of the task's: 1 is as much progress a step as with it.
-        feedback: whose quantization carries on what it loses: "both", that of the "workers" alone and not that of
-            the sum (there is one from three workers on), or "none".
+        factor: c of the rate there, c / (1 - m) of the task's: 1 is as much progress a step as with it.
         rank: of PowerSGD.
     """
 
     name: str
     kind: str = "quantized"
     budget: Schedule = ((0.0, 32),)
-    policy: Policy | None = None
     small_bits: int = 0
     no_momentum_up_to: float = NO_MOMENTUM_UP_TO
-    momentum: float = 0.0
     factor: float = 1.0
-    feedback: str = "both"
     rank: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS or self.feedback not in FEEDBACK or self.small_bits not in (0, BITS_OF_SMALL, 16, 32):
-            raise ValueError(f"no such method, feedback or bits: {self}")
-        if self.policy is not None and self.kind != "quantized":
-            raise ValueError(f"only what is quantized has levels to choose: {self}")
-
-    def at(self, bits: float) -> Method:
-        """The same at one level."""
-        return replace(self, budget=((0.0, bits),))
 
     def bits_at(self, progress: float) -> float:
         """The budget when so much of the training is over (0 to 1)."""
@@ -124,28 +100,13 @@ UNCOMPRESSED = Method("uncompressed", "uncompressed")
 FP16 = Method("fp16", "fp16", budget=((0.0, 16),), small_bits=16)
 
 
-def _steered() -> tuple[Method, ...]:
-    ladder = (1 / 8, 1 / 4, 1 / 2)
-    # What uncompressed trainings of images, and of text, reach at about 15 and 40 % of their epochs.
-    reached = {"": (0.76, 0.83), ", text": (0.27, 0.37)}
-    found: dict[str, Policy] = {
-        "plateau 1/8-1/2": Plateau(ladder, patience=1, threshold=0.01),
-        "critical 1/8-1": CriticalRegime(1 / 8, 1, interval=1),
-        "critical 1/8-2": CriticalRegime(1 / 8, 2, interval=1),
-    }
-    for kind, thresholds in reached.items():
-        found[f"step 1/8-1/4-1/2{kind}"] = StepFunction(ladder, thresholds, stagnation=None)
-        found[f"step down 1-1/4-1/8{kind}"] = StepFunction((1, 1 / 4, 1 / 8), thresholds, loss=None, stagnation=None)
-    return tuple(Method(name, policy=policy) for name, policy in found.items())
-
-
 # With the momentum that their authors train with.
 POWERSGD = tuple(
     Method(f"PowerSGD rank {rank}", "powersgd", budget=((0.0, 1),), no_momentum_up_to=0, rank=rank) for rank in (1, 4)
 )
 TOP_K = Method("top-k 1/4", "top-k", budget=((0.0, 1 / 4),), no_momentum_up_to=0, small_bits=32)
 # The paper's quantizer, read as literally as it can be: linear, one scale a tensor, nothing carried on.
-PAPER_8 = Method("8, scale per tensor", "scale per tensor", budget=((0.0, 8),), feedback="none")
+PAPER_8 = Method("8, scale per tensor", "scale per tensor", budget=((0.0, 8),))
 
 
 def _without(one: Method) -> tuple[Method, ...]:
@@ -167,36 +128,12 @@ def _powersgd(rank: int, start: float) -> tuple[Method, ...]:
     return ways[:2] if start else ways
 
 
-def _one_bit_adam(start: float) -> Method:
-    """Its own momentum travels, and the optimizer has none then."""
-    name = f"1-bit Adam, from {start:.0%}"
-    return Method(name, "1-bit adam", budget=((0.0, 32), (start, 1)), no_momentum_up_to=0, small_bits=BITS_OF_SMALL)
-
-
-def _sparse(kind: str, factors: tuple[float, ...] = (1.0,)) -> tuple[Method, ...]:
-    """At the bits of our 1/4, without momentum, at these factors of the rate."""
-    one = Method(f"{kind} 1/4, no momentum", kind, budget=((0.0, 1 / 4),), small_bits=BITS_OF_SMALL)
-    return tuple(
-        replace(one, name=one.name + (f", c = {factor:g}" if factor != 1 else ""), factor=factor) for factor in factors
-    )
-
-
-# What a training without momentum may be at, where nobody says otherwise: as much progress, half, and a tenth, which is
-# the rate as it is with a momentum of 0.9.
-FACTORS = (1.0, 0.5, 0.1)
-
 # By rival: all that it is tried as. Which of them is the best, and at which rate, its tuning says.
 RIVALS = {
     **{f"PowerSGD rank {rank}": _powersgd(rank, 0.0) for rank in (1, 2, 4)},
     **{f"PowerSGD rank {rank}, from 10 %": _powersgd(rank, 0.1) for rank in (1, 2, 4)},
-    "top-k 1/4": (TOP_K, *_sparse("top-k", FACTORS[:2])),
-    # Lin et al., 2018: what is sent is momentum already, of which one gradient has 1 / (1 - m), and so c = 1 - m.
-    "DGC 1/4": (replace(_sparse("masked top-k")[0], name="DGC 1/4", factor=0.1),),
-    "random-k 1/4": _sparse("random-k", FACTORS),
-    "LoCo 4": (Method("LoCo 4", "loco", budget=((0.0, 4),), small_bits=BITS_OF_SMALL),),
-    "natural, 9 bits": (Method("natural, 9 bits", "natural", budget=((0.0, 9),), small_bits=BITS_OF_SMALL),),
+    "top-k 1/4": (TOP_K, *_without(replace(TOP_K, small_bits=BITS_OF_SMALL, no_momentum_up_to=NO_MOMENTUM_UP_TO))[1:]),
 }
-ONE_BIT_ADAM = tuple(map(_one_bit_adam, (0.15, 0.3)))
 
 
 def _ablations() -> list[Method]:
@@ -204,17 +141,12 @@ def _ablations() -> list[Method]:
     found = []
     for one in (levels["1/4"], levels["1"]):
         found.append(replace(one, name=f"{one.name}, momentum kept", no_momentum_up_to=0))
-        found += [replace(one, name=f"{one.name}, momentum {left}", momentum=left) for left in (0.7, 0.5)]
     found.append(replace(levels["2"], name="2, momentum kept", no_momentum_up_to=0))
     found += [
         replace(one, name=f"{one.name}, no momentum", no_momentum_up_to=32) for one in (UNCOMPRESSED, levels["4"])
     ]
     found.append(replace(levels["1/4"], name="1/4, c = 0.5", factor=0.5))
     found.append(replace(POWERSGD[0], name="PowerSGD rank 1, no momentum", no_momentum_up_to=2))
-    for one in (levels[name] for name in ("8", "4", "1/4")):
-        found.append(replace(one, name=f"{one.name}, feedback of workers", feedback="workers"))
-        # Without residuals there is no momentum in them, and the library leaves the optimizer's where it is.
-        found.append(replace(one, name=f"{one.name}, no feedback", feedback="none", no_momentum_up_to=0))
     return found
 
 
@@ -228,13 +160,27 @@ FIRST_STEPS = (_first(4, 0.1), _first(4, 0.3))
 METHODS = {
     method.name: method
     for method in (
-        *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *_steered()),
+        *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
-        *(*ONE_BIT_ADAM, *FIRST_STEPS),
+        *FIRST_STEPS,
     )
 }
 
-# Their runs are in the record, and cannot be trained any more. "1/4 error" had a level for each tensor; the last commit
-# that has its code is 2dc7dd3.
-RECORDED = frozenset({"1/4 error"})
+# Their runs are in the record, and cannot be trained any more: the history of version 0.1.0 has their code. "1/4 error"
+# had a level for each tensor; policies steered by what was measured after each epoch.
+POLICIES = ("plateau 1/8-1/2", "critical 1/8-1", "critical 1/8-2")
+STEPS = ("step 1/8-1/4-1/2", "step down 1-1/4-1/8")
+STEPS_ON_TEXT = tuple(f"{name}, text" for name in STEPS)
+FEEDBACK = tuple(f"{bits}, {whose}" for bits in ("8", "4", "1/4") for whose in ("feedback of workers", "no feedback"))
+LESS_MOMENTUM = tuple(f"{bits}, momentum {left}" for bits in ("1", "1/4") for left in ("0.7", "0.5"))
+RECORDED_RIVALS = {
+    "DGC 1/4": ("DGC 1/4",),
+    "random-k 1/4": tuple(f"random-k 1/4, no momentum{factor}" for factor in ("", ", c = 0.5", ", c = 0.1")),
+    "LoCo 4": ("LoCo 4",),
+    "natural, 9 bits": ("natural, 9 bits",),
+    "1-bit Adam": ("1-bit Adam, from 15%", "1-bit Adam, from 30%"),
+}
+RECORDED = frozenset(
+    ("1/4 error", *POLICIES, *STEPS, *STEPS_ON_TEXT, *FEEDBACK, *LESS_MOMENTUM, *sum(RECORDED_RIVALS.values(), ()))
+)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.docs import DOCS
 from common.errors import RunError
-from common.values import accuracies, count, natural, positive
+from common.values import accuracies, count, natural
 from study import paper_table
 from study.paper_table import RESULTS, TABLE
 from study.scenarios import SCENARIOS, Result, Study, measured_thresholds, shared_flags
@@ -22,18 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the paper's study can be told, and its defaults."""
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.set_defaults(run=run)
-    names = [scenario.name for scenario in SCENARIOS]
     add = parser.add_argument_group("what is trained").add_argument
-    add("--scenarios", nargs="+", choices=names, default=names, metavar="NAME", help=f"some of {', '.join(names)}")
     add("--seeds", nargs="+", type=natural, default=[0, 1], metavar="N", help="one run of each scenario per seed")
     add("--epochs", type=count, default=15, metavar="N", help="epochs of every run")
-    add("--depth", type=count, default=8, metavar="6n+2", help="of the ResNet")
     add("--dataset", choices=("auto", *DATASETS), default="auto", help="auto: the best that is there already")
     add("--data-dir", default="data", metavar="DIR", help="where data sets lie and are downloaded to")
-    add("--limit-train", type=natural, default=0, metavar="N", help="train on N images only; 0: on all")
-    add("--batch-size", type=count, default=64, metavar="N", help="images per worker and step")
-    add("--lr", type=positive, default=0.05, help="learning rate of one worker")
-    add("--workers", type=count, default=2, metavar="N", help="on this machine")
     add(
         "--thresholds",
         type=two_thresholds,
@@ -46,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--runs-dir", default="runs/study", metavar="DIR", help="logs, metrics and checkpoints of the runs")
     add("--output-dir", type=Path, default=DOCS, metavar="DIR", help=f"of {TABLE} and {RESULTS}")
     add("--tables-only", action="store_true", help="train nothing; show the runs that are finished")
-    add("--timeout", type=count, default=7200, metavar="S", help="seconds after which a run has failed")
 
 
 def two_thresholds(text: str) -> str:
@@ -60,9 +52,8 @@ def collect(args: argparse.Namespace, study: Study) -> tuple[list[Result], str |
     """The results of all runs, trained where they are not there yet, and the thresholds of the dynamic ones."""
     thresholds = None if args.thresholds == "auto" else args.thresholds
     results = []
-    chosen = [scenario for scenario in SCENARIOS if scenario.name in args.scenarios]
     for seed in args.seeds:
-        for scenario in chosen:
+        for scenario in SCENARIOS:
             if scenario.climbs and thresholds is None and args.tables_only:
                 print(f"{scenario.title}, seed {seed}: no thresholds without an uncompressed run; left out", flush=True)
                 continue
@@ -90,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     """
     if args.dataset == "auto":
         args.dataset = best_present(Path(args.data_dir))
-    study = Study(Path(args.runs_dir), args.workers, shared_flags(args), args.dataset, args.timeout)
+    study = Study(Path(args.runs_dir), shared_flags(args), args.dataset)
     results, thresholds = collect(args, study)
     if not results:
         raise RunError(f"no finished run in {args.runs_dir}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from study.methods import RECORDED
 from study.record import Key
-from study.tasks import RATES, WARM_UPS, varied
+from study.tasks import RATES, RECORDED_TASKS, WARM_UPS, varied
 
 BASELINE = "uncompressed"
 
@@ -19,6 +19,11 @@ Runs = Mapping[Key, dict]
 TUNING, FRESH = (100, 101), 10
 
 LOST = 5.0  # points: a training that ends so far below is lost
+
+
+def trainable(keys: Iterable[Key]) -> list[Key]:
+    """Those whose task and method can still be trained."""
+    return [key for key in keys if key[0] not in RECORDED_TASKS and key[1] not in RECORDED]
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Part:
 
     def wanted(self, runs: Runs) -> list[Key]:
         """Those that it is known to need, and that can be trained."""
-        return [key for key in self.keys if key[1] not in RECORDED]
+        return trainable(self.keys)
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ class Tuned:
         early = {row for group in self.first for row in group}
         keys: list[Key] = []
         for group in (*self.first, tuple(row for row in self.rows if row not in early)):
-            for more in (self.tuning(group), self.fresh(runs, group)):
+            for more in map(trainable, (self.tuning(group), self.fresh(runs, group))):
                 keys += more
                 if any(key not in runs for key in more):
                     return keys
@@ -130,7 +135,8 @@ class Tuned:
 @dataclass(frozen=True)
 class Largest:
     """The table of the largest rates that train: not more than `LOST` points below uncompressed gradients at the task's
-    own rate. Rates go up until one is lost, or down until one is not; the seeds are those that rates are chosen with.
+    own rate. Rates went up until one was lost, or down until one was not; the seeds are those that rates are chosen
+    with. No more runs are made for it.
 
     Attributes:
         name: of the marks in a page.
@@ -152,38 +158,19 @@ class Largest:
         """All runs that may come to be wanted."""
         return list(itertools.product(self.tasks, self.methods, TUNING))
 
-    def found(self, runs: Runs, task: str, warm_up: float, method: str) -> tuple[float | None, list[Key]]:
-        """The largest rate that trains (0: none of them; None: not known yet), and the runs that say so."""
-        base = [(task, BASELINE, seed) for seed in TUNING]
-        needed = list(base)
+    def found(self, runs: Runs, task: str, warm_up: float, method: str) -> float | None:
+        """The largest rate that trains; 0: none of them; None: there are no runs."""
 
-        def trains(rate: float) -> bool | None:
-            own = [(varied(task, rate, warm_up), method, seed) for seed in TUNING]
-            needed.extend(own)
-            if any(key not in runs for key in needed):
-                return None
-            return all(runs[one]["score"] >= runs[other]["score"] - LOST for one, other in zip(own, base, strict=True))
+        def trains(rate: float) -> bool:
+            pairs = [((varied(task, rate, warm_up), method, seed), (task, BASELINE, seed)) for seed in TUNING]
+            return all(own in runs and runs[own]["score"] >= runs[base]["score"] - LOST for own, base in pairs)
 
-        most, answer = 0.0, None
-        for rate in (rate for rate in self.limits[task] if rate >= 1):
-            answer = trains(rate)
-            if not answer:
-                break
-            most = rate
-        if most or answer is None:
-            return (None if answer is None else most), needed
-        for rate in (rate for rate in reversed(self.limits[task]) if rate < 1):
-            answer = trains(rate)
-            if answer is not False:
-                return (rate if answer else None), needed
-        return 0.0, needed
+        if (varied(task, 1, warm_up), method, TUNING[0]) not in runs:
+            return None
+        rates = self.limits[task]
+        up = list(itertools.takewhile(trains, (rate for rate in rates if rate >= 1)))
+        return up[-1] if up else next((rate for rate in reversed(rates) if rate < 1 and trains(rate)), 0.0)
 
     def wanted(self, runs: Runs) -> list[Key]:
-        """Those that it is known to need."""
-        keys: dict[Key, None] = {}
-        for task in self.limits:
-            cells = itertools.product(WARM_UPS, self.methods)
-            keys |= dict.fromkeys(key for cell in cells for key in self.found(runs, task, *cell)[1])
-            if any(key not in runs for key in keys):
-                break  # one task after the other, so that a study that is cut off has whole ones
-        return list(keys)
+        """None."""
+        return []

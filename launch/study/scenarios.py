@@ -36,6 +36,7 @@ class Scenario:
     paper: Paper | None = None
 
 
+_WORKERS, _TIMEOUT = 2, 7200.0
 _LETTER = ("--stagnation", "time")  # to the letter of the paper, which is not the default
 PAPER_UNCOMPRESSED = Paper(92.96, 65.12, 2.31)
 
@@ -70,10 +71,8 @@ class Study:
     """What all runs have in common; ``flags`` are train_resnet.py's, ``dataset`` is resolved (not "auto")."""
 
     runs_dir: Path
-    workers: int
     flags: tuple[str, ...]
     dataset: str
-    timeout: float
 
     def folder(self, scenario: Scenario, seed: int) -> Path:
         return self.runs_dir / f"{scenario.name}-seed{seed}"
@@ -102,7 +101,7 @@ class Study:
         if not (folder / SUMMARY).exists():
             return None
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        wanted = course(options.parse(self.arguments(scenario, seed, thresholds)), self.dataset, self.workers)
+        wanted = course(options.parse(self.arguments(scenario, seed, thresholds)), self.dataset, _WORKERS)
         differing = differences(summary["config"], wanted)
         if differing:
             raise RunError(f"{folder} holds a run with other arguments: {differing}; name another --runs-dir")
@@ -113,7 +112,7 @@ class Study:
 
         Raises:
             RunError: it failed; the message names its log.
-            subprocess.TimeoutExpired: it took longer than ``timeout`` seconds.
+            subprocess.TimeoutExpired: it took longer than two hours.
         """
         folder = self.folder(scenario, seed)
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +125,7 @@ class Study:
         log = folder / "train.log"
         say(f"{scenario.title}, seed {seed}: running, see {log}")
         with open(log, "a", encoding="utf-8") as file:
-            ended = run(horovodrun(self.workers, [str(TRAINER), *arguments]), timeout=self.timeout, output=file)
+            ended = run(horovodrun(_WORKERS, [str(TRAINER), *arguments]), timeout=_TIMEOUT, output=file)
         result = self.result(scenario, seed, thresholds)
         if ended.returncode or result is None:
             raise RunError(f"{scenario.title}, seed {seed}: ended with status {ended.returncode}; see {log}")
@@ -160,8 +159,4 @@ def measured_thresholds(uncompressed: Result) -> str:
 
 def shared_flags(args: argparse.Namespace) -> tuple[str, ...]:
     """The flags of train_resnet.py that all runs of a study share."""
-    return (
-        *("--depth", str(args.depth), "--dataset", args.dataset, "--data-dir", args.data_dir),
-        *("--epochs", str(args.epochs), "--limit-train", str(args.limit_train)),
-        *("--batch-size", str(args.batch_size), "--lr", str(args.lr)),
-    )
+    return "--dataset", args.dataset, "--data-dir", args.data_dir, "--epochs", str(args.epochs)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from study.aggregation import SMALL, Aggregator, Small
 from study.comparators import aggregator
 from study.methods import Method
-from study.steering import Steering
 from study.tasks import Task, Work
 
 
@@ -23,21 +22,20 @@ def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
 
 
-def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, left: float = 0.0, factor: float = 1.0) -> None:
-    """For the next step, whose rates have been set: of AdamW the first beta is 0, or what is left of it; SGD that has
-    momentum m steps by (1 - left) / (1 - m) of its rate, sooner what adds up to the same, and with nothing left it
-    gives up what it has of momentum. Both times `factor`. Small parameters keep theirs.
+def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, factor: float = 1.0) -> None:
+    """For the next step, whose rates have been set: of AdamW the first beta is 0; SGD that has momentum m gives up what
+    it has of it, and steps by 1 / (1 - m) of its rate, sooner what adds up to the same. Both times `factor`. Small
+    parameters keep theirs.
     """
     large = stepper.param_groups[0]
     large["lr"] *= factor
     if task.optimizer == "adamw":
-        large["betas"] = (left, large["betas"][1])
+        large["betas"] = (0.0, large["betas"][1])
         return
-    large["momentum"] = left
-    large["lr"] *= (1 - left) / (1 - task.momentum)
-    if not left:
-        for parameter in large["params"]:
-            stepper.state[parameter].pop("momentum_buffer", None)
+    large["momentum"] = 0.0
+    large["lr"] *= 1 / (1 - task.momentum)
+    for parameter in large["params"]:
+        stepper.state[parameter].pop("momentum_buffer", None)
 
 
 def put_momentum_back(stepper: torch.optim.Optimizer, task: Task) -> None:
@@ -47,23 +45,6 @@ def put_momentum_back(stepper: torch.optim.Optimizer, task: Task) -> None:
         large["betas"] = (task.momentum, large["betas"][1])
     else:
         large["momentum"] = task.momentum
-
-
-def step_frozen(stepper: torch.optim.Optimizer) -> None:
-    """One step of AdamW in which the gradients of large parameters are its momentum, and their variances stay as they
-    are (1-bit Adam). Small parameters step as ever. A value whose gradient has always been zero stays, too: no code of
-    1 bit is zero, and what arrives would be divided by nothing. (DeepSpeed has a mask for such values.)
-    """
-    large = stepper.param_groups[0]
-    with torch.no_grad():
-        for parameter in large["params"]:
-            state = stepper.state[parameter]
-            unbiased = state["exp_avg_sq"] / (1 - large["betas"][1] ** float(state["step"]))
-            parameter.mul_(1 - large["lr"] * large["weight_decay"])
-            momentum = torch.where(unbiased > 0, parameter.grad, 0)
-            parameter.addcdiv_(momentum, unbiased.sqrt() + large["eps"], value=-large["lr"])
-            parameter.grad = None  # so that the optimizer leaves it alone
-    stepper.step()
 
 
 class Averaging:
@@ -82,11 +63,6 @@ class Averaging:
         self.rest = [i for i, parameter in enumerate(parameters) if parameter.numel() < SMALL]
         self.exchange: Aggregator = aggregator(method, [parameters[i].shape for i in self.large], workers, seed)
         self.small = Small(method, [parameters[i].numel() for i in self.rest], workers)
-
-    def new_epoch(self, level: float | None) -> None:
-        """Called before each epoch, with the level that a policy has chosen for it, if there is one."""
-        if level is not None:
-            self.method = self.exchange.method = self.method.at(level)
 
     def new_step(self, progress: float) -> None:
         """Called before each step: what part of the training is over."""
@@ -107,47 +83,36 @@ def train(task: Task, work: Work, method: Method, seed: int) -> dict:
 
     Returns:
         What is written down: the score in %, the loss, bits a value of the large tensors and of all, the number of all
-        values and of steps, seconds, a curve.
+        values and of steps, seconds, and the score after each epoch.
     """
     began = time.perf_counter()
     model = work.model(seed)
     parameters = list(model.parameters())
     average = Averaging(method, parameters, task.workers, seed)
-    exchange, stepper, steering = average.exchange, optimizer(task, parameters), Steering(method.policy, work, model)
+    exchange, stepper = average.exchange, optimizer(task, parameters)
     steps = task.epochs * work.steps
     rates = torch.optim.lr_scheduler.OneCycleLR(
         stepper, task.rate, total_steps=steps + 1, pct_start=task.warm_up, cycle_momentum=False
     )
     curve, step = [], 0
     for epoch in range(task.epochs):
-        average.new_epoch(steering.bits)
-        losses = []
         for batches in work.epoch(seed, epoch):
             average.new_step(step / steps)
             gradients = []
             for inputs, targets in batches:
                 loss = work.loss(model(inputs), targets)
                 gradients.append(list(torch.autograd.grad(loss, parameters)))
-                losses.append(float(loss.detach()))
             average(gradients)
             if task.clip:
                 nn.utils.clip_grad_norm_(parameters, task.clip)
-            steering.stepped()
-            if not average.method.keeps_momentum_at(step / steps):
-                leave_momentum_out(stepper, task, average.method.momentum, average.method.factor)
-            if method.kind == "1-bit adam" and exchange.bits != 32:
-                step_frozen(stepper)
-            else:
-                stepper.step()
+            if not method.keeps_momentum_at(step / steps):
+                leave_momentum_out(stepper, task, method.factor)
+            stepper.step()
             put_momentum_back(stepper, task)
             rates.step()
             step += 1
-        last = epoch + 1 == task.epochs
-        score, loss_then = work.score(model, last)
-        train_loss = sum(losses) / len(losses)
-        steered = steering.after(epoch, train_loss)
-        entry = {"train": train_loss, "score": score, "loss": loss_then, "bits": exchange.traffic.bits}
-        curve.append({**{key: round(value, 4) for key, value in entry.items()}, **exchange.notes(), **steered})
+        score, loss_then = work.score(model, epoch + 1 == task.epochs)
+        curve.append(round(score, 4))
     return {
         "score": round(score, 3),
         "loss": round(loss_then, 5),

@@ -91,13 +91,13 @@ def largest(part: Largest, runs: Runs) -> str:
             cells = [_largest(part, runs, task, warm_up, method) for method in part.methods]
             if any(cell != DASH for cell in cells):
                 rows.append((f"{task} ({TASKS[task].rate:g})", f"{warm_up:.0%}", *cells))
-    note = f"{sum(key in runs for key in part.wanted(runs))} runs, {_tried(part)}."
+    note = f"{_tried(part)}."
     return f"{markdown(('task (its rate)', 'warm-up', *map(shown, part.methods)), rows)}\n\n{note}" if rows else note
 
 
 def _largest(part: Largest, runs: Runs, task: str, warm_up: float, method: str) -> str:
     limits: Sequence[float] = part.limits[task]
-    most, _ = part.found(runs, task, warm_up, method)
+    most = part.found(runs, task, warm_up, method)
     if most is None:
         return DASH
     if not most:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import Averager, Controller
-from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
 from study.codec import BLOCK_SIZE
 
@@ -25,12 +24,9 @@ class Workers:
     Args:
         size: how many.
         values: in a gradient.
-        feedback: whose quantization carries on what it loses: "both", that of the "workers" and not that of the sum
-            (there is one from three workers on), or "none".
     """
 
-    def __init__(self, size: int, values: int, *, feedback: str = "both") -> None:
-        self._feedback = feedback
+    def __init__(self, size: int, values: int) -> None:
         self._world = World(size, hosts=list(range(size)))
         self._averagers = [
             Averager(
@@ -38,7 +34,6 @@ class Workers:
                 _Level(transport=transport),
                 min_numel=1,
                 block_size=BLOCK_SIZE,
-                error_feedback=feedback != "none",
             )
             for transport in self._world.transports
         ]
@@ -57,15 +52,8 @@ class Workers:
             averager.mean_([reduced[transport.rank]])
 
         self._world.run(program)
-        if self._feedback == "workers":
-            for bucket in self._buckets():
-                bucket.residuals.shard.zero_()
         return reduced[0]
 
     def residuals(self, rank: int) -> dict[str, Any]:
         """A worker's state."""
         return self._averagers[rank].state_dict()
-
-    def _buckets(self) -> list[Bucket]:
-        """The one bucket of each worker."""
-        return [bucket for averager in self._averagers for bucket in averager._plan.buckets]  # type: ignore[union-attr]

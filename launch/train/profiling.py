@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import shutil
 import tempfile
 from pathlib import Path
-from typing import IO
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from common.errors import RunError
-from common.files import replace
 
 FILE = "profile.json.gz"  # in the output folder
 STEPS = 2  # that are recorded
@@ -69,14 +65,9 @@ class Profile:
         """
         self._profiler.stop()
         with tempfile.TemporaryDirectory(dir=self._path.parent, prefix="profile-") as folder:
-            plain = Path(folder, "trace.json")
-            self._profiler.export_chrome_trace(str(plain))
-            replace(self._path, lambda file: _compress(plain, file))
-
-
-def _compress(plain: Path, file: IO[bytes]) -> None:
-    with open(plain, "rb") as source, gzip.open(file, "wb") as packed:
-        shutil.copyfileobj(source, packed)
+            whole = Path(folder, FILE)  # torch packs what is called .gz
+            self._profiler.export_chrome_trace(str(whole))
+            os.replace(whole, self._path)
 
 
 def _all_threads() -> torch._C._profiler._ExperimentalConfig | None:

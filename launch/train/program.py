@@ -69,7 +69,8 @@ def main() -> None:
     torch.manual_seed(args.seed + ranks.transport().rank)
     run = set_up(args)
     finished = resume(run) if args.resume else 0
-    run.board = alone("tensorboard", lambda: Board(run.output_dir, run.metrics.lines), here=writes_board(args))
+    writes = args.tensorboard and ranks.transport().rank == 0
+    run.board = alone("tensorboard", lambda: Board(run.output_dir, run.metrics.lines), here=writes)
     run.framework.broadcast()
     profile = together("profile", lambda: make_profile(run, finished))
     for epoch in range(finished, args.stop_after or args.epochs):
@@ -257,7 +258,7 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     alone("metrics", lambda: write_down(run, line), here=ranks.transport().rank == 0)
     checkpoint.save(run.checkpoints, epoch + 1, run.model, run.framework.optimizer, run.compression, run.config)
     if run.args.profile:
-        together("profile.file", lambda: write_profile(profile))
+        together("profile.file", lambda: profile.write() if profile is not None else None)
 
 
 def write_down(run: Run, line: dict[str, Any]) -> None:
@@ -265,17 +266,6 @@ def write_down(run: Run, line: dict[str, Any]) -> None:
     run.metrics.add(line)
     if run.board is not None:
         run.board.add(line)
-
-
-def write_profile(profile: Profile | None) -> None:
-    """If it is this rank that has one, and in this epoch."""
-    if profile is not None:
-        profile.write()
-
-
-def writes_board(args: argparse.Namespace) -> bool:
-    """Whether this rank is the one that writes for TensorBoard."""
-    return args.tensorboard and ranks.transport().rank == 0
 
 
 def _scores(train: Score, val: Score, test: Score) -> dict[str, float]:

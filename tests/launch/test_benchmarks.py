@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from bench import __main__ as program
-from bench import alternation, kernels, links, plots, ratios, report, tables, workloads
-from bench.results import Summary, about, commit, origin, save, summarize
+from bench import alternation, kernels, memory, plots, ratios, report, tables, workloads
+from bench.results import Summary, about, origin, save, summarize
 from common.errors import RunError
 from common.launcher import run
 from netlab.hosts import why_not
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
 SHORT = ("--seconds", "0", "--rounds", "2")
+TRAINED = ("--dataset", "digits", "--model", "resnet8", "--epochs", "1", "--limit-train", "64", "--val-size", "64")
 EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,powersgd1"
 
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
@@ -36,7 +37,8 @@ def folder(tmp_path_factory) -> Path:
     place = ("--rates", "shm", "--output-dir", str(folder))
     said = launched("exchange", "--model", "tiny", "--methods", EVERYBODY, *SHORT, *place)
     assert "| Horovod fp16 |" in said and "| ours, 4 bits |" in said
-    launched("training", "--models", "resnet20", "--methods", "none,4bit,ddp", *SHORT, *place)
+    measured = json.loads((folder / "exchange-tiny-2.json").read_text())
+    save(folder / "training-tiny-2.json", {**measured, "benchmark": "training"})
     return folder
 
 
@@ -151,40 +153,22 @@ def test_the_goal_is_a_hosts_and_gains_are_ratios():
 
 @needs_namespaces
 def test_time_to_accuracy(folder):
-    small = (
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet8",
-        "--epochs",
-        "1",
-        "--limit-train",
-        "256",
-        "--val-size",
-        "64",
-        "--rate",
-        "1gbit",
-    )
-    assert program.parse(
-        [
-            "accuracy",
-        ]
-    ).methods == ("none", "fp16", "4bit", "0.25bit", "dynamic")
-    said = launched("accuracy", *small, "--methods", "none,0.25bit,dynamic", "--output-dir", str(folder))
+    assert program.parse(["accuracy"]).methods == ("none", "fp16", "4bit", "0.25bit", "dynamic")
+    chosen = ("--rate", "1gbit", "--methods", "none,dynamic")
+    said = launched("accuracy", *TRAINED, *chosen, "--output-dir", str(folder))
     assert "| ours, dynamic 2-4-8 |" in said
     runs = json.loads((folder / "accuracy-resnet8-1gbit.json").read_text())["runs"]
-    assert set(runs) == {"none", "0.25bit", "dynamic"}
+    assert set(runs) == {"none", "dynamic"} and all(run["sent"] for run in runs.values())
 
 
 def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
     folder, figures = tmp_path / "data" / "bench", tmp_path / "figures"
     figures.mkdir()
-    small = ("--dataset", "digits", "--model", "resnet8", "--epochs", "1", "--limit-train", "64", "--val-size", "64")
-    chosen = ("--rate", "shm", "--launcher", "gloo", "--methods", "none,4bit")
-    said = launched("accuracy", *small, *chosen, "--output-dir", str(folder))
-    assert "| shared memory | s to" in said and "| ours, 4 bits |" in said and "fp16" not in said
+    chosen = ("--rate", "shm", "--launcher", "gloo", "--methods", "none")
+    said = launched("accuracy", *TRAINED, *chosen, "--output-dir", str(folder))
+    assert "| shared memory | s to" in said and "fp16" not in said
     results = json.loads((folder / "accuracy-resnet8-shm-gloo.json").read_text())
-    assert (results["rate"], results["about"]["launcher"], list(results["runs"])) == ("shm", "gloo", ["none", "4bit"])
+    assert (results["rate"], results["about"]["launcher"], list(results["runs"])) == ("shm", "gloo", ["none"])
     assert "2 workers on 1 host" in said and all(run["sent"] == [] for run in results["runs"].values())
     assert "| Horovod |" in said and "| — | 32 |" in said  # nothing was counted
     save(folder / "accuracy-resnet8.json", {**results, "rate": "100mbit", "about": {"command": "x", "commit": "y"}})
@@ -210,12 +194,12 @@ def test_a_bad_flag_of_the_time_to_accuracy_is_one_line(flag, value, named, caps
 def test_the_report_keeps_the_rest_of_the_page(folder):
     docs = folder.parents[1]
     page, written = docs / "benchmarks.md", docs / "tables" / "benchmarks.md"
-    marks = "<!-- table resnet20, training: written by make bench -->\n{}<!-- end of table -->\n"
+    marks = "<!-- table tiny, training: written by make bench -->\n{}<!-- end of table -->\n"
     page.write_text(f"# Benchmarks\n\nbefore\n\n{marks.format('old')}\nafter\n")
     report.draw(docs)
     text, tables_text = page.read_text(), written.read_text()
     assert "before" in text and "after" in text and "old" not in text
-    assert "| against | link | 4 bits |" in text and "| Horovod | shared memory |" in text
+    assert "| against | link | 1 bit | 4 bits | 32 bits |" in text and "| Horovod | shared memory |" in text
     assert "## The exchange alone: tiny, 2 workers" in tables_text and "## Training steps" in tables_text
     for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
         assert f"(../figures/{figure})" in tables_text and (docs / "figures" / figure).stat().st_size > 1000
@@ -256,8 +240,10 @@ def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tm
     shutil.copy(docs / "benchmarks.md", tmp_path)
     monkeypatch.setattr(plots, "_finish", lambda figure, *_: plots.plt.close(figure))
     report.draw(tmp_path)
-    for name in ("benchmarks.md", "tables/benchmarks.md", "tables/growth.md"):
+    for name in ("benchmarks.md", "tables/benchmarks.md"):
         assert (tmp_path / name).read_text() == (docs / name).read_text(), f"python launch/bench draw: {name}"
+    marked = set(re.findall("<!-- table (.+): ", (docs / "benchmarks.md").read_text()))
+    assert marked <= report.shown(docs / "data" / "bench").keys()
 
 
 def test_tables_say_when_and_with_what_and_no_commit(tmp_path):
@@ -272,31 +258,6 @@ def test_tables_say_when_and_with_what_and_no_commit(tmp_path):
     assert about("x", 0, {})["date"][:2] == "20" and origin([]) == ""
 
 
-def test_marks_of_the_page_are_those_of_tables():
-    docs = Path(BENCH).parents[1] / "docs"
-    marked = set(re.findall("<!-- table (.+): ", (docs / "benchmarks.md").read_text()))
-    assert marked <= report.shown(docs / "data" / "bench").keys()
-
-
-def figures(**milliseconds: float) -> dict[str, Summary]:
-    return {name.removeprefix("_"): Summary(ms, ms, ms, 3, None) for name, ms in milliseconds.items()}
-
-
-def test_break_even_lies_where_the_lines_cross():
-    rates = {"100mbit": figures(_4bit=100, none=1000), "10gbit": figures(_4bit=100, none=10)}
-    assert report.break_even(rates, "4bit", "none") == "1 Gbit/s"
-    rates["shm"] = figures(_4bit=1, none=1000)
-    assert report.break_even(rates, "4bit", "none") == "1 Gbit/s"
-
-
-def test_no_break_even_is_said_honestly():
-    faster = {"100mbit": figures(_4bit=1, none=2), "1gbit": figures(_4bit=1, none=2)}
-    slower = {"100mbit": figures(_4bit=2, none=1), "1gbit": figures(_4bit=2, none=1)}
-    assert report.break_even(faster, "4bit", "none") == "none found: faster up to 1 Gbit/s"
-    assert report.break_even(slower, "4bit", "none") == "none found: slower from 100 Mbit/s on"
-    assert report.break_even(faster, "4bit", "ddp") == "not measured"
-
-
 def test_long_steps_get_fewer_turns_evenly_spread():
     turns = alternation.turns_of({"short": 0.1, "long": 100.0}, seconds=2.0, rounds=8)
     assert turns == {"short": 8, "long": 2}
@@ -306,11 +267,6 @@ def test_long_steps_get_fewer_turns_evenly_spread():
 def test_bits_are_a_workers_mean_and_the_median_of_steps():
     measured = {"ms": [3.0, 1.0, 2.0], "sent": [[100, 300], [200, 200], [9000, 9000]]}
     assert summarize(measured, 800) == Summary(2.0, 1.5, 2.5, 3, 2.0)
-
-
-def test_rates_are_measured_from_fast_to_slow():
-    args = program.parse(["exchange", "--rates", "1gbit,none,100mbit,shm,10gbit"])
-    assert args.rates == ("shm", "none", "10gbit", "1gbit", "100mbit")
 
 
 @pytest.mark.parametrize(
@@ -340,9 +296,9 @@ def test_a_part_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
     ran = []
     monkeypatch.setattr(program, "DOCS", tmp_path)
     monkeypatch.setattr(program, "come_down_on_signals", lambda: None)
-    parts = {"hosts": program.Part(links.add_arguments, files=("x",)), "kernels": program.PARTS["kernels"]}
+    parts = {"hosts": program.Part(memory.add_arguments), "kernels": program.PARTS["kernels"]}
     monkeypatch.setattr(program, "PARTS", parts)
-    monkeypatch.setattr(links, "run", fail)
+    monkeypatch.setattr(memory, "run", fail)
     monkeypatch.setattr(kernels, "run", lambda args: ran.append(args.part))
     monkeypatch.setattr(report, "draw", lambda docs: ran.append("draw"))
     with pytest.raises(SystemExit) as ended:
@@ -352,29 +308,12 @@ def test_a_part_that_fails_stops_no_other(tmp_path, monkeypatch, capsys):
     assert "hosts: broken" in said and "failed: hosts\n" in said
 
 
-@pytest.mark.parametrize("flags", [["--values", "512"], ["links", "--values", "512"]])
+@pytest.mark.parametrize("flags", [["--values", "512"], ["accuracy", "--values", "512"]])
 def test_flags_of_a_part_are_its_own(flags, capsys):
     with pytest.raises(SystemExit) as ended:
         program.parse(flags)
     said = capsys.readouterr().err
     assert ended.value.code == 2 and "512" in said and said.count("\n") == 1
-
-
-@needs_namespaces
-def test_links():
-    said = launched("links", "--rates", "400mbit", "--seconds", "0.2")
-    share = float(said.splitlines()[-1].split("|")[3])
-    assert 60 < share < 100, said
-
-
-def test_parts_of_another_commit_are_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "FOLDER", tmp_path)
-    part = program.Part(links.add_arguments, files=("x.json",))
-    assert not program.measured(part)
-    save(tmp_path / "x.json", {"rates": {"shm": {"about": {"commit": commit()}}}})
-    assert program.measured(part)
-    save(tmp_path / "x.json", {"about": {"commit": "0000000"}})
-    assert not program.measured(part)
 
 
 def test_a_command_is_shown_without_the_folders_of_a_machine():
@@ -392,7 +331,7 @@ def test_quick_is_a_little_of_everything_and_draws_nothing(monkeypatch, capsys):
     assert {args.output_dir for args in ran.values()} == {program.QUICK_DIR}
     whole = program.parse(["exchange"])
     assert ran["exchange"].seconds < whole.seconds and len(ran["exchange"].rates) < len(whole.rates)
-    for flags in (["--quick", "draw"], ["--quick", "--missing"], ["--missing", "exchange", "--model", "tiny"]):
+    for flags in (["--quick", "draw"], ["--quick", "exchange", "--model", "tiny"]):
         with pytest.raises(SystemExit):
             program.main(flags)
         assert capsys.readouterr().err.count("\n") == 1

@@ -35,7 +35,7 @@ def test_only_its_owner_may_read_it(written: Path) -> None:
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("kept", [0, 1, 100, 2000, -1])
+@pytest.mark.parametrize("kept", [0, 100, -1])
 def test_truncated_files_are_refused(written: Path, kept: int) -> None:
     written.write_bytes(written.read_bytes()[:kept])
     with pytest.raises(RunError, match=r"checkpoint .*epoch-0003\.pt is damaged"):
@@ -103,16 +103,8 @@ def test_complete_checkpoints_only_are_present(tmp_path: Path) -> None:
 
 
 def test_all_but_the_newest_two_go_away(tmp_path: Path) -> None:
-    for finished in (1, 2, 3):
-        for name in (f"epoch-{finished:04d}.pt", f"epoch-{finished:04d}.rank0.pt", f"epoch-{finished:04d}.rank1.pt"):
-            (tmp_path / name).touch()
-    (tmp_path / "epoch-0002.rank1.k1ll3d.tmp").touch()
+    names = [[f"epoch-{finished:04d}{rank}.pt" for rank in ("", ".rank0", ".rank1")] for finished in (1, 2, 3)]
+    for name in (*names[0], *names[1], *names[2], "epoch-0002.rank1.k1ll3d.tmp"):
+        (tmp_path / name).touch()
     checkpoint._remove_old(tmp_path, 3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "epoch-0002.pt",
-        "epoch-0002.rank0.pt",
-        "epoch-0002.rank1.pt",
-        "epoch-0003.pt",
-        "epoch-0003.rank0.pt",
-        "epoch-0003.rank1.pt",
-    ]
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1], *names[2]}

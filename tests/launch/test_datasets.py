@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from common.errors import RunError
-from runs import assert_refused, main, mpirun
+from runs import assert_refused, main
 from train import data, datasets
 from train.published import Published
 
@@ -128,15 +128,12 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monk
         Published("a.gz", hashlib.sha256(bytes(10**6)).hexdigest(), packed=True).read(tmp_path)
 
 
-def test_a_damaged_data_set_ends_every_rank_with_one_line(tmp_path: Path) -> None:
+def test_a_damaged_data_set_ends_the_run_with_one_line(tmp_path: Path) -> None:
     lay(tmp_path, [gzip.compress(idx(array)) for array in fashion_mnist_arrays()])
     flags = ["--dataset", "fashion-mnist", "--data-dir", str(tmp_path), "--output-dir", str(tmp_path / "run")]
     first = datasets.FASHION_MNIST[0]
     words = f"{tmp_path / first.name} is damaged", f"expected {first.sha256}"
     assert_refused(tuple(flags), *words)
-    ended = mpirun(*flags)
-    lines = [line for line in ended.stdout.splitlines() if "train_resnet.py: error:" in line]
-    assert ended.returncode == 2 and len(lines) == 1 and all(part in lines[0] for part in words), ended.stdout
 
 
 class Server:

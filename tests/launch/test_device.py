@@ -85,20 +85,3 @@ def test_torchruns_workers_may_share_a_gpu(machine, monkeypatch) -> None:
         monkeypatch.setattr(device, "gather_json", lambda _, mine, name, theirs=theirs: [mine, theirs])
         assert device.is_shared(torch.device("cuda:0")) is shared
     assert not device.is_shared(torch.device("cpu"))
-
-
-def test_what_is_queued_on_a_gpu_is_waited_for(monkeypatch) -> None:
-    waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    device.finish(torch.device("cpu"))
-    assert not waited
-    device.finish(torch.device("cuda:1"))
-    assert waited == [torch.device("cuda:1")]
-
-
-def test_batches_are_moved() -> None:
-    batch = torch.ones(2, 1, 4, 4), torch.tensor([0, 1])
-    [there] = device.moved([batch], torch.device("meta"))
-    assert [tensor.device.type for tensor in there] == ["meta", "meta"]
-    [here] = device.moved([batch], torch.device("cpu"))
-    assert here[0] is batch[0] and here[1] is batch[1]

@@ -13,10 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench import __main__ as program
-from bench import alternation, gpus, growth, report, start, steppers, steps, tables, time_to_accuracy, workloads
+from bench import alternation, gpus, report, start, steps, tables, time_to_accuracy, workloads
 from bench.results import save, suffix
 from common import launcher
-from common.errors import RunError
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
@@ -56,7 +55,7 @@ def bench(part: str, *flags: str) -> bool:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("part", ["exchange", "hosts", "training", "accuracy"])
+@pytest.mark.parametrize("part", ["exchange", "hosts", "training", "accuracy", "kernels", "memory"])
 def test_without_a_gpu_one_line_says_so(part, tmp_path, capsys, started):
     assert not bench(part, "--device", "cuda", "--output-dir", str(tmp_path))
     said = capsys.readouterr().err
@@ -64,19 +63,15 @@ def test_without_a_gpu_one_line_says_so(part, tmp_path, capsys, started):
     assert not started and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("part", ["exchange", "training", "accuracy"])
-def test_workers_that_nccl_would_refuse_are_not_started(part, tmp_path, capsys, started, two_gpus):
+@pytest.mark.parametrize(
+    "flags", ["exchange --workers 3", "training --workers 3", "accuracy --workers 3", "memory --layouts 2,3"]
+)
+def test_workers_that_nccl_would_refuse_are_not_started(flags, tmp_path, capsys, started, two_gpus):
     two_gpus.nccl()
-    assert not bench(part, "--device", "cuda", "--workers", "3", "--output-dir", str(tmp_path))
+    assert not bench(*flags.split(), "--device", "cuda", "--output-dir", str(tmp_path))
     said = capsys.readouterr().err
     assert "3 workers would share 2 GPUs, and NCCL" in said and "HOROVOD_GPU=CUDA" in said and said.count("\n") == 1
     assert not started
-
-
-def test_hosts_of_one_machine_share_its_gpus(tmp_path, capsys, started, two_gpus):
-    two_gpus.nccl()
-    assert not bench("hosts", "--layouts", "2x2", "--device", "cuda", "--output-dir", str(tmp_path))
-    assert "4 workers would share 2 GPUs" in capsys.readouterr().err and not started
 
 
 def about(path: Path) -> dict:
@@ -99,29 +94,15 @@ def test_figures_of_gpus_and_cpus_are_kept_apart(tmp_path, started, two_gpus):
     assert name("resnet20", "shm", "gloo", "cuda") == "accuracy-resnet20-shm-gloo-cuda.json"
 
 
-@pytest.mark.parametrize(
-    ("workers", "nccl", "ddp", "said"),
-    [
-        ("2", True, "nccl", "On 2 GPUs (a GPU); Horovod goes through NCCL, DDP over nccl."),
-        ("2", False, "nccl", "On 2 GPUs (a GPU); Horovod goes through host memory, DDP over nccl."),
-        (
-            "3",
-            False,
-            "gloo",
-            "On 2 GPUs (a GPU), shared by 3 workers; Horovod goes through host memory, DDP over gloo.",
-        ),
-    ],
-)
-def test_results_say_who_shares_a_gpu_and_what_carries_its_tensors(
-    workers, nccl, ddp, said, tmp_path, started, two_gpus, capsys
-):
-    if nccl:
-        two_gpus.nccl()
-    place = ("--model", "tiny", "--rates", "shm", "--output-dir", str(tmp_path))
-    assert bench("exchange", *place, "--device", "cuda", "--workers", workers)
-    assert started[0]["ddp"] == ddp
-    assert about(tmp_path / f"exchange-tiny-{workers}-cuda.json")["gpus"] == ["a GPU"] * 2
-    assert said in capsys.readouterr().out
+def test_results_say_who_shares_a_gpu_and_what_carries_its_tensors(tmp_path, started, two_gpus, capsys):
+    place = ("--model", "tiny", "--rates", "shm", "--output-dir", str(tmp_path), "--device", "cuda", "--workers")
+    assert bench("exchange", *place, "3")
+    shared = "On 2 GPUs (a GPU), shared by 3 workers; Horovod goes through host memory, DDP over gloo."
+    assert shared in capsys.readouterr().out and started[0]["ddp"] == "gloo"
+    two_gpus.nccl()
+    assert bench("exchange", *place, "2")
+    assert "On 2 GPUs (a GPU); Horovod goes through NCCL, DDP over nccl." in capsys.readouterr().out
+    assert about(tmp_path / "exchange-tiny-2-cuda.json")["gpus"] == ["a GPU"] * 2
 
 
 @contextlib.contextmanager
@@ -163,7 +144,7 @@ def test_trainings_are_told_their_device(wish, device, interface, tmp_path, monk
     assert environment.get("NCCL_SOCKET_IFNAME") == interface
 
 
-def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_growth(tmp_path, monkeypatch):
+def test_figures_of_gpus_have_sections_of_their_own(tmp_path):
     folder = tmp_path / "data"
     note = {"command": "bench", "commit": "abc", "environment": {"HOROVOD_CYCLE_TIME": "1"}, "machine": {"cores": 2}}
     on_one = {"gpus": ["a GPU"], "horovod": "host memory", "ddp": "gloo"}
@@ -179,13 +160,6 @@ def test_figures_of_gpus_have_sections_of_their_own_and_are_not_in_the_model_of_
     assert "80.0 (80.0–80.0)" not in there and there.count("| Horovod | 5.0 (5.0–5.0) |") == 2
     assert there.count("On 1 GPU (a GPU), shared by 2 workers;") == 2 and "## On GPUs, training steps" in there
 
-    fitted = []
-    monkeypatch.setattr(growth, "kernel_times", lambda results: {})
-    monkeypatch.setattr(growth, "points", lambda results: fitted.append(results["device"]) or iter(()))
-    with pytest.raises(RunError, match="2x4@1gbit has not been measured"):
-        growth.run(program.parse(["growth", "--output-dir", str(folder)]))
-    assert fitted == ["cpu"]
-
 
 def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):
     happened = []
@@ -194,13 +168,6 @@ def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):
     method = SimpleNamespace(step=lambda: happened.append("step"), finish=lambda: happened.append("finish"))
     alternation.timed(method)
     assert happened == ["finish", "barrier", "clock", "step", "finish", "clock"]
-
-
-def test_a_stepper_waits_for_its_models_device(monkeypatch):
-    waited = []
-    monkeypatch.setattr(steppers, "finish", waited.append)
-    steppers.Stepper("alone", torch.nn.Linear(1, 1, device="meta"), lambda model: torch.zeros(())).finish()
-    assert waited == [torch.device("meta")]
 
 
 class Devices(TorchDispatchMode):

@@ -53,10 +53,6 @@ def test_a_door_only_calls_into_its_room(door: str) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) < 10
 
 
-def test_no_name_hides_a_module_of_python() -> None:
-    assert not (ROOMS.keys() | DOORS.keys()) & set(sys.stdlib_module_names)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_its_folder_from_wherever_it_is_called(command: str, tmp_path: Path) -> None:
     called = [sys.executable, str(LAUNCH / command), "--help"]

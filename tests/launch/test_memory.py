@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench import __main__ as program
-from bench import memory, memory_worker, report, start
+from bench import memory, report, start
 from common.errors import RunError
 from common.launcher import run
 from netlab.hosts import why_not
@@ -49,23 +48,6 @@ def test_on_hosts_of_several_workers(tmp_path):
     layouts = measured(tmp_path, "--layouts", "2x2", "--methods", "4bit")["layouts"]
     assert (layouts["2x2"]["hosts"], layouts["2x2"]["workers_per_host"]) == (2, 2)
     assert [rank["host"] > 4 * VALUES for rank in layouts["2x2"]["contenders"]["4bit"]] == [True] * 4
-
-
-def test_what_is_measured_is_more_than_of_the_same_steps_alone(monkeypatch):
-    """One step of the method on few values first; then three alone, whose peak is taken off that of three."""
-    taken, peaks = [], iter([{"host": 100, "gpu": 10}, {"host": 170, "gpu": 15}])
-    monkeypatch.setattr(memory_worker.hvd, "rank", lambda: 0)
-    monkeypatch.setattr(memory_worker, "peaks", lambda device: next(peaks))
-    monkeypatch.setattr(
-        memory_worker,
-        "take",
-        lambda steps, name, parameters, gradient: taken.append((steps, name, [one.numel() for one in parameters])),
-    )
-    monkeypatch.setattr(memory_worker, "TENSOR", 8192)
-    spec = {"method": "4bit", "values": 20000, "seed": 0}
-    assert memory_worker.measure(spec, torch.device("cpu")) == {"host": 70, "gpu": 5}
-    sizes = [8192, 8192, 20000 - 2 * 8192]
-    assert taken == [(1, "4bit", [4096]), (3, "alone", sizes), (3, "4bit", sizes)]
 
 
 @pytest.fixture
@@ -125,19 +107,6 @@ def test_a_contender_that_is_missing_is_a_dash():
     said = memory.report(results)
     assert "| bytes a value | 2 workers | 2 hosts of 2 |" in said
     assert "| Horovod | 1.0 | 3.0 |" in said and "| ours, 4 bits | 2.5 | — |" in said
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so(tmp_path, capsys, started):
-    assert not bench("--device", "cuda", "--output-dir", str(tmp_path))
-    assert capsys.readouterr().err == "bench: error: memory: --device cuda: torch sees no GPU\n"
-    assert not started and not list(tmp_path.iterdir())
-
-
-def test_all_workers_of_the_largest_layout_are_counted(tmp_path, monkeypatch, capsys, started):
-    asked = []
-    monkeypatch.setattr(memory, "choose_for", lambda wish, workers: asked.append(workers) or "cpu")
-    assert bench("--layouts", "3,2", "--methods", "none", "--output-dir", str(tmp_path)) and asked == [3]
 
 
 @pytest.mark.parametrize(

@@ -9,70 +9,42 @@ from train.options import parse
 
 BAD = [
     ("--model vgg16", ["--model", "'vgg16'"]),
-    ("--model resnet10", ["--model", "'resnet10'"]),
     ("--depth 9", ["--depth 9"]),
     ("--depth 20 --model resnet20", ["--depth 20", "--model resnet20"]),
     ("--model resnet18 --shortcut B", ["--shortcut B", "resnet18"]),
-    ("--dataset mnist", ["--dataset", "'mnist'"]),
     ("--epochs 0", ["--epochs", "0"]),
-    ("--epochs many", ["--epochs", "'many'"]),
-    ("--batch-size -1", ["--batch-size", "-1"]),
     ("--lr 0", ["--lr", "0"]),
-    ("--lr nan", ["--lr", "'nan'"]),
     ("--momentum 1", ["--momentum", "1"]),
     ("--weight-decay=-1e-4", ["--weight-decay", "-1e-4"]),
-    ("--clip-norm 0", ["--clip-norm", "0"]),
     ("--warmup-epochs 9 --epochs 8", ["--warmup-epochs 9", "--epochs 8"]),
-    ("--seed -1", ["--seed", "-1"]),
-    ("--val-size -5", ["--val-size", "-5"]),
     ("--compression zip", ["--compression", "'zip'"]),
-    ("--compression static --bits 9", ["--bits", "'9'"]),
     ("--compression dynamic --bits 4", ["--bits 4", "--compression dynamic"]),
     ("--bits 4 --levels 4,8", ["--levels 4,8", "--compression static"]),
     ("--compression none --bits 4", ["--bits 4", "--compression none"]),
-    ("--compression none --levels 1,2 --thresholds 0.5", ["--levels 1,2", "--compression none"]),
     ("--compression fp16 --block-size 64", ["--block-size 64", "--compression fp16"]),
     ("--compression none --no-error-feedback", ["--no-error-feedback", "--compression none"]),
-    ("--hierarchical yes", ["--hierarchical", "'yes'"]),
-    ("--hierarchical on", ["--hierarchical", "'on'"]),
-    ("--compression none --hierarchical off", ["--hierarchical off", "--compression none"]),
-    ("--compression static --policy step", ["--policy step", "--compression static"]),
     ("--levels 4,9", ["--levels", "'9'"]),
     ("--levels 8,4,16", ["--levels", "'8,4,16'"]),
     ("--levels 4,8,32", ["--levels", "'4,8,32'"]),
-    ("--levels 16,4,8", ["--levels", "'16,4,8'"]),
-    ("--levels 4,4,8", ["--levels", "'4,4,8'"]),
     ("--policy plateau --levels 8,4", ["--levels 8,4", "ascend", "--policy plateau"]),
     ("--policy plateau --thresholds 0.5", ["--thresholds 0.5", "--policy step", "--policy plateau"]),
-    ("--policy plateau --patience -1", ["--patience", "-1"]),
-    ("--policy plateau --monitor test_accuracy", ["--monitor", "'test_accuracy'"]),
     ("--patience 3", ["--patience 3", "--policy plateau", "--policy step"]),
-    ("--policy plateau --eta 0.3", ["--eta 0.3", "--policy critical"]),
     ("--policy critical", ["--policy critical", "--levels", "4,8,16"]),
-    ("--policy critical --levels 16,4", ["--levels 16", "ascend"]),
     ("--policy critical --levels 4,16 --cooldown 2", ["--cooldown 2", "--policy step or plateau"]),
-    ("--policy critical --levels 4,16 --interval 0", ["--interval", "0"]),
     ("--policy static --levels 4,8", ["--levels 4,8", "--policy step or plateau or critical"]),
-    ("--compression none --level-warmup-steps 5", ["--level-warmup-steps 5", "--compression none"]),
     ("--level-warmup-bits 8", ["--level-warmup-bits 8", "--level-warmup-steps"]),
     ("--level-warmup-steps 5 --level-warmup-bits 9", ["--level-warmup-bits", "'9'"]),
     ("--levels 4,8", ["--thresholds 0.8,0.88", "--levels 4,8"]),
     ("--thresholds 0.9,0.8", ["--thresholds", "'0.9,0.8'"]),
-    ("--thresholds 80,90", ["--thresholds", "'80,90'"]),
     ("--thresholds 0.8", ["--thresholds 0.8", "--levels 4,8,16"]),
-    ("--stagnation never", ["--stagnation", "'never'"]),
-    ("--uncompressed-epochs 0", ["--uncompressed-epochs", "0"]),
     ("--policy schedule", ["--policy schedule", "--schedule"]),
     ("--schedule 0:4", ["--schedule 0:4", "--policy step"]),
     ("--policy schedule --schedule 1:4", ["--schedule", "'1:4'"]),
-    ("--policy schedule --schedule 0:4,0:8", ["--schedule", "'0:4,0:8'"]),
     ("--policy schedule --schedule 0-4", ["--schedule", "'0-4'"]),
     ("--policy schedule --schedule 0:4 --cooldown 2", ["--cooldown 2", "--policy schedule"]),
     ("--seed 99999999999999999999999", ["--seed", "99999999999999999999999"]),
     ("--block-size 100", ["--block-size", "100"]),
-    ("--block-size 131072", ["--block-size", "131072"]),
     ("--output-dir=", ["--output-dir", "''"]),
-    ("--data-dir=", ["--data-dir", "''"]),
     ("--compression static --bits ²", ["--bits", "'²'"]),
     ("--resume", ["--resume", "--output-dir"]),
     ("--epochs 3 --stop-after 4", ["--stop-after 4", "--epochs 3"]),
@@ -134,15 +106,7 @@ def test_help_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
         parse(["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
-    for part in (
-        "model and data",
-        "training:",
-        "gradient compression:",
-        "the step policy",
-        "other policies",
-        "run:",
-        "default: 4,8,16",
-    ):
+    for part in ("model and data", "gradient compression:", "the step policy", "run:", "default: 4,8,16"):
         assert part in text
 
 
@@ -170,16 +134,7 @@ def test_flags_describe_a_policy(line: str, policy: Policy) -> None:
     assert watches_gradients(args) == isinstance(policy, CriticalRegime)
 
 
-@pytest.mark.parametrize(
-    "flag",
-    [
-        "--eta 0.4",
-        "--interval 2",
-        "--levels 1,8",
-        "--level-warmup-steps 7",
-        "--level-warmup-steps 5 --level-warmup-bits 8",
-    ],
-)
+@pytest.mark.parametrize("flag", ["--eta 0.4", "--levels 1,8", "--level-warmup-steps 5 --level-warmup-bits 8"])
 def test_another_policy_is_another_course(flag: str) -> None:
     line = "--policy critical --levels 1,4 --level-warmup-steps 5"
     here, there = (course(parse(text.split()), "digits", 2) for text in (line, f"{line} {flag}"))

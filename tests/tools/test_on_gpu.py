@@ -37,6 +37,7 @@ def test_stages_fit_into_the_time_that_a_machine_is_lent_for(tmp_path, pretend):
 def test_the_benchmarks_know_the_flags(tmp_path):
     """A lent machine is the wrong place to find out."""
     from bench import __main__ as bench
+    from netlab import __main__ as netlab
     from train import options
 
     for pretend in (False, True):
@@ -44,6 +45,8 @@ def test_the_benchmarks_know_the_flags(tmp_path):
             command = list(map(str, one.command))
             if str(ROOT / "launch" / "bench") in command:
                 bench.parse(command[command.index(str(ROOT / "launch" / "bench")) + 1 :])
+            elif str(ROOT / "launch" / "netlab") in command:
+                netlab.parse(command[command.index(str(ROOT / "launch" / "netlab")) + 1 :])
             elif any(part.endswith("train_resnet.py") for part in command):
                 at = next(i for i, part in enumerate(command) if part.endswith("train_resnet.py"))
                 options.parse(command[at + 1 :])

@@ -1,4 +1,4 @@
-"""The screening of ways to send few bits: what arrives of gradients, what is carried, and what is counted."""
+"""The study's ways to send gradients: what arrives of gradients, what is carried, and what is counted."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from hvd_dyncomp import kernels
 from study import aggregation, codec, comparators
 from study.aggregation import Small
 from study.methods import METHODS
@@ -26,22 +25,11 @@ def test_a_level_takes_the_bytes_that_it_says(bits: float) -> None:
     assert codec.block_bytes(bits) == scale + 512 * bits / 8
 
 
-@pytest.mark.parametrize("bits", [1 / 8, 1, 4])
-def test_what_is_sent_once_is_what_the_kernels_make_of_it(bits: float) -> None:
-    values = torch.randn(1300, generator=torch.Generator().manual_seed(0))
-    message = torch.empty(codec.message_bytes(1300, bits) - codec.HEADER_BYTES, dtype=torch.uint8)
-    kernels.encode_into(message, [values], None, bits=bits, block_size=512)
-    expected = torch.empty(1300)
-    kernels.decode_into([expected], [message], bits=bits, block_size=512)
-    assert torch.equal(codec.decoded(values, bits), expected)
-
-
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("feedback", ["both", "workers", "none"])
-def test_what_does_not_arrive_is_carried_and_without_feedback_lost(bits: float, workers: int, feedback: str) -> None:
+def test_what_does_not_arrive_is_carried(bits: float, workers: int) -> None:
     """The mean of what was given is what has arrived and what residuals hold: the sum's too, if it has any."""
-    exchange = Workers(workers, 1300, feedback=feedback)
+    exchange = Workers(workers, 1300)
     given, got = torch.zeros(1300), torch.zeros(1300)
     for step in range(9):
         generator = torch.Generator().manual_seed(step)
@@ -54,9 +42,7 @@ def test_what_does_not_arrive_is_carried_and_without_feedback_lost(bits: float, 
         end = min(1300, shard["first"] + len(shard["values"]))
         waiting[shard["first"] : end] += shard["values"][: end - shard["first"]]
     error = (got + waiting / workers - given).norm() / given.norm()
-    exact = feedback == "both" or (feedback == "workers" and workers == 2)
-    lost = 0.05 if bits < 8 else 5e-3
-    assert error < lost / 10 if exact else error > lost  # what is carried is bfloat16, exact to 2**-8 of itself
+    assert error < (5e-3 if bits < 8 else 5e-4)  # what is carried is bfloat16, exact to 2**-8 of itself
 
 
 @pytest.mark.parametrize(("workers", "values"), [(2, 4), (3, 2)])
@@ -108,10 +94,6 @@ def test_one_scale_a_tensor_loses_for_good_what_is_small_beside_its_largest_valu
         ("8, scale per tensor", 8 + 2 * 32 / 6144),
         ("top-k 1/4", 0.25),
         ("PowerSGD rank 1", 32 * (64 + 64 + 64 + 32) / (64 * 64 + 64 * 32)),
-        ("DGC 1/4", 0.25),
-        ("random-k 1/4, no momentum", 0.25),
-        ("natural, 9 bits", 9),
-        ("LoCo 4", 4 + 32 / 512 + 8 * codec.HEADER_BYTES / 6144),
     ],
 )
 def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
@@ -126,13 +108,10 @@ def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
 
 
 def rival(name: str, workers: int = 2) -> aggregation.Aggregator:
-    exchange = comparators.aggregator(METHODS[name], SHAPES, workers, 0)
-    return exchange
+    return comparators.aggregator(METHODS[name], SHAPES, workers, 0)
 
 
-@pytest.mark.parametrize(
-    "name", ["PowerSGD rank 2, small at 8", "top-k 1/4, no momentum", "random-k 1/4, no momentum", "DGC 1/4"]
-)
+@pytest.mark.parametrize("name", ["PowerSGD rank 2, small at 8", "top-k 1/4, no momentum"])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_what_is_sent_and_what_is_owed_is_what_was_put_in(name: str, workers: int) -> None:
     exchange = rival(name, workers)
@@ -141,8 +120,6 @@ def test_what_is_sent_and_what_is_owed_is_what_was_put_in(name: str, workers: in
         exchange.new_step(step / 9)
         own = gradients(workers, step)
         given += torch.stack([torch.cat(one) for one in own]).mean(0)
-        if name == "DGC 1/4":  # a gradient that has not been sent has been put in once for each step since
-            exchange.MOMENTUM = 0.0
         arrived += torch.cat(exchange.mean(own))
     owed = [torch.cat(list(one)) if isinstance(one, list) else one for one in exchange.owed]
     torch.testing.assert_close(arrived + torch.stack(owed).mean(0), given, rtol=1e-3, atol=1e-3)
@@ -171,61 +148,15 @@ def test_powersgd_is_torchs_hook() -> None:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["top-k 1/4, no momentum", "random-k 1/4, no momentum", "DGC 1/4"])
-def test_as_many_values_arrive_as_are_counted(name: str) -> None:
-    exchange = rival(name, 1)
+def test_as_many_values_arrive_as_are_counted() -> None:
+    exchange = rival("top-k 1/4, no momentum", 1)
     exchange.new_step(0.0)
     mean = torch.cat(exchange.mean(gradients(1)))
     assert mean.count_nonzero() * exchange.each / 8 == exchange.traffic.bytes > 0
 
 
-def test_all_workers_send_the_same_places_of_random_k_and_other_ones_in_the_next_step() -> None:
-    exchange = rival("random-k 1/4, no momentum", 3)
-    places = []
-    for step in range(2):
-        exchange.new_step(step / 2)
-        places.append(torch.cat(exchange.mean(gradients(3))).nonzero().flatten())
-    assert len(places[0]) == round(exchange.values / 4 / 16)
-    assert not set(places[0].tolist()) >= set(places[1].tolist())
-
-
-def test_masks_forget_momentum_where_it_has_been_sent() -> None:
-    exchange = rival("DGC 1/4", 1)
-    exchange.new_step(0.0)
-    sent = torch.cat(exchange.mean(gradients(1))) != 0
-    assert not exchange.velocity[0][sent].any() and not exchange.owed[0][sent].any()
-    waits = int((~sent).nonzero()[0])
-    before = float(exchange.velocity[0][waits])
-    exchange.mean([[torch.zeros_like(g) for g in gradients(1)[0]]])
-    assert float(exchange.velocity[0][waits]) == pytest.approx(0.9 * before)
-    assert float(exchange.owed[0][waits]) in (0.0, pytest.approx(1.9 * before))
-
-
-def test_natural_compression_is_of_powers_of_two_and_right_in_the_mean() -> None:
-    exchange = rival("natural, 9 bits", 1)
-    exchange.new_step(0.0)
-    own, total = gradients(1), torch.zeros(SHAPES[0].numel())
-    for _ in range(400):
-        mean = exchange.mean(own)[0]
-        assert torch.frexp(mean).mantissa.abs().eq(0.5).all()
-        total += mean
-    assert (total / 400 - own[0][0]).norm() < 0.03 * own[0][0].norm()
-    assert exchange.rounded(torch.tensor([0.0, -2.0, 0.25])).tolist() == [0.0, -2.0, 0.25]
-
-
-def test_loco_owes_what_8_bits_hold_of_a_moving_average_and_forgets_it() -> None:
-    exchange = rival("LoCo 4", 1)
-    exchange.new_step(0.0)
-    own = torch.cat(gradients(1)[0])
-    arrived = torch.cat(exchange.mean(gradients(1)))
-    torch.testing.assert_close(exchange.owed[0], codec.decoded(exchange.KEPT * (own - arrived), 8))
-    exchange.step = exchange.STEPS - 1
-    exchange.mean(gradients(1))
-    assert not exchange.owed[0].any()
-
-
-@pytest.mark.parametrize("name", ["PowerSGD rank 1, small at 8, from 10%", "1-bit Adam, from 15%"])
-def test_at_first_everything_travels_uncompressed(name: str) -> None:
+def test_at_first_everything_travels_uncompressed() -> None:
+    name = "PowerSGD rank 1, small at 8, from 10%"
     exchange, method = rival(name), METHODS[name]
     start = method.budget[1][0]
     for step in range(100):
@@ -238,33 +169,11 @@ def test_at_first_everything_travels_uncompressed(name: str) -> None:
     assert exchange.traffic.bits > 32 * start
 
 
-def waiting_in(exchange: aggregation.Quantized) -> torch.Tensor:
-    """The mean of the workers' residuals."""
-    states = [exchange.simulated.residuals(rank) for rank in range(exchange.workers)]
-    return torch.stack([state["residuals"]["gradient"] for state in states]).mean(0)
-
-
-def test_of_1_bit_adam_momentum_and_what_is_owed_are_all_that_was_put_in() -> None:
-    exchange = rival("1-bit Adam, from 15%")
-    beta, moment = exchange.BETA, torch.zeros(exchange.values)
-    for step in range(30):
-        exchange.new_step(step / 30)
-        own = gradients(2, step)
-        before = waiting_in(exchange)
-        moment = beta * torch.cat(exchange.momentum) + (1 - beta) * torch.stack([torch.cat(o) for o in own]).mean(0)
-        exchange.mean(own)
-        if step / 30 >= 0.15:
-            after = waiting_in(exchange)
-            torch.testing.assert_close(torch.cat(exchange.momentum) + after, moment + before, rtol=2**-6, atol=4e-3)
-        else:
-            torch.testing.assert_close(torch.cat(exchange.momentum), moment)
-
-
 @pytest.mark.parametrize(
     ("name", "bits", "sent"),
     [
         *[("uncompressed", 32, 4 * 300), ("fp16", 16, 2 * 300), ("1/4", 8, 512 + 4 + codec.HEADER_BYTES)],
-        *[("ladder 4-8-16", 16, 1024 + 4 + codec.HEADER_BYTES), ("8, no feedback", 8, 512 + 4 + codec.HEADER_BYTES)],
+        *[("ladder 4-8-16", 16, 1024 + 4 + codec.HEADER_BYTES)],
     ],
 )
 @pytest.mark.parametrize("workers", [2, 3])
@@ -280,7 +189,7 @@ def test_small_tensors_arrive_and_are_counted(name: str, bits: int, sent: int, w
         expected += torch.stack([one[1] for one in own]).mean(0)
     assert (small.traffic.values, small.traffic.bytes) == (9 * 300, 9 * sent)
     error = (arrived - expected).abs().max()
-    assert error < {32: 1e-5, 16: 1e-2, 8: 5e-2}[bits] * (3 if "no feedback" in name else 1)
+    assert error < {32: 1e-5, 16: 1e-2, 8: 5e-2}[bits]
     assert (error > 1e-4) == (name not in ("uncompressed", "ladder 4-8-16"))
 
 
@@ -296,13 +205,3 @@ def test_a_ladder_changes_the_level() -> None:
     for progress, bits in ((0.14, 1), (0.15, 2), (0.39, 2), (0.4, 4), (1.0, 4)):
         exchange.new_step(progress)
         assert exchange.bits == bits
-
-
-def test_without_feedback_small_tensors_have_none_either() -> None:
-    def arrived(name: str) -> torch.Tensor:
-        small = Small(METHODS[name], [512], 2)
-        own = torch.cat([torch.full((256,), 1.0), torch.full((256,), 1e-3)])  # under half a step of the others
-        return sum(small.mean([[own], [own]], 8)[0] for _ in range(20))[256:]
-
-    assert not arrived("1/4, no feedback").any()
-    assert (arrived("1/4") - 0.02).abs().max() < 8e-3
