@@ -22,7 +22,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # whose folders know each other by name
 
-from bench import kernels, memory, report, steps, time_to_accuracy
+from bench import changing, kernels, memory, report, steps, time_to_accuracy
 from common.docs import DOCS
 from common.errors import RunError
 from common.values import Parser
@@ -71,6 +71,7 @@ PARTS = {
         time_to_accuracy.add_arguments,
         quick={"model": "resnet8", "epochs": "2", "limit_train": "3000", "lr": "0.05", "tolerance": "5"},
     ),
+    "changing": Part(changing.add_arguments, quick={"share": "10", "seconds": "5"}),
     "memory": Part(
         memory.add_arguments,
         quick={"values": str(2**24), "layouts": "2", "methods": "none,4bit"},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import gpu_kernels, kernels, memory, plots, ratios, tables, time_to_accuracy
+from bench import changing, gpu_kernels, kernels, memory, plots, ratios, tables, time_to_accuracy
 from bench.gpus import on_gpus
 from bench.results import FOLDER, load
 from bench.tables import rate_title
@@ -121,6 +121,8 @@ def report(folder: Path, figures: Path) -> str:
                 parts += sharded_section(results)
         for results in accuracies:
             parts += accuracy_section(results, figures)
+        for results in [load(path) for path in sorted(folder.glob("changing-*.json"))] if not gpus else []:
+            parts += [f"## A link whose rate changes: {results['model']}", changing.report(results)]
         for results in memories:
             parts += [_heading(results, f"memory{_gloo([results])}"), memory.report(results)]
     return "\n\n".join(part for part in parts if part)

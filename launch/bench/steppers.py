@@ -3,6 +3,7 @@
 none, fp16             Horovod without compression, and with hvd.Compression.fp16
 0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, hierarchical
 1bit-flat ...          the same, flat: whatever the hosts
+4bit-auto              hvd_dyncomp with auto_level, from 4 bits on
 1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
 ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook; over NCCL where
                        every worker has a GPU of its own
@@ -17,7 +18,7 @@ alone                  no exchange at all: what forward, backward and update tak
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import horovod.torch as hvd
 import torch
@@ -33,8 +34,9 @@ HOROVOD = ("none", "fp16")
 OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
+AUTO = "4bit-auto"
 DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4", *OURS_IN_DDP.values())
-NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP, *SHARDED)
+NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), AUTO, *DDP, *SHARDED)
 _MAIN = ("0.25bit", "1bit", "4bit", "8bit")
 _IN_DDP = (*DDP[:4], *(OURS_IN_DDP[name] for name in _MAIN))
 DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
@@ -93,8 +95,8 @@ def _compression(name: str) -> Any:
     if name in HOROVOD:
         return getattr(hvd.Compression, name)
     bits = float(name.partition("bit")[0])
-    options: dict[str, Any] = {"hierarchical": False} if name in ONE_LEVEL.values() else {}
-    return DynamicQuantizer(Controller(Static(bits)), **options)
+    hierarchical: Literal[False] | None = False if name in ONE_LEVEL.values() else None
+    return DynamicQuantizer(Controller(Static(bits)), hierarchical=hierarchical, auto_level=name == AUTO)
 
 
 def _distributed(name: str, model: nn.Module) -> nn.Module:

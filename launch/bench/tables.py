@@ -24,7 +24,7 @@ TITLES = {
     "hsdp": "FSDP2",
     "hsdp-bf16": "FSDP2 bfloat16",
 }
-_KINDS = {"": "", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"}  # of ours
+_KINDS = {"": "", "-auto": ", auto_level", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"}  # of ours
 
 
 def title(method: str) -> str:

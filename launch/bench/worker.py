@@ -24,7 +24,7 @@ from common.device import choose
 from netlab.shaping import shape
 
 # Negotiation, buckets that DDP builds again after the first step, PowerSGD's plain steps: over after so many.
-_WARM_UP = POWERSGD_START + 2
+WARM_UP = POWERSGD_START + 2
 
 
 def build(spec: dict[str, Any], device: torch.device) -> dict[str, Stepper]:
@@ -36,7 +36,7 @@ def build(spec: dict[str, Any], device: torch.device) -> dict[str, Stepper]:
         groups = mesh(device, hvd.size() // spec["workers_per_host"], spec["workers_per_host"])
     steppers = {name: Stepper(name, *workload(), groups) for name in spec["methods"]}
     for stepper in steppers.values():
-        for _ in range(_WARM_UP):
+        for _ in range(WARM_UP):
             stepper.step()
     return steppers
 
