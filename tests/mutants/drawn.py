@@ -2,7 +2,7 @@
 
     make mutants ARGS="exchange/step.py policies --minutes 10"
 
-Without names: the files that differ from the main branch or, on it, from the last commit; if none does, exchange/ and
+Without names: the files that differ from the main branch or, on it, from the last version; if none does, exchange/ and
 policies/. Of the tests that run a line (reach.py) those go first that are quick, and none beyond `SECONDS` in all.
 """
 
@@ -29,9 +29,11 @@ KILLED, SURVIVED, NOT_RUN = "killed", "survived", "run by no test of one process
 
 
 def changed() -> list[str]:
-    """The library's files that differ from the main branch or the last commit, uncommitted changes included."""
-    asked = ["git", "-C", str(mutate.TESTS.parent), "diff", "--name-only", "--relative=hvd_dyncomp", "--merge-base"]
-    for base in ("main", "HEAD"):
+    """The library's files that differ from the main branch or, where none does, from the last version."""
+    git = ["git", "-C", str(mutate.TESTS.parent)]
+    asked = [*git, "diff", "--name-only", "--diff-filter=d", "--relative=hvd_dyncomp", "--merge-base"]
+    last = subprocess.run([*git, "describe", "--tags", "--abbrev=0"], capture_output=True, text=True, check=False)
+    for base in ["main", *last.stdout.split()]:
         found = subprocess.run([*asked, base], capture_output=True, text=True, check=False).stdout.split()
         if files := [name for name in found if name.endswith(".py")]:
             return files

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -39,22 +40,23 @@ class Reach:
 
 
 class _Contexts:
-    """A plugin of pytest that tells coverage which test runs."""
+    """A plugin of pytest that tells coverage which test runs, and counts their seconds on a processor."""
 
     def __init__(self, coverage: Any):
         self.coverage = coverage
+        self.began = 0.0
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed: set[str] = set()
 
-    def pytest_runtest_setup(self, item: Any) -> None:
-        self.coverage.switch_context(_plain(item.nodeid))
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.coverage.switch_context(_plain(nodeid))
+        self.began = time.process_time()
 
-    def pytest_runtest_teardown(self, nextitem: Any) -> None:
-        if nextitem is None:
-            self.coverage.switch_context("")
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.coverage.switch_context("")
+        self.seconds[_plain(nodeid)] += time.process_time() - self.began
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        self.seconds[_plain(report.nodeid)] += report.duration
         if not report.passed:
             self.failed.add(_plain(report.nodeid))
 
