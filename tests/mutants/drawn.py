@@ -3,7 +3,7 @@
     make mutants ARGS="exchange/step.py policies --minutes 10"
 
 Without names: the files that differ from the main branch or, on it, from the last version; if none does, exchange/ and
-policies/. Of the tests that run a line (reach.py) those go first that are quick, and none beyond `SECONDS` in all.
+policies/. Of the tests that run a line (reach.py) the quick ones go first, and none beyond --seconds in all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import mutate
 import operators
 import reach
 
-SECONDS = 20.0  # of tests, as they took without a mutant, until it counts as unnoticed
 USUAL = ("exchange", "policies")
 KILLED, SURVIVED, NOT_RUN = "killed", "survived", "run by no test of one process"
 
@@ -65,16 +64,17 @@ def drawn(package: Path, files: list[str], seed: int) -> list[operators.Mutant]:
 
 
 def verdicts(
-    mutants: Iterator[operators.Mutant], reached: reach.Reach, jobs: int, until: float
+    mutants: Iterator[operators.Mutant], reached: reach.Reach, options: argparse.Namespace
 ) -> Iterator[tuple[operators.Mutant, str, str]]:
-    """Tries one after the other until it is that late; yields each with what became of it and by which test."""
+    """Tries one after the other until time is up; yields each with what became of it and by which test."""
+    until = time.monotonic() + 60 * options.minutes
     waiting: dict[Future, operators.Mutant] = {}
-    with ProcessPoolExecutor(jobs, mp_context=mutate.FORKS) as pool:
+    with ProcessPoolExecutor(options.jobs, mp_context=mutate.FORKS) as pool:
         while True:
-            while len(waiting) < jobs and time.monotonic() < until and (mutant := next(mutants, None)):
+            while len(waiting) < options.jobs and time.monotonic() < until and (mutant := next(mutants, None)):
                 if (text := mutant.text()) is None:
                     continue
-                tests = reached.tests(mutant.file, mutant.lines, SECONDS)
+                tests = reached.tests(mutant.file, mutant.lines, options.seconds)
                 if tests:
                     waiting[pool.submit(mutate.changed, mutant.file, text, tests)] = mutant
                 else:
@@ -100,7 +100,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="files and folders in hvd_dyncomp/")
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn")
     parser.add_argument("--most", type=int, help="how many are tried")
-    parser.add_argument("--minutes", type=float, default=22, help="no other one is begun after that")
+    parser.add_argument("--minutes", type=float, default=20, help="no other one is begun after that")
+    parser.add_argument("--seconds", type=float, default=30, help="of tests, until a mutant counts as unnoticed")
     parser.add_argument("--jobs", type=int, default=2, help="how many are tried at a time")
     options = parser.parse_args()
     package = mutate.installed_package()
@@ -110,8 +111,7 @@ def main() -> int:
     mutants = drawn(package, files, options.seed)
     counts: dict[str, Counter] = {}
     by_tests = []
-    chosen = iter(mutants[: options.most])
-    for mutant, verdict, by in verdicts(chosen, reached, options.jobs, time.monotonic() + 60 * options.minutes):
+    for mutant, verdict, by in verdicts(iter(mutants[: options.most]), reached, options):
         counts.setdefault(mutant.file, Counter())[verdict] += 1
         by_tests += [by] if by else []
         if verdict != KILLED:

@@ -24,6 +24,7 @@ _SILENT = (
     | m.Decorator()
     | m.Import()
     | m.ImportFrom()
+    | m.Assign([m.AssignTarget(m.Name("__all__"))])
     | m.Call(func=m.Name("cast") | m.Name("TypeVar") | m.Attribute(m.Name("logger")) | m.Attribute(m.Name("warnings")))
 )
 _FALSE, _TRUE = cst.Name("False"), cst.Name("True")
