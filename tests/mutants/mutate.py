@@ -38,6 +38,7 @@ from launchers import BODIES, run_body  # noqa: E402
 from common.launcher import end  # noqa: E402
 
 SECONDS = 900  # for one run of pytest: a fault may make tests wait for ever
+NO_TEST = ("no end", "pytest ended")  # so begins what is said where no test has failed
 # In a test that fails anyway nobody needs the smallest example; and what is noticed once should be noticed always.
 PLUGIN = """
 from hypothesis import Phase, settings
@@ -151,12 +152,12 @@ def one_process(package: Path, tests: list[str], limit: int = 120) -> str:
     child.join(SECONDS)
     if child.is_alive():
         end(child.pid or 0)
-        return f"no end after {SECONDS} s"
+        return f"{NO_TEST[0]} after {SECONDS} s"
     if child.exitcode == 0:
         return ""
     if (folder / "failed").exists():
         return (folder / "failed").read_text().removeprefix("tests/")
-    return f"pytest ended with {child.exitcode}: {(folder / 'log').read_text()[-300:]!r}"
+    return f"{NO_TEST[1]} with {child.exitcode}: {(folder / 'log').read_text()[-300:]!r}"
 
 
 def body(package: Path, name: str) -> str:
@@ -219,7 +220,8 @@ def verdict(fault: Fault, by: str) -> tuple[str, bool]:
 
 def without_a_fault(by_tests: list[str], jobs: int) -> tuple[list[None], list[list[str]]]:
     """Arguments of `tried` that run once, in so many parts, what has noticed faults."""
-    names = sorted({test if "::" in test else test.split(":")[0] for test in by_tests})
+    ran = [test for test in by_tests if not test.startswith(NO_TEST)]
+    names = sorted({test if "::" in test else test.split(":")[0] for test in ran})
     tests = [name for name in names if "::" in name or (BODIES / f"test_{name}.py").exists()]
     return [None] * jobs, [tests[part::jobs] for part in range(jobs)]
 

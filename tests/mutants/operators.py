@@ -19,8 +19,10 @@ from mutmut.mutation import mutators
 
 # Whose changes no run can notice, or only as another text. Errors are changed as a whole: test_errors_page.py has their
 # texts.
+_STRICT = m.Arg(keyword=m.Name("strict"))
 _SILENT = (
-    m.Annotation()
+    _STRICT
+    | m.Annotation()
     | m.Decorator()
     | m.Import()
     | m.ImportFrom()
@@ -38,11 +40,8 @@ def _texts(node: cst.BaseString) -> Iterator[cst.CSTNode]:
 
 def _arguments(node: cst.Call) -> Iterator[cst.CSTNode]:
     """Mutmut's, but for `strict`: it is there for mistakes that nobody makes now."""
-    strict = m.Arg(keyword=m.Name("strict"), value=m.Name("True"))
-    had = any(m.matches(arg, strict) for arg in node.args)
-    for call in mutators.operator_arg_removal(node):
-        if not had or any(m.matches(arg, strict) for arg in call.args):  # type: ignore[attr-defined]
-            yield call
+    strict = [arg for arg in node.args if m.matches(arg, _STRICT)]
+    yield from (call for call in mutators.operator_arg_removal(node) if all(arg in call.args for arg in strict))
 
 
 def _gone(node: cst.CSTNode) -> Iterator[cst.CSTNode]:

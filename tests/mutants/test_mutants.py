@@ -1,7 +1,6 @@
 """The list of faults cannot rot: each still applies, and names tests. And mutants are drawn as drawn.py says."""
 
 import ast
-import re
 from collections import Counter
 
 import drawn
@@ -37,7 +36,7 @@ def test_a_fault_that_does_not_apply_is_an_error():
 
 def test_what_notices_faults_runs_without_any_as_well():
     noticed = ["test_levels.py::test_a[1, 2]", "lockstep: test_b", "lockstep: test_c", "test_levels.py::test_a[1, 2]"]
-    nothing_to_run = ["no end after 900 s", "pytest ended with 2: 'E  SyntaxError'"]
+    nothing_to_run = ["no end after 900 s", "pytest ended with 4: 'no collectors for a.py::b'"]
     none, parts = mutate.without_a_fault(noticed + nothing_to_run, 3)
     assert none == [None] * 3 and parts == [["lockstep"], ["test_levels.py::test_a[1, 2]"], []]
 
@@ -51,7 +50,7 @@ def sent(tensors: list[int], limit=2):
                 tensor.wait()
                 logger.info("%s waits", tensor)
     try:
-        return [one for one in tensors if one]
+        return [one for one, _ in zip(tensors, tensors, strict=True) if one]
     except BaseException as error:
         raise Lost("what to do") from error
 '''
@@ -72,12 +71,14 @@ def test_mutants_are_what_a_tool_thinks_of_and_more(package):
         "- tensor.wait()  + pass",
         "- with lock:  + if True:",
         "- for tensor in tensors:  + for tensor in ():",
-        "- return [one for one in tensors if one]  + return [one for one in tensors]",
+        "- return [one for one, _ in zip(tensors, tensors, strict=True) if one]  "
+        "+ return [one for one, _ in zip(tensors, tensors, strict=True)]",
         "- except BaseException as error:  + except Exception as error:",
         '- raise Lost("what to do") from error  + pass',
     }
     assert expected <= changes
-    assert not any(re.search("list.*None|What goes|waits|logger|XX", change) for change in changes)
+    silent = ("list[None", "What goes", "waits", "logger", "XX", "strict=None", "strict=False", "tensors, )")
+    assert [change for change in changes if any(text in change for text in silent)] == []
 
 
 def test_each_mutant_is_another_text_that_python_reads(package):
