@@ -37,7 +37,8 @@ from launchers import BODIES, run_body  # noqa: E402
 
 from common.launcher import end  # noqa: E402
 
-SECONDS = 900  # for one run of pytest: a fault may make tests wait for ever
+LIMIT = 120  # seconds for a test, and for a run of pytest as often as `RUN`: a fault may make them wait for ever
+RUN = 8
 NO_TEST = ("no end", "pytest ended")  # so begins what is said where no test has failed
 # In a test that fails anyway nobody needs the smallest example; and what is noticed once should be noticed always.
 PLUGIN = """
@@ -144,15 +145,15 @@ def in_child(folder: Path, tests: list[str], limit: int) -> None:
     os._exit(status)  # what waits in a thread, or for other ranks, is not waited for
 
 
-def one_process(package: Path, tests: list[str], limit: int = 120) -> str:
+def one_process(package: Path, tests: list[str], limit: int = LIMIT) -> str:
     """Runs tests, each for `limit` seconds, on a copy of the package; returns the first that fails, "" for none."""
     folder = package.parent
     child = FORKS.Process(target=in_child, args=(folder, tests, limit))
     child.start()
-    child.join(SECONDS)
+    child.join(RUN * limit)
     if child.is_alive():
         end(child.pid or 0)
-        return f"{NO_TEST[0]} after {SECONDS} s"
+        return f"{NO_TEST[0]} after {RUN * limit} s"
     if child.exitcode == 0:
         return ""
     if (folder / "failed").exists():
@@ -186,8 +187,8 @@ def copy_of_package(file: str = "", text: str = "") -> Iterator[Path]:
 def changed(file: str, text: str, tests: list[str]) -> str:
     """Which of the tests notices another text of one file; "" for none. Most do at once, so few are imported first."""
     with copy_of_package(file, text) as package:
-        few = one_process(package, tests[:10], limit=40)
-        return few or (one_process(package, tests[10:], limit=40) if tests[10:] else "")
+        few = one_process(package, tests[:10], limit=LIMIT // 4)
+        return few or (one_process(package, tests[10:], limit=LIMIT // 4) if tests[10:] else "")
 
 
 def tried(fault: Fault | None, tests: list[str]) -> tuple[str, float]:
