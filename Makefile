@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.html' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train train-ddp test soak mutants lint lock audit docs dist study bench gpu-pack gpu clean
+.PHONY: setup train train-ddp test soak mutants faults lint lock audit docs dist study bench gpu-pack gpu clean
 
 setup: .venv/package.stamp
 
@@ -47,8 +47,13 @@ endif
 soak: setup
 	pytest -m soak $(ARGS)
 
-# Do the tests notice the faults that tests/mutants/faults.toml puts into the library? Some 20 minutes on two cores.
+# Do the tests notice small changes of the library, as a tool makes them? ARGS="session.py policies --minutes 10": of which
+# files, and for how long.
 mutants: setup
+	python tests/mutants/drawn.py $(ARGS)
+
+# The same for the faults in tests/mutants/faults.toml, which no tool thinks of. ARGS="--only residuals.py": some of them.
+faults: setup
 	python tests/mutants/mutate.py $(ARGS)
 
 lint: setup

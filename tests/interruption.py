@@ -39,11 +39,12 @@ class Interruption:
         self.calls, self._hit = 0, False
 
     def __enter__(self) -> Interruption:
+        self._before = sys.gettrace()  # as when coverage is measured
         sys.settrace(self._at_call)
         return self
 
     def __exit__(self, *error: object) -> None:
-        sys.settrace(None)
+        sys.settrace(self._before)
 
     def _at_call(self, frame: FrameType, event: str, argument: object) -> Callable | None:
         name = frame.f_code.co_filename

@@ -21,7 +21,6 @@ from bench.steppers import Stepper
 from bench.worker import WARM_UP, values_and_tensors
 from netlab.shaping import shape
 
-
 _AS_LONG_AS_IT_TAKES = 1e9
 
 

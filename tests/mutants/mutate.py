@@ -1,6 +1,6 @@
-"""Do the tests notice our own faults? Puts those of faults.toml into copies of the package, and runs the tests.
+"""Do the tests notice faults that no tool thinks of? Puts those of faults.toml into copies of the package.
 
-    make mutants ARGS="--only residuals.py"
+    make faults ARGS="--only residuals.py"
 
 For every fault the tests that it names come first. Where they pass and the list gives no reason, all others of one
 process follow that can see the file. At the end the tests that have noticed something run without any fault.
@@ -21,7 +21,9 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,9 @@ from launchers import BODIES, run_body  # noqa: E402
 
 from common.launcher import end  # noqa: E402
 
-SECONDS = 900  # for one run of pytest: a fault may make tests wait for ever
+LIMIT = 120  # seconds for a test, and for a run of pytest as often as `RUN`: a fault may make them wait for ever
+RUN = 8
+NO_TEST = ("no end", "pytest ended")  # so begins what is said where no test has failed
 # In a test that fails anyway nobody needs the smallest example; and what is noticed once should be noticed always.
 PLUGIN = """
 from hypothesis import Phase, settings
@@ -91,13 +95,13 @@ def installed_package() -> Path:
     return Path(spec.origin).parent
 
 
-def files_that_see(fault: Fault) -> list[str]:
-    """The test files of one process that can see the fault's file, by what imports what."""
-    below = fault.file.startswith(("kernels/", "checks", "levels"))
+def files_that_see(file: str) -> list[str]:
+    """The test files of one process that can see a file of the library, by what imports what."""
+    below = file.startswith(("kernels/", "checks", "levels"))
     above = ("", "exchange", "transport", "policies", "integrations", "on_horovod", "ddp", "fsdp")
     folders = [TESTS / name for name in (*(["kernels"] if below else []), *above)]
-    files = [file for folder in folders for file in sorted(folder.glob("test_*.py")) if file.name not in APART]
-    return [str(file.relative_to(TESTS)) for file in files if not STARTS_RANKS.search(file.read_text())]
+    files = [path for folder in folders for path in sorted(folder.glob("test_*.py")) if path.name not in APART]
+    return [str(path.relative_to(TESTS)) for path in files if not STARTS_RANKS.search(path.read_text())]
 
 
 def import_once() -> None:
@@ -122,7 +126,7 @@ class Failed:
             self.file.write_text(report.nodeid)
 
 
-def in_child(folder: Path, tests: list[str]) -> None:
+def in_child(folder: Path, tests: list[str], limit: int) -> None:
     """Runs tests on the package in `folder`. In a process that has all but this package already."""
     out = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(out, 1)
@@ -133,26 +137,28 @@ def in_child(folder: Path, tests: list[str]) -> None:
     os.environ["PYTHONPATH"] = str(folder)
     import pytest
 
-    options = ["-q", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider", "-p", "no_shrinking", "--timeout=120"]
-    status = pytest.main([*options, *[str(TESTS / test) for test in tests]], plugins=[Failed(folder / "failed")])
+    options = ["-q", "-x", "--tb=no", "--color=no", "-p", "no:cacheprovider", "-p", "no_shrinking"]
+    status = pytest.main(
+        [*options, f"--timeout={limit}", *[str(TESTS / test) for test in tests]], plugins=[Failed(folder / "failed")]
+    )
     sys.stdout.flush()
     os._exit(status)  # what waits in a thread, or for other ranks, is not waited for
 
 
-def one_process(package: Path, tests: list[str]) -> str:
-    """Runs tests on a copy of the package, until one fails; returns what has failed, "" for nothing."""
+def one_process(package: Path, tests: list[str], limit: int = LIMIT) -> str:
+    """Runs tests, each for `limit` seconds, on a copy of the package; returns the first that fails, "" for none."""
     folder = package.parent
-    child = FORKS.Process(target=in_child, args=(folder, tests))
+    child = FORKS.Process(target=in_child, args=(folder, tests, limit))
     child.start()
-    child.join(SECONDS)
+    child.join(RUN * limit)
     if child.is_alive():
         end(child.pid or 0)
-        return f"no end after {SECONDS} s"
+        return f"{NO_TEST[0]} after {RUN * limit} s"
     if child.exitcode == 0:
         return ""
     if (folder / "failed").exists():
         return (folder / "failed").read_text().removeprefix("tests/")
-    return f"pytest ended with {child.exitcode}: {(folder / 'log').read_text()[-300:]!r}"
+    return f"{NO_TEST[1]} with {child.exitcode}: {(folder / 'log').read_text()[-300:]!r}"
 
 
 def body(package: Path, name: str) -> str:
@@ -165,17 +171,32 @@ def body(package: Path, name: str) -> str:
     return ""
 
 
-def tried(fault: Fault | None, tests: list[str]) -> tuple[str, float]:
-    """Puts the fault (None: none) into a copy; returns which of the tests notices it, "" for none, and the seconds."""
-    began = time.monotonic()
+@contextmanager
+def copy_of_package(file: str = "", text: str = "") -> Iterator[Path]:
+    """A copy of the installed package, with another text in one file."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         package = Path(folder) / "hvd_dyncomp"
         shutil.copytree(installed_package(), package)
         (Path(folder) / "no_shrinking.py").write_text(PLUGIN)
-        if fault is not None:
-            file = package / fault.file
-            file.write_text(fault.applied(file.read_text()))
-            Path(importlib.util.cache_from_source(file)).unlink(missing_ok=True)
+        if file:
+            (package / file).write_text(text)
+            Path(importlib.util.cache_from_source(package / file)).unlink(missing_ok=True)
+        yield package
+
+
+def changed(file: str, text: str, tests: list[str]) -> str:
+    """Which of the tests notices another text of one file; "" for none. Most do at once, so few are imported first."""
+    with copy_of_package(file, text) as package:
+        few = one_process(package, tests[:10], limit=LIMIT // 4)
+        return few or (one_process(package, tests[10:], limit=LIMIT // 4) if tests[10:] else "")
+
+
+def tried(fault: Fault | None, tests: list[str]) -> tuple[str, float]:
+    """Puts the fault (None: none) into a copy; returns which of the tests notices it, "" for none, and the seconds."""
+    began = time.monotonic()
+    file = fault.file if fault else ""
+    text = fault.applied((installed_package() / file).read_text()) if fault else ""
+    with copy_of_package(file, text) as package:
         return noticed(package, fault, tests), time.monotonic() - began
 
 
@@ -188,7 +209,7 @@ def noticed(package: Path, fault: Fault | None, tests: list[str]) -> str:
         by = by or body(package, name)
     if by or fault is None or fault.survives:
         return by
-    return one_process(package, [file for file in files_that_see(fault) if file not in files])
+    return one_process(package, [file for file in files_that_see(fault.file) if file not in files])
 
 
 def verdict(fault: Fault, by: str) -> tuple[str, bool]:
@@ -200,9 +221,18 @@ def verdict(fault: Fault, by: str) -> tuple[str, bool]:
 
 def without_a_fault(by_tests: list[str], jobs: int) -> tuple[list[None], list[list[str]]]:
     """Arguments of `tried` that run once, in so many parts, what has noticed faults."""
-    names = sorted({test if "::" in test else test.split(":")[0] for test in by_tests})
+    ran = [test for test in by_tests if not test.startswith(NO_TEST)]
+    names = sorted({test if "::" in test else test.split(":")[0] for test in ran})
     tests = [name for name in names if "::" in name or (BODIES / f"test_{name}.py").exists()]
     return [None] * jobs, [tests[part::jobs] for part in range(jobs)]
+
+
+def say_what_fails_anyway(by_tests: list[str], jobs: int) -> int:
+    """Runs what has noticed something without any fault; 1 if something fails."""
+    with ProcessPoolExecutor(jobs, mp_context=FORKS) as pool:
+        anyway = [failed for failed, _ in pool.map(tried, *without_a_fault(by_tests, jobs)) if failed]
+    print("without a fault:", " and ".join(anyway) + " fails, too" if anyway else "all of these tests pass")
+    return int(bool(anyway))
 
 
 def main() -> int:
@@ -224,10 +254,8 @@ def main() -> int:
             print(f"| {fault} | {text} | {seconds:.0f} |{'' if right else ' <-- not as the list says'}", flush=True)
             wrong += not right
             by_tests += [by] if by else []
-        anyway = [failed for failed, _ in pool.map(tried, *without_a_fault(by_tests, options.jobs)) if failed]
     print(f"{len(by_tests)} of {len(faults)} killed; {wrong} not as the list says")
-    print("without a fault:", " and ".join(anyway) + " fails, too" if anyway else "all of these tests pass")
-    return int(wrong > 0 or bool(anyway))
+    return say_what_fails_anyway(by_tests, options.jobs) or int(wrong > 0)
 
 
 if __name__ == "__main__":

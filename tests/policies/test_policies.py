@@ -80,6 +80,8 @@ def test_stagnation_in_time_releases_and_returns():
     policy = ladder(stagnation="time", stagnation_patience=2, uncompressed_epochs=2, cooldown=1)
     # Three epochs at the step exceed patience; two at 32; cooldown, and three more.
     assert trace(policy, [0.1] * 12) == [4, 4, 4, 32, 32, 4, 4, 4, 4, 32, 32, 4, 4]
+    history = [Record(epoch, {"val_accuracy": 0.1, "val_loss": 1.0}) for epoch in range(3)]
+    assert policy.decide(history).reason == "uncompressed: 3 epochs at 4 bits"
 
 
 def test_a_plateau_is_counted_from_the_best_value():
