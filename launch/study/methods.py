@@ -26,7 +26,8 @@ class Method:
             method sends float32. (PowerSGD has ranks for bits: its budget says when, and not how many.)
         small_bits: of small tensors: 32, 16 (rounded to float16) or 8; 0: as the library has it.
         no_momentum_up_to: the optimizer's momentum of large tensors is left out at so many bits and less. 0: never.
-        factor: c of the rate there, c / (1 - m) of the task's: 1 is as much progress a step as with it.
+        momentum: so much is left of it there. With one level only: what the optimizer has gathered stays as it is.
+        factor: c of the rate there, c (1 - left) / (1 - m) of the task's: 1 is as much progress a step as with it.
         rank: of PowerSGD.
     """
 
@@ -35,6 +36,7 @@ class Method:
     budget: Schedule = ((0.0, 32),)
     small_bits: int = 0
     no_momentum_up_to: float = NO_MOMENTUM_UP_TO
+    momentum: float = 0.0
     factor: float = 1.0
     rank: int = 0
 
@@ -141,6 +143,7 @@ def _ablations() -> list[Method]:
     found = []
     for one in (levels["1/4"], levels["1"]):
         found.append(replace(one, name=f"{one.name}, momentum kept", no_momentum_up_to=0))
+        found += [replace(one, name=f"{one.name}, momentum {left}", momentum=left) for left in (0.7, 0.5)]
     found.append(replace(levels["2"], name="2, momentum kept", no_momentum_up_to=0))
     found += [
         replace(one, name=f"{one.name}, no momentum", no_momentum_up_to=32) for one in (UNCOMPRESSED, levels["4"])
@@ -173,7 +176,6 @@ POLICIES = ("plateau 1/8-1/2", "critical 1/8-1", "critical 1/8-2")
 STEPS = ("step 1/8-1/4-1/2", "step down 1-1/4-1/8")
 STEPS_ON_TEXT = tuple(f"{name}, text" for name in STEPS)
 FEEDBACK = tuple(f"{bits}, {whose}" for bits in ("8", "4", "1/4") for whose in ("feedback of workers", "no feedback"))
-LESS_MOMENTUM = tuple(f"{bits}, momentum {left}" for bits in ("1", "1/4") for left in ("0.7", "0.5"))
 RECORDED_RIVALS = {
     "DGC 1/4": ("DGC 1/4",),
     "random-k 1/4": tuple(f"random-k 1/4, no momentum{factor}" for factor in ("", ", c = 0.5", ", c = 0.1")),
@@ -181,6 +183,4 @@ RECORDED_RIVALS = {
     "natural, 9 bits": ("natural, 9 bits",),
     "1-bit Adam": ("1-bit Adam, from 15%", "1-bit Adam, from 30%"),
 }
-RECORDED = frozenset(
-    ("1/4 error", *POLICIES, *STEPS, *STEPS_ON_TEXT, *FEEDBACK, *LESS_MOMENTUM, *sum(RECORDED_RIVALS.values(), ()))
-)
+RECORDED = frozenset(("1/4 error", *POLICIES, *STEPS, *STEPS_ON_TEXT, *FEEDBACK, *sum(RECORDED_RIVALS.values(), ())))

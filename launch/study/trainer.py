@@ -22,20 +22,21 @@ def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.SGD(groups, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
 
 
-def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, factor: float = 1.0) -> None:
-    """For the next step, whose rates have been set: of AdamW the first beta is 0; SGD that has momentum m gives up what
-    it has of it, and steps by 1 / (1 - m) of its rate, sooner what adds up to the same. Both times `factor`. Small
-    parameters keep theirs.
+def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, left: float = 0.0, factor: float = 1.0) -> None:
+    """For the next step, whose rates have been set: of AdamW the first beta is 0, or what is left of it; SGD that has
+    momentum m steps by (1 - left) / (1 - m) of its rate, sooner what adds up to the same, and with nothing left it
+    gives up what it has of momentum. Both times `factor`. Small parameters keep theirs.
     """
     large = stepper.param_groups[0]
     large["lr"] *= factor
     if task.optimizer == "adamw":
-        large["betas"] = (0.0, large["betas"][1])
+        large["betas"] = (left, large["betas"][1])
         return
-    large["momentum"] = 0.0
-    large["lr"] *= 1 / (1 - task.momentum)
-    for parameter in large["params"]:
-        stepper.state[parameter].pop("momentum_buffer", None)
+    large["momentum"] = left
+    large["lr"] *= (1 - left) / (1 - task.momentum)
+    if not left:
+        for parameter in large["params"]:
+            stepper.state[parameter].pop("momentum_buffer", None)
 
 
 def put_momentum_back(stepper: torch.optim.Optimizer, task: Task) -> None:
@@ -106,7 +107,7 @@ def train(task: Task, work: Work, method: Method, seed: int) -> dict:
             if task.clip:
                 nn.utils.clip_grad_norm_(parameters, task.clip)
             if not method.keeps_momentum_at(step / steps):
-                leave_momentum_out(stepper, task, method.factor)
+                leave_momentum_out(stepper, task, method.momentum, method.factor)
             stepper.step()
             put_momentum_back(stepper, task)
             rates.step()

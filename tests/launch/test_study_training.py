@@ -62,7 +62,7 @@ def test_momentum_is_left_out_where_the_library_leaves_it_out() -> None:
         *([False, False], [False, False], [True, True], [True, True], [False, True])
     ]
     assert kept("1/4, momentum kept") == kept("top-k 1/4") == [True, True]
-    assert kept("uncompressed, no momentum") == [False, False]
+    assert kept("uncompressed, no momentum") == kept("1/4, momentum 0.7") == [False, False]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -137,3 +137,20 @@ def test_docstrings_are_the_same_every_time(tmp_path) -> None:
     said = "".join(chr(number + 31) if number else "\n" for number in text.docstrings(99, tmp_path).tolist())
     assert said == "First: .\nThird.\nSecond.\n"
     assert text.docstrings(1000).equal(text.docstrings(1000)) and len(text.docstrings(1000)) == 1000
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0.5, [5, 7.5, 8.75]), (0.9, [1, 1.9, 2.71]), (0.0, [10, 10, 10])])
+def test_what_is_left_of_momentum_adds_up_to_the_same(left: float, expected: list[float]) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    task = tiny(weight_decay=0.0, rate=1.0)
+    stepper = optimizer(task, [weight])
+    steps = []
+    for _ in expected:
+        before = weight.detach().clone()
+        weight.grad = torch.ones(3)
+        stepper.param_groups[0]["lr"] = 1.0
+        leave_momentum_out(stepper, task, left)
+        stepper.step()
+        put_momentum_back(stepper, task)
+        steps.append(float((before - weight.detach())[0]))
+    assert steps == pytest.approx(expected)
