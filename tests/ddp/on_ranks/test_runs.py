@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import os
+import re
 import signal
 import threading
 from types import SimpleNamespace
@@ -383,7 +384,8 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank, size, monkeypatc
         model(seed).backward()
         assert_means(gradients(model), model.module.mean(seed), 16)
     said = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
-    assert rank > 0 or any(f"ranks [{size - 1}] do not wait for it" in line for line in said), said
+    # A rank that is merely slow may be named beside it.
+    assert rank > 0 or any(re.search(rf"ranks \[(\d, )*{size - 1}\] do not wait for it", line) for line in said), said
     dist.barrier()
 
 
