@@ -75,7 +75,7 @@ build() {
     # shellcheck disable=SC2064  # expand now: 'work' is local
     trap "rm -rf '$work'" EXIT
     mkdir -p "$(dirname "$cache")"
-    echo "build_horovod: compiling Horovod $VERSION (3 to 6 minutes, once a machine); log: $log"
+    echo "build_horovod: compiling Horovod $VERSION (some 3 minutes on two cores, once a machine); log: $log"
     # pip runs a source distribution's setup.py as soon as it has it, so pip must compare the checksum, before that.
     "$venv/bin/python" -m pip download -q --require-hashes --no-deps --no-binary horovod --no-build-isolation -d "$work" \
         -r "$tools/horovod.txt" >"$log" 2>&1 ||
@@ -90,7 +90,8 @@ build() {
     # It lists cffi for versions of torch that built extensions with it, and nothing in it imports that.
     sed -i "s/require_list.append('cffi>=1.4.0')/pass/" "$work/horovod-$VERSION/setup.py"
     # Horovod's libraries ask for a cmake of before 3.5, which cmake 4 no longer stands in for unless it is told to.
-    env "PATH=$venv/bin:$PATH" "${environment[@]}" MAKEFLAGS="-j$(nproc)" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+    # Under make, whose child has no jobs of its own to give, its make would compile one file after the other.
+    env -u MAKELEVEL -u MFLAGS "PATH=$venv/bin:$PATH" "${environment[@]}" MAKEFLAGS="-j$(nproc)" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
         HOROVOD_WITH_PYTORCH=1 "${mpi[@]}" HOROVOD_WITH_GLOO=1 \
         HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
         "$venv/bin/python" -m pip wheel --no-deps --no-build-isolation -w "$work/wheel" "$work/horovod-$VERSION" \
