@@ -85,9 +85,11 @@ class AutoLevel:
         return self.bits
 
     def _note(self, begun: _Begun) -> None:
-        """The step before has ended. Its time does not count across epochs: other work lies between."""
+        """The step before has ended. Its time does not count across epochs, where other work lies between, nor if a
+        coarse clock has not moved.
+        """
         before, self._begun = self._begun, begun
-        counts = before is not None and before.epoch == begun.epoch and not before.switched
+        counts = before is not None and before.epoch == begun.epoch and before.at < begun.at and not before.switched
         self._ended = (before.level, begun.at - before.at) if before and counts else None
 
     def _forever(self) -> _Search:

@@ -156,6 +156,16 @@ def test_what_happens_between_epochs_does_not_count():
         steps.now += 1000.0
 
 
+def test_a_clock_that_moves_now_and_then_only():
+    steps = Steps(lambda bits: 0.0)
+    for _ in range(10):
+        steps.run(20)
+        steps.latest = steps.ranks[0].bits
+        steps.now += 0.015
+    rank = AutoLevel()
+    assert {rank.next_level(4, 0, 1.0, leads=True) for _ in range(50)} == {4}
+
+
 @pytest.mark.parametrize("slow", range(10, 40))
 def test_one_slow_step_decides_nothing(slow):
     steps = Steps(alike)
