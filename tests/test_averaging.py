@@ -6,12 +6,10 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from interruption import Interrupted, Interruption
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
-from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, without_momentum
+from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.in_process import World
@@ -24,7 +22,6 @@ LEVELS = pytest.mark.parametrize("bits", BOUNDS)
 EVERYWHERE = places("2", "3", "2x2")
 # By whoever has the turn; and Python 3.11 crashes if something is raised where a generator that is left behind ends.
 SPARED = ("_work_in_background", "<genexpr>")
-CHOICES = st.lists(st.integers(0, 11), min_size=1, max_size=40)
 
 
 def parameters(shapes=SHAPES, dtype=torch.float32) -> dict[str, torch.Tensor]:
@@ -74,21 +71,6 @@ def same_states(one, other) -> bool:
     return one == other
 
 
-@EVERYWHERE
-@LEVELS
-def test_the_mean_is_the_expected_one_and_the_same_everywhere(ranks, hosts, bits):
-    def program(transport):
-        each = averager(transport, bits)
-        return stepped(each, transport.rank, 0), each.bits
-
-    seen = World(ranks, hosts=hosts).run(program)
-    assert same_on_all([tensors for tensors, _ in seen]) and {level for _, level in seen} == {bits}
-    for got, mean in zip(seen[0][0], means(ranks, 0), strict=True):
-        small = bits < 32 and mean.numel() < 20  # at 8 bits beside larger ones
-        assert (got - mean).norm() <= BOUNDS[bits] * mean.norm() + 0.1 * small
-        assert (got * mean).sum() > 0 or bits < 1 or small
-
-
 @WORLDS
 @LEVELS
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -127,29 +109,6 @@ def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits, round
         assert other[2].uncompressed_bytes - one[2].uncompressed_bytes == pytest.approx(tickets)
         for key in ("steps", "compressed_bytes", "compressed_values", "float32_bytes", "float32_leaving_bytes"):
             assert getattr(one[2], key) == getattr(other[2], key), key
-
-
-@EVERYWHERE
-@pytest.mark.parametrize("bits", [0.25, 1, 4])
-def test_what_is_not_delivered_waits_and_is_delivered_by_a_release(ranks, hosts, bits):
-    """Sum of what has arrived and one release at 32 bits: the sum of the means."""
-
-    def program(transport):
-        each = averager(transport, Controller(Schedule({0: bits, 1: 32}), transport=transport))
-        total = [torch.zeros(shape) for shape in SHAPES.values()]
-        for step in range(12):
-            if step == 11:
-                assert each.controller.step({}) == each.bits == 32
-            for one, got in zip(total, stepped(each, transport.rank, step), strict=True):
-                one += got
-        return total, each.state_dict()["residuals"]
-
-    for total, waits in World(ranks, hosts=hosts).run(program):
-        expected = [sum(one) for one in zip(*(means(ranks, step) for step in range(12)), strict=True)]
-        for got, wanted in zip(total, expected, strict=True):
-            # Below one bit a residual may be larger than what a gradient may take along.
-            assert (got - wanted).norm() <= (0.3 if bits < 1 else 0.05) * wanted.norm() + 0.05
-        assert not any(values.any() for values in waits.values())
 
 
 @EVERYWHERE
@@ -291,7 +250,6 @@ def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
     assert same_on_all([tensors for _, tensors in seen])
 
 
-SHARED = torch.zeros(131)
 WRONG = {
     "too few": (lambda tensors: tensors[:-1], TypeError, r"tensors must be a sequence of 5 tensors or None, got \["),
     "no sequence": (lambda tensors: iter(tensors), TypeError, "tensors must be a sequence of 5 .* got <list_iterator"),
@@ -364,17 +322,6 @@ def test_a_rank_whose_tensors_do_not_fit_says_so_to_all(ranks, hosts, bits, wron
         lambda t: [stepped(each, t.rank, s) for each in [averager(t, bits)] for s in (0, 1)]
     )
     assert equal(seen[0][1], one[1])
-
-
-def test_what_all_ranks_give_wrong_is_no_step():
-    def program(transport):
-        each = averager(transport)
-        for spoil, kind, _ in WRONG.values():
-            with pytest.raises(kind):
-                each.mean_(spoil(gradients(transport.rank, 0)))
-        return stepped(each, transport.rank, 0)
-
-    assert same_on_all(World(2).run(program))
 
 
 @places("2")
@@ -535,30 +482,6 @@ def test_levels_follow_a_controller_that_several_averagers_share(ranks, hosts):
     assert same_on_all(World(ranks, hosts=hosts).run(program))
 
 
-@WORLDS
-@pytest.mark.parametrize("bits", [0.25, 4])
-def test_a_state_continues_bit_for_bit(ranks, hosts, bits):
-    def program(transport):
-        each = averager(transport, bits, rounding="stochastic")
-        for step in range(3):
-            stepped(each, transport.rank, step)
-        state = copy.deepcopy(each.state_dict())
-        other = averager(transport, bits, rounding="stochastic")
-        other.load_state_dict(state)
-        assert same_states(other.state_dict(), state)
-        for step in range(3, 6):
-            assert equal(stepped(each, transport.rank, step), stepped(other, transport.rank, step))
-        for one in (each, other):
-            for traffic in one.meter.records.values():
-                assert traffic.seconds > 0
-                traffic.seconds = 0.0
-        assert same_states(each.state_dict(), other.state_dict()) and each.meter.total() == other.meter.total()
-        with pytest.raises(ValueError, match="state"):
-            averager(transport, bits, named={"other": torch.zeros(300)}).load_state_dict(state)
-
-    World(ranks, hosts=hosts).run(program)
-
-
 @EVERYWHERE
 def test_steps_that_are_thrown_away_and_residuals_that_are_dropped(ranks, hosts):
     def program(transport):
@@ -579,22 +502,6 @@ def test_steps_that_are_thrown_away_and_residuals_that_are_dropped(ranks, hosts)
     World(ranks, hosts=hosts).run(program)
 
 
-def test_errors_are_relative_to_the_latest_means_as_long_as_they_exist():
-    def program(transport):
-        each = averager(transport, min_numel=1)
-        assert each.relative_errors() == {}
-        got = stepped(each, transport.rank, 0)
-        errors = each.relative_errors()
-        assert set(errors) == set(SHAPES)
-        for name, mean, one in zip(SHAPES, means(2, 0), got, strict=True):
-            if mean.numel() > 100:
-                assert errors[name] == pytest.approx(float((one - mean).norm() / one.norm()), rel=0.2)
-        del got, one
-        return each.relative_errors()
-
-    assert World(2).run(program) == [{}, {}]
-
-
 @places("2", "3")
 def test_the_controller_compares_the_parameters(ranks, hosts):
     def program(transport):
@@ -613,54 +520,6 @@ def test_the_controller_compares_the_parameters(ranks, hosts):
                 check()
 
     World(ranks, hosts=hosts).run(program)
-
-
-@pytest.mark.parametrize("left_out", [False, True])
-def test_the_optimizer_steps_without_momentum_at_few_bits(left_out, caplog):
-    """Nobody names it: it is known by its parameters."""
-
-    def program(transport):
-        parameter = torch.nn.Parameter(torch.zeros(300))
-        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
-        optimizer = without_momentum(optimizer) if left_out else optimizer
-        each = averager(transport, 0.25, named={"a": parameter})
-        moved = []
-        for step in range(3):
-            parameter.grad = noise("a", 300, transport.rank, step)
-            each.mean_([parameter.grad])
-            before = parameter.detach().clone()
-            optimizer.step()
-            moved.append(float((before - parameter.detach() - parameter.grad).norm() / parameter.grad.norm()))
-        return moved
-
-    for moved in World(2).run(program):
-        if left_out:  # the rate is as large as a momentum would make it
-            assert moved == pytest.approx([9.0] * 3, rel=1e-4)
-        else:
-            assert moved[0] < 1e-4 < moved[1]
-    assert ("momentum" in caplog.text) == (not left_out)
-
-
-@places("2", "3", "2x2")
-@settings(max_examples=40, deadline=None)
-@given(choices=CHOICES, data=st.data())
-def test_any_order_of_ranks_and_messages(ranks, hosts, choices, data):
-    bits = data.draw(st.sampled_from([1, 16, 32]))
-    absent = data.draw(st.sets(st.integers(0, len(SHAPES) - 1)))
-
-    def program(transport):
-        pair = [averager(transport, bits, bucket_bytes=600) for _ in range(2)]
-        seen = []
-        for step in range(2):
-            for each in pair:
-                tensors = gradients(transport.rank, step)
-                each.mean_([None if i in absent else tensor for i, tensor in enumerate(tensors)])
-                seen += [torch.zeros(()) if i in absent else tensor for i, tensor in enumerate(tensors)]
-        return seen
-
-    seen = World(ranks, choices, hosts).run(program)
-    assert same_on_all(seen)
-    assert equal(seen[0], World(ranks, (), hosts).run(program)[0])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The controller on one worker. What concerns several is in on_horovod/on_ranks/test_lockstep.py."""
+"""The controller on one worker. What concerns several is in test_controller_on_ranks.py."""
 
 import copy
 import json

@@ -53,10 +53,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(path), f"{page.name} links to {path.name}#{anchor}, which is no heading"
 
 
-def test_links_are_found() -> None:
-    assert (DOCS / "levels.md", "slow-links") in set(links(ROOT / "README.md"))
-
-
 def named(navigation: object) -> Iterator[str]:
     if isinstance(navigation, str):
         yield navigation
@@ -107,24 +103,6 @@ def test_the_api_says_what_the_docstrings_say(name: str) -> None:
         assert told & (shown | ends) or re.fullmatch(r"(Args|Returns|Yields|Raises|Examples|Attributes):", said), line
     if inspect.isfunction(found):
         assert set(inspect.signature(found).parameters) - {"self", "cls"} <= set(re.findall(r"\w+", API)), name
-
-
-def test_words_are_counted_and_the_avoided_ones_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    import words
-
-    good = {"README.md": "4 bits, 0.25 bit, 1/8 of the bytes, one method of two"}
-    assert list(words.complaints(good)) == []
-    many = {"README.md": "1 2.5 " * 31 + "\n" * 111, "docs/a.md": "word " * words.WORDS}
-    assert [each.split()[:3] for each in words.complaints(many)] == [
-        ["README.md", "has", "111"],
-        ["README.md", "has", "62"],
-        ["README.md", "and", "docs/"],
-    ]
-    for text in ("at 1/4 bit", "a ladder", "two runs were lost", "each contender", "at one level", "a ticket"):
-        assert len(list(words.complaints({"README.md": text}))) == 1, text
-    assert not list(words.complaints({"README.md": "", "docs/design.md": "a ticket"}))
-    assert "README.md" in words.pages() and "docs/api.md" not in words.pages()
 
 
 def test_one_version_everywhere() -> None:
@@ -195,13 +173,6 @@ def test_the_limits_of_the_readme_are_those_of_the_benchmarks() -> None:
     layouts = [one["layout"] for each in runs for one in each.get("seen", [])]
     workers = [each["workers"] for each in runs if "workers" in each]
     assert max(workers) == 8 and all(math.prod(map(int, each.split("x"))) <= 8 for each in layouts)
-
-
-@pytest.mark.parametrize("page", sorted((DOCS / "tables").glob("*.md")), ids=lambda page: page.name)
-def test_tables_cite_no_commit(page: Path) -> None:
-    """Commits come and go with a history; a date and versions stay."""
-    words = re.findall(r"\b[0-9a-f]{7,40}\b", page.read_text(encoding="utf-8"))
-    assert all(word.isdigit() for word in words), words
 
 
 def test_the_readme_names_versions_and_commands_that_there_are() -> None:

@@ -32,10 +32,6 @@ class OwnStep(SGD):
         return super().step(closure)
 
 
-class Inherited(SGD):
-    pass
-
-
 def parameters() -> list[torch.nn.Parameter]:
     return [torch.nn.Parameter(torch.linspace(-1, 1, size)) for size in SIZES]
 
@@ -180,34 +176,6 @@ def test_steps_are_those_of_groups_made_by_hand(kind, arguments, schedule):
         list(map(advance, schedules))
 
 
-@pytest.mark.parametrize("bits", [3, 32, None])
-@pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.9}), (AdamW, {}), (Inherited, {"momentum": 0.9})])
-def test_above_two_bits_and_without_a_quantizer_it_is_the_optimizers_own_step(kind, arguments, bits):
-    mine, theirs = ours(kind, **arguments), stock(kind, **arguments)
-    for number in range(STEPS):
-        for optimizer in (mine, theirs):
-            give_gradients(optimizer, number)
-            if bits is not None:
-                few(optimizer, bits)
-            optimizer.step()
-    assert same(parameters_of(mine), parameters_of(theirs))
-    assert str(mine.state_dict()) == str(theirs.state_dict())
-
-
-def test_a_learning_rate_that_is_learnt():
-    """Steps may be differentiated, and are then on leaves of no graph."""
-    rate = torch.tensor(0.1, requires_grad=True)
-    start, gradient = torch.linspace(-1, 1, 5), torch.ones(5)
-    optimizer = without_momentum(SGD([torch.zeros(5)], lr=rate, momentum=0.75, differentiable=True))
-    [group] = optimizer.param_groups
-    group["params"][0] = start.clone().requires_grad_().clone()
-    group["params"][0].grad = gradient
-    leave_out(optimizer, frozenset(group["params"]), 1)
-    optimizer.step()
-    group["params"][0].sum().backward()
-    assert rate.grad == -20
-
-
 # Hooks.
 
 
@@ -257,33 +225,6 @@ def test_a_class_of_the_users_own_whose_step_is_torchs(inherited_first):
     for factor, then, now in zip([4, 1, 4], before, parameters_of(optimizer), strict=True):
         torch.testing.assert_close(then - now, 0.1 * factor * now.grad)
     assert len(calls) == 2
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_scheduler_may_step_within_a_hook_and_whoever_looks_finds_the_users_values(when):
-    """Horovod's step has the user's within it, so that a hook is called twice."""
-    mine, theirs, oracle = ours(momentum=0.75), stock(momentum=0.75), ByHand(SGD, {"momentum": 0.75})
-    found: dict[int, list[str]] = {id(mine): [], id(theirs): []}
-
-    def hook(optimizer: torch.optim.Optimizer, schedule) -> None:
-        found[id(optimizer)].append(str(optimizer.state_dict()["param_groups"]))
-        schedule.step()
-
-    for optimizer in (mine, theirs):
-        register = optimizer.register_step_pre_hook if when == "before" else optimizer.register_step_post_hook
-        schedule = lr_scheduler.ExponentialLR(optimizer, 0.9)
-        register(lambda optimizer, *_, schedule=schedule: hook(optimizer, schedule))
-    for number in range(4):
-        rates = [theirs.param_groups[0]["lr"]]
-        for optimizer in (mine, theirs):
-            give_gradients(optimizer, number)
-            few(optimizer)
-            optimizer.step()
-        rates.append(theirs.param_groups[0]["lr"])
-        oracle.step(number, {**theirs.param_groups[0], "lr": rates[when == "before"]}, 1)
-        assert same(parameters_of(mine), oracle.parameters())
-    mine_found, theirs_found = found.values()
-    assert mine_found == theirs_found and len(mine_found) == 8
 
 
 # Closures and errors.
@@ -350,23 +291,6 @@ def test_what_is_interrupted_leaves_nothing_behind(where, monkeypatch):
 # The state.
 
 
-@pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.9}), (SGD, {}), (Adam, {})])
-def test_the_state_has_the_same_form(kind, arguments):
-    """Elastic Horovod broadcasts it tensor by tensor to workers that have just made theirs."""
-    optimizers = ours(kind, **arguments), stock(kind, **arguments)
-    for number, optimizer in itertools.product(range(2), optimizers):
-        give_gradients(optimizer, number)
-        few(optimizer)
-        optimizer.step()
-
-    def form(state: dict) -> dict:
-        return {key: {name: getattr(value, "shape", None) for name, value in own.items()} for key, own in state.items()}
-
-    mine, theirs = (optimizer.state_dict() for optimizer in optimizers)
-    assert form(mine["state"]) == form(theirs["state"])
-    assert mine["param_groups"] == theirs["param_groups"]
-
-
 def buffers(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [optimizer.state[parameter]["momentum_buffer"] for parameter in parameters_of(optimizer)]
 
@@ -395,41 +319,6 @@ def test_momentum_is_emptied_once_and_again_when_somebody_may_have_written_there
     optimizer.load_state_dict({**whole, "state": dict(enumerate({"momentum_buffer": buffer} for buffer in held))})
     assert step(1) == empty
     assert step(4) == full and step(1) == empty
-
-
-def test_a_gradient_of_adams_has_no_part_in_later_steps():
-    """A large one at 1 bit, none since: nothing moves when momentum is back, nor where its state is loaded."""
-    optimizer = ours(Adam)
-    give_gradients(optimizer, 0)
-    few(optimizer)
-    optimizer.step()
-    loaded = stock(Adam)
-    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for each, waiting in ((optimizer, True), (loaded, True), (optimizer, False)):
-        before = [parameter.detach().clone() for parameter in parameters_of(each)]
-        for parameter in parameters_of(each):
-            parameter.grad = torch.zeros_like(parameter)
-        if each is optimizer:
-            few(each, 4)
-        each.step()
-        moved = [not torch.equal(then, now) for then, now in zip(before, parameters_of(each), strict=True)]
-        assert moved == [False, True, False], waiting
-
-
-def test_a_step_of_adams_that_is_differentiated():
-    """By its rate and by the gradient, whose graph holds the first moments."""
-    rate = torch.tensor(0.1, requires_grad=True)
-    optimizer = without_momentum(Adam([torch.zeros(5)], lr=rate, differentiable=True, capturable=False))
-    [group] = optimizer.param_groups
-    group["params"][0] = torch.linspace(-1, 1, 5).requires_grad_().clone()
-    gradient = torch.ones(5, requires_grad=True)
-    group["params"][0].grad = gradient * 1
-    leave_out(optimizer, frozenset(group["params"]), 1)
-    optimizer.step()
-    assert not optimizer.state[group["params"][0]]["exp_avg"].any()
-    group["params"][0].sum().backward()
-    torch.testing.assert_close(rate.grad, torch.tensor(-5.0), rtol=1e-4, atol=0)
-    assert gradient.grad.abs().max() < 1e-3  # a step of Adam's first has the size of its rate
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.75}), (AdamW, {})])
@@ -600,13 +489,6 @@ def test_what_is_said_of_an_optimizer_with_much_momentum(kind, arguments, moment
     assert "has a momentum of" in advice(kind(optimizer.param_groups, lr=0.1))
 
 
-@pytest.mark.parametrize("group", [{"betas": None}, {"betas": ()}, {"momentum": "0.9"}])
-def test_groups_of_others_may_hold_anything(group):
-    optimizer = torch.optim.Adagrad([torch.zeros(1)])
-    optimizer.param_groups[0].update(group)
-    assert bool(advice(optimizer)) == ("momentum" in group)
-
-
 # On ranks: each has steps at one level with momentum 0.5 and rate 1, so that updates are gradients, or twice as much.
 LEVELS = [1, 4, 0.25, 32, 2, 8]
 
@@ -665,22 +547,6 @@ def test_ranks_that_disagree_about_it_are_told_so():
     on_ranks(2, program, {"a": 300}, 4)
 
 
-def test_gradients_that_are_clipped_in_between_are_those_that_were_reduced():
-    def program(worker: Worker) -> None:
-        wrapped(worker)
-        for number in range(3):
-            worker.optimizer.zero_grad()
-            worker.backward(worker.noise(number))
-            worker.optimizer.synchronize()
-            torch.nn.utils.clip_grad_norm_(worker.parameters.values(), 0.5)
-            if number:
-                worker.optimizer.synchronize()  # as a step does that is not told otherwise
-            assert steps_by(2.0, worker, worker.optimizer.step)
-        assert worker.quantizer.meter.total().compressed_values == 3 * 300
-
-    on_ranks(2, program, {"a": 300}, 1)
-
-
 def test_gradients_that_are_assigned_travel_uncompressed_which_is_said_once(caplog):
     def program(worker: Worker) -> None:
         wrapped(worker)
@@ -707,18 +573,6 @@ def test_gradients_that_are_assigned_travel_uncompressed_which_is_said_once(capl
     assert "torch.autograd.grad" in said and "backward()" in said
 
 
-def test_steps_for_which_nobody_has_a_gradient_are_not_worth_a_word(caplog):
-    def program(worker: Worker) -> None:
-        wrapped(worker)
-        for _ in range(3):
-            worker.optimizer.zero_grad()
-            worker.optimizer.step()
-
-    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
-        on_ranks(2, program, {"a": 300}, 1)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("arguments", [{}, {"error_feedback": False}])
 def test_it_is_left_in_where_nobody_asked_or_nothing_waits(arguments, caplog):
     def program(worker: Worker) -> None:
@@ -733,12 +587,6 @@ def test_it_is_left_in_where_nobody_asked_or_nothing_waits(arguments, caplog):
     assert ["SimulatedOptimizer has a momentum of 0.5" in r.getMessage() for r in caplog.records] == [True] * (
         not arguments
     )
-
-
-def test_what_it_does_is_in_the_log(caplog):
-    with caplog.at_level(logging.INFO, logger="hvd_dyncomp.momentum"):
-        on_ranks(2, lambda worker: (wrapped(worker), worker.step(worker.noise(0))), {"a": 300}, 1)
-    assert caplog.messages == ["SimulatedOptimizer steps without momentum at 1 bits"] * 2
 
 
 def test_small_and_skipped_parameters_keep_theirs():

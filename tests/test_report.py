@@ -9,7 +9,6 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
-import matplotlib
 import pytest
 from made_up_runs import LEVELS, REASONS, Page, figures, line, texts, write
 from matplotlib.figure import Figure
@@ -18,7 +17,7 @@ import hvd_dyncomp
 from hvd_dyncomp.report import figures as drawing
 from hvd_dyncomp.report.__main__ import main
 from hvd_dyncomp.report.page import page
-from hvd_dyncomp.report.runs import Run, read_run, read_runs
+from hvd_dyncomp.report.runs import read_run, read_runs
 from hvd_dyncomp.report.tables import quantities
 
 ROOT = Path(__file__).parents[1]
@@ -89,21 +88,6 @@ def test_figures_and_their_table_have_the_values_of_the_run(title: str, folder: 
     assert {"epoch", label, "level, bits per value (shaded)", *"123456"} < set(said)
 
 
-def test_there_is_a_figure_for_all_that_is_known(text: str) -> None:
-    assert list(figures(text)) == list(SHOWN)
-    assert column(text, "epoch") == [*"123456"] and column(text, "level, bits") == [f"{level}" for level in LEVELS]
-
-
-def test_levels_are_steps_behind_the_curves(folder: Path) -> None:
-    axes, levels = drawn("Test accuracy", folder).axes
-    steps = [(*one.get_xdata(), *one.get_ydata()) for one in levels.lines]
-    assert steps == [(0.5, 2.5, 4, 4), (2.5, 4.5, 8, 8), (4.5, 5.5, 32, 32), (5.5, 6.5, 8, 8)]
-    assert len(levels.collections) == len(steps), "not shaded"
-    low, high = levels.get_ylim()
-    assert low < min(LEVELS) and max(LEVELS) < high and levels.get_yscale() == "log"
-    assert axes.get_zorder() > levels.get_zorder() and axes.get_xlim() == levels.get_xlim() == (0.5, 6.5)
-
-
 def test_every_switch_is_a_line_with_its_number_and_a_row_with_its_reason(folder: Path, text: str) -> None:
     assert switch_lines(drawn("Training loss", folder)) == [(2.5, "1"), (4.5, "2"), (5.5, "3")]
     assert Page(text).tables["switches"] == [
@@ -121,12 +105,6 @@ def test_a_value_that_is_missing_interrupts_its_line(tmp_path: Path) -> None:
     assert [math.isnan(value) for value in values] == [epoch == 2 for epoch in EPOCHS]
     assert column(report(run), "training loss, nats")[2] == "—"
     assert curves(drawn("Bytes so far", run))[0][1][1:4] == pytest.approx([8.001, 8.001, 16.004])
-
-
-def test_amounts_are_drawn_from_zero(folder: Path) -> None:
-    for title in ("Compute", "Exchange", "Bytes by epoch", "Bytes so far"):
-        assert drawn(title, folder).axes[0].get_ylim()[0] == 0
-    assert drawn("Test accuracy", folder).axes[0].get_ylim()[0] > 0
 
 
 def test_bytes_are_those_that_leave_hosts_where_there_are_several(folder: Path, tmp_path: Path, text: str) -> None:
@@ -151,31 +129,6 @@ def test_whatever_the_size_of_numbers_they_are_drawn(values: tuple, tmp_path: Pa
         assert len(figures(report(write(tmp_path / "run", lines)))) == len(SHOWN)
 
 
-def test_the_page_is_the_same_each_time(folder: Path, text: str) -> None:
-    """Whatever the user has set for figures of their own; no two definitions share an id."""
-    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "lines.linewidth": 9, "axes.grid": True}):
-        assert report(folder) == text
-    ids = re.findall(r'\bid="([^"]*)"', text)
-    assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:href="|url\()#(\w+)', text)) <= set(ids)
-
-
-def test_figures_are_read_on_light_and_on_dark(text: str) -> None:
-    """Runs' colours differ enough from both backgrounds (3 as in WCAG 2), all else has the colour of text."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
-        return sum(map(float.__mul__, (0.2126, 0.7152, 0.0722), linear))
-
-    light, dark = (luminance(colour) for colour in ("#ffffff", re.findall(r"--paper: (#\w{6})", text)[-1]))
-    for run in range(7):
-        own = luminance(drawing.colour(run))
-        assert (light + 0.05) / (own + 0.05) >= 3 and (own + 0.05) / (dark + 0.05) >= 3
-    svgs = "".join(re.findall(r'<div role="img".*?</svg>', text, re.DOTALL))
-    assert set(re.findall(r"#[0-9a-f]{6}\b", svgs)) == {drawing.colour(0)} and "currentColor" in svgs
-
-
 # Several runs
 
 
@@ -191,14 +144,6 @@ def test_runs_are_compared_in_the_same_figures(folder: Path, tmp_path: Path) -> 
     assert [row[0] for row in found.tables["summary"][1:]] == ["one", "two"]
     samples = [given["stroke"] for tag, given in found.elements if tag == "path" and "stroke" in given][:2]
     assert samples == colours, "the names have no sample of their curves"
-
-
-def test_many_runs_are_told_apart(tmp_path: Path) -> None:
-    """By colour and line style, up to 49 of them; and by name."""
-    assert len({(drawing.colour(run), drawing.dash(run)) for run in range(49)}) == 49
-    assert len({drawing.colour(run) for run in range(7)}) == 7
-    epochs = read_run(write(tmp_path / "run", LINES)).epochs
-    assert len(figures(page([Run(f"run {run}", epochs, {}) for run in range(49)]))) == len(SHOWN)
 
 
 def test_folders_of_the_same_name(tmp_path: Path) -> None:
@@ -217,12 +162,6 @@ def test_the_summary_is_that_of_the_run(text: str) -> None:
     assert cells["final test accuracy, %"] == "82.50" and cells["best (epoch)"] == "82.50 (6)"
     assert cells["sent per worker, MB"] == "64.02" and cells["% of float32"] == f"{100 * 64.015 / 192:.2f}"
     assert [cells["minutes"], cells["compute, minutes"], cells["exchange, minutes"]] == ["1.150", "0.5625", "0.2250"]
-
-
-def test_the_best_epoch_is_the_first_of_them(tmp_path: Path) -> None:
-    lines = [line(epoch, test_accuracy=(0.5, 0.9, 0.9, None)[epoch]) for epoch in range(4)]
-    row = Page(report(write(tmp_path / "run", lines))).tables["summary"][1]
-    assert row[4:6] == ["—", "90.00 (2)"]
 
 
 def test_of_a_long_ladder_both_ends_are_named(tmp_path: Path) -> None:
@@ -249,28 +188,11 @@ def test_half_a_last_line_is_left_out(half: str, tmp_path: Path) -> None:
     assert run.epochs == whole.epochs and run.cut_short and not whole.cut_short
 
 
-def test_the_page_says_so(text: str, tmp_path: Path) -> None:
-    said = report(write(tmp_path / "run", LINES, after="{"))
-    assert "run: the last line of its metrics is incomplete" in said and "is incomplete" not in text
-
-
 def test_a_run_before_the_end_of_its_first_epoch(folder: Path, tmp_path: Path) -> None:
     young = write(tmp_path / "young", [])
     text = report(young)
     assert "young: no epoch is finished yet" in text and not figures(text) and "incomplete" not in text
     assert list(figures(report(young, folder))) == list(SHOWN)
-
-
-def test_a_run_of_one_epoch(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", LINES[:1], {**CONFIG, "epochs": 12})
-    assert curves(drawn("Training accuracy", run)) == [([1], pytest.approx([50]))]
-    assert Page(report(run)).tables["summary"][1][2] == "1 of 12"
-
-
-def test_what_has_been_decided_last_is_a_switch_already(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", LINES[:2])
-    assert Page(report(run)).tables["switches"][1][2:] == ["2", "4", "8", REASONS[1]]
-    assert switch_lines(drawn("Bytes by epoch", run)) == [(2.5, "1")]
 
 
 def test_a_loop_of_ones_own_may_write_less(tmp_path: Path) -> None:
@@ -390,12 +312,6 @@ def without(module: str, *arguments: object) -> subprocess.CompletedProcess[str]
     code += "runpy.run_module('hvd_dyncomp.report', run_name='__main__')"
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_horovod_is_not_needed(folder: Path, text: str) -> None:
-    done = without("horovod", folder)
-    assert done.returncode == 0, done.stderr
-    assert (folder / "report.html").read_text(encoding="utf-8") == text
 
 
 def test_where_matplotlib_is_missing_one_line_says_what_to_install(folder: Path) -> None:

@@ -17,8 +17,7 @@ import libcst.matchers as m
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 from mutmut.mutation import mutators
 
-# Whose changes no run can notice, or only as another text. Errors are changed as a whole: test_errors_page.py has their
-# texts.
+# Whose changes no run can notice, or only as another text. Errors are changed as a whole.
 _STRICT = m.Arg(keyword=m.Name("strict"))
 _SILENT = (
     _STRICT
