@@ -9,7 +9,7 @@ import torch
 from interruption import Interrupted, Interruption
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
-from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule
+from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, without_momentum
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.in_process import World
@@ -502,6 +502,22 @@ def test_steps_that_are_thrown_away_and_residuals_that_are_dropped(ranks, hosts)
     World(ranks, hosts=hosts).run(program)
 
 
+def test_errors_are_relative_to_the_latest_means_as_long_as_they_exist():
+    def program(transport):
+        each = averager(transport, min_numel=1)
+        assert each.relative_errors() == {}
+        got = stepped(each, transport.rank, 0)
+        errors = each.relative_errors()
+        assert set(errors) == set(SHAPES)
+        for name, mean, one in zip(SHAPES, means(2, 0), got, strict=True):
+            if mean.numel() > 100:
+                assert errors[name] == pytest.approx(float((one - mean).norm() / one.norm()), rel=0.2)
+        del got, one
+        return each.relative_errors()
+
+    assert World(2).run(program) == [{}, {}]
+
+
 @places("2", "3")
 def test_the_controller_compares_the_parameters(ranks, hosts):
     def program(transport):
@@ -520,6 +536,32 @@ def test_the_controller_compares_the_parameters(ranks, hosts):
                 check()
 
     World(ranks, hosts=hosts).run(program)
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_the_optimizer_steps_without_momentum_at_few_bits(left_out, caplog):
+    """Nobody names it: it is known by its parameters."""
+
+    def program(transport):
+        parameter = torch.nn.Parameter(torch.zeros(300))
+        optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
+        optimizer = without_momentum(optimizer) if left_out else optimizer
+        each = averager(transport, 0.25, named={"a": parameter})
+        moved = []
+        for step in range(3):
+            parameter.grad = noise("a", 300, transport.rank, step)
+            each.mean_([parameter.grad])
+            before = parameter.detach().clone()
+            optimizer.step()
+            moved.append(float((before - parameter.detach() - parameter.grad).norm() / parameter.grad.norm()))
+        return moved
+
+    for moved in World(2).run(program):
+        if left_out:  # the rate is as large as a momentum would make it
+            assert moved == pytest.approx([9.0] * 3, rel=1e-4)
+        else:
+            assert moved[0] < 1e-4 < moved[1]
+    assert ("momentum" in caplog.text) == (not left_out)
 
 
 @pytest.mark.parametrize(
