@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into, native, portable, reduce_into
+from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into, portable, reduce_into
 
 FORMAT = {"bits": 4, "block_size": 512}
 OUT = torch.zeros(block_bytes(4, 512), dtype=torch.uint8)
@@ -38,10 +38,6 @@ def test_a_registered_backend_serves_its_device_and_no_other(monkeypatch, device
     assert served == NAMES
     encode_into(OUT.clone(), [torch.zeros(512)], None, **FORMAT)
     assert served == NAMES + ["encode_into"] * (device == "cpu")
-
-
-def test_the_native_kernels_serve_the_cpu_where_they_are_built():
-    assert kernels.backends == ({} if native is None else {"cpu": native})
 
 
 def test_every_backend_takes_the_same_arguments():

@@ -91,14 +91,6 @@ def test_padding_never_matters(backend, bits, data):
 
 @each_backend
 @each_level
-def test_a_lone_value_among_padding_arrives_at_its_size(use, backend, bits):
-    use(backend)
-    got = decoded(encoded(torch.tensor([3.0]), None, bits), bits)[0]
-    assert abs(got - 3) < 1.5
-
-
-@each_backend
-@each_level
 @pytest.mark.parametrize("noise", [None, Noise((1, 2))])
 @pytest.mark.parametrize("count", [3 * B, 2 * B + 100])
 def test_a_block_of_zero_gradients_waits(use, backend, bits, noise, count):
