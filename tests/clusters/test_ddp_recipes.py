@@ -144,13 +144,6 @@ def test_another_number_of_ranks_goes_on(section, tmp_path):
         assert "begin anew" not in said and "dropped" not in said
 
 
-@pytest.mark.parametrize("section", [TRAINER, ACCELERATE])
-def test_one_process_compresses_nothing(section, tmp_path):
-    report, said = runs(section, tmp_path, CLIMBS[section], ranks=0)
-    assert report["sent"] == 0 and len(report["levels"]) == 4
-    assert said.count("one process trains this model") == 1
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 def test_momentum_is_left_out_where_the_program_says_so(section, tmp_path):
     said, found = [], set()
@@ -184,21 +177,3 @@ class TestTrainer:
         assert said.count("begin anew") == 1 and len(report["levels"]) == 2
         report, said = runs(TRAINER, tmp_path, here, ('"run",', '"run", resume_from_checkpoint="elsewhere",'))
         assert "begin anew" not in said and report["epochs"]["3"] == whole["epochs"]["3"]
-
-    def test_evaluation_before_training_is_refused(self, tmp_path, capsys):
-        refused = (
-            "trainer.train(resume",
-            "trainer.evaluate()\ntry:\n    trainer.train()\nexcept TypeError as error:\n"
-            "    print(f'REFUSED {error}\\n', end='', flush=True)\n    raise SystemExit\ntrainer.train(resume",
-        )
-        with pytest.raises(AssertionError):  # no report
-            runs(TRAINER, tmp_path, refused)
-        assert capsys.readouterr().out.count("REFUSED Trainer has not wrapped the model") == 2
-
-    def test_training_twice_and_other_evaluations(self, tmp_path):
-        """They do not count: at the start, after training, and of a second data set."""
-        again = ("else None)", "else None)\ntrainer.evaluate()\ntrainer.train()\n")
-        others = ("eval_dataset=data[512:]", "eval_dataset={'a': data[512:], 'b': data[600:]}")
-        report, _ = runs(TRAINER, tmp_path, again, others, ("bf16=False", "eval_on_start=True"))
-        assert len(report["levels"]) == 8 and report["steps"] == 64
-        assert {name for each in report["metrics"] for name in each} == {"eval_a_loss", "eval_a_accuracy", "train_loss"}

@@ -42,11 +42,6 @@ def resumed(folder: Path, *more: str) -> tuple[str, ...]:
     return (*FLAGS, *more, "--output-dir", str(folder), "--resume")
 
 
-def test_flags_are_refused_by_one_line() -> None:
-    assert_refused(("--epochs", "0"), "--epochs")
-    assert_refused(("--seed", "9" * 25), "--seed", "9" * 25)
-
-
 def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "run").mkdir()
@@ -89,16 +84,6 @@ def test_damaged_metrics(damage: Callable[[list[bytes]], Any], said: str, copy: 
     assert_refused(resumed(copy), str(path), said)
 
 
-def test_folders_in_the_place_of_files(copy: Path) -> None:
-    (copy / "summary.json").mkdir()
-    assert_refused(resumed(copy), "summary.json")
-    (copy / "summary.json").rmdir()
-    (copy / "metrics.jsonl").unlink()
-    assert_refused(resumed(copy), "metrics.jsonl is missing")
-    (copy / "metrics.jsonl").mkdir()
-    assert_refused(resumed(copy), "metrics.jsonl")
-
-
 def change(path: Path, action: Callable[[dict], Any]) -> None:
     state = torch.load(path, weights_only=True)
     action(state)
@@ -122,10 +107,6 @@ def change(path: Path, action: Callable[[dict], Any]) -> None:
 def test_checkpoints_of_another_run(name: str, action: Callable[[dict], Any], said: str, copy: Path) -> None:
     change(copy / "checkpoints" / name, action)
     assert_refused(resumed(copy), name.split(".")[0], said)
-
-
-def test_a_checkpoint_of_another_model(copy: Path) -> None:
-    assert_refused(resumed(copy, "--model", "resnet14"), "model resnet8 (now resnet14)")
 
 
 def test_other_things_in_the_folder_of_checkpoints(copy: Path) -> None:

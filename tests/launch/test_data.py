@@ -19,14 +19,6 @@ def rows(split: data.Split) -> set[bytes]:
     return {image.numpy().tobytes() for image in split.images}
 
 
-def test_digits_are_uint8_images(digits: data.Data) -> None:
-    assert digits.train.images.shape[1:] == (1, 8, 8)
-    assert digits.train.images.dtype == torch.uint8
-    assert digits.train.labels.dtype == torch.int64
-    assert digits.num_classes == 10
-    assert len(digits.train) + len(digits.val) + len(digits.test) == 1797
-
-
 def test_held_out_images_are_not_trained_on(digits: data.Data) -> None:
     assert len(digits.val) == 101
     # scikit-learn's digits contain no image twice, so images can stand for their numbers.
@@ -43,12 +35,6 @@ def test_splits_depend_on_the_seed_alone(digits: data.Data) -> None:
     assert not torch.equal(other.val.images, digits.val.images)
     # The test set is the same for everybody.
     assert torch.equal(other.test.images, digits.test.images)
-
-
-def test_limit_train_leaves_validation_alone(digits: data.Data) -> None:
-    limited = data.load("digits", Path("nowhere"), val_size=101, limit_train=64, seed=5)
-    assert len(limited.train) == 64
-    assert torch.equal(limited.val.images, digits.val.images)
 
 
 @pytest.mark.parametrize(("sizes", "named"), [({"val_size": 1438}, "--val-size 1438"), ({"limit_train": 1400}, "1400")])

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from common.errors import RunError
-from runs import assert_refused, main
+from runs import main
 from train import data, datasets
 from train.published import Published
 
@@ -126,14 +126,6 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path: Path, monk
     (tmp_path / "a.gz").write_bytes(gzip.compress(bytes(10**6)))
     with pytest.raises(RunError, match="a.gz is damaged or another file"):
         Published("a.gz", hashlib.sha256(bytes(10**6)).hexdigest(), packed=True).read(tmp_path)
-
-
-def test_a_damaged_data_set_ends_the_run_with_one_line(tmp_path: Path) -> None:
-    lay(tmp_path, [gzip.compress(idx(array)) for array in fashion_mnist_arrays()])
-    flags = ["--dataset", "fashion-mnist", "--data-dir", str(tmp_path), "--output-dir", str(tmp_path / "run")]
-    first = datasets.FASHION_MNIST[0]
-    words = f"{tmp_path / first.name} is damaged", f"expected {first.sha256}"
-    assert_refused(tuple(flags), *words)
 
 
 class Server:

@@ -6,14 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 
-from common.errors import RunError
 from common.markdown import filled
 from study import __main__ as study
-from study import declared, figures, matrix, paper_table, record, tuned_tables
+from study import declared, figures, paper_table, record
 from study.declared import PARTS, QUICK
-from study.methods import METHODS, RECORDED, shown
+from study.methods import METHODS, RECORDED
 from study.parts import BASELINE, TUNING, Largest, Part, Tuned
 from study.tasks import RECORDED_TASKS, TASKS, Task
 
@@ -36,10 +34,6 @@ def made_up(part: Part, seeds: int = 2) -> dict[record.Key, dict]:
     }
 
 
-def write(path: Path, runs: dict[record.Key, dict]) -> None:
-    path.write_text("".join(json.dumps(run) + "\n" for run in runs.values()))
-
-
 @pytest.mark.parametrize("part", [*PARTS, *QUICK], ids=lambda part: part.name)
 def test_what_is_declared_exists(part: Part) -> None:
     assert set(part.tasks) <= TASKS.keys() | RECORDED_TASKS
@@ -54,11 +48,6 @@ def test_all_that_exists_is_declared() -> None:
     assert {task for part in PARTS for task in part.tasks} == TASKS.keys() | RECORDED_TASKS
 
 
-def test_what_is_shown_of_the_study_needs_no_runs_of_its_own() -> None:
-    assert set(declared.TRAINING.keys) <= set(declared.keys(part for part in PARTS if part != declared.TRAINING))
-    assert {key for part in QUICK for key in part.keys} <= set(declared.MAIN.keys)
-
-
 def test_committed_runs_are_declared_and_compact() -> None:
     runs = record.read(COMMITTED)
     assert runs.keys() <= set(declared.keys(PARTS))
@@ -67,19 +56,6 @@ def test_committed_runs_are_declared_and_compact() -> None:
     assert all(run.keys() - {"curve", "residuals"} == fields for run in runs.values())  # which older ones have not
     assert {run.get("residuals", "float32") for run in runs.values()} == {"float32", "bfloat16"}
     assert all(run["curve"][-1] == pytest.approx(run["score"], abs=1e-3) for run in runs.values() if "curve" in run)
-
-
-def test_what_cannot_be_trained_any_more_is_in_the_record_and_nobody_wants_it() -> None:
-    assert not RECORDED & METHODS.keys()
-    runs = record.read(COMMITTED)
-    assert {method for _, method, _ in runs} - METHODS.keys() == RECORDED
-    assert not {method for part in PARTS for _, method, _ in part.wanted({}) if method in RECORDED}
-    # Nor do those that are there keep others from being trained: a study that begins anew ends.
-    begun: dict[record.Key, dict] = {}
-    part = declared.TUNED_MLP
-    while lacking := [key for key in part.wanted(begun) if key not in begun]:
-        begun |= {key: {"score": 90.0} for key in lacking}
-    assert {method for _, method, _ in begun} == set(part.methods) - RECORDED
 
 
 def test_committed_tables_are_what_the_committed_runs_give(tmp_path: Path) -> None:
@@ -94,37 +70,6 @@ def test_committed_tables_are_what_the_committed_runs_give(tmp_path: Path) -> No
         re.findall("<!-- table (.+): written by make study -->", (DOCS / name).read_text()) for name in pages[:2]
     )
     assert sorted(tables) == sorted(part.name for part in PARTS) and page and set(page) <= set(tables)
-
-
-def test_what_people_read_has_no_fractions_and_other_words() -> None:
-    names = [*METHODS, *RECORDED]
-    assert shown("ladder 1/8-1/4-1/2-1") == "schedule 0.125-0.25-0.5-1"
-    assert shown("1/4, c = 0.5") == "0.25, step size x 0.5" and shown("1/4 error") == "0.25, a level per tensor"
-    assert len({shown(name) for name in names}) == len(names)
-    text = study.missing(PARTS, {}) + "".join(study.tables(PARTS, record.read(COMMITTED)).values())
-    assert not re.findall(r"1/[248]\b|ladder|contender|rival|\blost\b", text)
-
-
-def test_a_table_has_differences_errors_and_seeds() -> None:
-    part = Part("x", ("mlp", "resnet8"), ("uncompressed", "1", "4", "2"))
-    runs = made_up(part)
-    runs = {key: run for key, run in runs.items() if key[1] != "4" and key != ("resnet8", "1", 1)}
-    runs["mlp", "1", 1]["score"] += 1
-    head, _, *rows, _, note = matrix.table(part, runs).splitlines()
-    assert head == "| method | bits | mlp | resnet8 |"
-    assert rows == [
-        "| uncompressed | 32.00 | 90.25 ± 0.25 (2) | 90.25 ± 0.25 (2) |",
-        "| 1 | 16.00 | -0.50 ± 0.50 (2) | -1.00 (1) |",
-        "| 2 | 8.00 | -3.00 ± 0.00 (2) | -3.00 ± 0.00 (2) |",
-    ]
-    assert note.startswith("11 of 24 runs: 3 per cell")
-
-
-def test_a_table_without_runs_is_a_sentence() -> None:
-    parts = [Part("x", ("mlp",), ("uncompressed", "1")), TUNED, Largest("y", ("uncompressed",), {"mlp": (1, 2)})]
-    for part in parts:
-        [shown] = study.tables([part], {}).values()
-        assert "|" not in shown and "\n" not in shown
 
 
 def test_only_what_is_between_the_marks_is_written() -> None:
@@ -185,46 +130,6 @@ def test_what_decides_is_wanted_first_and_fresh_runs_at_the_best_rate_only() -> 
     assert len(runs) == 4 * 4 * 2 + 3 * 4
 
 
-def test_a_table_of_best_rates_has_differences_bounds_and_rates() -> None:
-    def score(task: str, method: str, seed: int) -> float:
-        return by_rate(task, method, seed) + (0.2 * seed if method == "4" else 0.0)
-
-    runs = {key: run for key, run in scored(TUNED, score).items() if key[2] != 13 or key[1] != "4"}
-    rows = tuned_tables.tuned(TUNED, runs).splitlines()[2:5]
-    # Of 4: 2.0, 2.2 and 2.4 points less a half; t of two degrees of freedom is 2.92.
-    assert rows == [
-        "| uncompressed | — | 2.00 | 0.05 (x1) | 90.05 ± 0.03 |  |  |",
-        "| few | 0.25, step size x 0.5 | 2.00 | 0.2 (x4) | -0.50 ± 0.00 | -0.50 | 0 |",
-        "| 4 | — | 2.00 | 0.1 (x2) | +1.70 ± 0.12 (3) | +1.36 | 0 |",
-    ]
-    lost = {key: {**run, "score": 10.0} if key == ("mlp, x2", "4", 11) else run for key, run in runs.items()}
-    assert tuned_tables.tuned(TUNED, lost).splitlines()[4].endswith("| 1 |")
-
-
-@pytest.mark.parametrize(("stands", "shown"), [(4, "x4"), (0.5, "x0.5"), (0.1, "under x0.5"), (99, "x8 or more")])
-def test_the_largest_rate_is_looked_for_upwards_and_from_a_lost_one_downwards(stands, shown) -> None:
-    part = Largest("x", ("uncompressed", "4"), {"mlp": (0.5, 1, 2, 4, 8)})
-
-    def score(task: str, method: str, seed: int) -> float:
-        rate = float(task.split(", x")[1].split(",")[0]) if ", x" in task else 1.0
-        return 90.0 if method == "uncompressed" or rate <= stands or (rate == 2 * stands and seed == 101) else 80.0
-
-    assert (
-        tuned_tables.largest(part, scored(part, score)).splitlines()[2] == f"| mlp (0.05) | 2% | x8 or more | {shown} |"
-    )
-
-
-def test_figures_have_a_style_for_each_row(tmp_path: Path) -> None:
-    assert set(declared.MAIN.methods) <= figures.AT_ONE_RATE.keys()
-    rows = {row for part in PARTS if isinstance(part, Tuned) for row in part.rows}
-    assert rows - {BASELINE} == figures.AT_BEST_RATES.keys()
-    figures.at_best_rates(tmp_path, [TUNED], {})
-    assert not list(tmp_path.iterdir())
-    few = Tuned("x", "mlp", {name: (name,) for name in ("uncompressed", "4", "1/4", "LoCo 4")}, 2)
-    figures.at_best_rates(tmp_path, [few], scored(few, lambda *key: 90.0))
-    assert imread(tmp_path / figures.BEST_RATES).shape[1] > 400
-
-
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A declared study of two runs a seed, and a folder for what comes of it."""
@@ -272,20 +177,3 @@ def test_what_is_there_is_not_trained_again(tiny: Path, capsys: pytest.CaptureFi
     again = record.read(tiny / "out" / study.RESULTS)
     assert [run["score"] for run in again.values()] == [json.loads(line)["score"] for line in trained.splitlines()]
     assert page.read_text() == text
-
-
-@pytest.mark.parametrize(
-    "flags", ["--tables-only", "--parts nothing", "paper --seeds x", "paper --tables-only --runs-dir none"]
-)
-def test_what_cannot_be_done_is_one_line(flags: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        study.main(flags.split())
-    assert ended.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_what_is_no_run_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    path.write_text(json.dumps({"task": "t"}) + "\n")
-    with pytest.raises(RunError, match="line 1"):
-        record.read(path)

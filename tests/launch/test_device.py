@@ -46,10 +46,6 @@ def test_each_worker_of_a_machine_has_a_gpu_as_far_as_there_are(machine) -> None
     assert machine("cuda") == "cuda:0" and machine("cpu") == "cpu"
 
 
-def test_what_a_rank_does_not_see_it_does_not_take() -> None:
-    assert device.share([["A"], ["A", "B"], ["B"], ["A", "B"]]) == ["A", "B", "B", "A"]
-
-
 @pytest.mark.parametrize(
     ("found", "why"),
     [({"gpus": ""}, "torch sees no GPU"), ({"built": False}, NO_CUDA), ({"others": ("torch sees no GPU",)}, "no GPU")],
@@ -66,14 +62,6 @@ def test_nccl_wants_a_gpu_for_each_worker(machine) -> None:
     with pytest.raises(RunError, match="2 workers would share 1 GPU, .* HOROVOD_GPU=CUDA"):
         machine("cuda", nccl=True, others=("A",))
     assert machine("auto", nccl=True, others=("A",)) == "cpu"
-
-
-def test_who_starts_workers_hears_of_it_before(machine, monkeypatch) -> None:
-    machine("cuda", gpus="AB", nccl=True, others=("AB",))  # this machine, from now on
-    assert [device.choose_for(wish, 2) for wish in ("cpu", "auto", "cuda")] == ["cpu", "cuda", "cuda"]
-    assert device.choose_for("auto", 3) == "cpu"
-    with pytest.raises(RunError, match="--device cuda: 3 workers would share 2 GPUs, .* HOROVOD_GPU=CUDA"):
-        device.choose_for("cuda", 3)
 
 
 def test_torchruns_workers_may_share_a_gpu(machine, monkeypatch) -> None:

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench import __main__ as program
-from bench import alternation, gpus, report, start, steps, tables, time_to_accuracy, workloads
-from bench.results import save, suffix
+from bench import alternation, gpus, steps, tables, time_to_accuracy, workloads
+from bench.results import save
 from common import launcher
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
@@ -63,17 +63,6 @@ def test_without_a_gpu_one_line_says_so(part, tmp_path, capsys, started):
     assert not started and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "flags", ["exchange --workers 3", "training --workers 3", "accuracy --workers 3", "memory --layouts 2,3"]
-)
-def test_workers_that_nccl_would_refuse_are_not_started(flags, tmp_path, capsys, started, two_gpus):
-    two_gpus.nccl()
-    assert not bench(*flags.split(), "--device", "cuda", "--output-dir", str(tmp_path))
-    said = capsys.readouterr().err
-    assert "3 workers would share 2 GPUs, and NCCL" in said and "HOROVOD_GPU=CUDA" in said and said.count("\n") == 1
-    assert not started
-
-
 def about(path: Path) -> dict:
     [rate] = json.loads(path.read_text())["rates"].values()
     return rate["about"]
@@ -92,17 +81,6 @@ def test_figures_of_gpus_and_cpus_are_kept_apart(tmp_path, started, two_gpus):
     assert name("resnet20") == "accuracy-resnet20.json"
     assert name("resnet20", device="cuda") == "accuracy-resnet20-cuda.json"
     assert name("resnet20", "shm", "gloo", "cuda") == "accuracy-resnet20-shm-gloo-cuda.json"
-
-
-def test_results_say_who_shares_a_gpu_and_what_carries_its_tensors(tmp_path, started, two_gpus, capsys):
-    place = ("--model", "tiny", "--rates", "shm", "--output-dir", str(tmp_path), "--device", "cuda", "--workers")
-    assert bench("exchange", *place, "3")
-    shared = "On 2 GPUs (a GPU), shared by 3 workers; Horovod goes through host memory, DDP over gloo."
-    assert shared in capsys.readouterr().out and started[0]["ddp"] == "gloo"
-    two_gpus.nccl()
-    assert bench("exchange", *place, "2")
-    assert "On 2 GPUs (a GPU); Horovod goes through NCCL, DDP over nccl." in capsys.readouterr().out
-    assert about(tmp_path / "exchange-tiny-2-cuda.json")["gpus"] == ["a GPU"] * 2
 
 
 @contextlib.contextmanager
@@ -125,40 +103,6 @@ def test_over_links_nccl_is_told_to_use_them(monkeypatch):
     for where in ("cpu", "cuda"):
         steps._over_links({"rates": ["1gbit"], "device": where}, args, {})
     assert [environment.get("NCCL_SOCKET_IFNAME") for environment in environments] == [None, "eth0"]
-
-
-@pytest.mark.parametrize(("wish", "device", "interface"), [("cpu", "cpu", None), ("auto", "cuda", "eth0")])
-def test_trainings_are_told_their_device(wish, device, interface, tmp_path, monkeypatch, capsys, two_gpus):
-    told = []
-
-    def fail(command, env, **options):
-        told.append((command, env))
-        return SimpleNamespace(returncode=1)
-
-    monkeypatch.setattr(start, "hosts", network)
-    monkeypatch.setattr(launcher, "run", fail)
-    assert not bench("accuracy", "--device", wish, "--output-dir", str(tmp_path))
-    assert "train_resnet.py ended with status 1" in capsys.readouterr().err
-    [(command, environment)] = told
-    assert command[command.index("--device") + 1] == device
-    assert environment.get("NCCL_SOCKET_IFNAME") == interface
-
-
-def test_figures_of_gpus_have_sections_of_their_own(tmp_path):
-    folder = tmp_path / "data"
-    note = {"command": "bench", "commit": "abc", "environment": {"HOROVOD_CYCLE_TIME": "1"}, "machine": {"cores": 2}}
-    on_one = {"gpus": ["a GPU"], "horovod": "host memory", "ddp": "gloo"}
-    for where, ms, more in (("cpu", 80.0, {}), ("cuda", 5.0, on_one)):
-        steps = {name: {"ms": [ms], "sent": [[800, 800]]} for name in ("none", "4bit")}
-        rate = {"contenders": steps, "about": {**note, **more}}
-        found = {"workers": 2, "model": "tiny", "values": 800, "tensors": 1, "device": where, "rates": {"1gbit": rate}}
-        for kind in ("exchange", "training"):
-            save(folder / f"{kind}-tiny-2{suffix(where)}.json", {"benchmark": kind, **found})
-    said = report.report(folder, tmp_path)
-    cpus, _, there = said.partition("## On GPUs, the exchange alone: tiny, 2 workers")
-    assert "80.0 (80.0–80.0)" in cpus and "5.0 (5.0–5.0)" not in cpus and "a GPU" not in cpus
-    assert "80.0 (80.0–80.0)" not in there and there.count("| Horovod | 5.0 (5.0–5.0) |") == 2
-    assert there.count("On 1 GPU (a GPU), shared by 2 workers;") == 2 and "## On GPUs, training steps" in there
 
 
 def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench import __main__ as program
-from bench import gpu_kernels, kernels, report
+from bench import gpu_kernels, kernels
 from bench.gpu_kernels import Took
 from hvd_dyncomp import LEVELS
 
@@ -63,40 +63,6 @@ def test_calls_go_through_sets_that_no_cache_holds():
 
     gpu_kernels.measure(alike, 2, through)
     assert called == [0, 1, 2, 0, 1, 0, 0]  # to warm up, to see what a call takes, and two rounds of one call each
-
-
-def test_figures_of_a_gpu_have_a_file_and_a_section_of_their_own(tmp_path, capsys, gpu):
-    folder = tmp_path / "data"
-    place = ("--values", "65536", "--rounds", "1", "--output-dir", str(folder))
-    assert bench(*place) and bench(*place, "--device", "cuda")
-    assert sorted(path.name for path in folder.iterdir()) == ["kernels-cuda.json", "kernels.json"]
-    assert "gpu" not in json.loads((folder / "kernels.json").read_text())
-    found = json.loads((folder / "kernels-cuda.json").read_text())
-    assert (found["values"], found["bucket"]["values"], found["compiled_seconds"]) == (65536, 2**18, 3.0)
-    assert found["about"]["commit"] and "nanoseconds" not in found
-    assert found["rates"]["4 encode"] == (8 * 65536 + 128 * 260) / 2 == found["rates"]["4 encode*"]
-    assert found["bucket"]["microseconds"]["4 decode"] == [2e6, 1e6]
-    said = report.report(folder, tmp_path)
-    cpu, _, there = said.partition("## On GPUs, arithmetic")
-    assert "a GPU" not in cpu and "nanoseconds" not in there and "compiled in 3 s" in there
-    assert "bench kernels --values 65536" in there and "--device cuda`: on one a GPU" in there
-    assert "| 4 | 1.06 (1) | 0.56 | 0.56 (1) | 0.69 |" in there
-    assert "| 4 | 2000000 (1000000) | 2000000 (1000000) |" in there
-
-
-def test_too_many_values_are_one_line(tmp_path, capsys, monkeypatch, gpu):
-    def full(*arguments, **named):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(gpu_kernels, "timed", full)
-    assert not bench("--device", "cuda", "--output-dir", str(tmp_path))
-    said = capsys.readouterr().err
-    assert "does not hold what 134217728 values need: --values takes fewer" in said and said.count("\n") == 1
-
-
-def test_all_levels_are_compiled_in_processes_beside_each_other():
-    with pytest.raises(ValueError, match="block_size must be a power of two"):  # so they do call the kernels
-        gpu_kernels.compile_all("cpu", 100)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

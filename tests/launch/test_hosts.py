@@ -7,21 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from runs import DIGITS, HOSTS, RELEASE, RELEASE_LEVELS, assert_same_checkpoints, metrics, train
+from runs import HOSTS, RELEASE, RELEASE_LEVELS, assert_same_checkpoints, metrics, train
 from train.carried import Carried
 from train.models import build_model
 
 pytestmark = pytest.mark.promise(
     "A restart equals the uninterrupted run bit for bit.", "A run may continue with workers on other hosts."
 )
-
-FLAGS = (*DIGITS, "--epochs", "1", "--batch-size", "16")
-STEPS = 512 // (16 * len(HOSTS))
-
-
-def parameters() -> int:
-    model = build_model("resnet8", in_channels=1, num_classes=10, shortcut="A", seed=0)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def summary(folder: Path) -> dict:
@@ -51,25 +43,6 @@ def test_errors_by_tensor_are_of_the_level(run: str, request: pytest.FixtureRequ
         assert [name for name in errors if name in large] == large and len(errors) == len(large) + 1
         low, high = {4: (0.01, 0.5), 32: (0, 0)}[line["level"]]
         assert all(low <= errors[name] <= high for name in large)
-
-
-def test_horovods_own_allreduce_counts_as_what_must_cross(tmp_path: Path) -> None:
-    train(*FLAGS, "--compression", "none", "--output-dir", str(tmp_path / "run"), hosts="aabc")
-    [line] = metrics(tmp_path / "run")
-    crossing = 2 * (3 - 1) / 3 * 4 * parameters() * STEPS
-    assert line["bytes_leaving_host"] == pytest.approx(crossing)
-    assert line["bytes_float32_leaving_host"] == pytest.approx(crossing)
-    assert line["bytes_sent"] == pytest.approx(2 * (4 - 1) / 4 * 4 * parameters() * STEPS)
-    assert line["saved_fraction"] == pytest.approx(0)
-
-
-def test_all_at_once_sends_more_and_says_so(whole_of_hosts: Path, tmp_path: Path) -> None:
-    said = train(*FLAGS, "--hierarchical", "off", "--output-dir", str(tmp_path / "run"), hosts=HOSTS)
-    [line] = metrics(tmp_path / "run")
-    assert line["saved_fraction"] < metrics(whole_of_hosts)[0]["saved_fraction"] - 0.1
-    assert f"sent {line['bytes_leaving_host'] / 1e6:.1f} MB from each host" in said
-    assert f"and {line['bytes_staying_on_host'] / 1e6:.1f} MB within it" in said
-    assert "4 workers on 2 hosts" in said
 
 
 def interrupted(whole: Path, folder: Path) -> Path:
@@ -110,7 +83,3 @@ def test_words_say_which_bytes_they_mean(leaving: float, staying: float, said: s
     record = {"bytes_sent": (leaving + staying) / 2, "bytes_float32": 1e9, "bytes_leaving_host": leaving}
     record |= {"bytes_staying_on_host": staying, "bytes_float32_leaving_host": 1e9 if leaving else 0.0}
     assert Carried.of(record).in_words(" (so much)") == said
-
-
-def test_one_worker_sends_nothing() -> None:
-    assert Carried("per worker", 0.0, 0.0, 0.0).in_words(" (0% saved)") == "sent nothing"

@@ -5,10 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 from common.launcher import run
-from common.lines import say
 from runs import PROGRAM, TIMEOUT
 from train.metrics import Progress
 
@@ -52,13 +49,6 @@ def watched(monkeypatch) -> list[list[str]]:
     return [pieces.seen for pieces in both]
 
 
-def test_a_line_is_one_piece(monkeypatch) -> None:
-    printed = watched(monkeypatch)
-    say("a line")
-    say("a mistake", sys.stderr)
-    assert printed == [["a line\n"], ["a mistake\n"]]
-
-
 def test_an_epoch_is_one_piece_and_a_pipe_gets_no_bar(monkeypatch) -> None:
     printed = watched(monkeypatch)
     progress = Progress("auto", 3, rank=0)
@@ -66,25 +56,6 @@ def test_an_epoch_is_one_piece_and_a_pipe_gets_no_bar(monkeypatch) -> None:
     progress.end(LINE)
     assert len(printed[0]) == 1 and printed[0][0].startswith("epoch  1/3   4 bits  loss 1.500")
     assert printed[0][0].endswith(" -> 8 bits (accuracy above 80 %)\n") and printed[1] == []
-
-
-def test_others_than_rank_0_say_nothing(monkeypatch) -> None:
-    printed = watched(monkeypatch)
-    progress = Progress("auto", 3, rank=1)
-    progress.begin(0, steps=9)
-    progress.say("I am here")
-    progress.end(LINE)
-    assert printed == [[], []]
-
-
-@pytest.mark.parametrize("mode, bars", [("auto", True), ("lines", False)])
-def test_a_terminal_gets_a_bar_unless_lines_are_asked_for(monkeypatch, mode, bars) -> None:
-    terminal = Pieces(terminal=True)
-    monkeypatch.setattr(sys, "stderr", not_buffered(terminal))
-    progress = Progress(mode, 3, rank=0)
-    progress.begin(0, steps=9)
-    progress.end(LINE)
-    assert ("epoch 1/3" in "".join(terminal.seen)) == bars
 
 
 def test_what_is_wrong_is_one_piece(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import RunError
 from common.launcher import run
 from hvd_dyncomp.transport import mpi_settings
 from netlab import link_rate, namespaces, shaping
@@ -55,16 +54,6 @@ def test_a_link_carries_its_rate_and_the_rate_can_be_changed():
     # No upper limit but the rate itself, of which headers take 4 %; a busy machine may take more.
     assert 0.8 * 50e6 < slow < 50e6
     assert 0.8 * 400e6 < fast < 400e6
-
-
-@needs_namespaces
-def test_nothing_is_left_after_an_error():
-    with pytest.raises(ZeroDivisionError), hosts(3) as lab:
-        sleeper = subprocess.Popen(lab.on_host(1, ["sleep", "600"]))
-        assert left_behind(os.getpid())
-        raise ZeroDivisionError
-    assert not left_behind(os.getpid())
-    assert sleeper.wait(timeout=10)
 
 
 @needs_namespaces
@@ -143,11 +132,6 @@ def test_netlab_starts_several_workers_per_host_and_has_their_status():
     assert ended.stdout.count(" sent 0.0") == 2  # a little, of each host
 
 
-def test_a_bad_number_of_workers_is_named():
-    with pytest.raises(ValueError, match="workers_per_host must be at least 1, got 0"), hosts(2, workers_per_host=0):
-        pass
-
-
 def test_without_root_one_sentence_says_so(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(SystemExit) as ended:
@@ -156,20 +140,7 @@ def test_without_root_one_sentence_says_so(monkeypatch, capsys):
     assert capsys.readouterr().err == "netlab: error: network namespaces need root\n"
 
 
-def test_without_iproute2_one_sentence_says_so(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(namespaces.shutil, "which", lambda tool: None)
-    with pytest.raises(RunError, match="iproute2"), hosts():
-        pass
-
-
 @pytest.mark.parametrize("rate", ["fast", "100", "-1gbit", "0mbit", "1 gbit", ""])
 def test_a_bad_rate_is_named(rate):
     with pytest.raises(ValueError, match=repr(rate)):
         shaping.bits_per_second(rate)
-
-
-def test_rates_are_read_as_tc_reads_them():
-    assert shaping.bits_per_second("2.5gbit") == 2.5e9
-    assert shaping.bits_per_second("512kbit") == 512e3
-    assert shaping.bits_per_second("none") is None

@@ -96,20 +96,6 @@ def test_what_belongs_together_is_accepted(line: str) -> None:
     parse(line.split())
 
 
-def test_depth_is_folded_into_model() -> None:
-    assert parse(["--depth", "20"]).model == "resnet20"
-    assert parse(["--model", "resnet20"]).model == "resnet20"
-
-
-def test_help_names_every_group(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(["--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for part in ("model and data", "gradient compression:", "the step policy", "run:", "default: 4,8,16"):
-        assert part in text
-
-
 @pytest.mark.parametrize(
     ("line", "policy"),
     [

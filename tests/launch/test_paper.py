@@ -81,22 +81,6 @@ def test_table_only_study_end_to_end(runs: Study, tmp_path: Path, capsys: pytest
     assert "wrote" in capsys.readouterr().out
 
 
-def test_released_epochs_are_reported_with_and_without(runs: Study) -> None:
-    results = finished(runs, (0,))
-    detail = paper_table._detail_table(results)
-    row = next(row for row in detail.splitlines() if "4-8-16" in row)
-    # Sent: 4 + 8 + 32 + 32 + 16 + 16 of 6 * 32; without the two released epochs 44 of 4 * 32.
-    assert "| +0.00 | 56.2 | 34.4 | 2 | 120 | 30.0 |" in row
-
-
-def test_unfinished_runs_are_left_out(runs: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pretend(runs, SCENARIOS[0], 0)
-    flags = ["--dataset", "digits", "--epochs", str(EPOCHS), "--tables-only", "--seeds", "0"]
-    program.main(["paper", *flags, "--runs-dir", str(runs.runs_dir), "--output-dir", str(tmp_path / "out")])
-    assert "static 8, seed 0: not finished" in capsys.readouterr().out
-    assert "| static 8" not in (tmp_path / "out" / paper_table.TABLE).read_text()
-
-
 def test_runs_of_other_arguments_are_not_taken(runs: Study) -> None:
     pretend(runs, SCENARIOS[0], 0)
     longer = Study(runs.runs_dir, (*runs.flags, "--epochs", "7"), "digits")
@@ -112,12 +96,3 @@ def test_thresholds_are_what_an_uncompressed_run_passes() -> None:
     assert passed_at(epochs, 0.3) == 0.7
     assert passed_at(epochs, 1.0) == 0.95
     assert measured_thresholds(Result(SCENARIOS[0], 0, {}, epochs)) == "0.6,0.800"
-
-
-@pytest.mark.parametrize("flags", ["--thresholds 0.8", "--thresholds 0.9,0.8", "--seeds x"])
-def test_bad_flags_are_one_line(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        program.parse(["paper", *flags.split()])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and flags.split()[0] in said

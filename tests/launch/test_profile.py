@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from common.errors import RunError
-from runs import DIGITS, assert_refused, main
+from runs import DIGITS, assert_refused
 from train import profiling
 from train.profiling import LEAST, STEPS, Profile
 
@@ -48,21 +47,9 @@ def test_the_exchange_is_seen_beside_forward_backward_and_update(interrupted: Pa
     assert any(event.get("cat") == "cpu_op" and event["name"] == "aten::convolution" for event in events)
 
 
-def test_it_is_said_where_the_profile_lies(interrupted: Path) -> None:
-    lines = [line for line in (interrupted / "said").read_text().splitlines() if "profile" in line]
-    assert len(lines) == 1 and lines[0].endswith(f"{interrupted / profiling.FILE}")
-    assert [path.name for path in interrupted.iterdir() if "profile" in path.name] == [profiling.FILE]
-
-
 def test_epochs_that_are_too_short_are_one_line(tmp_path: Path) -> None:
     flags = (*DIGITS, "--batch-size", "256", "--epochs", "1", "--output-dir", str(tmp_path / "run"))
     assert_refused((*flags, "--profile"), "--profile", f"at least {LEAST} steps", "they have 2")
-
-
-def test_where_nothing_is_left_to_train_one_line_says_so(tmp_path: Path) -> None:
-    flags = (*DIGITS, "--epochs", "1", "--output-dir", str(tmp_path / "run"))
-    assert main(*flags) == (0, [])
-    assert_refused((*flags, "--resume", "--profile"), "--profile", "no epoch is left to train, 1 are finished")
 
 
 @pytest.mark.parametrize(("steps", "seen"), [(LEAST, (3, 4)), (8, (7, 8)), (11, (10, 11)), (500, (10, 11))])
@@ -76,11 +63,6 @@ def test_the_first_steps_are_left_out(steps: int, seen: tuple[int, int], tmp_pat
     profile.write()
     assert [len(named(read(tmp_path), f"ProfilerStep#{step - 1}")) for step in seen] == [1, 1]
     assert len(named(read(tmp_path), "aten::neg")) == STEPS
-
-
-def test_too_few_steps_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=f"at least {LEAST} steps, and they have {LEAST - 1}"):
-        Profile(tmp_path, CPU, LEAST - 1)
 
 
 def test_a_gpus_streams_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

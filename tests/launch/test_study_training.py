@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from study import codec, text
-from study.methods import METHODS, RIVALS
-from study.tasks import TASKS, Task, prepare, varied
+from study.methods import METHODS
+from study.tasks import Task, prepare
 from study.trainer import leave_momentum_out, optimizer, put_momentum_back, train
 
 
@@ -31,27 +30,6 @@ def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
     assert len(runs[0]["curve"]) == 6
     assert runs[0]["score"] > 50, runs[0]["score"]
     assert runs[0]["bits"] < runs[0]["all_bits"] <= 32 or name in ("uncompressed", "fp16")
-
-
-def test_all_bits_are_of_all_values(tmp_path) -> None:
-    task = tiny(epochs=1)
-    found, other = (
-        train(task, prepare(task, tmp_path), replace(METHODS["1/4"], small_bits=bits), 0) for bits in (0, 32)
-    )
-    small = 256 + 128 + 10  # the biases
-    whole = found["values"]
-    with_float32 = (found["bits"] * (whole - small) + 32 * small) / whole
-    with_8_bits = (found["bits"] * (whole - small) + 8 * (512 + 4 + codec.HEADER_BYTES)) / whole
-    assert other["all_bits"] == pytest.approx(with_float32, abs=2e-4)
-    assert found["all_bits"] == pytest.approx(with_8_bits, abs=2e-4)
-
-
-@pytest.mark.parametrize("task", [tiny(model="resnet8"), tiny(model="transformer", data="docstrings", limit=20000)])
-def test_other_models_are_trained(task: Task, monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("study.tasks.STEPS", 4)
-    found = train(task, prepare(task, tmp_path), METHODS["1"], seed=0)
-    assert 0 <= found["score"] <= 100
-    assert 1 < found["bits"] < 1.2
 
 
 def test_momentum_is_left_out_where_the_library_leaves_it_out() -> None:
@@ -102,41 +80,6 @@ def test_a_factor_is_a_rate(kind: str, tmp_path, monkeypatch) -> None:
     names = {"1/4, c = 0.5": task, "1/4": half}
     one, other = (train(own, prepare(own, tmp_path), METHODS[name], 0) for name, own in names.items())
     assert one["loss"] == other["loss"]
-
-
-def test_every_rival_says_whether_it_keeps_momentum_and_what_small_tensors_have() -> None:
-    for one in (one for choices in RIVALS.values() for one in choices):
-        assert ("no momentum" in one.name) != one.keeps_momentum_at(1.0), one.name
-        assert one.small_bits_at(1.0) == (32 if one.name == "top-k 1/4" else 8), one.name
-
-
-def test_of_a_varied_task_rate_and_warm_up_are_others_and_nothing_else() -> None:
-    base, own = TASKS["mlp"], TASKS[varied("mlp", 2, 0.02)]
-    assert own == replace(base, name="mlp, x2, warm-up 2%", rate=2 * base.rate, warm_up=0.02)
-    assert varied("mlp", 1, 0.3) == "mlp"
-
-
-def test_a_warm_up_says_when_the_rate_is_at_its_peak(tmp_path, monkeypatch) -> None:
-    seen: list[float] = []
-    scheduler = torch.optim.lr_scheduler.OneCycleLR
-
-    def noted(*args, **more) -> torch.optim.lr_scheduler.OneCycleLR:
-        seen.append(more["pct_start"])
-        return scheduler(*args, **more)
-
-    monkeypatch.setattr(torch.optim.lr_scheduler, "OneCycleLR", noted)
-    for warm_up in (0.1, 0.3):
-        task = tiny(epochs=1, warm_up=warm_up)
-        train(task, prepare(task, tmp_path), METHODS["uncompressed"], 0)
-    assert seen == [0.1, 0.3]
-
-
-def test_docstrings_are_the_same_every_time(tmp_path) -> None:
-    (tmp_path / "b.py").write_text('"""Second."""')
-    (tmp_path / "a.py").write_text('"""First: é."""\n\n\ndef f():\n    """Third."""\n')
-    said = "".join(chr(number + 31) if number else "\n" for number in text.docstrings(99, tmp_path).tolist())
-    assert said == "First: .\nThird.\nSecond.\n"
-    assert text.docstrings(1000).equal(text.docstrings(1000)) and len(text.docstrings(1000)) == 1000
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.5, [5, 7.5, 8.75]), (0.9, [1, 1.9, 2.71]), (0.0, [10, 10, 10])])

@@ -18,8 +18,6 @@ from runs import (
     assert_refused,
     assert_same_checkpoints,
     metrics,
-    mpirun,
-    same,
     train,
     train_as_documented,
 )
@@ -86,11 +84,6 @@ def test_few_bits_leave_the_momentum_of_large_tensors_out_without_a_flag(whole: 
             assert buffer.any() == (bits == 4 or buffer.numel() < 1024)
 
 
-def test_residuals_are_each_ranks_own(whole: Path) -> None:
-    first, second = (torch.load(whole / f"checkpoints/epoch-0008.rank{rank}.pt", weights_only=True) for rank in (0, 1))
-    assert not same(first["quantizer"], second["quantizer"])
-
-
 def test_horovods_own_compression_over_gloo(tmp_path: Path) -> None:
     """Of float16; without any, test_hosts.py has it."""
     flags = ("--epochs", "2", "--compression", "fp16", "--output-dir", str(tmp_path / "run"))
@@ -113,23 +106,6 @@ def test_a_damaged_file_of_one_rank_takes_all_to_the_checkpoint_before(whole: Pa
     assert "resumed after 7 of 8 epochs" in said
     assert metrics(copy) == metrics(whole)
     assert_same_checkpoints(copy, whole)
-
-
-def test_no_checkpoint_that_can_be_read_is_one_line(whole: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(whole, copy)
-    cut(copy, "epoch-0007.pt", "epoch-0008.rank1.pt")
-    ended = mpirun(*RELEASE, "--output-dir", str(copy), "--resume")
-    assert ended.returncode == 2
-    said = [line for line in ended.stdout.splitlines() if "train_resnet.py: error:" in line]
-    assert len(said) == 1
-    assert "no checkpoint can be read" in said[0] and "epoch-0007.pt is damaged" in said[0]
-
-
-def test_a_checkpoint_of_another_run_is_refused(whole: Path) -> None:
-    # One worker, where the checkpoint has two.
-    flags = (*RELEASE, "--batch-size", "32", "--output-dir", str(whole), "--resume")
-    assert_refused(flags, "batch_size 64 (now 32), world_size 2 (now 1)")
 
 
 def test_a_run_is_not_written_over(whole: Path) -> None:

@@ -134,22 +134,6 @@ def test_without_a_wish_horovod_is_built_for_cpus(machine):
     assert re.search(r"-mpi4\.1\.4-gpunone-[0-9a-f]{8}/horovod", machine.logged())
 
 
-def test_what_no_torch_of_today_needs_is_not_asked_for(machine):
-    """cffi is no pure Python, and a machine without network may lack it; cmake 4 wants to be told."""
-    machine.build()
-    assert "cffi" not in Path(f"{machine.log}.setup").read_text()
-    assert machine.built_with()["CMAKE_POLICY_VERSION_MINIMUM"] == "3.5"
-
-
-def test_a_wheel_of_another_version_of_the_script_is_not_taken(machine):
-    machine.build()
-    script = machine.clone / "tools" / "build_horovod.sh"
-    script.write_text(script.read_text().replace("cffi>=1.4.0", "cffi>=1.5.0"))
-    machine.build()
-    wheels = re.findall(r"\S*/wheels/\S*(?=/horovod-)", machine.logged())
-    assert len(set(wheels)) == 2, wheels
-
-
 def test_horovod_without_mpi(machine):
     machine.command(machine.commands / "mpirun", "exit 127")
     said = machine.build(HOROVOD_WITHOUT_MPI="1")
@@ -158,16 +142,6 @@ def test_horovod_without_mpi(machine):
     assert re.search(r"-mpinone-gpunone-[0-9a-f]{8}/horovod", machine.logged())
     said = machine.build(HOROVOD_WITHOUT_MPI="yes")
     assert machine.failed and "HOROVOD_WITHOUT_MPI must be 1 or not be set, got 'yes'" in said
-
-
-def test_an_nvcc_that_calls_the_toolkits_own(machine):
-    """As some machines have it in PATH: there is nothing of the toolkit beside it."""
-    machine.toolkit()
-    answer = f"""[ "$1" != --dryrun ] || echo '#$ TOP={machine.cuda}/bin/..'; exec {machine.cuda}/bin/nvcc"""
-    machine.command(machine.commands / "nvcc", answer)
-    said = machine.build(HOROVOD_GPU="CUDA", HOROVOD_CUDA_HOME="", CUDA_HOME="")
-    assert not machine.failed, said
-    assert machine.built_with()["HOROVOD_CUDA_HOME"] == str(machine.cuda)
 
 
 def test_nccl_of_torch_is_what_horovod_is_linked_with(machine):
@@ -189,29 +163,6 @@ def test_nccl_of_torch_is_what_horovod_is_linked_with(machine):
     assert (home / "lib" / "libnccl.so").resolve() == home / "lib" / "libnccl.so.2"
     assert Path(f"{machine.log}.cuda").read_text() == "set(CMAKE_CUDA_STANDARD 17)\n"
     assert re.search(r"-gpuNCCL2.29.7-cuda13.0-[0-9a-f]{8}/horovod", machine.logged())
-
-
-def test_a_folder_that_is_named_comes_first(machine):
-    machine.toolkit()
-    machine.nccl()
-    own = machine.nccl("own", "libnccl_static.a")
-    said = machine.build(**NCCL, HOROVOD_NCCL_HOME=str(own))
-    assert machine.failed and "libnccl.so (not in or below" in said
-    machine.build(**NCCL, HOROVOD_NCCL_HOME=str(own), HOROVOD_NCCL_LINK="STATIC")
-    assert not machine.failed
-    assert machine.built_with()["HOROVOD_NCCL_HOME"] == str(own)
-    assert machine.built_with()["HOROVOD_NCCL_LINK"] == "STATIC"
-
-
-def test_gpu_tensors_through_host_memory(machine):
-    machine.toolkit()
-    machine.nccl()
-    said = machine.build(HOROVOD_GPU="CUDA")
-    assert not machine.failed and "GPU tensors through host memory, is installed" in said
-    built = machine.built_with()
-    assert built["CUDA_HOME"] == built["HOROVOD_CUDA_HOME"] == str(machine.cuda)
-    assert not {"HOROVOD_GPU_OPERATIONS", "HOROVOD_NCCL_HOME"} & built.keys()
-    assert re.search(r"-gpuhost-cuda13.0-[0-9a-f]{8}/horovod", machine.logged())
 
 
 @pytest.mark.parametrize(
@@ -242,15 +193,6 @@ def test_what_lacks_of_the_toolkit_is_named_with_the_package_that_has_it(machine
     assert machine.logged() == ""
 
 
-def test_what_lacks_of_nccl_is_named(machine):
-    machine.toolkit()
-    home = machine.nccl("own")
-    (home / "include" / "nccl.h").unlink()
-    said = machine.build(**NCCL, HOROVOD_NCCL_HOME=str(home))
-    assert machine.failed and "Missing: nccl.h (not in " in said and "; libnccl.so (not in " in said
-    assert "libnccl-dev" in said and machine.logged() == ""
-
-
 def set_up(machine: Machine, **variables: str) -> tuple[str, list[str]]:
     """What tools/setup.sh says, and what pip was asked for; Horovod's build says what is wished of it."""
     machine.command(
@@ -259,13 +201,6 @@ def set_up(machine: Machine, **variables: str) -> tuple[str, list[str]]:
     said = machine.run("tools/setup.sh", **variables)
     asked = [line.split()[-1] for line in machine.logged().splitlines()]
     return said, asked
-
-
-def test_a_machine_without_gpus_gets_the_cpu_build(machine):
-    machine.toolkit()
-    said, asked = set_up(machine)
-    assert not machine.failed and "\nwish: , \n" in "\n" + said and "GPU" not in said
-    assert asked[0] == "tools/torch_cpu.txt" and "tools/requirements.txt" not in asked
 
 
 def test_a_gpu_without_a_toolkit_is_left_alone_aloud(machine):
@@ -288,23 +223,3 @@ def test_a_gpu_with_a_toolkit_gets_the_cuda_build_and_nccl(machine, torch_cuda):
     assert "there is a GPU; its tensors' collectives are NCCL's, of " in said
     # "torch==2.13.0" is there already, to pip, if a CPU build of it is.
     assert asked == ([] if torch_cuda else ["torch"]) + ["tools/requirements.txt"]
-
-
-def test_a_gpu_without_nccl_goes_through_host_memory(machine):
-    machine.gpus("echo 'GPU 0: Pretender (UUID: GPU-0)'")
-    machine.toolkit()
-    said, asked = set_up(machine, HOROVOD_NCCL_HOME=str(machine.site / "none"))
-    assert not machine.failed and "wish: CUDA, \n" in said and asked == ["tools/requirements.txt"]
-    assert "there is a GPU, but no NCCL (nccl.h (not in " in said and "its tensors go through host memory" in said
-
-
-def test_a_wish_needs_no_gpu(machine):
-    """An image for a cluster is built elsewhere."""
-    machine.toolkit()
-    said, asked = set_up(machine, **NCCL)
-    assert not machine.failed and "wish: , NCCL\n" in said and asked == ["tools/requirements.txt"]
-
-
-def test_a_wish_that_cannot_be_is_an_error_before_torch_is_downloaded(machine):
-    said, asked = set_up(machine, **NCCL)
-    assert machine.failed and "setup: Horovod for GPUs needs CUDA's toolkit. Missing: nvcc" in said and asked == []

@@ -54,32 +54,6 @@ def test_the_benchmarks_know_the_flags(tmp_path):
                 assert [part for part in command if part.endswith(".py") and not (ROOT / part).exists()] == []
 
 
-@pytest.mark.parametrize(
-    ("given", "state", "result"),
-    [
-        (check(), "ok", "7 passed"),
-        (check(code="print('2 failed, 7 passed in 1 s'); raise SystemExit(1)"), "failed", "2 failed, 7 passed"),
-        (check(code="pass", read=lambda said: {}["none"]), "failed", "KeyError: 'none'"),
-        (check(code="import time; print('begun', flush=True); time.sleep(60)", seconds=2), "too late", "nothing like"),
-        (check(code="print('no root'); raise SystemExit(2)", read=str.strip, may_fail=True), "not here", "no root"),
-        (check(needs="no-such-program"), "not here", "no-such-program is not in PATH"),
-        (Check(1, "it", ("/no/such/program",), 5, str), "failed", "/no/such/program"),
-    ],
-)
-def test_whatever_a_check_does_it_gets_a_row(tmp_path, given, state, result):
-    row = on_gpu.run(given, tmp_path / "log")
-    assert (row.state, row.stage, row.name) == (state, 1, "it") and result in row.result
-    assert row.seconds < 20
-
-
-def test_over_links_where_there_are_any(tmp_path):
-    names = [
-        [one.name for one in Checks(tmp_path, tmp_path, links=links, pretend=False).all()] for links in (False, True)
-    ]
-    assert [name for name in names[1] if name not in names[0]] == ["exchange, 1gbit", "time to accuracy, 1gbit"]
-    assert [name for name in names[0] if name not in names[1]] == ["time to accuracy, shm"]
-
-
 def test_one_that_fails_does_not_stop_the_others_and_none_runs_twice(tmp_path, monkeypatch, capsys):
     code = f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); print('7 passed in 1 s')"
     checks = [check("bad", "raise SystemExit(3)"), check("good", code, stage=2), check("last", code, stage=5)]
@@ -95,17 +69,6 @@ def test_one_that_fails_does_not_stop_the_others_and_none_runs_twice(tmp_path, m
     kept = json.loads((tmp_path / "out" / on_gpu.ROWS).read_text())
     assert [row["state"] for row in kept["rows"] if row["name"] != "build"].count("ok") == 2
     assert "== 1 bad: failed" in (tmp_path / "out" / on_gpu.LOG).read_text()
-
-
-def test_what_is_kept_is_few_files(tmp_path):
-    results = tmp_path / "results"
-    (results / "profiled").mkdir(parents=True)
-    parts = ["kernels", "exchange-resnet50-2-gloo", "accuracy-resnet18-1gbit-gloo", "memory-gloo"]
-    for name in (*(f"{part}-cuda.json" for part in parts), on_gpu.ROWS, on_gpu.LOG, "profiled/profile.json.gz"):
-        (results / name).touch()
-    (results / "profiled" / "checkpoint").touch()
-    on_gpu.kept(results, tmp_path / "out")
-    assert len(list((tmp_path / "out").rglob("*"))) == 7
 
 
 def test_without_what_it_needs_it_says_so(tmp_path):

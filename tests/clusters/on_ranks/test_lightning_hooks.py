@@ -9,11 +9,11 @@ import lightning as L
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import Callback, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from hvd_dyncomp import Schedule, ddp, without_momentum
+from hvd_dyncomp import Schedule, without_momentum
 from hvd_dyncomp.integrations.lightning import CompressionCallback
 
 RANKS = int(os.environ["WORLD_SIZE"])
@@ -140,24 +140,6 @@ def test_a_second_fit_continues(folder):
     assert len(one.controller.history) == 4
 
 
-def test_another_module_begins_anew():
-    callback = CompressionCallback(1)
-    one = trainer(callback, max_epochs=1)
-    one.fit(Module(), train(), valid())
-    one.fit_loop.epoch_progress.reset()
-    module = Module()
-    one.fit(module, train(), valid())
-    assert torch.equal(parameters(module), fitted(CompressionCallback(1), max_epochs=1))
-    assert len(callback.quantizer.controller.history) == 1
-
-
-def test_nothing_to_compress():
-    callback, module = CompressionCallback(4), Module()
-    alone = trainer(callback)
-    assert alone.validate(module, valid(), verbose=False) and alone.test(module, valid(), verbose=False)
-    assert callback.quantizer is None and callback.state_dict() == {}
-
-
 def test_the_controller_gets_what_validation_logs():
     callback = CompressionCallback(Schedule({0: 4, 1: 8}))
     fitted(callback, max_epochs=2, num_sanity_val_steps=1)
@@ -170,18 +152,6 @@ def test_the_controller_gets_what_validation_logs():
     assert [set(record.metrics) for record in callback.quantizer.controller.history] == [
         {"train_loss_step", "val_loss"}
     ] * 4
-
-
-@pytest.mark.parametrize("saved_with", [True, False])
-def test_a_checkpoint_of_a_run_without_the_callback_and_the_reverse(saved_with, folder):
-    saving, module = trainer(*[CompressionCallback(4)] * saved_with, max_epochs=1), Module()
-    saving.fit(module, train(), valid())
-    saving.save_checkpoint(f"{folder}/a.ckpt")
-    callback = CompressionCallback(4)
-    loading = trainer(*[callback] * (not saved_with), max_epochs=2)
-    loading.fit(module, train(), valid(), ckpt_path=f"{folder}/a.ckpt", weights_only=True)
-    parameters(module)
-    assert saved_with or len(callback.quantizer.controller.history) == 1
 
 
 def test_a_checkpoint_within_an_epoch(folder):
@@ -224,24 +194,6 @@ def test_without_momentum():
         with_it = fitted(CompressionCallback(bits), WithMomentum(lambda optimizer: optimizer))
         without_it = fitted(CompressionCallback(bits), WithMomentum(without_momentum))
         assert torch.equal(with_it, without_it) == alike
-
-
-def test_a_tuner_within_fit(folder):
-    """The finder's steps are taken back, with their residuals."""
-    callback = CompressionCallback(4)
-    finder = LearningRateFinder(num_training_steps=4)
-    tuned = trainer(callback, finder, max_epochs=1, enable_checkpointing=True, default_root_dir=folder)
-    tuned.fit(Module(), train(), valid())
-    assert callback.quantizer.state_dict()["steps"] == STEPS
-
-
-def test_a_model_with_a_hook():
-    class Hooks(Callback):
-        def on_fit_start(self, trainer, module):
-            ddp.compress(trainer.strategy.model, 4)
-
-    with pytest.raises(ValueError, match="the model has a communication hook already"):
-        trainer(Hooks(), CompressionCallback(4)).fit(Module(), train(), valid())
 
 
 def test_under_its_other_name():
