@@ -161,38 +161,6 @@ def test_a_state_that_is_loaded_brings_back_what_was_owed(ranks, hosts):
         assert all(map(torch.equal, mine, expected))
 
 
-@WORLDS
-@settings(deadline=None, max_examples=20)
-@given(choices=CHOICES)
-def test_a_rank_that_leaves_a_step_alone_is_named(ranks, hosts, choices):
-    """The others hear it in words, in this step or in the next: none goes on with other gradients."""
-
-    def program(worker: Worker) -> list[str]:
-        clean_step(worker, 0)
-        worker.backward(worker.noise(1))
-        worker.barrier("loss")
-        if worker.transport.rank == 0:
-            worker.optimizer.forget()
-            worker.backward(worker.noise(1))
-        said = []
-        for step in range(2):  # some hear of it in the first, the others in the second: from those, or from rank 0
-            try:
-                if step == 0:
-                    worker.optimizer.step()
-                elif worker.transport.rank > 0:  # rank 0 has handed in its gradients of two steps
-                    clean_step(worker, 2)
-            except RuntimeError as error:
-                said.append(str(error))
-                worker.optimizer.forget()
-                worker.optimizer._means.clear()
-        return said
-
-    first, *others = on_ranks(ranks, program, SIZES, 4, hosts=hosts, choices=choices, **SHAPE)[0]
-    assert all("Horovod has forgotten the gradients" in each for each in first), first
-    for said in others:
-        assert said and re.search(r"rank \d gave up the exchange|rank \d cannot use its quantizer", said[0]), said
-
-
 @places("2", "2x2")
 def test_attaching_while_gradients_are_in_flight(ranks, hosts):
     def program(worker: Worker) -> list[torch.Tensor]:

@@ -123,18 +123,23 @@ def test_any_program_on_three_hosts(ranks, hosts, data):
     any_program(ranks, hosts, data)
 
 
+@pytest.mark.promise("A state loaded during a run is right, or an error on every rank.")
 @places("2", "3", "2x2")
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_state_loaded_by_some_ranks_in_mid_run(ranks, hosts, data):
-    """By all, or one that is as far as the others: right. Otherwise every rank hears of it."""
+    """By all, or one that is as far as the others: right. Otherwise every rank hears of it.
+
+    At 32 bits nothing but the handshake can tell.
+    """
+    bits = data.draw(st.sampled_from([16, 32]))
     loaders = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1))
     stale = data.draw(st.booleans())
     choices = data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=40))
 
     def program(transport: InProcessTransport):
         named = parameters(MODELS["expert"])
-        q = quantizer(16)(transport)
+        q = quantizer(bits)(transport)
         optimizer = SimulatedOptimizer(named, q, transport)
         states = []
         for step in range(3):

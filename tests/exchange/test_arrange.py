@@ -87,22 +87,6 @@ def test_what_is_owed_outside_the_section_joins_the_next_gradients_once(names):
     assert all(total is gradient for total, gradient in zip(again, gradients, strict=True)), "delivered twice"
 
 
-def test_zero_gradients_wait_and_the_others_do_not():
-    bucket = new_bucket()
-    owe(bucket, torch.Generator().manual_seed(1))
-    arrange(bucket, ARRANGEMENTS[1])
-    before = all_owed(bucket)
-    first, second = bucket.slots
-    given = bucket.residuals.join_all(bucket.slots, [torch.zeros(first.numel), torch.full((second.numel,), 1e4)])
-    assert not given[0].any()
-    after = all_owed(bucket)
-    assert torch.equal(after[first.range], before[first.range])
-    outside = torch.ones(len(after), dtype=torch.bool)
-    outside[bucket.residuals.own_range] = False
-    outside[first.range] = False
-    assert before[outside].any() and not after[outside].any()
-
-
 @pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])
 def test_a_release_hands_out_everything(names):
     """Whatever it was owed from: the section, its shard, what waits since the bucket was arranged anew."""
@@ -159,13 +143,3 @@ def test_what_is_dropped_is_dropped_outside_the_section_too():
     arrange(bucket, ARRANGEMENTS[1])
     bucket.residuals.drop()
     assert not all_owed(bucket).any() and not bucket.residuals.carries
-
-
-@pytest.mark.parametrize("before", [[0, 1, 1, 0], [0, 0, 1, 1], "flat"])
-def test_messages_fit_whatever_was_before(before):
-    """Hosts [0, 1, 1, 0] and [0, 1, 0, 1] have the same sections."""
-    used, new = (new_bucket(1, 4) for _ in range(2))
-    arrange(used, before)
-    for bucket in (used, new):
-        arrange(bucket, [0, 1, 0, 1])
-    assert used.arrangement == new.arrangement

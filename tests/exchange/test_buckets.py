@@ -50,32 +50,6 @@ def test_the_layout_knows_the_place_of_each_value():
         assert other != layouts()
 
 
-def test_shards_and_residuals():
-    sizes = [700]
-    own = [plan(sizes, rank=rank, world_size=3)[0][0] for rank in range(3)]
-    covered = [
-        i for bucket in own for i in range(bucket.residuals.shard_range.start, bucket.residuals.shard_range.stop)
-    ]
-    assert covered == list(range(704))
-    assert [bucket.residuals.shard.numel() for bucket in own] == [192, 256, 256]
-    assert plan(sizes, world_size=2)[0][0].residuals.shard.numel() == 0, "two workers exchange whole buckets"
-
-
-def test_released_residuals_are_handed_out_once():
-    buckets, slots = plan([100, 200], world_size=3)
-    bucket = buckets[0]
-    bucket.residuals.own[:300] = torch.arange(300.0) % 128
-    bucket.residuals.shard[:] = 128  # a bfloat16 has 8 digits
-    bucket.residuals.quantized()
-    bucket.residuals.release()
-    ones = torch.full((100,), 1e6), torch.full((200,), 1e6)  # against which no residual is too large
-    taken = bucket.residuals.join(slots["p0"], ones[0]) - ones[0]  # values 200 to 299; rank 0's shard is value 0 to 63
-    assert torch.equal(taken, torch.arange(200.0, 300) % 128)
-    taken = bucket.residuals.join(slots["p1"], ones[1]) - ones[1]
-    assert torch.equal(taken[:64], torch.arange(64.0) + 128)
-    assert torch.equal(bucket.residuals.join(slots["p0"], ones[0]), ones[0]) and not bucket.residuals.shard.any()
-
-
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 150_000.0), (torch.float16, 65_504.0)])
 def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype(dtype, most):
     buckets, slots = plan([100])

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from coded import message, message_bytes, payloads, random_payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,13 +149,3 @@ def test_other_bytes_are_another_greeting(data):
     """Nothing that a level cannot be passes for one."""
     greeting = Greeting.from_bytes(data)
     assert not {greeting.bits, greeting.proposal} <= {0, *LEVELS} or greeting.to_bytes() == data
-
-
-@ORDINARY
-@given(shape=FORMATS, blocks=st.lists(st.integers(0, 3), min_size=1, max_size=5), seed=WORDS)
-def test_messages_are_cut_as_they_were_joined(shape, blocks, seed):
-    sent = random_payloads([count * block_bytes(**shape) for count in blocks], seed)
-    received = torch.cat([message(payload) for payload in sent])
-    assert received.numel() == sum(message_bytes(count, **shape) for count in blocks)
-    found = payloads(received, [payload.numel() for payload in sent])
-    assert all(torch.equal(one, other) for one, other in zip(found, sent, strict=True))

@@ -28,11 +28,6 @@ def test_blocks_with_values_of_small_tensors_have_eight_bits_at_least():
     assert tail(slots(5, 70), 0.25, 64) == 0
 
 
-def test_small_tensors_of_a_bucket_count_as_one():
-    of = slots(200, 100, 2, 90)
-    assert [slot.counted_as for slot in of] == ["p0", "p1", "p2", "p2"]
-
-
 @pytest.mark.parametrize("tail", [0, 3, 7])
 @pytest.mark.parametrize("span", [Span(0, 7), Span(1, 4), Span(3, 0), Span(2, 1), Span(4, 2)])
 @pytest.mark.parametrize("bits", [4, 0.25])
@@ -57,36 +52,6 @@ def test_each_level_of_a_span_is_coded_by_itself(bits, span, tail):
         kernels.encode_into(apart[-1], [values], left[-1], first=64 * block, bits=level, block_size=64, **here)
     assert torch.equal(payload, torch.cat(apart))
     assert torch.equal(residual, torch.cat(left)), "rounded as the bucket's blocks are"
-
-
-@pytest.mark.parametrize("first", [0, 2, 7])
-def test_kernels_are_given_the_tensors_of_a_level_only(first, monkeypatch):
-    """And make of them what they make of all: with a thousand tensors in a bucket, each shard would look at each."""
-    seen = []
-    for name in ("encode_into", "decode_into"):
-        real = getattr(kernels, name)
-        place = 1 if name == "encode_into" else 0
-
-        def counting(*args, real=real, place=place, **options):
-            seen.append(len(args[place]))
-            return real(*args, **options)
-
-        monkeypatch.setattr(kernels, name, counting)
-    sizes = [1, 63, 64, 0, 200, 3, 3, 300, 40, 30]  # 704 = 11 * 64, tensors that end and begin with blocks or within
-    whole = noise("x", sum(sizes), 0, 0)
-    coding = Coding(0.5, 6, 64)
-    span = Span(first, 11 - first)
-    made = []
-    for values in ([whole.clone()], [piece.clone() for piece in whole.split(sizes)]):
-        payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
-        residual = torch.zeros(64 * span.blocks, dtype=torch.bfloat16)
-        coding.encode(payload, span, values, residual, dither=5)
-        coding.decode(values, span, [payload], 0.5)
-        made.append((payload, residual, torch.cat([value.view(-1) for value in values])))
-    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
-    tensors = {0: [8, 3], 2: [4, 3], 7: [3]}[first]  # of each level
-    tensors_of_one = [1] * len(tensors)
-    assert seen == 2 * tensors_of_one + 2 * tensors
 
 
 @pytest.mark.parametrize("bits", [4, 0.25])

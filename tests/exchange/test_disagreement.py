@@ -85,19 +85,6 @@ def test_a_rank_in_another_step():
     assert len(set(texts)) == 1 and "rank 0 has step 1, rank 1 has 2 (was the quantizer's state loaded" in texts[0]
 
 
-def test_a_rank_that_moves_to_another_level_later():
-    def program(worker: Worker) -> str:
-        worker.step(worker.noise(0))
-        if worker.transport.rank:
-            worker.controller.load_state_dict({**worker.controller.state_dict(), "bits": 32})
-        with pytest.raises(LockstepError) as caught:
-            worker.step(worker.noise(1))
-        return str(caught.value)
-
-    texts, _ = on_ranks(2, program, SIZES, 4)
-    assert len(set(texts)) == 1 and "rank 0 has bits 4, rank 1 has 32 (have all controllers" in texts[0]
-
-
 @WORLDS
 def test_a_rank_that_cannot_begin_tells_the_others_why(ranks, hosts):
     other = torch.nn.Parameter(torch.zeros(5))
@@ -160,36 +147,6 @@ def test_a_horovod_that_says_too_early_that_a_gpu_is_done_is_refused(monkeypatch
     assert HorovodTransport().obstacle(torch.device("cpu")) == ""
 
 
-def test_a_rank_that_cannot_reduce_its_shard_tells_the_others(monkeypatch):
-    from hvd_dyncomp import kernels
-
-    def program(worker: Worker) -> str:
-        if worker.transport.rank == 1:
-            real = kernels.reduce_into
-
-            def reduce_into(out, *arguments, **keywords):
-                if out.numel() == worker.quantizer._plan.buckets[0].section.shards[1].blocks * 36 and not failed:
-                    failed.append(out)
-                    raise MemoryError("no room")
-                return real(out, *arguments, **keywords)
-
-            failed: list = []
-            monkeypatch.setattr(kernels, "reduce_into", reduce_into)
-        with pytest.raises((MemoryError, LockstepError)) as caught:
-            worker.step(worker.noise(0))
-        return f"{type(caught.value).__name__}: {caught.value}"
-
-    # Shards of 1, 2 and 2 blocks: the first that is reduced with two is rank 1's or rank 2's.
-    texts, _ = on_ranks(3, program, {"a": 320}, 4)
-    gave_up = [rank for rank, text in enumerate(texts) if text == "MemoryError: no room"]
-    assert len(gave_up) == 1, texts
-    for rank, text in enumerate(texts):
-        assert rank in gave_up or text == (
-            f"LockstepError: bucket a: rank {gave_up[0]} gave up the exchange: its own error says why, or it loaded a "
-            "state between backward and step"
-        )
-
-
 @pytest.mark.parametrize("op", ["Adasum", "Min"])
 def test_a_reduction_that_is_not_linear_is_refused_before_anything_is_sent(op):
     def program(worker: Worker) -> str:
@@ -225,22 +182,6 @@ def test_attach_wants_an_optimizer_that_compresses_with_this_quantizer():
     attached, _ = on_ranks(2, program, SIZES, 4)
     found, _ = on_ranks(2, lambda worker: worker.step(worker.noise(0)), SIZES, 4)
     assert all(torch.equal(attached[0][name], found[0][name]) for name in SIZES)
-
-
-def test_optimizers_are_told_apart_by_their_first_parameter():
-    """Whichever of two models a rank comes to first."""
-
-    def program(transport) -> None:
-        workers = [Worker(transport, sizes, 4) for sizes in ({"a": 130}, {"b": 130})]
-        for worker in workers[:: -1 if transport.rank else 1]:
-            worker.backward(worker.noise(0))
-        for worker in workers:
-            worker.optimizer.step()
-
-    world = RecordingWorld(2)
-    world.run(program)
-    names = [[s.name for s in world.sent if s.rank == rank and "handshake" in s.name] for rank in range(2)]
-    assert names == [[f"hvd_dyncomp.{first}.handshake" for first in order] for order in ("ab", "ba")]
 
 
 def test_quantizers_of_twin_models_may_use_the_same_names():

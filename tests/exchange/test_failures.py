@@ -217,37 +217,6 @@ def test_after_an_error_in_one_bucket_the_others_are_exchanged(ranks, hosts, mon
         assert {len(world.messages(f"a.{phase}", rank)) for rank in range(ranks)} == {1}
 
 
-def test_what_could_not_be_prepared_is_not_prepared_with_half_of_what_was_owed(monkeypatch):
-    """Messages are made within backward: there is no room for them the first time, and there would be the second."""
-    real, failed = Hierarchical._scatter, []
-
-    def scatter(route: Hierarchical, values):
-        made = real(route, values)
-        if route._bucket.rank == 1 and step_of_test[0] == 1 and not failed:
-            failed.append(True)
-            raise MemoryError("no room")
-        return made
-
-    step_of_test = [0]
-    monkeypatch.setattr(Hierarchical, "_scatter", scatter)
-
-    def program(transport):
-        worker = Worker(transport, SIZES, 16)
-        for step in range(2):
-            worker.barrier(f"step {step}")
-            step_of_test[0] = step
-            try:
-                worker.step(worker.noise(step))
-            except (MemoryError, LockstepError) as error:
-                return error
-        return None
-
-    ranks, hosts = PLACES["2x2"]
-    errors = RecordingWorld(ranks, hosts=hosts).run(program)
-    assert isinstance(errors[1], MemoryError), errors
-    assert all(blamed(errors, rank) == 1 for rank in range(ranks))
-
-
 def test_what_an_interruption_loses_is_not_taken_for_a_message():
     """The collective is over, and what it has brought is gone."""
 

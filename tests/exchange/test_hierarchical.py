@@ -9,7 +9,6 @@ from simulated import (
     BY_HOST,
     WORLDS,
     Worker,
-    by_host,
     mean_of,
     noise,
     on_ranks,
@@ -105,44 +104,6 @@ def test_buckets_of_fewer_blocks_than_workers(ranks, hosts, size):
         assert all(torch.equal(got, results[0]) for got in results)
     expected = mean_of("a", size, 2, range(ranks), ranks)
     assert (results[0] - expected).norm() <= 2e-3 * expected.norm()
-
-
-@WORLDS
-def test_nothing_is_held_after_a_step(ranks, hosts, monkeypatch):
-    """Neither messages nor sums, without waiting for the garbage collector."""
-    held: list[weakref.ref] = []
-    for route in ("Flat", "Hierarchical"):
-        real = getattr(routes, route)
-
-        def made(*arguments, real=real):
-            new = real(*arguments)
-            held.append(weakref.ref(new))
-            return new
-
-        monkeypatch.setattr(routes, route, made)
-
-    def program(worker: Worker) -> int:
-        worker.step(worker.noise(0))
-        worker.step(worker.noise(1))
-
-    gc.collect()
-    gc.disable()
-    try:
-        on_ranks(ranks, program, SIZES, 4, hosts=hosts)
-        assert len(held) == 2 * ranks and not any(ref() for ref in held)
-    finally:
-        gc.enable()
-
-
-@BY_HOST
-def test_what_is_owed_by_hosts_takes_a_part_of_the_memory(ranks, hosts):
-    def program(worker: Worker) -> int:
-        worker.step(worker.noise(0))
-        [bucket] = worker.quantizer._plan.buckets
-        return bucket.residuals.own.numel()
-
-    sizes, _ = on_ranks(ranks, program, {"a": 640}, 4, hosts=hosts)
-    assert by_host(hosts) and sizes == [320] * ranks
 
 
 @WORLDS

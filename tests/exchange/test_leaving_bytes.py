@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from coded import message_bytes
 from simulated import (
     BY_HOST,
     WORLDS,
@@ -38,16 +37,6 @@ def test_the_meter_tells_what_leaves_a_host(ranks, hosts, bits):
         assert total.saved_fraction == pytest.approx(1 - leaving / float32)
 
 
-def test_on_one_host_what_is_saved_is_of_all_that_is_sent():
-    totals, _ = on_ranks(3, lambda w: w.step(w.noise(0)) and w.quantizer.meter.total(), {"a": 6400}, 4, hosts=(0, 0, 0))
-    for total in totals:
-        assert total.leaving_bytes == total.float32_leaving_bytes == 0 < total.staying_bytes
-        assert (
-            total.saved_fraction == pytest.approx(1 - total.sent_bytes / total.float32_bytes)
-            and total.saved_fraction > 0.8
-        )
-
-
 @pytest.mark.parametrize("bits", [1, 4])
 @pytest.mark.parametrize("n_hosts", [2, 3, 4])
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -70,32 +59,6 @@ def test_what_leaves_a_host_does_not_grow_with_its_workers(n_hosts, workers, bit
     got = sum(leaving[:workers])
     assert got * 8 / values == pytest.approx(expected, rel=0.03)
     assert got == pytest.approx(expected * values / 8 + reduced + sections * HEADER_BYTES, rel=1e-9)
-
-
-def test_on_hosts_of_different_numbers_of_workers_more_leaves():
-    """Three workers exchange in thirds among all: of 4 bits, a third more than two even hosts send."""
-    values = 512 * 480
-    leaving, _ = on_ranks(
-        3,
-        lambda worker: worker.step(worker.noise(0)) and worker.quantizer.meter.total().leaving_bytes,
-        {"a": values},
-        4,
-        hosts=(0, 0, 1),
-        block_size=512,
-    )
-    assert [sum(leaving[:2]) * 8 / values, leaving[2] * 8 / values] == pytest.approx([4 * 4 / 3] * 2, rel=0.03)
-
-
-@BY_HOST
-def test_neighbours_are_sent_two_bytes_a_value_or_four(ranks, hosts):
-    for bits, width in ((7, 2), (8, 4), (16, 4)):
-        _, world = on_ranks(ranks, lambda worker: worker.step(worker.noise(0)), {"b": 500}, bits, hosts=hosts)
-        # Eight blocks of 64, the last of 52 values: halves of 256 and 244.
-        lengths = {len(message) for message in world.messages(".local_scatter")}
-        assert lengths == {HEADER_BYTES + width * n for n in (244, 256)}
-        for message in world.messages(".local_gather"):
-            versions = [4, 4] if len(set(hosts)) == 2 else [1, 1, 2]
-            assert len(message) == 2 * sum(message_bytes(blocks, bits, 64) for blocks in versions)
 
 
 @BY_HOST

@@ -1,7 +1,5 @@
 """Gradients travel while backward goes on: what has come is sent, reduced and delivered before anybody waits for it."""
 
-import gc
-
 import pytest
 import torch
 from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places
@@ -46,28 +44,6 @@ def test_calls_in_backward_do_all_that_is_possible(ranks, hosts):
     for seen in results:
         for i in range(late, len(ORDER)):
             assert set(ORDER[: i + 1 - late]) <= set(seen[i]), seen
-
-
-def test_backward_gives_way_once_a_bucket(monkeypatch):
-    """Where cores are few, what has been started leaves before more is computed."""
-    given: list[int] = []
-    monkeypatch.setattr(
-        "hvd_dyncomp.transport.in_process.InProcessTransport.give_way", lambda self: given.append(self.rank)
-    )
-
-    def program(worker: Worker) -> list[int]:
-        seen = []
-        for bits in (4, 32):
-            worker.set_level(bits)
-            before = given.count(worker.transport.rank)
-            worker.backward(worker.noise(0))
-            seen.append(given.count(worker.transport.rank) - before)
-            worker.optimizer.step()
-            worker.optimizer.zero_grad()
-        return seen
-
-    results, _ = on_ranks(2, program, SIZES, 4, bucket_bytes=3 * 4 * 130)
-    assert results == [[3, 0]] * 2  # buckets, and none at 32 bits
 
 
 @WORLDS
@@ -183,13 +159,3 @@ def test_work_in_the_background_ends_with_the_step():
     # Horovod's optimizer still has the step that was given up.
     assert all(work() for works in world._background for work in works), "something goes on after the end"
     assert all(worker.optimizer._handles for worker in workers)
-
-
-def test_a_step_that_nobody_has_any_more_is_over_in_the_background():
-    def program(worker: Worker) -> None:
-        worker.backward(worker.noise(0))
-
-    _, world = on_ranks(2, program, SIZES, 4)
-    gc.collect()
-    works = [work for each in world._background for work in each]
-    assert works and all(work() for work in works)

@@ -1,7 +1,5 @@
 """Where ranks are is learnt from the first handshake; what cannot be, and what changes, is said on every rank."""
 
-import logging
-
 import pytest
 import torch
 from simulated import (
@@ -15,18 +13,6 @@ from hvd_dyncomp import LockstepError
 from hvd_dyncomp.transport.in_process import World
 
 SIZES = {"a": 130, "b": 500, "small": 5}
-
-
-@BY_HOST
-@pytest.mark.parametrize("hierarchical", [None, False])
-def test_who_exchanges_how_is_said_once(ranks, hosts, hierarchical, caplog):
-    with caplog.at_level(logging.INFO):
-        _, world = on_ranks(
-            ranks, lambda w: [w.step(w.noise(s)) for s in range(2)], SIZES, 4, hosts=hosts, hierarchical=hierarchical
-        )
-    count = 0 if hierarchical is False else 1
-    assert caplog.text.count(f"{len(set(hosts))} hosts of 2 workers: hierarchical exchange") == count
-    assert bool(world.messages(".local_scatter")) == bool(count)
 
 
 @pytest.mark.parametrize("hierarchical", [None, False])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from simulated import BY_HOST, Worker, mean_of, on_ranks, places
+from simulated import Worker, mean_of, on_ranks, places
 
 SCALES = {"a": 1, "b": 100}
 
@@ -36,22 +36,6 @@ def test_errors_are_how_far_means_are_off(ranks, hosts, bits):
         for name, error in errors.items():
             assert error == pytest.approx(expected[name], rel=0.15)
     assert set().union(*(errors for errors, _ in results)) == set(sizes)
-
-
-def test_among_three_they_are_those_of_the_first_quantization():
-    results, _ = on_ranks(3, lambda w: (w.step(w.noise(0)), w.quantizer.relative_errors()), {"a": 6400}, 4)
-    expected = true_errors(results[0][0], 0, 3)["a"]
-    for _, errors in results:
-        assert expected / 1.6 < errors["a"] < expected
-
-
-@BY_HOST
-def test_a_worker_knows_of_the_values_that_it_quantizes(ranks, hosts):
-    """Its section of a bucket: two tensors as long as each other, two workers a host."""
-    results, _ = on_ranks(
-        ranks, lambda w: w.step(w.noise(0)) and w.quantizer.relative_errors(), {"a": 640, "b": 640}, 4, hosts=hosts
-    )
-    assert [list(errors) for errors in results] == [["b"] if rank % 2 == 0 else ["a"] for rank in range(ranks)]
 
 
 def test_small_tensors_of_a_bucket_count_as_one():

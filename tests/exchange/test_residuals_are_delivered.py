@@ -217,24 +217,6 @@ def test_one_warning_if_exchanged_gradients_are_thrown_away(then, caplog):
     assert len(said) == (then == "zero_grad")
 
 
-def test_residuals_that_were_loaded_can_be_dropped_before_the_first_step():
-    def indebted(worker: Worker):
-        worker.step(worker.noise(0))
-        return worker.quantizer.state_dict()
-
-    states, _ = on_ranks(2, indebted, SIZES, 2)
-
-    def program(worker: Worker, load: bool):
-        if load:
-            worker.quantizer.load_state_dict({**states[worker.transport.rank], "steps": 0})
-            worker.quantizer.drop_residuals()
-        return worker.step(worker.noise(3))
-
-    dropped, _ = on_ranks(2, lambda worker: program(worker, True), SIZES, 2)
-    fresh, _ = on_ranks(2, lambda worker: program(worker, False), SIZES, 2)
-    assert all(torch.equal(dropped[0][name], fresh[0][name]) for name in SIZES)
-
-
 def test_residuals_are_dropped_between_steps_only():
     def program(worker: Worker):
         worker.backward(worker.noise(0))

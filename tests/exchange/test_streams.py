@@ -128,20 +128,6 @@ def test_nothing_races_when_residuals_are_divided_anew(monkeypatch, ranks, hosts
     on_machines(monkeypatch, ranks, hosts, 4, states=states_of(ranks), world=world)
 
 
-def test_more_ranks_call_no_kernel_more_often(monkeypatch):
-    """A call is a launch, which takes the program long. (At 8 bits all of a bucket has one level.)"""
-    calls = []
-    for name in ("encode_into", "reduce_into", "decode_into"):
-        kernel = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *args, k=kernel, **kwargs: calls.append(k) or k(*args, **kwargs))
-    counts = []
-    for ranks in (3, 4):
-        on_machines(monkeypatch, ranks, (), 8)
-        counts.append(len(calls) / ranks)
-        calls.clear()
-    assert counts[0] >= counts[1] > 0  # fewer, where a rank has no shard
-
-
 @WORLDS
 @settings(max_examples=10, deadline=None)
 @given(choices=st.lists(st.integers(0, 5), min_size=1, max_size=40), where=st.sampled_from(sorted(PLACES)))
@@ -188,29 +174,6 @@ def test_each_part_is_needed_with_nccl(monkeypatch, name, without):
         on_machines(monkeypatch, *PLACES["3"], 4, world=WorldInOrder)
 
 
-def test_without_one_order_nccl_would_mistake_messages(monkeypatch):
-    """Some ranks hear of the others in a hook, some where the step ends."""
-    monkeypatch.setattr(WorldInOrder.transport, "in_order", False)
-    with pytest.raises((AssertionError, ConnectionError), match="mistake one collective for another|nobody can go on"):
-        on_machines(monkeypatch, *PLACES["3"], 4, [0, 1, 1, 0, 1], world=WorldInOrder)
-
-
-def test_a_message_waits_for_its_own_gradients_and_for_no_later_ones(monkeypatch):
-    """Each wait is for all that backward has queued by then: one for each bucket, when its gradients are there."""
-    waits = []
-    outgoing = CudaStreams.outgoing
-    monkeypatch.setattr(CudaStreams, "outgoing", lambda self, to: to and waits.append(to) or outgoing(self, to))
-    ranks, buckets = 2, 3
-    on_machines(monkeypatch, ranks, (), 4)
-    assert len(waits) == ranks * buckets * (STEPS + 1)
-
-
-def test_a_hook_that_reads_is_found(monkeypatch):
-    streams = type("Broken", (CudaStreams,), {"keep": lambda self, *tensors: [float(t.sum()) for t in tensors]})
-    with pytest.raises(Race, match="in a hook waits"):
-        on_machines(monkeypatch, 2, (), 4, streams=streams)
-
-
 @pytest.mark.parametrize("where", ["2", "3"])
 def test_what_differs_is_said_at_the_end_of_the_step(monkeypatch, where):
     """Headers are read when the device has caught up: before the optimizer steps."""
@@ -222,65 +185,6 @@ def test_what_differs_is_said_at_the_end_of_the_step(monkeypatch, where):
     monkeypatch.setattr(Messages, "__init__", wrong)
     with pytest.raises(LockstepError, match="bucket d: rank 1 has step 1, this rank has 0"):
         on_machines(monkeypatch, *PLACES[where], 4)
-
-
-class StandIn:
-    """A stream of a device."""
-
-    def __init__(self, device: torch.device, priority: int = 0) -> None:
-        self.device = device
-
-    def wait_stream(self, other) -> None:
-        pass
-
-
-class ThreadOfItsOwn:
-    """What CUDA knows of a thread that has done nothing yet, as torch's context managers change it.
-
-    To set a device makes it this process's: some hundred MB there.
-    """
-
-    def __init__(self, monkeypatch, *mine: int) -> None:
-        self.mine = set(mine)  # devices that this process uses already
-        self._current, self._streams = 0, {}
-        monkeypatch.setattr(torch.cuda, "_get_device_index", self._index)
-        monkeypatch.setattr(torch.cuda, "_exchange_device", self._exchange)
-        monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", self._exchange_if_mine)
-        monkeypatch.setattr(torch.cuda, "current_stream", self.stream)
-        monkeypatch.setattr(torch.cuda, "set_stream", self._set)
-        monkeypatch.setattr(torch.cuda, "Stream", StandIn)
-
-    def stream(self, device: torch.device | None = None) -> StandIn:
-        index = self._index(device)
-        return self._streams.setdefault(index, StandIn(torch.device("cuda", index)))
-
-    def _index(self, device: torch.device | None, optional: bool = True) -> int:
-        return self._current if device is None else device.index
-
-    def _exchange(self, index: int) -> int:
-        before, self._current = self._current, index
-        self.mine.add(index)
-        return before
-
-    def _exchange_if_mine(self, index: int) -> int:
-        return self._exchange(index) if index in self.mine else self._current
-
-    def _set(self, stream: StandIn) -> None:
-        if stream.device.index != self._current:
-            self._exchange(stream.device.index)
-        self._streams[stream.device.index] = stream
-
-
-def test_a_thread_of_its_own_uses_no_other_device(monkeypatch):
-    """What goes on beside the program begins with device 0, and is to leave nothing there."""
-    thread = ThreadOfItsOwn(monkeypatch, 3)
-    streams = CudaStreams(torch.device("cuda", 3))
-    before = thread.stream(torch.device("cuda", 3))
-    for direction in (streams.outgoing([before]), streams.incoming()):
-        with direction:
-            assert thread.stream().device.index == 3 and thread.stream() is not before
-        assert thread.stream(torch.device("cuda", 3)) is before
-    assert thread.mine == {3}
 
 
 def test_a_graph_that_is_captured_is_refused_before_anything_is_sent(monkeypatch):

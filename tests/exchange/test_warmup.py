@@ -57,8 +57,3 @@ def test_a_run_that_resumes_ends_its_warm_up_where_it_would_have_ended(at):
 
     results, _ = on_ranks(2, program, SIZES, 2, warmup_steps=3, warmup_bits=8)
     assert results == [[8, 8, 8, 2, 2, 2]] * 2
-
-
-def test_without_a_warm_up_the_controller_has_the_first_word():
-    results, _ = on_ranks(2, lambda worker: level_of_a_step(worker, 0), SIZES, 2)
-    assert results == [2, 2]
