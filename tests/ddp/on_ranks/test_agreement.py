@@ -82,15 +82,6 @@ def test_a_checkpoint_that_one_rank_has_loaded(rank, size):
         ddp.compress(one, 16)
 
 
-def test_twins_are_warned_of(caplog, rank):
-    """While both live."""
-    kept = [model(30.5), model(30.5), model(31.5), model(30.5)]
-    for one, said in zip(kept, (0, 1, 1, 2), strict=True):
-        ddp.compress(one, 4)
-        found = [record for record in caplog.records if "cannot be checked" in record.getMessage()]
-        assert len(found) == (said if rank == 0 else 0)
-
-
 def test_every_kind_of_value():
     """Parameters of all dtypes and layouts, and one without values."""
     module = nn.Module()

@@ -57,29 +57,6 @@ def test_what_is_not_delivered_is_in_the_residuals(rounding, size):
             assert (kept - total).abs().max() < 1e-4 + rounded, f"values.{i} in step {seed}"
 
 
-def test_skipped_and_half():
-    model, quantizer = distributed(4, skip=lambda name, parameter: name == "values.1", fp16_skipped=True)
-    for seed in range(2):
-        model.zero_grad()
-        model(seed).backward()
-        got, expected = gradients(model), model.module.mean(seed)
-        assert same_on_all_ranks(got)
-        assert_means(got, expected, 4)
-        assert (got[1] - expected[1]).norm() <= 1e-3 * expected[1].norm()
-    assert quantizer.meter.total().uncompressed_bytes > 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("bits", [4, 32])
-def test_other_dtypes(dtype, bits):
-    model, _ = distributed(bits, module=Linear(dtype=dtype))
-    model(0).backward()
-    got, expected = gradients(model), model.module.mean(0)
-    assert all(each.dtype is dtype for each in got) and same_on_all_ranks(got)
-    for one, mean in zip(got, expected, strict=True):
-        assert (one.double() - mean).norm() <= (0.25 if bits == 4 else 0.01) * mean.norm() + 0.05
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("bits", [4, 32])
 def test_what_is_not_compressed_travels_in_its_own_dtype(dtype, bits, monkeypatch):
@@ -173,26 +150,6 @@ def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, rank):
         assert torch.equal(after["residuals"]["values.2"], before["residuals"]["values.2"])
         assert model.module.values[2].grad is None and model.module.values[1].grad.any()
     assert same_on_all_ranks([model.module.values[i].grad for i in (0, 1, 3)])
-
-
-class Half(nn.Module):
-    """Of its weight, the gradient is one in the latter half."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3000))
-
-    def forward(self, seed: int) -> torch.Tensor:
-        return self.weight[1500:].sum()
-
-
-def test_a_gradient_that_begins_with_zeros_is_one():
-    model, _ = distributed(16, module=Half(), ddp_arguments={"find_unused_parameters": True})
-    for seed in range(2):
-        model.zero_grad()
-        model(seed).backward()
-        assert not model.module.weight.grad[:1500].any()
-        torch.testing.assert_close(model.module.weight.grad[1500:], torch.ones(1500), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("views", [False, True])
@@ -290,16 +247,6 @@ def test_what_is_frozen_after_the_model_was_wrapped():
         assert module.values[1].grad is None or not module.values[1].grad.any()
         left = [0, 2, 3]
         assert_means([module.values[i].grad for i in left], [module.mean(seed)[i] for i in left], 16)
-
-
-class Pruned(nn.Linear):
-    sparse = True  # says nothing of gradients
-
-
-def test_sparse_may_mean_something_else():
-    model, quantizer = distributed(16, module=nn.Sequential(Pruned(64, 64)))
-    model(torch.ones(2, 64)).sum().backward()
-    assert quantizer.meter.total().compressed_values == 64 * 64 + 64
 
 
 def test_ranks_that_have_no_more_data(rank, size):

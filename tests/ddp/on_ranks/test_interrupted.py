@@ -13,10 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from interruption import Interrupted, Interruption
-from problem import Linear, assert_means, distributed, gradients, same_on_all_ranks
-from torch.nn.parallel import DistributedDataParallel
+from problem import assert_means, distributed, gradients, same_on_all_ranks
 
-from hvd_dyncomp import LockstepError, ddp, kernels
+from hvd_dyncomp import LockstepError, ddp
 
 pytestmark = pytest.mark.promise("DDP: errors in hooks come out of `backward`.")
 
@@ -145,31 +144,6 @@ def test_at_every_call(kind, rank):
     assert all(map(torch.equal, a_step(model, 2), expected))
 
 
-def test_in_the_kernel_that_writes_means(rank, size, monkeypatch):
-    model, quantizer = distributed(4)
-    a_step(model, 0)
-    state = copy.deepcopy(quantizer.state_dict())
-    expected = a_step(model, 1)
-    quantizer.load_state_dict(state)
-    decode = kernels.decode_into
-
-    def half_decoded(*arguments, **keywords):
-        decode(*arguments, **keywords)
-        raise KeyboardInterrupt
-
-    if rank == 0:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(kernels, "decode_into", half_decoded)
-            a_step(model, 1)
-    else:
-        assert all(map(torch.equal, a_step(model, 1), expected))
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=f"{LEFT} KeyboardInterrupt"):
-            a_step(model, 2)
-    quantizer.load_state_dict(state)
-    assert all(map(torch.equal, a_step(model, 1), expected))
-
-
 def test_a_handler_raises_where_torch_calls_the_hook():
     """It ends backward at once, and torch refuses every later forward, as after any error within backward."""
     model, quantizer = distributed(16, ddp_arguments={"bucket_cap_mb": 25})
@@ -204,12 +178,3 @@ def test_an_error_that_a_program_catches(unused, rank, monkeypatch):
         quantizer.load_state_dict(state)
         assert_a_step(model, 2)
         quantizer.load_state_dict(state)
-
-
-def test_ranks_that_disagree_do_so_in_every_step(rank, size):
-    model = DistributedDataParallel(Linear(), process_group=dist.new_group())
-    quantizer = ddp.compress(model, 8 if rank == size - 1 else 4)
-    for _ in range(3):
-        with pytest.raises(LockstepError if _ == 0 else RuntimeError, match="has bits"):
-            model(0).backward()
-        quantizer.state_dict()

@@ -1,6 +1,5 @@
 """What many steps make of a run, and what is refused."""
 
-import contextlib
 import copy
 import os
 import re
@@ -140,18 +139,6 @@ def test_unused_rows_of_an_embedding(bits, rank):
         print(f"{bits} bits: unused rows {unused / used:.3f}, padding {padding / used:.3f} of used rows")
 
 
-def test_few_bits_without_momentum():
-    model = DistributedDataParallel(Linear())
-    optimizer = hvd_dyncomp.without_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
-    ddp.compress(model, 1)
-    for seed in range(3):
-        optimizer.zero_grad()
-        model(seed).backward()
-        optimizer.step()
-        assert {parameter.numel() for parameter in optimizer.left_out} == {5000, 2048, 1031}
-    assert same_on_all_ranks(list(model.parameters()))
-
-
 @pytest.mark.parametrize(
     ("momentum", "bits", "said"),
     [(0.9, 0.25, "SGD has a momentum of 0.9"), (0, 0.25, ""), (0.9, 1, ""), (0.9, 4, "")],
@@ -210,38 +197,6 @@ def test_an_optimizer_that_steps_no_more_is_no_disagreement(rank):
         model(seed).backward()
         optimizer.step()
     assert same_on_all_ranks(list(model.parameters()))
-
-
-def test_a_discarded_step_leaves_the_residuals_as_they_were():
-    """After it, gradients that were exchanged for nothing are as if they had not been: a GAN's discriminator."""
-    task = Task(discardable=True)
-    task.train(range(2))
-    for wasted in (False, True):
-        before = task.state()["quantizer"]
-        context = contextlib.nullcontext() if wasted else task.model.no_sync()
-        with context:
-            out = task.model(torch.randn(32, 32))  # within no_sync: nothing is exchanged
-            out.square().mean().backward()
-        task.optimizer.zero_grad()
-        if wasted:
-            changed = task.state()["quantizer"]
-            assert not torch.equal(changed["residuals"]["0.weight"], before["residuals"]["0.weight"])
-            task.quantizer.discard()
-        after = task.state()["quantizer"]
-        for kind in ("residuals", "shard_residuals"):
-            torch.testing.assert_close(after[kind], before[kind], rtol=0, atol=0)
-    task.train(range(2, 4))
-    assert same_on_all_ranks(task.weights)
-    with pytest.raises(RuntimeError, match="make the quantizer with discardable=True"):
-        Task().quantizer.discard()
-
-
-def test_residuals_are_dropped():
-    task = Task()
-    task.train(range(2))
-    assert any(residual.any() for residual in task.quantizer.state_dict()["residuals"].values())
-    task.quantizer.drop_residuals()
-    assert not any(residual.any() for residual in task.quantizer.state_dict()["residuals"].values())
 
 
 def test_between_steps_only():
@@ -337,18 +292,6 @@ def test_refused_in_a_sentence():
     assert same_on_all_ranks(gradients(model))
 
 
-def test_a_state_of_another_rank_or_model(rank, size):
-    task = Task()
-    task.train(range(1))
-    states = [None] * size
-    dist.all_gather_object(states, task.quantizer.state_dict())
-    with pytest.raises(ValueError, match="rank"):
-        task.quantizer.load_state_dict(states[(rank + 1) % size])
-    other, quantizer = distributed(4)
-    with pytest.raises(ValueError):
-        quantizer.load_state_dict(states[rank])
-
-
 def test_mixed_precision_of_the_model_has_a_hook_of_its_own():
     from torch.nn.parallel.distributed import _MixedPrecision
 
@@ -405,16 +348,6 @@ def test_ranks_that_disagree_all_hear_of_it(odd, rank, size):
     text = {"level": "bits", "settings": "block_size", "step": "step"}[odd]
     assert text in str(caught.value) and f"rank {size - 1}" in str(caught.value)
     assert "hvd" not in str(caught.value)  # no advice for Horovod's users
-    dist.barrier()
-
-
-def test_an_error_in_one_bucket_reaches_all(rank, monkeypatch):
-    model = DistributedDataParallel(Linear(), process_group=dist.new_group(), static_graph=True)
-    quantizer = ddp.compress(model, 4, block_size=64)
-    if rank == 0:
-        monkeypatch.setattr(quantizer._plan.buckets[0], "coding", lambda bits: 1 / 0)
-    with pytest.raises(ZeroDivisionError if rank == 0 else LockstepError):
-        model(0).backward()
     dist.barrier()
 
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from sharded import Blocks, WithUnused, a_step, assert_means, compressed, loss_of, means, mesh, sharded
+from sharded import Blocks, WithUnused, a_step, compressed, loss_of, mesh, sharded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -283,11 +283,3 @@ def test_shards_that_part_are_noticed_when_an_epoch_ends(rank, size):
             model.blocks[2][0].weight.to_local()[3] += 1
     with pytest.raises(LockstepError, match="parameter blocks.2.0.weight is not the same on rank . and rank ."):
         quantizer.controller.step({})
-
-
-def test_several_models_at_a_time():
-    pairs = [compressed(16) for _ in range(2)]
-    for seed in range(2):
-        for whole, model, _ in pairs:
-            a_step(model, seed)
-            assert_means(model, means(whole, seed), 16)

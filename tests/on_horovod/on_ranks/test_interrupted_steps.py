@@ -5,7 +5,6 @@ Afterwards all ranks load the states of optimizer and quantizer, and train on.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import re
@@ -17,8 +16,6 @@ import pytest
 import torch
 from interruption import Interrupted, Interruption
 from problem import Linear, distribute, ours, same_on_all_ranks, weights
-
-from hvd_dyncomp import LockstepError, kernels
 
 pytestmark = [
     pytest.mark.promise("After an interruption means are right, or the rank refuses steps."),
@@ -116,80 +113,3 @@ def test_at_every_call(bits, rank, size):
     run.restore()
     assert all(map(same, run.step(1), expected))
     assert all(map(same, run.step(2), after))
-
-
-def test_in_the_kernel_that_writes_means(rank, size, monkeypatch):
-    """The others have their means. In the next step they hear why it is the last one."""
-    run = Run(4, "kernel")
-    run.step(0)
-    run.save()
-    expected = run.step(1)
-    run.restore()
-    decode = kernels.decode_into
-
-    def half_decoded(*arguments, **keywords):
-        decode(*arguments, **keywords)
-        raise KeyboardInterrupt
-
-    if rank == 0:
-        monkeypatch.setattr(kernels, "decode_into", half_decoded)
-        with pytest.raises(KeyboardInterrupt):
-            run.step(1)
-        with pytest.raises(RuntimeError, match=f"{LEFT} KeyboardInterrupt"):
-            run.optimizer.synchronize()
-        monkeypatch.undo()
-        run.optimizer.load_state_dict(run.optimizer.state_dict())
-    else:
-        # With three ranks the owner of a shard cannot reduce it without decoding.
-        with contextlib.suppress(LockstepError):
-            assert all(map(torch.equal, run.step(1), expected))
-        run.optimizer.load_state_dict(run.optimizer.state_dict())
-    hvd.barrier()
-    with pytest.raises(RuntimeError, match=LEFT if rank == 0 else f"{LEFT}|rank 0 cannot use its quantizer"):
-        run.step(2)
-    run.restore()
-    assert all(map(torch.equal, run.step(1), expected))
-
-
-@pytest.mark.parametrize("bits", [4, 32])
-def test_a_rollback_between_backward_and_step(bits):
-    """The optimizer's state is loaded, a loss is averaged, and the next gradient says what is missing."""
-    run = Run(bits, f"rollback.{bits}")
-    for step in range(12):
-        run.save()
-        loss = run.forward(step)
-        loss.backward()
-        if step % 3 == 1:
-            run.optimizer.load_state_dict(run.optimizer.state_dict())
-            hvd.allreduce(loss.detach(), name="rollback.loss")
-            for _ in range(2):
-                with pytest.raises(RuntimeError, match="Horovod has forgotten the gradients of a step that has begun"):
-                    run.step(step)
-                run.optimizer.load_state_dict(run.optimizer.state_dict())
-                hvd.barrier()
-            run.restore()
-            continue
-        run.optimizer.step()
-    assert same_on_all_ranks(weights(run.model), run.name)
-    assert all(value.any() for value in weights(run.model))
-
-
-@pytest.mark.parametrize("bits", [8, 32])
-@pytest.mark.parametrize("recover", ["load", "attach"])
-def test_a_step_in_inference_mode(bits, recover, size):
-    run = Run(bits, f"inference.{bits}.{recover}")
-    run.step(0)
-    run.save()
-    expected = run.step(1)
-    run.restore()
-    run.forward(1).backward()
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="cannot be exchanged in inference mode"):
-        run.optimizer.step()
-    if recover == "load":
-        run.restore()
-        assert all(map(same_at(bits, size), run.step(1), expected))
-    else:
-        hvd.barrier()
-        run.optimizer.load_state_dict(run.optimizer.state_dict())
-        run.quantizer.attach(run.optimizer)
-        assert same_on_all_ranks(run.step(1), run.name)

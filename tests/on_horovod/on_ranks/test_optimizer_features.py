@@ -45,11 +45,6 @@ def plain(compress):
 
 
 @scenario
-def a_number_of_groups(compress):
-    return two_steps(compress, groups=2)
-
-
-@scenario
 def groups_of_parameters(compress):
     model = Linear()
     optimizer = distribute(model, compress, groups=[[model.values[0], model.values[3]], [model.values[1]]])
@@ -147,18 +142,6 @@ def a_closure(compress):
 
 
 @scenario
-def several_parameter_groups(compress):
-    model = Linear()
-    groups = [{"params": [model.values[0], model.values[3]], "lr": 0.5}, {"params": list(model.values[1:3])}]
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(groups, lr=1.0), named_parameters=model.named_parameters(), compression=compress()
-    )
-    model(1).backward()
-    optimizer.step()
-    return weights(model)
-
-
-@scenario
 def a_parameter_group_added_later(compress):
     """Horovod does not reduce such parameters: every rank moves its own. Ours must not stumble over them."""
     model, later = Linear(), Linear((3000,))
@@ -240,19 +223,6 @@ def no_gradient_is_thrown_away(compress):
         model.zero_grad(set_to_none=False)
         model(step).backward()
         optimizer.step()
-    return weights(model)
-
-
-@scenario
-def scalars_and_nothing_at_all(compress):
-    model = nn.Module()
-    model.scalar = nn.Parameter(torch.tensor(0.0, device=DEVICE))
-    model.empty = nn.Parameter(torch.zeros(0, device=DEVICE))
-    model.values = nn.Parameter(torch.zeros(2000, device=DEVICE))
-    optimizer = distribute(model, compress)
-    noise = torch.randn(2000, generator=torch.Generator().manual_seed(hvd.rank())).to(DEVICE)
-    (model.scalar * hvd.rank() + model.empty.sum() + (model.values * noise).sum()).backward()
-    optimizer.step()
     return weights(model)
 
 

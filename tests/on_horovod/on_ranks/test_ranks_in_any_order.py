@@ -26,18 +26,6 @@ def heads(compress, count=2):
     return models, [distribute(model, compress, prefix=f"head{i}.") for i, model in enumerate(models)]
 
 
-def each_rank_trains_another_expert(compress):
-    """A rank's first gradient belongs to another optimizer than that of its neighbour."""
-    models, optimizers = heads(compress)
-    for step in range(4):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        models[(hvd.rank() + step) % 2](step).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    return weights(*models)
-
-
 def first_gradients_in_another_order(compress):
     models, optimizers = heads(compress)
     for step in range(3):
@@ -142,18 +130,6 @@ def steps_of_three_optimizers_in_another_order(compress):
     return steps_in_another_order(compress, 3)
 
 
-def later_steps_in_another_order(compress):
-    """The first step is the same on all ranks."""
-    models, optimizers = heads(compress)
-    for step in range(4):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        sum(model(step) for model in models).backward()
-        for optimizer in optimizers[:: -1 if step and hvd.rank() == step % hvd.size() else 1]:
-            optimizer.step()
-    return weights(*models)
-
-
 def wrapped_again(compress):
     """A second optimizer over the same parameters, when the first one is gone (Horovod's hooks go with it)."""
     model, compression = Linear(), compress()
@@ -169,7 +145,6 @@ def wrapped_again(compress):
 
 
 LOOPS = [
-    each_rank_trains_another_expert,
     first_gradients_in_another_order,
     branches_of_one_model,
     an_optimizer_of_some_ranks_only,
@@ -178,7 +153,6 @@ LOOPS = [
     empty_batches_with_two_optimizers,
     steps_in_another_order,
     steps_of_three_optimizers_in_another_order,
-    later_steps_in_another_order,
     wrapped_again,
 ]
 

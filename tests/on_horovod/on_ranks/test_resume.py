@@ -87,20 +87,6 @@ def test_one_state_of_all_ranks_resumes_as_well():
         assert torch.equal(p, whole.problem.parameters[name]), name
 
 
-def test_state_of_another_rank_is_refused(rank, size):
-    run = Run()
-    run.epochs(0, 1)
-    state = run.quantizer.state_dict()
-    state["rank"] = (rank + 1) % size
-    with pytest.raises(ValueError, match="rank"):
-        run.quantizer.load_state_dict(state)
-    fresh = Run()
-    fresh.quantizer.load_state_dict(state)  # parameters are not known yet
-    with pytest.raises(ValueError, match="rank"):
-        fresh.epochs(0, 1)
-    hvd.barrier()
-
-
 def test_who_has_no_residuals_can_join_those_who_have(rank):
     """At 32 bits residuals take float16 gradients along in float32: on all ranks, or Horovod refuses."""
     quantizers = [DynamicQuantizer(Controller(Static(bits))) for bits in (4, 32)]
