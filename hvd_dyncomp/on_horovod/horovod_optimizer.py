@@ -17,6 +17,19 @@ import torch
 
 from hvd_dyncomp.transport.horovod import averaging_factor
 
+# Returns not None while torch.compile traces this thread. To be opaque to it costs a microsecond and more for every
+# gradient. (Not documented by torch; with a torch that lacks it, `bool` makes us opaque always.)
+looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
+
+
+def opaque() -> Callable:
+    """What calls a function with arguments, and hides it from torch.compile.
+
+    A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what it found
+    for this one. Not made at import: it imports the compiler, as making any optimizer does.
+    """
+    return torch.compiler.disable(lambda function, *arguments: function(*arguments))
+
 
 def nothing() -> None:
     """In place of a handle: Horovod calls what it can call, instead of waiting for it, and has nothing to reduce."""
@@ -172,9 +185,15 @@ def before_reduction(optimizer: Any, take: Callable[[torch.Tensor], tuple | None
     """
 
     def submit(parameter: torch.Tensor) -> tuple:
+        if looked_into() is not None:
+            return hidden(offered, parameter)
+        return offered(parameter)
+
+    def offered(parameter: torch.Tensor) -> tuple:
         taken = take(parameter)
         return before(parameter) if taken is None else taken
 
+    hidden = opaque()
     before, undo = _replace(optimizer, "_allreduce_grad_async", submit)
     return undo
 

@@ -36,10 +36,6 @@ from hvd_dyncomp.transport.horovod import Compressor
 
 logger = logging.getLogger(__name__)
 
-# Returns not None while torch.compile traces this thread. To be opaque to it costs a microsecond and more for every
-# gradient. (Not documented by torch; with a torch that lacks it, `bool` makes us opaque always.)
-_looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
-
 
 class DynamicQuantizer(OptimizerSession, Compressor):
     """Compress gradients to the controller's number of bits, with error feedback.
@@ -152,9 +148,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         self._arguments = {**arguments, "transport": transport}  # for a copy
         self._warned = False
         self._lock = threading.Lock()
-        # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
-        # it found for this one. Made here: it imports the compiler, as making any optimizer does.
-        self._opaque = torch.compiler.disable(_call)
+        self._opaque = horovod_optimizer.opaque()
         replicas.register(self.controller, self)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -188,14 +182,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
-        if _looked_into() is None:
+        if horovod_optimizer.looked_into() is None:
             return self._timed(self._taken, tensor, sys._getframe(1))
         return self._opaque(self._timed, self._taken, tensor, sys._getframe(1))
 
     def _take(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
-        if _looked_into() is None:
-            return self._timed(self._taken_directly, parameter)
-        return self._opaque(self._timed, self._taken_directly, parameter)
+        return self._timed(self._taken_directly, parameter)
 
     def _timed(self, take: Callable, *arguments: Any) -> Any:
         began = time.perf_counter()
@@ -337,10 +329,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
                 "optimizer travels uncompressed",
                 tuple(tensor.shape),
             )
-
-
-def _call(function: Callable, *arguments: Any) -> Any:
-    return function(*arguments)
 
 
 def _copy(controller: Controller, arguments: dict[str, Any], state: dict[str, Any]) -> DynamicQuantizer:
