@@ -288,6 +288,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             raise self._failure or RuntimeError(LOADED)
         handover, optimizer = self._handover, self._optimizer()
         overwritten = handover is not None and handover.overwritten
+        self._settle(step)
         self._end(step)
         self._handover = None
         if isinstance(step, FailedStep) or handover is None or optimizer is None or self._plan is None:

@@ -240,9 +240,7 @@ class OptimizerSession(Session):
             if self._step is not None:
                 if torch.is_inference_mode_enabled():
                     raise RuntimeError(INFERENCE)
-                self._step.check()
-                if self._step.anew:
-                    self._through_horovod()
+                self._settle(self._step)
         except BaseException as error:
             step = self._step or self._left
             if isinstance(self._step, Step):
@@ -258,12 +256,25 @@ class OptimizerSession(Session):
                 self._await_rest()
             raise
 
+    def _settle(self, step: Step | FailedStep) -> None:
+        """Wait until all ranks are known to do the same in a step. Raises what `Step.check` does."""
+        try:
+            step.check()
+        except BaseException:
+            if step.refused:
+                with contextlib.suppress(Exception):
+                    self._through_horovod()
+            raise
+        if step.anew:
+            self._through_horovod()
+
     def _through_horovod(self) -> None:
         """Have Horovod reduce tickets of compressed gradients after all: on another rank it waits for them."""
         optimizer = self._optimizer()
         if self._direct and optimizer is not None:
             self._direct = False
             horovod_optimizer.take_back(optimizer)
+            horovod_optimizer.hand_in(optimizer)
 
     def _await_rest(self) -> None:
         """Wait, a minute at most, until Horovod has reduced what it has of the step that was left."""

@@ -40,17 +40,19 @@ def test_what_is_skipped_always_passes_through_horovod(ranks, hosts):
     assert reduced(world).count("allreduce.b") == 3 and reduced(world).count("allreduce.a") == 1
 
 
+@pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("who", [0, 1])
 @WORLDS
-def test_a_rank_that_begins_anew_is_not_waited_for(ranks, hosts, who):
-    """It has been attached once more, or has loaded its state, and the others have not."""
+def test_a_rank_that_begins_anew_is_not_waited_for(ranks, hosts, who, idle):
+    """It has been attached once more, or has loaded its state, and the others have not; they may have no batch."""
 
     def program(worker: Worker, *, anew: bool):
         means = []
         for step in range(4):
             if anew and step == 2 and worker.transport.rank == who:
                 worker.quantizer.attach(worker.optimizer)
-            means.append(worker.step(worker.noise(step)))
+            no_batch = idle and step == 2 and worker.transport.rank != who
+            means.append(worker.step({} if no_batch else worker.noise(step)))
         return means
 
     anew, world = on_ranks(ranks, lambda worker: program(worker, anew=True), SIZES, 4, hosts=hosts)
@@ -62,9 +64,10 @@ def test_a_rank_that_begins_anew_is_not_waited_for(ranks, hosts, who):
 
 
 @pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+@pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("level", [8, 32])
 @WORLDS
-def test_ranks_that_differ_in_a_later_step_leave_nothing_with_horovod(ranks, hosts, level):
+def test_ranks_that_differ_in_a_later_step_leave_nothing_with_horovod(ranks, hosts, level, idle):
     def program(worker: Worker):
         states = []
         for step in range(2):
@@ -74,7 +77,7 @@ def test_ranks_that_differ_in_a_later_step_leave_nothing_with_horovod(ranks, hos
             worker.controller.policy.bits = level
             worker.controller._bits = level
         with pytest.raises(LockstepError, match=f"rank 0 has bits 4, rank 1 has {level}"):
-            worker.step(worker.noise(2))
+            worker.step({} if idle and worker.transport.rank == 0 else worker.noise(2))
         for handle, _ in worker.optimizer._handles.values():
             with contextlib.suppress(Mismatch):  # of a ticket and a whole gradient
                 worker.transport.wait(handle)
