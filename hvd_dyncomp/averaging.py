@@ -144,7 +144,6 @@ class _Tensors(Source):
     kind = "Averager"
     own_memory = True  # `checked` sees to it
     as_in_memory = sums_tickets = False
-    ticket_bytes = 0
 
     def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport) -> None:
         self.transport, self.rank, self.world_size = transport, transport.rank, transport.size

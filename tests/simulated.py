@@ -60,7 +60,7 @@ class SimulatedOptimizer(torch.optim.SGD):
         self._handles: dict[torch.Tensor, tuple] = {}
         self._means: dict[torch.Tensor, torch.Tensor] = {}
         self._synchronized = False
-        self.op, self.process_set = hvd.Average, None
+        self.op, self.process_set, self.sparse_as_dense = hvd.Average, None, False
 
     def backward(self, p: torch.nn.Parameter, gradient: torch.Tensor) -> None:
         """What a hook does: `gradient` has come for `p`."""
@@ -71,22 +71,24 @@ class SimulatedOptimizer(torch.optim.SGD):
         """As `backward`, but `p.grad` is this very tensor, as autograd does where it can."""
         p.grad = gradient
         self._allreduce_delay[p] -= 1
-        self._submit(p)
+        self._handles[p] = self._allreduce_grad_async(p)
 
-    def _submit(self, p: torch.nn.Parameter) -> None:
+    def _allreduce_grad_async(self, p: torch.nn.Parameter) -> tuple:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
         wire, context = self._compression.compress(p.grad)
-        handle = self._transport.sum(wire, f"allreduce.{self._parameter_names[p]}")
-        self._handles[p] = handle, context
+        return self._transport.sum(wire, f"allreduce.{self._parameter_names[p]}"), context
 
     def synchronize(self) -> None:
         # A set, in no order that ranks would share; here in one that they do not.
-        missing = sorted(self._requires_update - set(self._handles), key=lambda p: self._parameter_names[p])
+        given = {p for p, (handle, _) in self._handles.items() if handle is not None}
+        missing = sorted(self._requires_update - given, key=lambda p: self._parameter_names[p])
         for p in missing[:: -1 if self._transport.rank % 2 else 1]:
-            self._submit(p)
+            self._handles[p] = self._allreduce_grad_async(p)
         for p, (handle, context) in self._handles.items():
-            if p not in self._means:  # when it was interrupted, it begins anew; Horovod cannot
+            if callable(handle):
+                self._means[p] = handle()
+            elif p not in self._means:  # when it was interrupted, it begins anew; Horovod cannot
                 self._means[p] = self._transport.wait(handle) / self._transport.size
             self._allreduce_delay[p] = 1
             p.grad.set_(self._compression.decompress(self._means[p], context))
@@ -97,7 +99,8 @@ class SimulatedOptimizer(torch.optim.SGD):
     def give_up(self) -> None:
         """As `forget`, on every rank alike, which have handed in the same gradients."""
         for handle, _ in self._handles.values():
-            self._transport.wait(handle)
+            if not callable(handle):
+                self._transport.wait(handle)
         self.forget()
 
     def forget(self) -> None:

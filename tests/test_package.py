@@ -170,10 +170,9 @@ EXCHANGE = {
 }
 ON_HOROVOD = {
     "horovod_optimizer": set(),
-    "tickets": set(),
-    "gradients": {"horovod_optimizer", "tickets"},
-    "handover": {"gradients", "horovod_optimizer", "tickets"},
-    "session": {"gradients", "handover", "horovod_optimizer", "tickets"},
+    "gradients": {"horovod_optimizer"},
+    "handover": {"gradients", "horovod_optimizer"},
+    "session": {"gradients", "handover", "horovod_optimizer"},
     "quantizer": {"handover", "horovod_optimizer", "session"},
     "elastic": {"quantizer"},
 }

@@ -100,7 +100,6 @@ class ModelGradients(Source):
         self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
         # Otherwise the same ones are used in every step, and the others have no residual.
         self.sums_tickets = bool(model.find_unused_parameters)
-        self.ticket_bytes = 4 * self.sums_tickets
         self.label = f"model{among.models}"
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [

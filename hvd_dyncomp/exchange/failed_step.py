@@ -32,6 +32,7 @@ class FailedStep:
 
     over = False  # every request raises the error
     proposal = 0.0
+    anew = False
 
     @torch.inference_mode(False)  # which may be the error
     def __init__(
@@ -45,6 +46,11 @@ class FailedStep:
         if left is None:
             self._handshake.begin()
         in_background(transport, self._in_background)
+
+    @property
+    def refused(self) -> bool:
+        """Whether all ranks know it by a handshake."""
+        return isinstance(self._handshake.error, Exception)
 
     @torch.inference_mode(False)
     def check(self) -> None:

@@ -28,7 +28,6 @@ class Source(ABC):
         sums_tickets: whether steps have to sum tickets, because it may have parameters that no rank uses.
         parts: of parameters that come together, apart from others: a name, the same for all of them, by parameter's
             name. A bucket holds those of one part. None if any gradients may share a bucket.
-        ticket_bytes: what is reduced for each compressed parameter besides its codes, by whoever does so.
     """
 
     transport: Transport
@@ -41,7 +40,6 @@ class Source(ABC):
     own_memory: bool
     as_in_memory: bool
     sums_tickets: bool
-    ticket_bytes: int
     parts: Mapping[str, str] | None = None
 
     @abstractmethod

@@ -58,6 +58,7 @@ class Step:
         traffic: what this rank has sent in the step's epoch at its level.
         fresh: whether backward has made any of the gradients, on any rank. Known when `collect` is over.
         proposal: rank 0's proposed level. Likewise.
+        anew: whether it is the first step of any rank's plan. Known when `check` is over.
         apart: likewise: by identity of a gradient whose mean is not in its place, because another gradient's is there:
             the tensor that has the mean.
         over: whether every gradient is a mean.
@@ -88,7 +89,7 @@ class Step:
         self.traffic = self._tally.traffic
         self.proposal: float = 0
         self.apart: dict[int, torch.Tensor] = {}
-        self.fresh = self.over = self._cancelled = self._abandoned = False
+        self.fresh = self.anew = self.over = self._cancelled = self._abandoned = False
         self._reason: BaseException | None = None  # why it was cancelled
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
@@ -197,6 +198,10 @@ class Step:
         self._tally.hands_over(wire.nbytes, 4 * wire.numel())
         return wire
 
+    def counts_beside(self, nbytes: int) -> None:
+        """Count what the caller sums over ranks besides gradients."""
+        self._tally.hands_over(nbytes, 0)
+
     def reduce(self, place: str, gradients: Mapping[str, torch.Tensor]) -> None:
         """Take gradients that travel uncompressed, as `uncompressed` has it, and write their means. Does not block.
 
@@ -254,7 +259,7 @@ class Step:
             try:
                 # First of all: ranks that disagree wait for exchanges that never come.
                 self._agree_now()
-                self._tally.reduced(len(self._plan.slots) * self._plan.source.ticket_bytes if self._exchanges else 0)
+                self._tally.reduced(4 * len(self._plan.slots) if self._sum_tickets() else 0)
                 self._finish()
                 self.over = True
             finally:
@@ -349,6 +354,7 @@ class Step:
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
         plan.settle(greetings, turn.bits, self._origins)
         self.fresh, self.proposal = bool(flags_of(greetings) & Flag.FRESH), greetings[0].proposal
+        self.anew = not all(greeting.topology for greeting in greetings)
         for exchange in self._exchanges:
             exchange.uncompressed = not self.fresh
 
@@ -361,6 +367,9 @@ class Step:
             self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
             for task in self._sums.tasks:
                 task.advance()
+            if all(exchange.complete for exchange in self._exchanges):
+                for tickets in self._sum_tickets():
+                    tickets.advance()
             self.started = True
 
     def _is_first(self) -> bool:
@@ -386,6 +395,8 @@ class Step:
     def _finish(self) -> None:
         tickets = self._sum_tickets()
         self._exchange()
+        if tickets:
+            self._raise_errors()  # of ranks that may never send theirs
         left = [slot for task in tickets for slot in task.outcome()]
         for task in self._sums.tasks:
             task.start()
@@ -395,8 +406,7 @@ class Step:
             streams.catch_up()
         for exchange in self._exchanges:
             exchange.conclude()
-            if exchange.error is not None:
-                raise exchange.error
+        self._raise_errors()
         for task in self._sums.tasks:
             task.conclude()
         for slot in [*left, *filter(None, map(self._plan.slots.get, self._absent))]:
@@ -405,6 +415,11 @@ class Step:
         if self.bits == UNCOMPRESSED and self.fresh:
             for bucket in self._buckets:
                 bucket.residuals.released(self._fresh)
+
+    def _raise_errors(self) -> None:
+        for exchange in self._exchanges:
+            if exchange.error is not None:
+                raise exchange.error
 
     def _start_all(self) -> None:
         """Start what is complete, in order, and then what is not, with zeros for what is missing."""
@@ -446,9 +461,13 @@ class Step:
 
     def _sum_tickets(self) -> list[Task[list[Slot]]]:
         """Ask which parameters no rank uses, if that may be any and the source of gradients does not tell."""
-        if not self._exchanges or not self.fresh or not self._plan.source.sums_tickets:
+        if not self._exchanges or not self._plan.source.sums_tickets or not self._agreement.done:
             return []
-        if self._unused is None:
+        # After an interruption it is unknown whether gradients are fresh; the others probably wait.
+        interrupted = self._agreement.error is not None and not self.refused
+        if not (self.fresh or interrupted):
+            return []
+        if self._unused is None or (self._unused.error is not None and not self._unused.collectives):
             transport, name = self._plan.transport, f"hvd_dyncomp.{self._plan.source.label}.tickets"
             self._unused = Task(transport, unused(transport, name, self._plan.slots, self._used))
             self._unused.begin()

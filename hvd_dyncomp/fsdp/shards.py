@@ -60,7 +60,6 @@ class ShardGradients(Source):
     kind = "FSDP"
     own_memory = True  # what a hook gets is FSDP's
     as_in_memory = sums_tickets = False
-    ticket_bytes = 0
 
     def __init__(self, units: list[Unit], among: Transport, number: int) -> None:
         self.transport, self.rank, self.world_size = among, among.rank, among.size

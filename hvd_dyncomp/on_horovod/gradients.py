@@ -10,7 +10,6 @@ import torch
 
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.on_horovod import horovod_optimizer
-from hvd_dyncomp.on_horovod.tickets import Tickets
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -24,7 +23,7 @@ class OptimizerGradients(Source):
         label: of the optimizer, in the names of collectives.
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
         grouped: whether Horovod reduces some gradients in one call, which refuses tensors of several devices.
-        kind, as_in_memory, own_memory, sums_tickets, ticket_bytes: see `Source`.
+        kind, as_in_memory, own_memory, sums_tickets: see `Source`.
 
     Raises:
         ValueError: the optimizer's reduction is not a sum or a mean; a parameter is not in `names`, or is on a device
@@ -48,8 +47,8 @@ class OptimizerGradients(Source):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.named = [(names[p], p) for p in parameters]
         self.own_memory = False  # autograd hands on what it has
-        self.as_in_memory = self.sums_tickets = False  # gradients are made contiguous; Horovod sums
-        self.ticket_bytes, self.grouped = Tickets.nbytes, horovod_optimizer.grouped(optimizer)
+        self.as_in_memory, self.sums_tickets = False, True  # gradients are made contiguous
+        self.grouped = horovod_optimizer.grouped(optimizer)
         self._countdown, self._passes = horovod_optimizer.countdown_of(optimizer), 1
         self._index = {parameter: i for i, (_, parameter) in enumerate(self.named)}
         # The parameter whose gradient comes after each one's: backward goes through them from the last to the first.

@@ -1,4 +1,4 @@
-"""What Horovod reduces in one step in place of gradients."""
+"""The gradients of one step, as Horovod's optimizer hands them over, and what Horovod gets in their place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from hvd_dyncomp.exchange.unused import has_values
 from hvd_dyncomp.kernels import portable
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
-from hvd_dyncomp.on_horovod.tickets import Tickets
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -25,38 +24,61 @@ class Context(NamedTuple):
     Attributes:
         gradient: the original, which receives the mean.
         step: None for a tensor that is no gradient of an optimizer.
-        slot: the gradient's place, if it travels compressed, and Horovod reduces a ticket.
+        slot: the gradient's place, if it travels compressed.
+        version: of the gradient, when it came.
     """
 
     gradient: torch.Tensor
     step: Step | FailedStep | None = None
     slot: Slot | None = None
+    version: int = 0
 
 
 class Handover:
-    """The gradients of one step, as Horovod hands them over.
+    """The gradients of one step.
+
+    Args:
+        step: the step.
+        source: of the gradients.
+        on_device: whether Horovod must get tickets on gradients' devices, because it may reduce them in one call with
+            gradients. Otherwise they are in main memory, so that Horovod waits for no GPU.
 
     Attributes:
-        given: by parameter's name, what Horovod got. A gradient may come twice: its hook was interrupted, and Horovod
-            does not know that it came. It then gets the same answer.
+        given: by parameter's name, what `decompress` will need. A gradient may come twice: its hook was interrupted,
+            and Horovod does not know that it came. It then gets the same answer.
         in_use: whether any compressed parameter has a gradient on this rank.
     """
 
-    def __init__(self, step: Step, source: OptimizerGradients, tickets: Tickets) -> None:
-        self._step, self._source, self._tickets = step, source, tickets
-        self._versions: list[tuple[torch.Tensor, int]] = []  # each gradient's version when it arrived
-        self.given: dict[str, tuple[torch.Tensor, Context]] = {}
+    def __init__(self, step: Step, source: OptimizerGradients, *, on_device: bool) -> None:
+        self._step, self._source, self._on_device = step, source, on_device
+        self._wires: dict[str, torch.Tensor] = {}  # what Horovod is to reduce, by parameter's name
+        self.given: dict[str, Context] = {}
         self.in_use = False
 
     @property
     def overwritten(self) -> bool:
         """Whether the program has written to a compressed gradient since it arrived."""
-        for gradient, version in self._versions:  # noqa: SIM110  # a generator would be a call for each
-            if gradient._version != version:
+        for gradient, _, slot, version in self.given.values():
+            if gradient._version != version and slot is not None and _tells_of_writes(gradient):
                 return True
         return False
 
-    def take(
+    def take(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot) -> Context:
+        """Take a gradient that travels compressed; return what `decompress` will need.
+
+        Args:
+            slot: its place.
+        """
+        context = self.given.get(name)
+        if context is None:
+            # If no rank has used the parameter, its mean stays zero, and its residual as it is.
+            used = self._source.fresh(parameter) or has_values(gradient)
+            self.in_use = self.in_use or used
+            self._step.add(slot, gradient, used)
+            context = self.given[name] = Context(gradient, self._step, slot, gradient._version)
+        return context
+
+    def take_for_horovod(
         self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot | None
     ) -> tuple[torch.Tensor, Context]:
         """Take a gradient; return what Horovod is to reduce, and what `decompress` will need.
@@ -64,29 +86,26 @@ class Handover:
         Args:
             slot: its place; None if it is skipped.
         """
-        if name not in self.given:
+        if name not in self._wires:
             if slot is None or self._step.bits == UNCOMPRESSED:
-                self.given[name] = self._step.uncompressed(name, gradient), Context(gradient, self._step)
+                wire = self._step.uncompressed(name, gradient)
+                self.given[name] = Context(gradient, self._step)
             else:
-                # A ticket of zero on all ranks means that no rank has used the parameter.
-                used = self._source.fresh(parameter) or has_values(gradient)
-                self.in_use = self.in_use or used
-                self._note_version(gradient)
-                self._step.add(slot, gradient, used)
-                ticket = self._tickets.fill(name, used, gradient.device)
-                self.given[name] = ticket, Context(gradient, self._step, slot)
-        return self.given[name]
+                self.take(gradient, name, parameter, slot)
+                wire = torch.ones(1, dtype=torch.float32, device=gradient.device if self._on_device else "cpu")
+                self._step.counts_beside(wire.nbytes)
+            self._wires[name] = wire
+        return self._wires[name], self.given[name]
 
-    def _note_version(self, gradient: torch.Tensor) -> None:
-        """Note the gradient's version, if only the program writes to it with torch operators.
 
-        Kernels write a mean by its address, which does not count; a copy counts. Views of one tensor share a version.
-        """
-        kernel = kernels.backends.get("cpu" if gradient.is_cpu else gradient.device.type, portable)
-        if kernel is portable or gradient.dtype is not torch.float32 or not gradient.is_contiguous():
-            return
-        if not gradient._is_view():
-            self._versions.append((gradient, gradient._version))
+def _tells_of_writes(gradient: torch.Tensor) -> bool:
+    """Whether only the program changes a gradient's version.
+
+    Kernels write a mean by its address, which does not count; a copy counts. Views of one tensor share a version.
+    """
+    kernel = kernels.backends.get("cpu" if gradient.is_cpu else gradient.device.type, portable)
+    native = kernel is not portable and gradient.dtype is torch.float32 and gradient.is_contiguous()
+    return native and not gradient._is_view()
 
 
 def wire_after_failure(gradient: torch.Tensor, bits: float, transport: Transport) -> torch.Tensor:

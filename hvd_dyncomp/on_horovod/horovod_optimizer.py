@@ -1,8 +1,9 @@
 """All that this package knows about Horovod's optimizer beyond its documentation.
 
 Horovod calls `compress(tensor)` without a name. But it does so from a method of its optimizer, and the tensor is the
-`.grad` of one of the optimizer's parameters. We can see both from here without patching anything. Horovod does not
-promise that this stays so; if it changes, tests/test_horovod_optimizer.py says what.
+`.grad` of one of the optimizer's parameters. So the first gradient tells us the optimizer. From then on this one object
+has two methods of its own. Horovod does not promise that all this stays so; if it changes,
+tests/on_horovod/test_horovod_optimizer.py says what.
 """
 
 from __future__ import annotations
@@ -15,6 +16,23 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.transport.horovod import averaging_factor
+
+# Returns not None while torch.compile traces this thread. To be opaque to it costs a microsecond and more for every
+# gradient. (Not documented by torch; with a torch that lacks it, `bool` makes us opaque always.)
+looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
+
+
+def opaque() -> Callable:
+    """What calls a function with arguments, and hides it from torch.compile.
+
+    A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what it found
+    for this one. Not made at import: it imports the compiler, as making any optimizer does.
+    """
+    return torch.compiler.disable(lambda function, *arguments: function(*arguments))
+
+
+def nothing() -> None:
+    """In place of a handle: Horovod calls what it can call, instead of waiting for it, and has nothing to reduce."""
 
 
 def calling(compressor: object, frame: FrameType | None) -> tuple[torch.optim.Optimizer | None, torch.Tensor | None]:
@@ -88,6 +106,21 @@ def pending_of(optimizer: Any) -> dict:
     return optimizer._handles
 
 
+def gradient_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:
+    """A parameter's gradient as Horovod hands it to `compress`; None if it never does, because it is sparse."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if not parameter.grad.is_sparse:
+        return parameter.grad
+    return parameter.grad.to_dense() if optimizer.sparse_as_dense else None
+
+
+def take_back(optimizer: Any) -> None:
+    """Have Horovod hand in again what it got `nothing` for."""
+    pending = pending_of(optimizer)
+    pending |= {parameter: (None, None) for parameter, (handle, _) in pending.items() if handle is nothing}
+
+
 def hand_in(optimizer: Any) -> None:
     """Hand in every gradient that is not, as the optimizer's `synchronize` does first. Does not wait."""
     pending = pending_of(optimizer)
@@ -126,29 +159,59 @@ def any_fresh(optimizer: Any) -> bool:
 def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[], None]:
     """Call `action` whenever gradients are about to be waited for, by `step` or by the user.
 
-    Horovod offers no hook for this, and waits name by name: for ever, if another rank lacks the name. So this one
-    object, not Horovod, gets a method of its own.
+    Horovod offers no hook for this, and waits name by name: for ever, if another rank lacks the name.
 
     Returns:
         A function that undoes it.
     """
-    this, before = weakref.ref(optimizer), vars(optimizer).get("synchronize")  # the user may have set one, too
 
     @torch.compiler.disable  # nothing in it is worth compiling: it has no arithmetic
     def synchronize() -> None:
         action()
+        before()
+
+    before, undo = _replace(optimizer, "synchronize", synchronize)
+    return undo
+
+
+def before_reduction(optimizer: Any, take: Callable[[torch.Tensor], tuple | None]) -> Callable[[], None]:
+    """Offer `take` every parameter whose gradient is about to be reduced by itself, not in a group.
+
+    Args:
+        take: returns what Horovod gets as handle and context, or None if it is to go on as usual, with `compress`.
+
+    Returns:
+        A function that undoes it.
+    """
+
+    def submit(parameter: torch.Tensor) -> tuple:
+        if looked_into() is not None:
+            return hidden(offered, parameter)
+        return offered(parameter)
+
+    def offered(parameter: torch.Tensor) -> tuple:
+        taken = take(parameter)
+        return before(parameter) if taken is None else taken
+
+    hidden = opaque()
+    before, undo = _replace(optimizer, "_allreduce_grad_async", submit)
+    return undo
+
+
+def _replace(optimizer: Any, name: str, method: Callable) -> tuple[Callable, Callable[[], None]]:
+    """Give this one object, not Horovod, a method of its own; return the one before, and what undoes it."""
+    this, users = weakref.ref(optimizer), vars(optimizer).get(name)  # the user may have set one, too
+
+    def before(*arguments: Any) -> Any:
         own: Any = this()
-        if before is None:
-            type(own).synchronize(own)
-        else:
-            before()
+        return getattr(type(own), name)(own, *arguments) if users is None else users(*arguments)
 
     def undo() -> None:
         own = this()
-        if own is not None and vars(own).get("synchronize") is synchronize:
-            del own.synchronize
-            if before is not None:
-                own.synchronize = before
+        if own is not None and vars(own).get(name) is method:
+            delattr(own, name)
+            if users is not None:
+                setattr(own, name, users)
 
-    optimizer.synchronize = synchronize
-    return undo
+    setattr(optimizer, name, method)
+    return before, undo

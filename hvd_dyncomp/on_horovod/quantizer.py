@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any, Literal
 
@@ -35,10 +35,6 @@ from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.horovod import Compressor
 
 logger = logging.getLogger(__name__)
-
-# Returns not None while torch.compile traces this thread. To be opaque to it costs a microsecond and more for every
-# gradient. (Not documented by torch; with a torch that lacks it, `bool` makes us opaque always.)
-_looked_into = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", bool)
 
 
 class DynamicQuantizer(OptimizerSession, Compressor):
@@ -152,9 +148,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         self._arguments = {**arguments, "transport": transport}  # for a copy
         self._warned = False
         self._lock = threading.Lock()
-        # A compiled function that calls backward compiles the hooks, too, and would reuse for the next gradient what
-        # it found for this one. Made here: it imports the compiler, as making any optimizer does.
-        self._opaque = torch.compiler.disable(DynamicQuantizer._timed)
+        self._opaque = horovod_optimizer.opaque()
         replicas.register(self.controller, self)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -182,31 +176,53 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         """Take a gradient from Horovod; return what Horovod is to reduce, and the context for `decompress`.
 
         A compressed gradient travels by this package's own asynchronous collectives. In its place Horovod reduces a
-        ticket of one float32, so that its bookkeeping goes on. Never blocks: Horovod calls it within backward.
+        ticket of one float32, until all ranks know their optimizers. Never blocks: Horovod calls it within backward.
         """
         if not isinstance(self, DynamicQuantizer):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
-        if _looked_into() is None:
-            return self._timed(tensor, sys._getframe(1))
-        return self._opaque(self, tensor, sys._getframe(1))
-
-    def _timed(self, tensor: torch.Tensor | None, caller: FrameType) -> tuple[torch.Tensor, Context]:
-        began = time.perf_counter()
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
+        if horovod_optimizer.looked_into() is None:
+            return self._timed(self._taken, tensor, sys._getframe(1))
+        return self._opaque(self._timed, self._taken, tensor, sys._getframe(1))
+
+    def _take(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
+        return self._timed(self._taken_directly, parameter)
+
+    def _timed(self, take: Callable, *arguments: Any) -> Any:
+        began = time.perf_counter()
         with self._lock:  # backward has a thread for each device
             try:
-                wire, context = self._taken(tensor, caller)
+                taken = take(*arguments)
             except BaseException as error:
                 self._leave(error)
                 raise
-        if context.step is not None:
-            context.step.traffic.seconds += time.perf_counter() - began
-        return wire, context
+        if self._step is not None:
+            self._step.traffic.seconds += time.perf_counter() - began
+        return taken
+
+    def _taken_directly(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
+        """Take a parameter's gradient, past Horovod, if it travels compressed; for `before_reduction`.
+
+        It is so on all ranks or on none, or Horovod would wait: from the second step of all plans on.
+        """
+        step: Step | FailedStep | None = self._step or self._rest_of
+        if step is None or (isinstance(step, Step) and self._forgotten):
+            self._open(parameter)
+            step = self._step
+        slot = self._slots.get(parameter) if self._direct else None
+        if slot is None:
+            return None
+        gradient = horovod_optimizer.gradient_of(self._optimizer(), parameter)
+        if gradient is None:
+            return None
+        if step is not self._step or isinstance(step, FailedStep):
+            return horovod_optimizer.nothing, Context(gradient, step, slot)
+        return horovod_optimizer.nothing, self._handover.take(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
 
     def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
-        if self._step is None and self._left is not None and not self._forgotten:
-            return self._rest(self._left, gradient, caller), Context(gradient, self._left)
+        if (left := self._rest_of) is not None:
+            return self._rest(left, gradient, caller), Context(gradient, left)
         found = None
         if self._step is not None and self._handover is not None and caller.f_code in self._callers:
             found = self._source.parameter_of(gradient, caller)  # type: ignore[union-attr]  # there is a step
@@ -222,7 +238,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             self._note_uncompressed(gradient)
             return gradient, Context(gradient)
         name, parameter = found
-        return self._handover.take(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
+        return self._handover.take_for_horovod(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
 
     def _rest(self, left: Step, gradient: torch.Tensor, caller: FrameType) -> torch.Tensor:
         """What Horovod gets for the rest of a step that was left: the other ranks wait for it."""
@@ -231,20 +247,22 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             return wire_after_failure(gradient, left.bits, self._transport)
         return left.uncompressed(found[0], gradient)
 
-    def decompress(self, tensor: torch.Tensor, ctx: Context | None) -> torch.Tensor:
+    def decompress(self, tensor: torch.Tensor | None, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.
 
         Horovod passes all gradients of a step to `compress` before it asks for the first one back.
 
         Args:
-            tensor: what Horovod has reduced.
+            tensor: what Horovod has reduced; None for a compressed gradient of which it got nothing.
             ctx: what `compress` returned with it.
         """
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         if ctx is not None and not isinstance(ctx, Context):
             raise TypeError(f"ctx must be what compress returned, got {shown(ctx)}")
-        gradient, step, slot = ctx or Context(tensor)  # no ctx: `compress` never saw this sparse gradient
+        if not isinstance(tensor, torch.Tensor):
+            if ctx is None or ctx.slot is None:
+                raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
+            tensor = ctx.gradient
+        gradient, step, slot, _ = ctx or Context(tensor)  # no ctx: `compress` never saw this sparse gradient
         if step is None:
             return tensor
         began = time.perf_counter()
@@ -256,8 +274,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             mean = step.apart.get(id(gradient), gradient)
             if slot is None:
                 mean.copy_(tensor)
-            elif not tensor.item():  # a ticket; on the CPU unless gradients are grouped
-                step.leave(slot, gradient)  # no rank has used this parameter: not even rounding may move it
         except BaseException as error:
             self._step = self._step or step
             self._leave(error)
@@ -272,6 +288,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             raise self._failure or RuntimeError(LOADED)
         handover, optimizer = self._handover, self._optimizer()
         overwritten = handover is not None and handover.overwritten
+        self._settle(step)
         self._end(step)
         self._handover = None
         if isinstance(step, FailedStep) or handover is None or optimizer is None or self._plan is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
@@ -15,6 +16,7 @@ from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, IN_FLIGHT
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -22,7 +24,6 @@ from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.handover import Handover
-from hvd_dyncomp.on_horovod.tickets import Tickets
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.base import Transport, gather_json
@@ -48,10 +49,12 @@ class OptimizerSession(Session):
         self._names = None if named is None else {parameter: name for name, parameter in named}
         self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
         self._source: OptimizerGradients | None = None  # that of the plan
-        self._tickets: Tickets | None = None  # likewise
+        self._slots: Mapping[torch.Tensor, Slot] = {}  # likewise, by parameter
         self._handover: Handover | None = None  # of the step in flight
+        # Whether compressed gradients of the latest step do not pass through Horovod; the same on all ranks.
+        self._direct = False
         self._pending: dict | None = None  # what Horovod has of the latest step
-        self._unhook: Callable[[], None] | None = None
+        self._unhooks: Sequence[Callable[[], None]] = ()
         self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
         self._discarded = False  # whether the latest step was
 
@@ -62,6 +65,10 @@ class OptimizerSession(Session):
         if optimizer is None or not horovod_optimizer.among_all(optimizer):
             return None
         return horovod_optimizer.label_of(optimizer)
+
+    @abstractmethod
+    def _take(self, parameter: torch.Tensor) -> tuple[Callable, Any] | None:
+        """Take a gradient that would be handed to Horovod; None if Horovod is to call `compress`."""
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Bind to an optimizer between steps. Raises what `DynamicQuantizer.attach` does."""
@@ -78,6 +85,21 @@ class OptimizerSession(Session):
         """Whether Horovod will never ask for the gradients of the latest step."""
         optimizer = self._optimizer()
         return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self._pending
+
+    @property
+    def _rest_of(self) -> Step | None:
+        """A step that was left, and that Horovod still hands gradients over for."""
+        return self._left if self._step is None and not (self._left is None or self._forgotten) else None
+
+    def _open(self, parameter: torch.Tensor) -> None:
+        """Begin a step with a gradient of the optimizer that is known. Raises what `_searched` does."""
+        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(CAPTURED)
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._meet(optimizer)
+            if self._step is None:
+                self._first(optimizer)
 
     def _searched(self, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
         """Name and parameter of this gradient, in the step that it begins or belongs to; None for any other tensor.
@@ -121,13 +143,17 @@ class OptimizerSession(Session):
         """Begin a step."""
         self._warn_of_waste()
         self._pending = horovod_optimizer.pending_of(optimizer)
+        # In a plan's first step the others cannot know yet that this rank knows its optimizer.
+        known = self._plan is not None and self._plan.topology_checksum
         step = self._begin()
+        self._direct = bool(known and step.bits != UNCOMPRESSED and self._source and not self._source.grouped)
         if isinstance(step, FailedStep):
             self._hook(optimizer)
             if not horovod_optimizer.any_fresh(optimizer):  # so this is no backward, but `synchronize`
                 step.check()
-        elif self._source is not None and self._tickets is not None:
-            self._handover = Handover(step, self._source, self._tickets)
+        elif self._source is not None and self._plan is not None:
+            mixed = len(self._plan.slots) < len(self._source.named)
+            self._handover = Handover(step, self._source, on_device=mixed and self._source.grouped)
 
     def _new_plan(self) -> Plan:
         optimizer = self._optimizer()
@@ -142,18 +168,20 @@ class OptimizerSession(Session):
         source = OptimizerGradients(optimizer, self._names, self._transport)
         plan = Plan(source, self._settings, self._skip, self._carried(optimizer))
         source.transport.advise({bucket.device for bucket in plan.buckets})
-        mixed = len(plan.slots) < len(source.named)
-        self._tickets = Tickets(plan.slots, on_device=mixed and source.grouped)
+        self._slots = {parameter: plan.slots[name] for name, parameter in source.named if name in plan.slots}
         self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, None
         self._hook(optimizer)
         return plan
 
     def _hook(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._unhook is not None:
-            self._unhook()
+        for unhook in self._unhooks:
+            unhook()
         # Weakly: the optimizer must not keep an unused quantizer alive.
         this = weakref.ref(self)
-        self._unhook = horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this()))
+        self._unhooks = (
+            horovod_optimizer.before_synchronize(optimizer, lambda: _compare(this())),
+            horovod_optimizer.before_reduction(optimizer, lambda parameter: _offer(this(), parameter)),
+        )
 
     def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
         """The residuals that a new plan for `optimizer` takes over: its own parameters', never another model's."""
@@ -212,23 +240,48 @@ class OptimizerSession(Session):
             if self._step is not None:
                 if torch.is_inference_mode_enabled():
                     raise RuntimeError(INFERENCE)
-                self._step.check()
+                self._settle(self._step)
         except BaseException as error:
+            step = self._step or self._left
             if isinstance(self._step, Step):
                 self._leave(error)
             optimizer = self._optimizer()
             if optimizer is not None:
                 with contextlib.suppress(Exception):
+                    if step is not None and (step.refused or step.anew):
+                        self._through_horovod()
                     horovod_optimizer.hand_in(optimizer)  # the other ranks wait for it
             self._leave(error)
             if error is self._failure:
                 self._await_rest()
             raise
 
+    def _settle(self, step: Step | FailedStep) -> None:
+        """Wait until all ranks are known to do the same in a step. Raises what `Step.check` does."""
+        try:
+            step.check()
+        except BaseException:
+            if step.refused:
+                with contextlib.suppress(Exception):
+                    self._through_horovod()
+            raise
+        if step.anew:
+            self._through_horovod()
+
+    def _through_horovod(self) -> None:
+        """Have Horovod reduce tickets of compressed gradients after all: on another rank it waits for them."""
+        optimizer = self._optimizer()
+        if self._direct and optimizer is not None:
+            self._direct = False
+            horovod_optimizer.take_back(optimizer)
+            horovod_optimizer.hand_in(optimizer)
+
     def _await_rest(self) -> None:
         """Wait, a minute at most, until Horovod has reduced what it has of the step that was left."""
         until = time.monotonic() + PATIENCE_SECONDS
         for handle, _ in (self._pending or {}).values():
+            if handle is horovod_optimizer.nothing:
+                continue
             with contextlib.suppress(Exception):  # it was waited for before
                 if not self._ranks()[0].wait_for(handle, max(0.0, until - time.monotonic())):
                     return
@@ -237,6 +290,10 @@ class OptimizerSession(Session):
 def _compare(session: OptimizerSession | None) -> None:
     if session is not None:
         session._check_step()
+
+
+def _offer(session: OptimizerSession | None, parameter: torch.Tensor) -> tuple | None:
+    return None if session is None else session._take(parameter)
 
 
 def _no_optimizer() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_of, noise, on_ranks
 
-from hvd_dyncomp.on_horovod.tickets import Tickets
+from hvd_dyncomp.on_horovod import session
 from hvd_dyncomp.transport.in_process import InProcessTransport
 
 
@@ -178,14 +178,14 @@ def test_complex_and_skipped_parameters_travel_as_they_are():
 @pytest.mark.parametrize(("groups", "skipped", "there"), [(2, "a", True), (2, "", False), (None, "a", False)])
 def test_a_group_may_have_skipped_tensors_on_a_gpu(monkeypatch, groups, skipped, there):
     """Horovod refuses groups of tensors on several devices: tickets are where the skipped ones are."""
-    asked, fill = set(), Tickets.fill
+    asked = set()
 
-    def on_a_gpu(self, name, in_use, device):
-        ticket = fill(self, name, in_use, torch.device("meta"))
-        asked.add(ticket.device.type)
-        return ticket if ticket.device.type == "cpu" else fill(self, name, in_use, device)
+    class Noted(session.Handover):
+        def __init__(self, step, source, *, on_device):
+            asked.add(on_device)
+            super().__init__(step, source, on_device=on_device)
 
-    monkeypatch.setattr(Tickets, "fill", on_a_gpu)
+    monkeypatch.setattr(session, "Handover", Noted)
 
     def program(transport):
         worker = Worker(transport, {"a": 130, "b": 140}, 4, skip=lambda name, p: name == skipped)
@@ -193,7 +193,7 @@ def test_a_group_may_have_skipped_tensors_on_a_gpu(monkeypatch, groups, skipped,
         worker.step(worker.noise(0))
 
     RecordingWorld(2).run(program)
-    assert asked == {"meta" if there else "cpu"}
+    assert asked == {there}
 
 
 @WORLDS

@@ -113,6 +113,43 @@ def test_an_action_before_gradients_are_waited_for(made):
     assert seen == [0, 2] and "synchronize" not in vars(optimizer)
 
 
+def test_a_gradient_that_horovod_does_not_reduce(made):
+    """It is handed back all the same, with its context, when all are in."""
+    spy, (first, _, last), optimizer = made()
+    contexts = []
+    spy.decompress = lambda tensor, ctx: contexts.append((tensor, ctx)) or (last.grad if tensor is None else tensor)
+    undo = horovod_optimizer.before_reduction(
+        optimizer, lambda parameter: (horovod_optimizer.nothing, "ours") if parameter is last else None
+    )
+    for _ in range(2):
+        (first.sum() + 3 * last.sum()).backward()
+        assert len(spy.seen) == 1, "the other gradient only"
+        optimizer.step()
+        assert (None, "ours") in contexts and torch.equal(last.grad, torch.full((3,), 3.0))
+        optimizer.zero_grad()
+        spy.seen.clear()
+    (first.sum() + last.sum()).backward()
+    horovod_optimizer.take_back(optimizer)
+    optimizer.synchronize()
+    assert [ctx for _, ctx in contexts].count("ours") == 3, "still taken"
+    undo()
+    assert "_allreduce_grad_async" not in vars(optimizer)
+    (first.sum() + last.sum()).backward()
+    assert len(spy.seen) == 3
+
+
+def test_the_gradient_that_horovod_would_hand_over(made):
+    optimizer = made()[2]
+    table = torch.nn.Embedding(5, 3, sparse=True)
+    dense = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=True)
+    assert torch.equal(horovod_optimizer.gradient_of(dense, table.weight), torch.zeros(5, 3)), "none came"
+    table.weight.grad = None
+    table(torch.tensor([1])).sum().backward()
+    assert table.weight.grad.is_sparse
+    assert torch.equal(horovod_optimizer.gradient_of(dense, table.weight), table.weight.grad.to_dense())
+    assert horovod_optimizer.gradient_of(optimizer, table.weight) is None
+
+
 def test_the_users_class_steps_within_horovods_step(made):
     """When gradients are reduced. (And hooks are called twice.)"""
     spy, parameters, optimizer = made()
