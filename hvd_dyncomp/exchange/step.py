@@ -164,7 +164,8 @@ class Step:
             exchange.add(slot, gradient, used=False)
         if exchange.complete and not before:
             self._go_on(exchange)
-            if not gradient.is_cuda:  # with a GPU, the core is idle anyway
+            # After the last one the program will wait soon, and with a GPU the core is idle anyway.
+            if not (gradient.is_cuda or all(exchange.complete for exchange in self._exchanges)):
                 self._plan.transport.give_way()
 
     def _go_on(self, exchange: Exchange) -> None:
