@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 # step, status; little-endian
 _HEADER = struct.Struct("<II")

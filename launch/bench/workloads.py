@@ -20,7 +20,7 @@ from train.models import build_model
 # Makes one stepper's model and loss; every call a new model.
 Workload = Callable[[], tuple[nn.Module, Loss]]
 
-EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "tiny")
+EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "small-tensors", "tiny")
 TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "transformer-short", "tiny")
 
 _CPU = torch.device("cpu")
@@ -76,6 +76,8 @@ def build(name: str) -> nn.Module:
         return getattr(torchvision.models, name)(weights=None)
     if name == "tiny":
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+    if name == "small-tensors":  # what each gradient costs, whatever its size
+        return nn.ParameterList([torch.zeros(16) for _ in range(10_000)])
     if name == "mlp":
         return Mlp()
     if name in _LENGTH:

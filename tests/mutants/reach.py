@@ -9,7 +9,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +65,8 @@ def _plain(nodeid: str) -> str:
     return nodeid.partition("[")[0].removeprefix("tests/")
 
 
-def measured(files: list[str]) -> Reach:
-    """Runs tests, in a process that has all but this package, and returns what they reach."""
+def measured(file: str) -> Reach:
+    """Runs a file of tests, in a process that has all but this package, and returns what it reaches."""
     import coverage
     import pytest
 
@@ -77,7 +76,7 @@ def measured(files: list[str]) -> Reach:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.path[:0] = [str(package.parent)]
     measure.start()
-    pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", *[str(mutate.TESTS / file) for file in files]], [plugin])
+    pytest.main(["-q", "--tb=no", "-p", "no:cacheprovider", str(mutate.TESTS / file)], [plugin])
     measure.stop()
     data = measure.get_data()
     lines = {
@@ -102,8 +101,10 @@ def reach(files: list[str], jobs: int) -> Reach:
     key = hashlib.sha256(b"\0".join([repr(tests).encode(), *_contents()])).hexdigest()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if kept.get("key") != key:
-        with ProcessPoolExecutor(jobs, mp_context=mutate.FORKS) as pool:
-            parts = list(pool.map(measured, [tests[part::jobs] for part in range(jobs)]))
+        # A process for each file, which has yet to import the package; large files first, so that none is left to the end.
+        largest = sorted(tests, key=lambda name: -(mutate.TESTS / name).stat().st_size)
+        with mutate.FORKS.Pool(jobs, maxtasksperchild=1) as pool:
+            parts = pool.map(measured, largest, chunksize=1)
         lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
         for part in parts:
             for file, by_line in part.lines.items():
