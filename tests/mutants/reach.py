@@ -101,7 +101,7 @@ def reach(files: list[str], jobs: int) -> Reach:
     key = hashlib.sha256(b"\0".join([repr(tests).encode(), *_contents()])).hexdigest()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     if kept.get("key") != key:
-        # A process for each file, which has yet to import the package; large files first, so that none is left to the end.
+        # A process for each file, which has yet to import the package. Large files first: none is left to the end.
         largest = sorted(tests, key=lambda name: -(mutate.TESTS / name).stat().st_size)
         with mutate.FORKS.Pool(jobs, maxtasksperchild=1) as pool:
             parts = pool.map(measured, largest, chunksize=1)
