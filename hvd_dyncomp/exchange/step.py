@@ -199,10 +199,6 @@ class Step:
         self._tally.hands_over(wire.nbytes, 4 * wire.numel())
         return wire
 
-    def counts_beside(self, nbytes: int) -> None:
-        """Count what the caller sums over ranks besides gradients."""
-        self._tally.hands_over(nbytes, 0)
-
     def reduce(self, place: str, gradients: Mapping[str, torch.Tensor]) -> None:
         """Take gradients that travel uncompressed, as `uncompressed` has it, and write their means. Does not block.
 

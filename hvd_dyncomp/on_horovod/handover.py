@@ -92,8 +92,8 @@ class Handover:
                 self.given[name] = Context(gradient, self._step)
             else:
                 self.take(gradient, name, parameter, slot)
+                # Counted by nobody, as what Horovod sends to negotiate: a resumed run's meter is the whole one's.
                 wire = torch.ones(1, dtype=torch.float32, device=gradient.device if self._on_device else "cpu")
-                self._step.counts_beside(wire.nbytes)
             self._wires[name] = wire
         return self._wires[name], self.given[name]
 

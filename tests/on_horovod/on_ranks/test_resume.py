@@ -9,7 +9,6 @@ import torch
 from problem import Problem, same_on_all_ranks
 
 from hvd_dyncomp import AllRanks, Controller, DynamicQuantizer, Static, StepFunction
-from hvd_dyncomp.meter import allreduce_bytes
 
 
 class Run:
@@ -70,9 +69,7 @@ def test_resume_equals_no_interruption(rounding):
         for name, p in after.problem.parameters.items():
             assert torch.equal(p, whole.problem.parameters[name]), name
         totals = [run.quantizer.meter.total() for run in (whole, after)]
-        assert totals[0].compressed_bytes == totals[1].compressed_bytes and totals[0].steps == totals[1].steps
-        tickets = allreduce_bytes(4, hvd.size()) * len(whole.problem.parameters)  # in the first step of a process
-        assert totals[1].sent_bytes - totals[0].sent_bytes in (0, tickets)
+        assert totals[0].sent_bytes == totals[1].sent_bytes and totals[0].steps == totals[1].steps
 
 
 def test_one_state_of_all_ranks_resumes_as_well():
