@@ -255,9 +255,10 @@ class WorldOfMachines(RecordingWorld):
         return collective
 
     def block(self, rank, collective):
-        super().block(rank, collective)
+        with self.machine.place(off=True):
+            super().block(rank, collective)
         self.machine.host_waits(self._handed_over[rank, id(collective)])
-        if collective.received is not None and collective.kind != "sum":
+        if collective.received is not None and collective.kind != "sum" and rank not in collective.rooms:
             self.machine.arrived(collective.received[rank])
 
 
@@ -266,9 +267,9 @@ class InOrderTransport(InProcessTransport):
 
     in_order = True
 
-    def alltoall(self, tensor, ranks, splits, arriving, name):
+    def alltoall(self, tensor, ranks, splits, arriving, name, room=None):
         works = Works(name, tensor, lambda: None, in_order=True)
-        works.start(lambda: self._queued(tensor, ranks, splits, arriving, name))
+        works.start(lambda: self._queued(tensor, ranks, splits, arriving, name, room))
         return works
 
     def allgather(self, tensor, name, arriving=None):
@@ -276,8 +277,8 @@ class InOrderTransport(InProcessTransport):
             return super().allgather(tensor, name)
         return self.alltoall(tensor.repeat(self.size), range(self.size), [len(tensor)] * self.size, arriving, name)
 
-    def _queued(self, tensor, ranks, splits, arriving, name):
-        received = tensor.new_empty(sum(arriving))
+    def _queued(self, tensor, ranks, splits, arriving, name, room):
+        received = tensor.new_empty(sum(arriving)) if room is None else room
         end = self._world.machine.sends(tensor, received)
         self._world.order[self.rank].append(name)
         with self._world.machine.place(off=True):

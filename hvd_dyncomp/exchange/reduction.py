@@ -42,6 +42,11 @@ class Reduction(ABC):
         return self._own_group
 
     @property
+    def _place(self) -> int:
+        """This rank's in the section."""
+        return self.section.ranks.index(self._bucket.rank)
+
+    @property
     def result_bytes(self) -> int:
         """Length of what `collectives` returns, bytes."""
         return sum(HEADER_BYTES + size for size in self._sizes(self._result))
@@ -124,27 +129,30 @@ class PairReduction(Reduction):
     @marked("encode")
     def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
         bucket, span = self._bucket, self.section.span
-        message, [payload], lengths = self._messages.room(self._sizes([span]))
+        both, payloads, lengths = self._messages.room(self._sizes(self._result))  # the other's message overwrites one
+        payload = payloads[self._place]
         noise, dither = self._messages.noise(Phase.PAIR), self._messages.dither(Phase.PAIR)
         residual = bucket.residuals.section()
         self._messages.coding.encode(payload, span, values, residual, origin=origin, noise=noise, dither=dither)
         bucket.residuals.quantized()
-        bucket.streams.keep(message)
-        return message, lengths
+        return both, lengths
 
     def collectives(
         self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
-        (own, [length]), failure = self._first_messages(values, failure, origin, [self.section.span])
+        (both, lengths), failure = self._first_messages(values, failure, origin, self._result)
         del values
         yield Gate.SEND
-        to_the_other = [0 if rank == self._bucket.rank else length for rank in self.section.ranks]
-        handle = self._group.alltoall(own, to_the_other, to_the_other, self._messages.name(Phase.PAIR))
+        own, other = both.split(lengths)[:: 1 - 2 * self._place]
+        to_the_other = [0 if rank == self._bucket.rank else len(own) for rank in self.section.ranks]
+        handle = self._group.alltoall(own, to_the_other, to_the_other, self._messages.name(Phase.PAIR), other)
         self.has_sent_all = True
         received = yield handle
         if failure is not None:
             raise failure
-        return torch.cat([own if rank == self._bucket.rank else received for rank in self.section.ranks])
+        if len(received) != len(other):
+            both = torch.cat([own, received])  # it is no message of this exchange, as `decode` will say
+        return both
 
     @property
     def _result(self) -> list[Span]:
@@ -168,11 +176,6 @@ class ShardedReduction(Reduction):
 
     With any number of workers N, a value costs a worker 2(N-1)/N * bits on the wire, and is quantized twice.
     """
-
-    @property
-    def _place(self) -> int:
-        """This rank's in the section."""
-        return self.section.ranks.index(self._bucket.rank)
 
     @property
     def _in_one(self) -> bool:

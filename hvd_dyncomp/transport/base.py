@@ -89,7 +89,13 @@ class Transport(ABC):
 
     @abstractmethod
     def alltoall(
-        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+        self,
+        tensor: torch.Tensor,
+        ranks: Sequence[int],
+        splits: list[int],
+        arriving: list[int],
+        name: str,
+        room: torch.Tensor | None = None,
     ) -> Any:
         """Start sending `splits[i]` bytes of the uint8 vector `tensor` to the i-th rank of some; return a handle.
 
@@ -98,6 +104,7 @@ class Transport(ABC):
         Args:
             ranks: those that this rank sends to, ascending; the same for all of them.
             arriving: the bytes that come from each: what that rank has in its `splits`.
+            room: a uint8 vector for what arrives, of just that length; otherwise the transport makes one.
         """
 
     @abstractmethod

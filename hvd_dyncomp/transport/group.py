@@ -29,13 +29,20 @@ class Group:
         self._transport, self.ranks, self._near = transport, ranks, near
         self.sent_bytes = self.leaving_bytes = 0
 
-    def alltoall(self, messages: torch.Tensor, lengths: list[int], arriving: list[int], name: str) -> Any:
+    def alltoall(
+        self,
+        messages: torch.Tensor,
+        lengths: list[int],
+        arriving: list[int],
+        name: str,
+        room: torch.Tensor | None = None,
+    ) -> Any:
         """Start sending `lengths[i]` bytes of a uint8 vector to the i-th rank, of which `arriving[i]` bytes come.
 
-        The result is in the order of the ranks.
+        The result is in the order of the ranks, and in `room` if there is any.
         """
         self._count(lengths)
-        return self._transport.alltoall(messages, self.ranks, lengths, arriving, name)
+        return self._transport.alltoall(messages, self.ranks, lengths, arriving, name, room)
 
     def allgather(self, message: torch.Tensor, arriving: list[int], name: str) -> Any:
         """Start gathering the ranks' uint8 vectors, of `arriving[i]` bytes each, in the order of the ranks."""

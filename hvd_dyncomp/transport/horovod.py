@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import os
 import socket
@@ -19,8 +21,10 @@ from hvd_dyncomp.transport.base import Transport, of_all
 
 try:
     import horovod.torch as hvd
+    from horovod.common.exceptions import HorovodInternalError
     from horovod.torch.compression import Compressor
     from horovod.torch.elastic.state import StateHandler, get_handler_registry
+    from horovod.torch.mpi_ops import _allgather_async, _alltoall_async  # with receivers of ours
 except ImportError as _error:
     raise HorovodMissing(
         "hvd_dyncomp needs Horovod built for torch: run 'make setup' in a clone of hvd_dyncomp, "
@@ -39,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 _advised: set[str] = set()
 _labels: Counter[int] = Counter()
+_owners: dict[int, list[torch.Tensor]] = {}  # of tensors that Horovod has, by handle
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
 _WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
 # With either, by its source, Horovod reports a GPU's collective as over when it has only begun, and makes the default
@@ -96,17 +101,24 @@ class HorovodTransport(Transport):
         return f"{kind}{_labels[number]}"
 
     def alltoall(
-        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+        self,
+        tensor: torch.Tensor,
+        ranks: Sequence[int],
+        splits: list[int],
+        arriving: list[int],
+        name: str,
+        room: torch.Tensor | None = None,
     ) -> int:
         # It needs no process set: nothing is sent to ranks that get 0 bytes.
         lengths = torch.tensor(of_all(self.size, ranks, splits), dtype=torch.int32, device="cpu")
-        return hvd.alltoall_async(tensor, lengths, name, self._everyone)
+        received = tensor.new_empty(sum(arriving)) if room is None else room
+        return self._request(_alltoall_async, tensor, lengths, received, lengths.new_empty(0), name=name)
 
     def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> int:
-        return hvd.allgather_async(tensor, name, self._everyone)
+        return self._request(_allgather_async, tensor, tensor.new_empty(sum(arriving or ())), name=name)
 
     def sum(self, tensor: torch.Tensor, name: str) -> int:
-        return hvd.allreduce_async_(tensor, name=name, op=hvd.Sum, process_set=self._everyone)
+        return self._request(functools.partial(hvd.allreduce_async_, op=hvd.Sum), tensor, name=name)
 
     def takes(self, dtype: torch.dtype) -> bool:
         return dtype in (torch.float16, torch.float32, torch.float64)  # on CPUs
@@ -115,7 +127,16 @@ class HorovodTransport(Transport):
         return hvd.poll(handle)
 
     def wait(self, handle: int) -> torch.Tensor:
-        received = hvd.synchronize(handle)
+        try:
+            received = hvd.synchronize(handle)
+        except HorovodInternalError:
+            # Horovod's thread may be ending, as after the loss of a rank. Then it frees what is queued, with a lock of
+            # Horovod's in hand. This takes that lock without Python's; requests would have Python's in hand.
+            with contextlib.suppress(ValueError):  # it has ended
+                self._everyone.size()
+            raise
+        finally:
+            _owners.pop(handle, None)
         return received[0] if isinstance(received, tuple) else received
 
     def in_background(self, work: Callable[[], bool]) -> None:
@@ -149,9 +170,25 @@ class HorovodTransport(Transport):
             f"steps are longer than necessary with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
         )
 
+    def _request(self, start: Callable[..., int], *tensors: torch.Tensor, name: str) -> int:
+        owners = [_owner(tensor) for tensor in tensors]
+        handle = start(*tensors, name=name, process_set=self._everyone)
+        _owners[handle] = owners
+        return handle
+
     @property
     def _everyone(self) -> Any:
         return hvd.global_process_set if self._process_set is None else self._process_set
+
+
+def _owner(tensor: torch.Tensor) -> torch.Tensor:
+    """An owner of a tensor beside Python and Horovod, so that Horovod's thread can let go of it without Python's lock.
+
+    Where that thread ends, it has a lock of its own in hand, which the program may want with Python's in hand.
+    """
+    owner = tensor.detach()
+    owner.grad = tensor
+    return owner
 
 
 def _about_streams(devices: Iterable[torch.device]) -> str:

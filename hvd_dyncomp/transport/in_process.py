@@ -59,10 +59,19 @@ class InProcessTransport(Transport):
         return self
 
     def alltoall(
-        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+        self,
+        tensor: torch.Tensor,
+        ranks: Sequence[int],
+        splits: list[int],
+        arriving: list[int],
+        name: str,
+        room: torch.Tensor | None = None,
     ) -> Collective:
         splits, arriving = of_all(self.size, ranks, splits), of_all(self.size, ranks, arriving)
-        return self._start("alltoall", tensor.clone(), splits, name, arriving)
+        collective = self._start("alltoall", tensor.clone(), splits, name, arriving)
+        if room is not None:
+            collective.rooms[self._rank] = room
+        return collective
 
     def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> Collective:
         copies = tensor.repeat(self.size)
@@ -221,9 +230,10 @@ class World:
             self._pass_on(rank)
 
     def block(self, rank: int, collective: Collective) -> None:
-        """Returns when `collective` is over."""
+        """Returns when `collective` is over, and what this rank has received is where it is to be."""
         while not collective.over:
             self._wait_for_a_turn(rank, collective)
+        collective.place(rank)
 
     def block_awhile(self, rank: int, collective: Collective) -> bool:
         """Returns when `collective` is over, or no rank can go on; whether it is over."""

@@ -36,7 +36,7 @@ class Lane(NamedTuple):
     nccl: Any = None
 
     def alltoall(
-        self, tensor: torch.Tensor, splits: Sequence[int], arriving: Sequence[int]
+        self, tensor: torch.Tensor, splits: Sequence[int], arriving: Sequence[int], room: torch.Tensor | None = None
     ) -> tuple[list[Any], torch.Tensor]:
         """Start sending `splits[i]` bytes of a uint8 vector to the i-th rank, from which `arriving[i]` bytes come.
 
@@ -45,9 +45,9 @@ class Lane(NamedTuple):
         behind what is sent: the time of a message is lost whenever the link was idle.
 
         Returns:
-            What is under way, and the vector that receives.
+            What is under way, and the vector that receives: `room` if there is one.
         """
-        received = tensor.new_empty(sum(arriving))
+        received = tensor.new_empty(sum(arriving)) if room is None else room
         if len(self.groups) == 1 or self._for(tensor) is self.nccl:
             return [self._for(tensor).alltoall_base(received, tensor, list(arriving), list(splits))], received
         other = 1 - self.place

@@ -154,12 +154,18 @@ class ProcessGroupTransport(base.Transport):
         return made
 
     def alltoall(
-        self, tensor: torch.Tensor, ranks: Sequence[int], splits: list[int], arriving: list[int], name: str
+        self,
+        tensor: torch.Tensor,
+        ranks: Sequence[int],
+        splits: list[int],
+        arriving: list[int],
+        name: str,
+        room: torch.Tensor | None = None,
     ) -> Works:
         thing, _, phase = name.rpartition(".")
         lane = self._lanes.get(phase)
         if lane is None:
-            return self._begun(name, tensor, lambda: self._all.alltoall(tensor, splits, arriving))
+            return self._begun(name, tensor, lambda: self._all.alltoall(tensor, splits, arriving, room))
         works = self._new(name, tensor)
         # It may be started by whoever takes the turn before it, with buckets of another GPU.
         here = (
@@ -168,7 +174,7 @@ class ProcessGroupTransport(base.Transport):
 
         def start() -> tuple[list[Any], torch.Tensor]:
             with here:
-                return lane.alltoall(tensor, splits, arriving)
+                return lane.alltoall(tensor, splits, arriving, room)
 
         self._turns.take(thing, phase, lambda: works.start(start))
         return works

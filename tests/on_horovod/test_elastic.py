@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launchers import BODIES, run_limited
+from launchers import BODIES, run_body, run_limited
 
 from netlab import hosts as netlab
 
@@ -46,6 +46,10 @@ def test_training_goes_on_through_changes_of_size(course, tmp_path):
         stages = ["!" * turn.startswith("!") + ",".join(named(turn)) for turn in turns]
         program = [sys.executable, str(PROGRAM), str(hosts), *stages]
         command = lab.command(program, launcher="gloo", discovery=script)
-        done = run_limited(command, 300, PYTHONPATH=str(BODIES), HOROVOD_GLOO_TIMEOUT_SECONDS="30")
+        done = run_limited(command, 240, PYTHONPATH=str(BODIES), HOROVOD_GLOO_TIMEOUT_SECONDS="30")
     assert done.returncode == 0, done.stdout
     assert f"ELASTIC {trace}" in done.stdout, done.stdout
+
+
+def test_requests_while_horovod_ends_do_not_hang():
+    run_body("horovod_ends", "gloo", 2, seconds=60)
