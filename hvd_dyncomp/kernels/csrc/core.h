@@ -45,7 +45,7 @@ HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, const
             if constexpr (Level < 0) {
                 scale[i] = sparse_scale<-Level>(rows, largest_of(i), block[i].x, count, block[i].real, sums);
             } else {
-                scale[i] = block_scale<Level, Stochastic>(block[i].x, count, block[i].real, sums);
+                scale[i] = block_scale<Level, Stochastic>(block[i].x, count, block[i].real, block[i].most, sums);
             }
         }
         for (size_t i = 0; i < here; ++i) {
@@ -69,7 +69,9 @@ void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, c
     const auto next = [&](size_t, Residual own, float* buffer, double* sums) -> Block {
         const float* gradient = cursor.in_place(count);
         if (gradient && !own.values) return {gradient, {}, count};
-        if (gradient && add(buffer, gradient, own.values, count, residual_bound(Level))) return {buffer, own, count};
+        float most;
+        if (gradient && add(buffer, gradient, own.values, count, residual_bound(Level), &most))
+            return {buffer, own, count, most};
         size_t real = count;
         if (!gradient) {
             real = cursor.gather(buffer, count);
@@ -87,9 +89,9 @@ void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, c
 constexpr size_t kStreamedBytes = 1 << 24;
 
 template <int Level, bool Stream, bool Add>
-HVD_INLINE bool read(const Rows<Level>& rows, float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count) {
+HVD_INLINE bool read(const Rows<Level>& rows, float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count, float* most = nullptr) {
     if constexpr (Level < 0) return read_sparse_block<-Level, Stream, Add>(rows, out, versions, offset, residual, count);
-    else return read_block<Level, Stream, Add>(out, versions, offset, residual, count);
+    else return read_block<Level, Stream, Add>(out, versions, offset, residual, count, most);
 }
 
 template <int Level>
@@ -117,8 +119,9 @@ void reduce_level(uint8_t* out, Versions versions, Residual residual, size_t rea
     const Rows<Level> rows(count);
     const auto next = [&](size_t b, Residual own, float* buffer, double* sums) -> Block {
         const size_t behind = real > b * count ? real - b * count : 0, here = behind < count ? behind : count;
-        if (here == count && own.values && read<Level, false, true>(rows, buffer, versions, b * bytes, own.values, count))
-            return {buffer, own, here};
+        float most = -1;
+        if (here == count && own.values && read<Level, false, true>(rows, buffer, versions, b * bytes, own.values, count, &most))
+            return {buffer, own, here, most};
         read<Level, false, false>(rows, buffer, versions, b * bytes, nullptr, count);
         clear(buffer, here, count);
         if (!own.values) return {buffer, {}, here};

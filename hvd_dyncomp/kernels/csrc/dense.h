@@ -26,13 +26,13 @@ constexpr Placement placement(int bits) {
 
 // reference._scale. Of the `count` values `real` count; the others are zero.
 template <int Bits, bool Stochastic>
-HVD_INLINE float block_scale(const float* x, size_t count, size_t real, double* sums) {
+HVD_INLINE float block_scale(const float* x, size_t count, size_t real, float known, double* sums) {
     constexpr Placement at = placement(Bits);
     if (real == 0) real = 1;
     if constexpr (Bits == 1 && !Stochastic) {
         return (float)(tree_sum<Absolute>(x, count, sums) * 2.0 / (double)real);
     } else {
-        const double most = maximum(x, count);
+        const double most = known >= 0 ? known : maximum(x, count);
         if constexpr (Stochastic) return (float)(most / (at.mid_rise ? at.half - 0.5 : at.half));
         if constexpr (at.rms == 0.0) return (float)(most / at.half);
         const double rms = __builtin_sqrt(tree_sum<Square>(x, count, sums) / (double)real);
@@ -98,7 +98,10 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
             const Floats values = load<Floats>(x + at);
             const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
             const Floats lost = values - value<Bits>(k, scales);
-            if (residual.values) store_residual(residual.values + at, lost, dither);
+            if (residual.values) {
+                prefetch<true>(residual.values + at, kBatchValues);  // not where gradients are: too much at a time
+                store_residual(residual.values + at, lost, dither);
+            }
             codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
         }
         pack<Bits>(packed, codes, i, stride);
@@ -141,7 +144,7 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
 // The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum). `Stream`:
 // past the caches. `Add`: plus `residual`, if that is surely within the bound; otherwise false, and `out` is of no use.
 template <int Bits, bool Stream, bool Add>
-HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count) {
+HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count, float* most) {
     constexpr int n = streams(Bits);
     Norms norms;
     const size_t stride = count / n;
@@ -158,15 +161,14 @@ HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const u
         for (int s = 0; s < n; ++s) {
             const size_t at = s * stride + i;
             if constexpr (Add) {
-                prefetch<true>(residual + at, kBatchValues);
                 const Floats own = load_residual(residual + at);
-                norms.count(s, sum[s], own);
-                sum[s] += own;
+                sum[s] = norms.add(s, sum[s], own);
             }
             if (Stream) stream(out + at, sum[s]);
             else store(out + at, sum[s]);
         }
     }
+    if constexpr (Add) *most = norms.maximum();
     return !Add || norms.within(residual_bound(Bits));
 }
 

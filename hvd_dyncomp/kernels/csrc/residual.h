@@ -49,10 +49,17 @@ HVD_INLINE void store_residuals(Residual to, const float* lost, size_t count) {
 // surely below its bound, as nearly all are. The exact comparison needs two sums over the tree.
 class Norms {
   public:
-    HVD_INLINE void count(int slot, Floats gradient, Floats residual) {
+    // Returns their sum.
+    HVD_INLINE Floats add(int slot, Floats gradient, Floats residual) {
+        const Floats sum = gradient + residual;
         of_gradient_[slot % 4] = multiply_add(gradient, gradient, of_gradient_[slot % 4]);
         of_residual_[slot % 4] = multiply_add(residual, residual, of_residual_[slot % 4]);
+        of_sum_ = larger(of_sum_, magnitude(sum));
+        return sum;
     }
+
+    // max |x| of the sums; a NaN if there is one.
+    HVD_INLINE float maximum() const { return largest(of_sum_); }
 
     // The sums are off by less than 1e-3 of themselves (16384 additions one after the other, for the largest block and the
     // shortest vectors), and by less than 1e-40 for what was too small to be squared. False where anything is not finite,
@@ -60,32 +67,30 @@ class Norms {
     HVD_INLINE bool within(double bound) const {
         const Floats gradient = (of_gradient_[0] + of_gradient_[1]) + (of_gradient_[2] + of_gradient_[3]);
         const Floats residual = (of_residual_[0] + of_residual_[1]) + (of_residual_[2] + of_residual_[3]);
-        const Floats rest = gradient - residual * (float)(1.004 / (bound * bound));
-        float sums[kLanes];
-        store(sums, rest);
-        for (int half = kLanes / 2; half > 0; half /= 2)
-            for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
-        return sums[0] > 1e-34f && sums[0] <= 0x1.fffffep127f;
+        Floats rest = gradient - residual * (float)(1.004 / (bound * bound));
+        HVD_UNROLL
+        for (int by = kLanes / 2; by > 0; by /= 2) rest += swap_lanes(rest, by, (Ints)lane_numbers() ^ by);
+        return rest[0] > 1e-34f && rest[0] <= 0x1.fffffep127f;
     }
 
   private:
     Floats of_gradient_[4] = {}, of_residual_[4] = {};
+    Ints of_sum_ = {};
 };
 
-// out = gradient + residual, if that is surely within `bound`; otherwise false, and `out` is of no use. Fetches what comes
-// kBatchValues later, so that memory works while the processor rounds and packs.
-HVD_INLINE bool add(float* out, const float* gradient, const uint16_t* residual, size_t count, double bound) {
+// out = gradient + residual, if that is surely within `bound`; otherwise false, and `out` is of no use. `most`: the
+// largest magnitude. Fetches the gradients that come kBatchValues later, so that memory works while the processor rounds.
+HVD_INLINE bool add(float* out, const float* gradient, const uint16_t* residual, size_t count, double bound, float* most) {
     Norms norms;
     for (size_t i = 0; i < count; i += 4 * kLanes)
         HVD_UNROLL
         for (int s = 0; s < 4; ++s) {
             const size_t at = i + s * kLanes;
             prefetch<false>(gradient + at, kBatchValues);
-            prefetch<true>(residual + at, kBatchValues);
             const Floats a = load<Floats>(gradient + at), b = load_residual(residual + at);
-            norms.count(s, a, b);
-            store(out + at, a + b);
+            store(out + at, norms.add(s, a, b));
         }
+    *most = norms.maximum();
     return norms.within(bound);
 }
 
@@ -94,6 +99,7 @@ struct Block {
     const float* x;     // gradient + bounded residual, zeros behind the real values
     Residual residual;  // where to leave what is lost; null for nowhere
     size_t real;        // values that are not padding
+    float most = -1;    // the largest magnitude, if it is known
 };
 
 // reference._add, for any block.

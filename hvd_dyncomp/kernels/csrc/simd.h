@@ -93,6 +93,25 @@ HVD_INLINE Floats swap_lanes(Floats x, int by, Ints numbers) {
 #endif
 }
 
+// The sum of all lanes, halves added to each other until one is left.
+HVD_INLINE double halved(Doubles x) {
+#if defined(__x86_64__) && HVD_LANES >= 8
+#if HVD_LANES == 16
+    const __m256d four = _mm512_castpd512_pd256((__m512d)x) + _mm512_extractf64x4_pd((__m512d)x, 1);
+#else
+    const __m256d four = (__m256d)x;
+#endif
+    const __m128d two = _mm256_castpd256_pd128(four) + _mm256_extractf128_pd(four, 1);
+    return two[0] + two[1];
+#else
+    double sums[kDoubleLanes];
+    store(sums, x);
+    for (int half = kDoubleLanes / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+    return sums[0];
+#endif
+}
+
 #if defined(__x86_64__) && HVD_LANES == 16
 
 HVD_INLINE Ints larger(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }

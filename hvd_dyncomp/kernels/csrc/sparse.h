@@ -287,8 +287,7 @@ HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versio
                     if (Add && last) {
                         prefetch<true>(residual + at, kBatchValues);
                         const Floats own = load_residual_groups<Short>(residual + at, n);
-                        norms.count(slot, sum, own);
-                        sum += own;
+                        sum = norms.add(slot, sum, own);
                     }
                     if constexpr (Stream && !Short) {
                         if (last) {

@@ -6,16 +6,20 @@
 namespace hvd_dyncomp {
 namespace {
 
+// The largest of a vector of magnitudes.
+HVD_INLINE float largest(Ints most) {
+    int32_t bits = 0;
+    for (int lane = 0; lane < kLanes; ++lane) bits = most[lane] > bits ? most[lane] : bits;
+    return load<float>(&bits);
+}
+
 // max |x|; a NaN if there is one.
 HVD_INLINE float maximum(const float* x, size_t count) {
     Ints most[4] = {};
     for (size_t i = 0; i < count; i += 4 * kLanes)
         HVD_UNROLL
         for (int s = 0; s < 4; ++s) most[s] = larger(most[s], magnitude(load<Floats>(x + i + s * kLanes)));
-    most[0] = larger(larger(most[0], most[1]), larger(most[2], most[3]));
-    int32_t bits = 0;
-    for (int lane = 0; lane < kLanes; ++lane) bits = most[0][lane] > bits ? most[0][lane] : bits;
-    return load<float>(&bits);
+    return largest(larger(larger(most[0], most[1]), larger(most[2], most[3])));
 }
 
 struct Square {
@@ -33,13 +37,24 @@ struct Absolute {
     static HVD_INLINE Doubles of(const float* x) { return widen((HalfFloats)(load<HalfInts>(x) & 0x7fffffff)); }
 };
 
-// scales.tree_sum, in place.
+// Vector `i` of `Left` that are left of `All` vectors, after rounds of scales.tree_sum.
+template <int All, int Left>
+HVD_INLINE Doubles left_of(const double* sums, int i) {
+    if constexpr (Left == All) return load<Doubles>(sums + i * kDoubleLanes);
+    else return left_of<All, 2 * Left>(sums, i) + left_of<All, 2 * Left>(sums, i + Left);
+}
+
+// scales.tree_sum, in place. What fits there is summed in registers: a round through memory waits for the one before.
 HVD_INLINE double halved(double* sums, size_t rest) {
-    while (rest > kDoubleLanes) {
+    while (rest > 8 * kDoubleLanes) {
         rest /= 2;
         for (size_t i = 0; i < rest; i += kDoubleLanes)
             store(sums + i, load<Doubles>(sums + i) + load<Doubles>(sums + i + rest));
     }
+    if (rest == 8 * kDoubleLanes) return halved(left_of<8, 1>(sums, 0));
+    if (rest == 4 * kDoubleLanes) return halved(left_of<4, 1>(sums, 0));
+    if (rest == 2 * kDoubleLanes) return halved(left_of<2, 1>(sums, 0));
+    if (rest == kDoubleLanes) return halved(load<Doubles>(sums));
     while (rest > 1) {
         rest /= 2;
         for (size_t i = 0; i < rest; ++i) sums[i] += sums[i + rest];
