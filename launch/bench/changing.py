@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from bench import workloads
-from bench.results import about, load, origin, save, typed
+from bench.results import SHARED_MEMORY, about, load, origin, save, typed
 from bench.start import environment_of, start, worker
 from bench.steppers import AUTO
-from bench.steps import add_shared_arguments
+from bench.steps import add_shared_arguments, checked_rate
 from bench.tables import rate_title, title
 from common.markdown import markdown
-from common.values import at_least_zero, count
+from common.values import at_least_zero, count, listed
 from netlab.hosts import hosts
 
 _CONSTANT = ("none", "4bit", "8bit", "16bit")
-# About a minute each of ResNet-18.
-_PHASES = (("10gbit", 200), ("100mbit", 100), ("1gbit", 200)) * 2
+_PHASES = "10gbit:200,100mbit:100,1gbit:200,10gbit:200,100mbit:100,1gbit:200"  # about a minute each of ResNet-18
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +33,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
     add = parser.add_argument
     add("--model", choices=workloads.TRAINING_MODELS, default="resnet18", help="default resnet18")
-    add("--share", type=count, default=100, metavar="P", help="percent of the steps (default 100)")
+    add("--phases", type=_phases, default=_PHASES, metavar="RATE:STEPS,...", help=f"default {_PHASES}")
     add("--seconds", type=at_least_zero, default=20.0, metavar="S", help="of the constant levels (default 20)")
     add_shared_arguments(parser)
+
+
+def _phases(text: str) -> tuple[tuple[str, int], ...]:
+    found = listed(_phase)(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names no phase")
+    return found
+
+
+def _phase(text: str) -> tuple[str, int]:
+    rate, _, steps = text.partition(":")
+    if rate == SHARED_MEMORY:
+        raise argparse.ArgumentTypeError(f"{rate!r} is no link")
+    return checked_rate(rate), count(steps)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -47,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     """
     environment = environment_of(args)
     spec = {"model": args.model, "methods": _CONSTANT, "auto": AUTO, "seconds": args.seconds, "seed": args.seed}
-    spec["phases"] = [(rate, max(1, steps * args.share // 100)) for rate, steps in _PHASES]
+    spec["phases"] = args.phases
     note = {**about(args.command, args.seed, environment), "launcher": args.launcher}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, hosts() as lab:
         file = Path(folder, "phases.json")
