@@ -157,8 +157,9 @@ def test_a_damaged_message_is_refused_by_all_who_get_it(ranks, hosts, word):
                 assert errors[blamed(errors, rank)] in first, errors
 
 
-def test_a_message_of_another_length_is_refused():
-    """What is too short, or too long, in what neighbours hand on."""
+@pytest.mark.parametrize(("word", "hosts", "refused"), [("local_gather", (0, 0, 1, 1), {0, 1}), ("pair", (0, 1), {0})])
+def test_a_message_of_another_length_is_refused(word, hosts, refused):
+    """What is too short, or too long, in what neighbours hand on, or one of two workers sends."""
     for change in (-4, 4):
 
         class Cut(Damaging):
@@ -170,10 +171,10 @@ def test_a_message_of_another_length_is_refused():
                     tensor = torch.cat(pieces)
                 return super(Damaging, self).start(rank, kind, tensor, splits, name, None)  # Horovod takes all
 
-        world = Cut(4, (0, 0, 1, 1), "local_gather", 1)
-        errors = outcomes(4, (0, 0, 1, 1), 2, lambda world=world: world.now.append(True), world)
-        assert all(isinstance(errors[rank], LockstepError) for rank in (0, 1)), errors
-        assert isinstance(errors[2], dict) and isinstance(errors[3], dict), errors
+        world = Cut(len(hosts), hosts, word, 1)
+        errors = outcomes(len(hosts), hosts, 2, lambda world=world: world.now.append(True), world)
+        assert {rank for rank, error in enumerate(errors) if isinstance(error, LockstepError)} == refused, errors
+        assert all(isinstance(errors[rank], dict) for rank in set(range(len(hosts))) - refused), errors
 
 
 @pytest.mark.parametrize("victim", [0, 2])

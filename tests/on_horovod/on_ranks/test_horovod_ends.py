@@ -22,3 +22,20 @@ def test_requests_raise_and_nobody_waits(rank, size):
             transport.sum(torch.zeros(1), f"sum.{number}")
             transport.allgather(torch.zeros(1, dtype=one), f"allgather.{number}")
             transport.alltoall(torch.zeros(size, dtype=one), range(size), [1] * size, [1] * size, f"alltoall.{number}")
+    hvd.shutdown()
+
+
+def test_who_hears_of_it_may_ask_at_once():
+    """Whatever else is queued: here, what Python alone owns."""
+    hvd.init()
+    transport = HorovodTransport()
+    hvd.barrier()
+    if hvd.rank() == 1:
+        hvd.shutdown()
+        return
+    with pytest.raises(HorovodInternalError):
+        handles = [transport.sum(torch.zeros(1), "heard of")]
+        handles += [hvd.allreduce_async_(torch.zeros(1), name=f"queued.{number}") for number in range(200)]
+        transport.wait(handles[0])
+    with pytest.raises(HorovodInternalError):
+        transport.sum(torch.zeros(1), "at once")
