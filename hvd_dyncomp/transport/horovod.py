@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -24,7 +23,7 @@ try:
     from horovod.common.exceptions import HorovodInternalError
     from horovod.torch.compression import Compressor
     from horovod.torch.elastic.state import StateHandler, get_handler_registry
-    from horovod.torch.mpi_ops import _allgather_async, _alltoall_async  # with receivers of ours
+    from horovod.torch.mpi_ops import _allgather_async, _alltoall_async, _basics  # with receivers of ours
 except ImportError as _error:
     raise HorovodMissing(
         "hvd_dyncomp needs Horovod built for torch: run 'make setup' in a clone of hvd_dyncomp, "
@@ -131,9 +130,8 @@ class HorovodTransport(Transport):
             received = hvd.synchronize(handle)
         except HorovodInternalError:
             # Horovod's thread may be ending, as after the loss of a rank. Then it frees what is queued, with a lock of
-            # Horovod's in hand. This takes that lock without Python's; requests would have Python's in hand.
-            with contextlib.suppress(ValueError):  # it has ended
-                self._everyone.size()
+            # its own in hand. This takes that lock without Python's; requests would have Python's in hand.
+            _basics.MPI_LIB_CTYPES.horovod_number_of_process_sets()
             raise
         finally:
             _owners.pop(handle, None)
