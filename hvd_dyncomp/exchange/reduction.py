@@ -33,6 +33,8 @@ class Reduction(ABC):
     def __init__(self, messages: Messages, section: Section, group: Group | None) -> None:
         self._messages, self.section, self._own_group = messages, section, group
         self._bucket = messages.bucket
+        # This rank's in the section. Not found between two collectives, where others hear of no interruption.
+        self._place = section.ranks.index(messages.bucket.rank) if group is not None else -1
         self.has_sent_all = False
 
     @property
@@ -40,11 +42,6 @@ class Reduction(ABC):
         if self._own_group is None:
             raise RuntimeError("this rank does not take part in reducing this section")
         return self._own_group
-
-    @property
-    def _place(self) -> int:
-        """This rank's in the section."""
-        return self.section.ranks.index(self._bucket.rank)
 
     @property
     def result_bytes(self) -> int:
@@ -72,15 +69,15 @@ class Reduction(ABC):
         """
 
     def _first_messages(
-        self, values: list[torch.Tensor], failure: BaseException | None, origin: int, spans: list[Span]
+        self, values: list[torch.Tensor], failure: BaseException | None, origin: int
     ) -> tuple[Outgoing, BaseException | None]:
-        """What `encode` makes, with the codes of `spans`, and None; or aborts and the error."""
+        """What `encode` makes, as many messages as the result has, and None; or aborts and the error."""
         if failure is None:
             try:
                 return self.encode(values, origin), None
             except BaseException as error:  # noqa: BLE001  # the others wait
                 failure = error
-        return self._messages.aborts(self._sizes(spans)), failure
+        return self._messages.aborts(self._sizes(self._result)), failure
 
     @property
     @abstractmethod
@@ -140,7 +137,7 @@ class PairReduction(Reduction):
     def collectives(
         self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
-        (both, lengths), failure = self._first_messages(values, failure, origin, self._result)
+        (both, lengths), failure = self._first_messages(values, failure, origin)
         del values
         yield Gate.SEND
         own, other = both.split(lengths)[:: 1 - 2 * self._place]
@@ -205,7 +202,7 @@ class ShardedReduction(Reduction):
     def collectives(
         self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
-        outgoing, failure = self._first_messages(values, failure, origin, self.section.shards)
+        outgoing, failure = self._first_messages(values, failure, origin)
         lengths = outgoing[1]
         arriving = [lengths[self._place]] * len(lengths)
         del values
