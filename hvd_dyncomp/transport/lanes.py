@@ -116,6 +116,7 @@ class Groups:
         self.limit: timedelta = min(limits, default=timedelta(minutes=30))
         self.nccl = "cuda:nccl" in dist.get_backend_config(group)
         self.made: dict[Any, Sockets] = {}
+        _until_next.clear()
 
     def lane(self, ranks: Sequence[int], name: str) -> Lane:
         """A lane for some ranks, among them this one, in one order for each device."""
@@ -161,13 +162,16 @@ def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
         groups: with their sockets.
         quiet: whether nothing is in flight; otherwise what is ends with an error, on both sides.
     """
+    of_torch = isinstance(threading.current_thread(), threading._DummyThread)  # which Python has not started
     for group, sockets in groups.items():
         if not quiet:
             shut(sockets)
             with contextlib.suppress(Exception):
                 group.abort()
-        elif not isinstance(group, dist.ProcessGroupGloo):
+        if quiet and not isinstance(group, dist.ProcessGroupGloo):
             _until_exit[group] = sockets
+        elif of_torch:
+            _until_next.append(group)
 
 
 def leave_at_exit(seconds: float) -> None:
@@ -185,3 +189,7 @@ def leave_at_exit(seconds: float) -> None:
 # NCCL's: nobody knows what other ranks still have to do with what is queued on a GPU, and torch aborts that when it
 # deletes a group.
 _until_exit: dict[Any, Sockets] = {}
+
+# Those that a thread of torch's has left, until other ones are made. It may be the group's own, which would wait for
+# itself when it deletes it: Python collects garbage in any thread that it is called from.
+_until_next: list[Any] = []

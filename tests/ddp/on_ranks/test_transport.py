@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_dyncomp import LockstepError, ddp
-from hvd_dyncomp.transport import torch_distributed
+from hvd_dyncomp.transport import lanes, torch_distributed, works
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
@@ -230,6 +230,41 @@ def test_nothing_of_it_is_left_and_the_next_ones_work(rank, size):
         gc.collect()
         assert gone() is None and descriptors() <= before  # those of earlier checks may go meanwhile
         dist.barrier()
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_garbage_that_a_thread_of_torchs_collects(arrived, monkeypatch, rank):
+    """Such as the group of that very thread, which would wait for itself; torch ends the process then."""
+    monkeypatch.setattr(torch_distributed, "_CLOSE_SECONDS", 0.1)
+    before = descriptors()
+    made, collectors = ProcessGroupTransport(), []
+    if rank == 0:
+        is_over = works.Works._one_is_over
+
+        def collecting(self, future):
+            if arrived:
+                is_over(self, future)
+            gc.collect()
+            collectors.append(threading.current_thread())
+
+        monkeypatch.setattr(works.Works, "_one_is_over", collecting)
+        made.sum(torch.ones(1), "late")
+        made.cycle, gone = made, weakref.ref(made)
+        del made
+        dist.barrier()
+        until = time.monotonic() + 20
+        while not collectors and time.monotonic() < until:
+            time.sleep(0.01)
+        assert gone() is None and collectors[0] is not threading.main_thread()
+    else:
+        dist.barrier()
+        with suppress(ConnectionError):  # rank 0 has left it
+            made.wait(made.sum(torch.ones(1), "late"))
+        del made
+    dist.barrier()
+    lanes.Groups(dist.group.WORLD, "next")
+    gc.collect()
+    assert descriptors() <= before
 
 
 def test_some_of_the_ranks(rank, size):
