@@ -1,16 +1,18 @@
 """Trains with auto_level on a link whose rate changes, and compares with constant levels.
 
-In each phase the link has another rate. The constant levels take turns for some seconds, whose medians stand for all
-steps of the phase. Then the quantizer with auto_level and at least 4 bits takes these steps in a row: all that it tries
-is in its time. Writes DIR/changing-MODEL.json and shows it as Markdown.
+In each phase the link may have another rate. The constant levels take turns for some seconds, whose medians stand for
+all steps of the phase. Then the quantizer with auto_level and at least 4 bits takes these steps in a row: all that it
+tries is in its time. Writes DIR/changing-MODEL.json, of a link that has one rate in all phases
+DIR/changing-MODEL-RATE.json, and shows it as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from bench.results import SHARED_MEMORY, about, load, origin, save, typed
 from bench.start import environment_of, start, worker
 from bench.steppers import AUTO
 from bench.steps import add_shared_arguments, checked_rate
-from bench.tables import rate_title, title
+from bench.tables import by_rate, rate_title, title
 from common.markdown import markdown
 from common.values import at_least_zero, count, listed
 from netlab.hosts import hosts
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace) -> None:
     environment = environment_of(args)
     spec = {"model": args.model, "methods": _CONSTANT, "auto": AUTO, "seconds": args.seconds, "seed": args.seed}
     spec["phases"] = args.phases
+    rates = {rate for rate, _ in args.phases}
+    name = "-".join(["changing", args.model, *(rates if len(rates) == 1 else ())])
     note = {**about(args.command, args.seed, environment), "launcher": args.launcher}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, hosts() as lab:
         file = Path(folder, "phases.json")
@@ -70,25 +74,37 @@ def run(args: argparse.Namespace) -> None:
             )
         finally:
             results = {"benchmark": "changing", "model": args.model, "about": note, **load(file)}
-            save(args.output_dir / f"changing-{args.model}.json", results)
+            save(args.output_dir / f"{name}.json", results)
     print(report(results))
 
 
 def report(results: Mapping[str, Any]) -> str:
-    """Markdown: for each phase the seconds of its steps and the bits per value sent, and the same of all phases."""
-    names = list(results["phases"][0]["contenders"])
-    rows, totals = [], dict.fromkeys(names, (0.0, 0.0))
-    every = sum(phase["steps"] for phase in results["phases"])
-    for phase in results["phases"]:
-        found = {name: _spent(phase["contenders"][name], phase["steps"], results["values"]) for name in names}
-        totals = {name: (totals[name][0] + found[name][0], totals[name][1] + found[name][1]) for name in names}
-        rows.append(_row(f"{phase['steps']} steps, {rate_title(phase['rate'])}", found, phase["steps"]))
-    rows.append(_row("all", totals, every))
-    head = ("seconds (bits per value)", *(title(name) for name in names), "auto against the best")
+    """Markdown: for each rate in turn the seconds of its steps and the bits per value sent, and the same of all."""
+    phases = results["phases"]
+    parts = [list(part) for _, part in itertools.groupby(phases, key=lambda phase: phase["rate"])]
+    rows = [_row(rate_title(part[0]["rate"]), part, results["values"]) for part in parts]
+    if len(parts) > 1:
+        rows.append(_row("all", phases, results["values"]))
     return (
-        f"{markdown(head, rows)}\n\n`{typed(results['about']['command'])}`: two workers, of the constant levels median "
-        f"steps, times their number.{origin([results['about']])}"
+        f"{_table(results, rows)}\n\n`{typed(results['about']['command'])}`: two workers; the constant levels' median "
+        f"steps times their number.{origin([results['about']])}"
     )
+
+
+def summary(files: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: a row for each file, with all of its steps. The links that keep their rate come first."""
+    rows = {}
+    for results in files:
+        rates = list(dict.fromkeys(phase["rate"] for phase in results["phases"]))
+        what = rate_title(rates[0]) if len(rates) == 1 else "changing"
+        rows[len(rates), by_rate(rates[0])] = _row(what, results["phases"], results["values"])
+    return _table(files[0], [row for _, row in sorted(rows.items())]) if files else ""
+
+
+def _table(results: Mapping[str, Any], rows: list[tuple[str, ...]]) -> str:
+    names = results["phases"][0]["contenders"]
+    head = (f"{results['model']}: seconds (bits per value)", "steps", *map(title, names), "auto against the best")
+    return markdown(head, rows)
 
 
 def _spent(measured: Mapping[str, Any], steps: int, values: int) -> tuple[float, float]:
@@ -99,7 +115,14 @@ def _spent(measured: Mapping[str, Any], steps: int, values: int) -> tuple[float,
     return steps * middle(measured["ms"]) / 1e3, steps * middle(sent)
 
 
-def _row(what: str, found: Mapping[str, tuple[float, float]], steps: int) -> tuple[str, ...]:
+def _row(what: str, phases: Iterable[Mapping[str, Any]], values: int) -> tuple[str, ...]:
+    """The sums over phases; the best is the constant level with the shortest sum."""
+    steps, found = 0, dict[str, tuple[float, float]]()
+    for phase in phases:
+        steps += phase["steps"]
+        for name, measured in phase["contenders"].items():
+            before, now = found.get(name, (0.0, 0.0)), _spent(measured, phase["steps"], values)
+            found[name] = before[0] + now[0], before[1] + now[1]
     cells = [f"{seconds:.1f} ({bits / steps:.1f})" for seconds, bits in found.values()]
     best = min(seconds for name, (seconds, _) in found.items() if name != AUTO)
-    return (what, *cells, f"{found[AUTO][0] / best:.2f}")
+    return (what, f"{steps}", *cells, f"{found[AUTO][0] / best:.2f}")

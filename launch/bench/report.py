@@ -54,7 +54,7 @@ def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
     where = f"{results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
     parts = [_heading(results, f"the exchange alone: {where}")]
     hosts, per_host = tables.hosts_of(results)
-    if per_host > 1 or on_gpus(results):
+    if hosts > 2 or per_host > 1 or on_gpus(results):
         parts += [tables.times(results), tables.gains(results)]
     elif hosts == 2:
         plots.step_times([results], figures / f"{name}-time.png")
@@ -103,6 +103,10 @@ def _read(folder: Path, keep: Callable[[Mapping[str, Any]], bool]) -> list[_File
     return [sorted(exchanges, key=_by_hosts), *others]
 
 
+def _changing(folder: Path) -> _Files:
+    return [load(path) for path in sorted(folder.glob("changing-*.json"))]
+
+
 def report(folder: Path, figures: Path) -> str:
     """All tables of the JSON files in a folder; their figures go into another."""
     parts: list[str] = []
@@ -121,8 +125,8 @@ def report(folder: Path, figures: Path) -> str:
                 parts += sharded_section(results)
         for results in accuracies:
             parts += accuracy_section(results, figures)
-        for results in [load(path) for path in sorted(folder.glob("changing-*.json"))] if not gpus else []:
-            parts += [f"## A link whose rate changes: {results['model']}", changing.report(results)]
+        if not gpus and (with_auto := _changing(folder)):
+            parts += ["## Levels found by trying", *map(changing.report, with_auto)]
         for results in memories:
             parts += [_heading(results, f"memory{_gloo([results])}"), memory.report(results)]
     return "\n\n".join(part for part in parts if part)
@@ -144,6 +148,7 @@ def shown(folder: Path) -> dict[str, str]:
         named[f"{time_to_accuracy.title(one)}, accuracy"] = table
     several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
     named |= {"models": ratios.by_model(training), "hosts": ratios.by_layout(several)}
+    named["changing links"] = changing.summary(_changing(folder))
     return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as program
-from bench import alternation, plots, report
+from bench import alternation, changing, plots, report
 from bench.results import Summary, save, summarize
+from bench.steppers import AUTO
 from common.launcher import run
 from netlab.hosts import why_not
 
@@ -145,6 +146,22 @@ def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tm
         assert (tmp_path / name).read_text() == (docs / name).read_text(), f"python launch/bench draw: {name}"
     marked = set(re.findall("<!-- table (.+): ", (docs / "benchmarks.md").read_text()))
     assert marked <= report.shown(docs / "data" / "bench").keys()
+
+
+def test_constant_levels_are_medians_and_what_adapts_is_a_mean_of_all_steps():
+    def phase(rate: str, steps: int, constant: list[float], adaptive: list[float]) -> dict:
+        times = {"none": [9e3], "4bit": constant, AUTO: adaptive}
+        measured = {name: {"ms": ms, "sent": [[50, 50]] * len(ms)} for name, ms in times.items()}
+        return {"rate": rate, "steps": steps, "contenders": measured}
+
+    parts = [phase("1gbit", 2, [1e3], [1e3, 2e3]), phase("1gbit", 4, [1e3, 1e3, 9e3], [1e3, 1e3, 1e3, 5e3])]
+    same = {"model": "tiny", "values": 100, "about": {}, "phases": parts}
+    moving = {**same, "phases": [*parts, phase("100mbit", 1, [4e3], [5e3])]}
+    rows = [row.strip("| ").split(" | ") for row in changing.summary([moving, same]).splitlines()[2:]]
+    assert rows == [
+        ["1 Gbit/s", "6", "54.0 (4.0)", "6.0 (4.0)", "11.0 (4.0)", "1.83"],
+        ["changing", "7", "63.0 (4.0)", "10.0 (4.0)", "16.0 (4.0)", "1.60"],
+    ]
 
 
 def test_long_steps_get_fewer_turns_evenly_spread():
