@@ -175,7 +175,8 @@ def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
 
 
 def leave_at_exit(seconds: float) -> None:
-    """Leave NCCL's groups, when the GPU has done what is queued or after some seconds."""
+    """Delete what threads have left. Leave NCCL's groups, when the GPU has done what is queued, or after a while."""
+    _until_next.clear()
     if not _until_exit:
         return
     with contextlib.suppress(Exception):  # a GPU that has failed may raise in any call
@@ -190,6 +191,6 @@ def leave_at_exit(seconds: float) -> None:
 # deletes a group.
 _until_exit: dict[Any, Sockets] = {}
 
-# Those that a thread of torch's has left, until other ones are made. It may be the group's own, which would wait for
-# itself when it deletes it: Python collects garbage in any thread that it is called from.
+# Those that a thread of torch's has left, until others are made or Python exits. It may be the group's own, which would
+# wait for itself when it deletes it: Python collects garbage in any thread that it is called from.
 _until_next: list[Any] = []
