@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from study.methods import FEEDBACK, FIRST_STEPS, POLICIES, RECORDED, RECORDED_RIVALS, RIVALS, STEPS, STEPS_ON_TEXT
+from study.methods import (
+    AGAINST_RATE,
+    BY_RATE,
+    FEEDBACK,
+    FIRST_STEPS,
+    POLICIES,
+    RECORDED,
+    RECORDED_RIVALS,
+    RIVALS,
+    STEPS,
+    STEPS_ON_TEXT,
+)
 from study.parts import FRESH, TUNING, Largest, Part, Tuned
 from study.record import Key
-from study.tasks import LIMITS, REGRESSION_RATES, varied
+from study.tasks import LIMITS, REGRESSION_RATES, TWO_RATES, varied
 
 # In a few hundred steps losses show; the others are there to see what longer trainings and larger models make of them.
 SHORT = ("mlp", "resnet8, short", "text, sgd, short", "text, adamw, short")
@@ -177,6 +188,20 @@ TUNED_BATCH = Tuned(
     6,
     _FIRST,
 )
+# Are levels that follow the rate better than a constant one of as many bits? What that has of momentum is tried, too.
+TUNED_BY_RATE = Tuned(
+    "tuned, levels that follow the rate",
+    TUNED_BATCH.task,
+    {
+        **{name: (name,) for name in ("uncompressed", "3", "ladder 4-1/4")},
+        "2": ("2", "2, momentum 0.7", "2, momentum kept"),
+        **{method.name: (method.name,) for method in BY_RATE},
+        "1": ("1", "1, momentum 0.5", "1, momentum 0.7"),
+    },
+    6,
+    (("uncompressed", "3"), ("2", "by rate 1/4-4-1/4, mean 2", "by rate 1-4-1, mean 2")),
+    rates=(1, 2, 4),
+)
 # Can few bits follow when the rate has fallen, at the rate that is best uncompressed?
 BATCH_RATE = Part(
     "large batch, x4",
@@ -185,8 +210,8 @@ BATCH_RATE = Part(
     seeds=6,
     seed=FRESH,
 )
-# With more seeds, which the figure leaves out.
-AGAIN = (TUNED_AGAIN, CLIPPED_AGAIN)
+# Of a task that has another table: the figure leaves them out.
+AGAIN = (TUNED_AGAIN, CLIPPED_AGAIN, TUNED_BY_RATE)
 
 # What 4 bits in the first steps are good for, at a rate at which 1/4 bit alone is lost at times.
 FIRST = Part(
@@ -195,6 +220,15 @@ FIRST = Part(
     ("uncompressed", "1/4", *(method.name for method in FIRST_STEPS)),
     seeds=12,
     seed=TUNED_AGAIN.seed,
+)
+
+# The same where trainings are lost most easily.
+LEVELS_BY_RATE = Part(
+    "levels that follow the rate",
+    FIRST.tasks[:1],
+    ("uncompressed", "4", "3", "2", "1", *(method.name for method in (*BY_RATE, AGAINST_RATE)), "ladder 4-1/4"),
+    seeds=6,
+    seed=FIRST.seed,
 )
 
 # The cheap task alone, so that its table is there early.
@@ -220,7 +254,22 @@ MORE_WORKERS = Part(
     ("resnet8, short", "resnet8, 4 workers", "resnet8, 8 workers", "resnet8, 16 workers"),
     ("uncompressed", "4", "1/4", "1/8"),
 )
-LARGE = Part("10 million", ("text, adamw, 10 million",), ("uncompressed", "4", "1/4"), seeds=1)
+# A training of a quarter of an hour: two rates, and one seed to choose them by.
+LARGE = Tuned(
+    "tuned, 10 million",
+    "text, adamw, 10 million",
+    {
+        **{name: _ROWS[name] for name in ("uncompressed", "4", "1/4")},
+        # Of AdamW's rate a factor is nothing but another rate.
+        "PowerSGD rank 4": tuple(one for one in _ROWS["PowerSGD rank 4"] if "c = " not in one),
+        "fp16": ("fp16",),
+    },
+    3,
+    (("uncompressed", "4", "1/4"), ("PowerSGD rank 4",)),
+    seed=0,
+    rates=TWO_RATES,
+    tuning_seeds=TUNING[:1],
+)
 
 PARTS = (
     *(TRAINING, LONGER, MAIN, MOMENTUM, RATES, WORKERS, ERROR_FEEDBACK, ORDER, STEERED, STEERED_ON_TEXT),
@@ -235,8 +284,8 @@ PARTS = (
         LARGEST,
         TUNED_ADAMW,
     ),
-    *(TUNED_CLIPPED, CLIPPED_AGAIN, TUNED_BATCH, BATCH_RATE),
-    *(FIRST, BREADTH, LARGE_BATCH, MORE_WORKERS, LONGER_TEXT, LARGE),
+    *(TUNED_CLIPPED, CLIPPED_AGAIN, TUNED_BATCH, TUNED_BY_RATE, BATCH_RATE),
+    *(FIRST, LEVELS_BY_RATE, BREADTH, LARGE_BATCH, MORE_WORKERS, LONGER_TEXT, LARGE),
 )
 
 # Whatever of the main table takes a few minutes on two cores.

@@ -12,6 +12,8 @@ Schedule = tuple[tuple[float, float], ...]
 NO_MOMENTUM_UP_TO = 2
 BITS_OF_SMALL = 8
 
+RISE = 0.3  # the part of a task's steps in which its rate rises, if nothing else is said
+
 QUANTIZED = ("quantized", "scale per tensor")
 
 
@@ -80,7 +82,7 @@ def _ladder(*steps: tuple[float, float]) -> Method:
     return Method(f"ladder {'-'.join(level(bits) for _, bits in steps)}", budget=steps)
 
 
-ONE_LEVEL = tuple(_one(bits) for bits in (8, 4, 2, 1, 1 / 2, 1 / 4, 1 / 8))
+ONE_LEVEL = tuple(_one(bits) for bits in (8, 4, 3, 2, 1, 1 / 2, 1 / 4, 1 / 8))
 
 # The paper's climb as accuracies are reached; here when 15 and 40 % of the training are over, which is about where
 # `study.scenarios` has its thresholds. The others spend a quarter of the training at each level.
@@ -92,6 +94,21 @@ UP = _ladder((0.0, 1 / 8), (0.25, 1 / 4), (0.5, 1 / 2), (0.75, 1))
 DOWN = _ladder((0.0, 1), (0.25, 1 / 2), (0.5, 1 / 4), (0.75, 1 / 8))
 # Few bits only when the learning rate has fallen.
 LATE = _ladder((0.0, 4), (0.6, 1 / 4))
+
+
+def _by_rate(low: float, high: float, mean: float) -> Method:
+    """The higher level in those steps that have the largest learning rates, the lower one in all others. The rate is
+    half a wave of a cosine up and another one down, so the highest share s of it are the last s of the rise and the
+    first s of the fall.
+    """
+    share = (mean - low) / (high - low)
+    budget = ((0.0, low), (round(RISE * (1 - share), 3), high), (round(RISE + (1 - RISE) * share, 3), low))
+    return replace(_ladder(*budget), name=f"by rate {level(low)}-{level(high)}-{level(low)}, mean {level(mean)}")
+
+
+BY_RATE = (_by_rate(1 / 4, 4, 2), _by_rate(1, 4, 2), _by_rate(1 / 4, 4, 1))
+# The opposite: few bits while the rate is high.
+AGAINST_RATE = _by_rate(4, 1 / 4, 2)
 # As many steps at each level as a ladder has, in another order.
 SHUFFLED = (
     _ladder((0.0, 4), (0.6, 1), (0.75, 2)),
@@ -144,7 +161,10 @@ def _ablations() -> list[Method]:
     for one in (levels["1/4"], levels["1"]):
         found.append(replace(one, name=f"{one.name}, momentum kept", no_momentum_up_to=0))
         found += [replace(one, name=f"{one.name}, momentum {left}", momentum=left) for left in (0.7, 0.5)]
-    found.append(replace(levels["2"], name="2, momentum kept", no_momentum_up_to=0))
+    found += [
+        replace(levels["2"], name="2, momentum kept", no_momentum_up_to=0),
+        replace(levels["2"], name="2, momentum 0.7", momentum=0.7),
+    ]
     found += [
         replace(one, name=f"{one.name}, no momentum", no_momentum_up_to=32) for one in (UNCOMPRESSED, levels["4"])
     ]
@@ -163,7 +183,7 @@ FIRST_STEPS = (_first(4, 0.1), _first(4, 0.3))
 METHODS = {
     method.name: method
     for method in (
-        *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED),
+        *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *BY_RATE, AGAINST_RATE),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
         *FIRST_STEPS,

@@ -64,15 +64,17 @@ class Part:
 @dataclass(frozen=True)
 class Tuned:
     """A table of one task in which each method is at its best rate. The rate, and the best of several ways to be
-    that method, are those of the highest mean score over `TUNING`; what is compared are fresh runs.
+    that method, are those of the highest mean score over some seeds; what is compared are fresh runs.
 
     Attributes:
         name: of the marks in a page.
-        task: at all `RATES`.
+        task: at all `rates`.
         rows: by name, what a method may be.
         seeds: fresh ones.
         first: groups of rows that are trained before the others, as most is decided by them.
         seed: the first of the fresh ones.
+        rates: as multiples of the task's own.
+        tuning_seeds: with which rates are chosen.
     """
 
     name: str
@@ -81,11 +83,13 @@ class Tuned:
     seeds: int
     first: tuple[tuple[str, ...], ...] = ()
     seed: int = FRESH
+    rates: tuple[float, ...] = RATES
+    tuning_seeds: tuple[int, ...] = TUNING
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The task at all rates."""
-        return tuple(varied(self.task, rate) for rate in RATES)
+        return tuple(varied(self.task, rate) for rate in self.rates)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -100,12 +104,12 @@ class Tuned:
     @property
     def keys(self) -> list[Key]:
         """All runs that may come to be wanted."""
-        return list(itertools.product(self.tasks, self.methods, (*TUNING, *self.seeds_fresh)))
+        return list(itertools.product(self.tasks, self.methods, (*self.tuning_seeds, *self.seeds_fresh)))
 
     def tuning(self, rows: Iterable[str]) -> list[Key]:
         """The runs that say at which rate these rows are, and as what."""
         methods = dict.fromkeys(method for row in rows for method in self.rows[row])
-        return list(itertools.product(self.tasks, methods, TUNING))
+        return list(itertools.product(self.tasks, methods, self.tuning_seeds))
 
     def best(self, runs: Runs, row: str) -> tuple[str, str] | None:
         """The task at the best rate, and the method that is best; None as long as a run is missing."""
@@ -113,7 +117,7 @@ class Tuned:
         if any(key not in runs for key in keys):
             return None
         pairs = dict.fromkeys((task, method) for task, method, _ in keys)
-        return max(pairs, key=lambda pair: statistics.mean(runs[*pair, seed]["score"] for seed in TUNING))
+        return max(pairs, key=lambda pair: statistics.mean(runs[*pair, seed]["score"] for seed in self.tuning_seeds))
 
     def fresh(self, runs: Runs, rows: Iterable[str]) -> list[Key]:
         """The runs that compare them, of those rows of which the best is known."""

@@ -60,11 +60,12 @@ def tuned(part: Tuned, runs: Runs) -> str:
     """Markdown: a row a method; those that have no fresh run are left out, and counted below."""
     rows = [cells for row in part.rows if (cells := _row(part, runs, row))]
     head = ("method", "as", "bits", "rate", "points", "95 % bound", "diverged")
-    choosing = part.tuning(part.rows)
+    choosing, seeds = part.tuning(part.rows), " and ".join(map(str, part.tuning_seeds))
+    comparing = sum(len(fresh(part, runs, row)) for row in part.rows)
     note = (
-        f"{sum(key in runs for key in choosing)} of {len(choosing)} runs that choose rates (seeds {TUNING[0]} and "
-        f"{TUNING[1]}), {sum(len(fresh(part, runs, row)) for row in part.rows)} of {len(part.rows) * part.seeds} that "
-        f"compare: {part.seeds} per row; (n): only n; —: the row's name; diverged: more than {LOST:g} points below."
+        f"{sum(key in runs for key in choosing)} of {len(choosing)} runs that choose rates (seeds {seeds}), "
+        f"{comparing} of {len(part.rows) * part.seeds} that compare: {part.seeds} per row; (n): only n; "
+        f"—: the row's name; diverged: more than {LOST:g} points below."
     )
     return f"{markdown(head, rows)}\n\n{note}" if rows else note
 

@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.markdown import filled
 from study import __main__ as study
-from study import declared, figures, paper_table, record
+from study import declared, figures, paper_table, record, tuned_tables
 from study.declared import PARTS, QUICK
 from study.methods import METHODS, RECORDED
 from study.parts import BASELINE, TUNING, Largest, Part, Tuned
@@ -115,6 +116,14 @@ def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
     ]
     del runs["mlp, x0.5", "1/4", TUNING[0]]
     assert TUNED.best(runs, "few") is None, "a rate that was not tried may be the best"
+
+
+def test_a_table_may_choose_among_fewer_rates_with_fewer_seeds() -> None:
+    few = replace(TUNED, rates=(0.5, 1), tuning_seeds=TUNING[:1])
+    runs = scored(few, by_rate)
+    assert {(task, seed) for task, _, seed in runs if seed in TUNING} == {("mlp, x0.5", 100), ("mlp", 100)}
+    assert few.best(runs, "4") == ("mlp, x0.5", "4"), "the first of two equal ones: twice the rate was not tried"
+    assert "8 of 8 runs that choose rates (seeds 100)" in tuned_tables.tuned(few, runs)
 
 
 def test_what_decides_is_wanted_first_and_fresh_runs_at_the_best_rate_only() -> None:

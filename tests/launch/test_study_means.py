@@ -8,7 +8,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from study import aggregation, codec, comparators
 from study.aggregation import Small
-from study.methods import METHODS
+from study.methods import AGAINST_RATE, BY_RATE, METHODS, Method
+from study.tasks import Task
 from study.workers import Workers
 
 SHAPES = [torch.Size((40, 30)), torch.Size((64, 32))]
@@ -127,6 +128,23 @@ def test_at_first_everything_travels_uncompressed() -> None:
         assert method.small_bits_at(step / 100) == (32 if step / 100 < start else 8)
         assert method.keeps_momentum_at(step / 100)
     assert exchange.traffic.bits > 32 * start
+
+
+@pytest.mark.parametrize("method", [*BY_RATE, AGAINST_RATE], ids=lambda method: method.name)
+def test_levels_that_follow_the_rate(method: Method) -> None:
+    high, steps = method.budget[1][0], 1000
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    rise = Task("", "").warm_up
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=steps + 1, pct_start=rise)
+    rates: dict[float, list[float]] = {}
+    for step in range(steps):
+        rates.setdefault(method.bits_at(step / steps), []).append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    middle, ends = (rates[bits] for bits in (method.bits_at(high), method.bits_at(0)))
+    assert min(middle) > max(ends) - 0.02
+    mean = sum(bits * len(some) for bits, some in rates.items()) / steps
+    assert method.name.endswith(f"mean {mean:.0f}") and abs(mean - round(mean)) < 0.01
 
 
 @pytest.mark.parametrize(
