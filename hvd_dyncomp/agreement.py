@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable
 from typing import Any
 
-import torch
-
+from hvd_dyncomp import replicas
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.wire import checksum
 from hvd_dyncomp.transport.base import Transport, gather_json
@@ -19,14 +16,10 @@ SAME_ORDER = (
 )
 
 
-def description(named: Iterable[tuple[str, torch.Tensor]], *, values: bool = True) -> list[Any]:
-    """[name, shape, dtype, CRC-32 of the values, or 0 without `values`] of each parameter: plain data."""
-    return [[name, list(one.shape), str(one.dtype), _checksum(one) if values else 0] for name, one in named]
-
-
-def _checksum(parameter: torch.Tensor) -> int:
-    values = parameter.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(values.numpy())  # type: ignore[arg-type]  # arrays are buffers from Python 3.12 on
+def description(named: replicas.Named, *, values: bool = True) -> list[Any]:
+    """[name, shape, dtype, a checksum of the values, or 0 without `values`] of each parameter: plain data."""
+    numbers = replicas.numbers(named, exact=True) if values else {}
+    return [[name, list(one.shape), str(one.dtype), numbers.get(name, 0)] for name, one in named]
 
 
 def agree(transport: Transport, mine: list[Any], error: Exception | None) -> int:

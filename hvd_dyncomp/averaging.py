@@ -81,17 +81,11 @@ class Averager(Session):
             transport = controller.transport
         super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
         self._source = _Tensors(named, self._transport)
-        self._source.transport = self._for_exchanges(self._transport)
         self._plan = self._new_plan()
+        self._source.transport = self._for_exchanges(self._transport)
         self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
         self._transport.advise({bucket.device for bucket in self._plan.buckets})
         replicas.register(self.controller, self)
-
-    def _new_plan(self) -> Plan:
-        return Plan(self._source, self._settings, self._skip, self._saved)
-
-    def _ranks(self) -> tuple[Transport, str]:
-        return self._source.transport, self._source.label
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         return self._latest
@@ -118,9 +112,12 @@ class Averager(Session):
         except (TypeError, ValueError) as error:
             wrong = error
         absent, began = [name for name, _ in self._source.named if name not in given], time.perf_counter()
-        with self._within_step():
+        try:
             step = self._begin(absent=absent, wrong=wrong)
             self._average(step, given)
+        except BaseException as error:
+            self._leave(error)
+            raise
         step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
         self._tell_optimizers(step.bits)
@@ -142,16 +139,11 @@ class _Tensors(Source):
     """The tensors of an averager."""
 
     kind = "Averager"
-    own_memory = True  # `checked` sees to it
-    as_in_memory = sums_tickets = False
+    # `checked` sees to `own_memory`.
 
     def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport) -> None:
-        self.transport, self.rank, self.world_size = transport, transport.rank, transport.size
-        self.factor = 1 / self.world_size
+        super().__init__(transport)
         self.named = named
-        for device in {parameter.device for _, parameter in self.named}:
-            if obstacle := transport.obstacle(device):
-                raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.label = transport.new_label("averager")
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +30,7 @@ from hvd_dyncomp.transport.base import One, Transport
 logger = logging.getLogger(__name__)
 
 
-class Session(ABC):
+class Session:
     """What every front end is: it takes one model's gradients through steps. `averaging.py` is the shortest.
 
     A front end begins a step (`_begin`), hands over every gradient, waits until the ranks agree and ends it (`_end`).
@@ -59,6 +57,7 @@ class Session(ABC):
         TypeError, ValueError: an argument is out of range or of another type.
     """
 
+    _source: Any  # a `Source`, which a subclass makes
     remedy = "load the states of all ranks (load_state_dict), or start again from a checkpoint"
 
     def __init__(
@@ -231,13 +230,13 @@ class Session(ABC):
         by_host = self._settings.hierarchical is None
         return ranks.for_exchanges(lambda hosts: phases(hosts, ranks.rank, by_host=by_host))
 
-    @abstractmethod
     def _new_plan(self) -> Plan:
         """The plan, with what is in `_saved`."""
+        return Plan(self._source, self._settings, self._skip, self._saved)
 
-    @abstractmethod
     def _ranks(self) -> tuple[Transport, str]:
         """The transport and the label for the case that there is no plan."""
+        return self._source.transport, self._source.label
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         """Those of the latest step that are still there, by parameter's name."""
@@ -337,15 +336,6 @@ class Session(ABC):
 
     def _warn_of_momentum(self, text: str) -> None:
         self._advice.warn("momentum", text)
-
-    @contextlib.contextmanager
-    def _within_step(self) -> Iterator[None]:
-        """Whatever is raised in this context leaves the step."""
-        try:
-            yield
-        except BaseException as error:
-            self._leave(error)
-            raise
 
     def _leave(self, error: BaseException) -> None:
         """Something has left a step: refuse all further ones. The other ranks get aborts in place of messages."""

@@ -116,7 +116,7 @@ ROOMS = {
     "step_levels": {"auto_level"},
     "exchange": {"kernels", "meter", "ranges", "step_levels", "transport"},
     "replicas": {"transport"},
-    "agreement": {"exchange", "transport"},
+    "agreement": {"exchange", "replicas", "transport"},
     "autograd": set(),
     "wrappers": set(),
     "controller": {"policies", "replicas", "transport"},

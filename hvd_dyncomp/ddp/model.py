@@ -90,26 +90,22 @@ class ModelGradients(Source):
     """
 
     kind = "DistributedDataParallel"
-    own_memory = True  # the model's buckets
+    # Its memory is that of the model's buckets.
     as_in_memory = True
     transport: ProcessGroupTransport
 
-    def __init__(self, model: DistributedDataParallel, among: ProcessGroupTransport) -> None:
-        self.transport = among
+    def __init__(self, model: DistributedDataParallel, among: ProcessGroupTransport, label: str) -> None:
+        super().__init__(among)
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
-        self.rank, self.world_size, self.factor = among.rank, among.size, 1 / among.size
         # Otherwise the same ones are used in every step, and the others have no residual.
         self.sums_tickets = bool(model.find_unused_parameters)
-        self.label = f"model{among.models}"
+        self.label = label
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
             (name, parameter)
             for name, parameter in model.module.named_parameters()
             if parameter.requires_grad and name not in model.parameters_to_ignore
         ]
-        for device in {parameter.device for _, parameter in self.named}:
-            if obstacle := among.obstacle(device):
-                raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         model = self._model()

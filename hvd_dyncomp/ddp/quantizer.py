@@ -22,12 +22,10 @@ from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
 from hvd_dyncomp.exchange.failed_step import FailedStep
-from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.torch_distributed import transport
 from hvd_dyncomp.wrappers import unwrapped
 
@@ -67,7 +65,7 @@ class Quantizer(Session):
         on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
         with on_own_gpu:
             ranks = transport(model.process_group)
-        ranks.models += 1  # also of calls that fail: it is part of names, and must be the same on all ranks
+        self._label = ranks.new_label("model")  # also of calls that fail: it must be the same on all ranks
         mine: list[Any] = []
         try:
             self._prepare(model, controller, ranks, **arguments)
@@ -106,19 +104,13 @@ class Quantizer(Session):
         embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
         sparse = {module.weight for module in embeddings if module.sparse}
         self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
-        self._source = ModelGradients(model, ranks)
+        self._source = ModelGradients(model, ranks, self._label)
         # All of them: the model's buckets keep what has been frozen since they were made.
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
         self._plan = self._new_plan()
         self._lock = threading.Lock()
         self._backward: Backward | None = None
         self._error: BaseException | None = None  # that backward has not raised yet
-
-    def _new_plan(self) -> Plan:
-        return Plan(self._source, self._settings, self._skip, self._saved)
-
-    def _ranks(self) -> tuple[Transport, str]:
-        return self._source.transport, self._source.label
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `Session.load_state_dict`.

@@ -109,11 +109,6 @@ class Exchange(Task[torch.Tensor]):
         """Use other memory for some gradients, by the gradients' identity. It has their values."""
         self.gradients = [apart.get(id(gradient), gradient) for gradient in self.gradients]
 
-    @property
-    def ready(self) -> bool:
-        """Whether `advance` would do something."""
-        return super().ready if self._started else self.complete
-
     def start(self) -> None:
         """Send the first message, with zeros for missing gradients (sparse ones). No effect on later calls."""
         if not self._started:
@@ -135,9 +130,8 @@ class Exchange(Task[torch.Tensor]):
         """
         if self.complete or self._started:
             self.start()
-            if self.ready:
-                with self._streams.incoming():
-                    super().advance()
+            with self._streams.incoming():
+                super().advance()
         return self.over
 
     @property

@@ -62,6 +62,9 @@ class Plan:
         self.source = source
         self.settings = settings
         rank, world_size = self.source.rank, self.source.world_size
+        for device in {parameter.device for _, parameter in source.named}:
+            if obstacle := source.transport.obstacle(device):
+                raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.buckets, self.slots = make_buckets(
             self.source.named,
             min_numel=settings.min_numel,

@@ -23,25 +23,18 @@ class Reduction(ABC):
     Args:
         messages: of the bucket.
         section: the blocks.
-        group: the ranks that reduce them; None if this rank only decodes.
 
     Attributes:
         section: see above.
         has_sent_all: whether the other ranks have all that they wait for, or aborts.
     """
 
-    def __init__(self, messages: Messages, section: Section, group: Group | None) -> None:
-        self._messages, self.section, self._own_group = messages, section, group
+    def __init__(self, messages: Messages, section: Section) -> None:
+        self._messages, self.section = messages, section
         self._bucket = messages.bucket
         # This rank's in the section. Not found between two collectives, where others hear of no interruption.
-        self._place = section.ranks.index(messages.bucket.rank) if group is not None else -1
+        self._place = section.ranks.index(self._bucket.rank) if self._bucket.rank in section.ranks else -1
         self.has_sent_all = False
-
-    @property
-    def _group(self) -> Group:
-        if self._own_group is None:
-            raise RuntimeError("this rank does not take part in reducing this section")
-        return self._own_group
 
     @property
     def result_bytes(self) -> int:
@@ -50,11 +43,12 @@ class Reduction(ABC):
 
     @abstractmethod
     def collectives(
-        self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
+        self, group: Group, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
         """Run all collectives; return the bytes that every rank then has.
 
         Args:
+            group: the section's ranks.
             values, origin: as in `encode`.
             failure: why there are no values, or None. The other ranks get aborts, as after an error here, and it is
                 raised.
@@ -135,14 +129,14 @@ class PairReduction(Reduction):
         return both, lengths
 
     def collectives(
-        self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
+        self, group: Group, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
         (both, lengths), failure = self._first_messages(values, failure, origin)
         del values
         yield Gate.SEND
         own, other = both.split(lengths)[:: 1 - 2 * self._place]
         to_the_other = [0 if rank == self._bucket.rank else len(own) for rank in self.section.ranks]
-        handle = self._group.alltoall(own, to_the_other, to_the_other, self._messages.name(Phase.PAIR), other)
+        handle = group.alltoall(own, to_the_other, to_the_other, self._messages.name(Phase.PAIR), other)
         self.has_sent_all = True
         received = yield handle
         if failure is not None:
@@ -200,14 +194,14 @@ class ShardedReduction(Reduction):
         return messages, lengths
 
     def collectives(
-        self, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
+        self, group: Group, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
     ) -> Collectives[torch.Tensor]:
         outgoing, failure = self._first_messages(values, failure, origin)
         lengths = outgoing[1]
         arriving = [lengths[self._place]] * len(lengths)
         del values
         yield Gate.SEND
-        handle = self._group.alltoall(*outgoing, arriving, self._messages.name(Phase.SCATTER))
+        handle = group.alltoall(*outgoing, arriving, self._messages.name(Phase.SCATTER))
         del outgoing  # the transport has it
         try:
             received = yield handle
@@ -220,7 +214,7 @@ class ShardedReduction(Reduction):
             failure = failure or error
         if failure is not None:
             message, _ = self._messages.aborts(self._sizes([self.section.shards[self._place]]))
-        handle = self._group.allgather(message, lengths, self._messages.name(Phase.GATHER))
+        handle = group.allgather(message, lengths, self._messages.name(Phase.GATHER))
         self.has_sent_all = True
         del message
         result = yield handle

@@ -52,9 +52,9 @@ def route_of(messages: Messages, transport: Transport) -> Route:
     return (Hierarchical if messages.bucket.arrangement.hierarchical else Flat)(messages, transport)
 
 
-def _reduction(messages: Messages, section: Section, group: Group | None) -> Reduction:
+def _reduction(messages: Messages, section: Section) -> Reduction:
     """The reduction for the section's number of ranks."""
-    return (ShardedReduction if section.sharded else PairReduction)(messages, section, group)
+    return (ShardedReduction if section.sharded else PairReduction)(messages, section)
 
 
 class Flat(Route):
@@ -64,10 +64,10 @@ class Flat(Route):
         arrangement = messages.bucket.arrangement
         [section] = arrangement.sections
         self.groups = [Group(transport, section.ranks, arrangement.neighbours)]
-        self._reduction = _reduction(messages, section, self.groups[0])
+        self._reduction = _reduction(messages, section)
 
     def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
-        return self._reduction.collectives(values, failure)
+        return self._reduction.collectives(self.groups[0], values, failure)
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         return self._reduction.decode(result, values, factor, self._reduction.section.ranks)
@@ -93,9 +93,7 @@ class Hierarchical(Route):
         self._neighbours = Group(transport, neighbours, neighbours)
         self._peers = Group(transport, own.ranks, neighbours)
         self.groups = [self._neighbours, self._peers]
-        self._reductions = [
-            _reduction(messages, section, self._peers if section is own else None) for section in arrangement.sections
-        ]
+        self._reductions = [_reduction(messages, section) for section in arrangement.sections]
         self._own = self._reductions[arrangement.own]
         self._dtype = dtype_within_host(messages.bits)
         # Not between two collectives: what an interruption left there, the others would not hear of.
@@ -130,7 +128,8 @@ class Hierarchical(Route):
         except BaseException as error:  # noqa: BLE001
             failure = failure or error
         del joined
-        between = self._own.collectives(sums, failure, self._own.section.first * self._bucket.block_size)
+        origin = self._own.section.first * self._bucket.block_size
+        between = self._own.collectives(self._peers, sums, failure, origin)
         del sums  # when they are quantized, nobody needs them any more
         try:
             result = yield from between

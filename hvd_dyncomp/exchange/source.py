@@ -37,10 +37,13 @@ class Source(ABC):
     kind: str
     label: str
     named: list[tuple[str, torch.Tensor]]
-    own_memory: bool
-    as_in_memory: bool
-    sums_tickets: bool
+    own_memory = True
+    as_in_memory = sums_tickets = False
     parts: Mapping[str, str] | None = None
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport, self.rank, self.world_size = transport, transport.rank, transport.size
+        self.factor = 1 / self.world_size
 
     @abstractmethod
     def trained(self) -> list[tuple[str, torch.Tensor]]:

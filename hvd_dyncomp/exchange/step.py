@@ -473,7 +473,7 @@ class Step:
     def _count(self) -> None:
         nbytes = GREETING_BYTES * self._plan.transport.size
         if not self.fresh:
-            self._tally.reduced_again(nbytes + sum(exchange.reduced_bytes for exchange in self._exchanges))
+            self._tally.count_reduced(nbytes + sum(exchange.reduced_bytes for exchange in self._exchanges))
             return
         self._tally.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
         for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):

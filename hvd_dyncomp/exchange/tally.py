@@ -53,11 +53,7 @@ class Tally:
 
     def reduced(self, tickets: int) -> None:
         """Count what was handed over, and `tickets` bytes of tickets."""
-        self._count_reduced(self._uncompressed_bytes + tickets, self._float32_bytes)
-
-    def reduced_again(self, nbytes: int) -> None:
-        """Count our own allreduce of gradients that no backward has made, and its handshake: `nbytes` bytes."""
-        self._count_reduced(nbytes)
+        self.count_reduced(self._uncompressed_bytes + tickets, self._float32_bytes)
 
     def exchanged(self, bucket: Bucket, groups: Iterable[Group]) -> None:
         """Count a bucket's messages."""
@@ -69,12 +65,12 @@ class Tally:
     def shook_hands(self, nbytes: int, *, compressed: bool) -> None:
         """Count the allreduce of a handshake: as compressed bytes unless the step is uncompressed."""
         if not compressed:
-            self._count_reduced(nbytes)
+            self.count_reduced(nbytes)
             return
         self.traffic.compressed_bytes += allreduce_bytes(nbytes, self._plan.source.world_size)
         self.traffic.leaving_bytes += self._plan.topology.leaving(nbytes, self._plan.source.rank)
 
-    def _count_reduced(self, nbytes: float, float32_bytes: float = 0) -> None:
+    def count_reduced(self, nbytes: float, float32_bytes: float = 0) -> None:
         size, topology, rank = self._plan.source.world_size, self._plan.topology, self._plan.source.rank
         self.traffic.uncompressed_bytes += allreduce_bytes(nbytes, size)
         self.traffic.leaving_bytes += topology.leaving(nbytes, rank)

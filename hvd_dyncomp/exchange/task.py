@@ -81,13 +81,6 @@ class Task(Generic[Result]):
         """Make the generator fail at each collective: the others get aborts in place of what they still wait for."""
         self._reason = self._reason or error
 
-    @property
-    def ready(self) -> bool:
-        """Whether `advance` would do something."""
-        if self.done or not self._begun:
-            return not self.done
-        return self.is_open(self.gate) if self.gate is not None else self._has_arrived()
-
     def advance(self) -> bool:
         """Go on without waiting; return whether it is done."""
         self.begin()

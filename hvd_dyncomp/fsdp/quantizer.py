@@ -51,12 +51,12 @@ class Quantizer(Session):
         **arguments: Any,
     ) -> None:
         everyone = transport()
-        everyone.models += 1  # also of calls that fail: it is part of names, and must be the same on all ranks
+        label = everyone.new_label("fsdp")  # also of calls that fail: it must be the same on all ranks
         with _told(everyone):
             group = self._prepare(model, controller, replicas, everyone, **arguments)
         among = transport(group)
         with _told(everyone):
-            self._source = ShardGradients(self._units, among, everyone.models)
+            self._source = ShardGradients(self._units, among, label)
             self._plan = self._new_plan()
         with _told(everyone):
             _check_places(among, self._source.place)
@@ -90,16 +90,10 @@ class Quantizer(Session):
         self._over = False  # whether an error has ended all
         return group
 
-    def _new_plan(self) -> Plan:
-        return Plan(self._source, self._settings, self._skip, self._saved)
-
     def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Any:
         return Backward(
             *(plan, turn, self._agreed()), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked
         )
-
-    def _ranks(self) -> tuple[Transport, str]:
-        return self._source.transport, self._source.label
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         found = {}

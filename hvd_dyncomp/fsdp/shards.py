@@ -51,28 +51,23 @@ class ShardGradients(Source):
     Args:
         units: of the model.
         among: connects the replicas.
-        number: of the model, the same on all ranks.
+        label: as in `Source`.
 
     Attributes:
         place: this rank's among the shards of its replica, and how many there are.
     """
 
     kind = "FSDP"
-    own_memory = True  # what a hook gets is FSDP's
-    as_in_memory = sums_tickets = False
+    # What a hook gets is FSDP's own memory.
 
-    def __init__(self, units: list[Unit], among: Transport, number: int) -> None:
-        self.transport, self.rank, self.world_size = among, among.rank, among.size
-        self.factor = 1 / among.size
-        self.label = f"fsdp{number}"
+    def __init__(self, units: list[Unit], among: Transport, label: str) -> None:
+        super().__init__(among)
+        self.label = label
         self._units = units
         shards = units[0].shard_group
         self.place = dist.get_rank(shards), dist.get_world_size(shards)
         self.named = [pair for unit in units for pair in unit.shards()]
         self.parts = {name: unit.name for unit in units for name in unit.names}
-        for device in {shard.device for _, shard in self.named}:
-            if obstacle := among.obstacle(device):
-                raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         return [

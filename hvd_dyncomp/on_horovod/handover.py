@@ -14,6 +14,7 @@ from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.unused import has_values
 from hvd_dyncomp.kernels import portable
 from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.transport.base import Transport
 
@@ -72,7 +73,7 @@ class Handover:
         context = self.given.get(name)
         if context is None:
             # If no rank has used the parameter, its mean stays zero, and its residual as it is.
-            used = self._source.fresh(parameter) or has_values(gradient)
+            used = horovod_optimizer.fresh(self._source.optimizer, parameter) or has_values(gradient)
             self.in_use = self.in_use or used
             self._step.add(slot, gradient, used)
             context = self.given[name] = Context(gradient, self._step, slot, gradient._version)

@@ -131,29 +131,22 @@ def hand_in(optimizer: Any) -> None:
             pending[parameter] = optimizer._allreduce_grad_async(parameter)
 
 
-def countdown_of(optimizer: Any) -> dict[torch.Tensor, int]:
-    """By parameter, the number of backward passes left before its gradient is handed over.
+def fresh(optimizer: Any, parameter: torch.Tensor) -> bool:
+    """Whether backward has made a gradient for this parameter since the last exchange.
 
-    Horovod counts down from `passes_of`, and starts anew when it hands back the reduced gradient. So a lower number
-    means that backward has made a gradient since the last exchange.
+    Horovod counts backward passes down until it hands a gradient over, and starts anew when it hands the mean back.
     """
-    return optimizer._allreduce_delay
+    return optimizer._allreduce_delay[parameter] != optimizer.backward_passes_per_step
 
 
-def passes_of(optimizer: Any) -> int:
-    """Backward passes per step."""
-    return optimizer.backward_passes_per_step
+def any_fresh(optimizer: Any) -> bool:
+    """Whether backward has made any gradient since the last exchange."""
+    return set(optimizer._allreduce_delay.values()) != {optimizer.backward_passes_per_step}
 
 
 def grouped(optimizer: Any) -> bool:
     """Whether Horovod reduces some gradients in one call, which refuses tensors of several devices."""
     return getattr(optimizer, "_groups", None) is not None
-
-
-def any_fresh(optimizer: Any) -> bool:
-    """Whether backward has made any gradient since the last exchange."""
-    left, passes = countdown_of(optimizer), passes_of(optimizer)
-    return any(left[parameter] != passes for parameter in reduced_parameters(optimizer))
 
 
 def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[], None]:

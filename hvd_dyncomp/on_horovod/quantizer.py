@@ -208,7 +208,8 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         """
         step: Step | FailedStep | None = self._step or self._rest_of
         if step is None or (isinstance(step, Step) and self._forgotten):
-            self._open(parameter)
+            if (optimizer := self._optimizer()) is not None:
+                self._open(optimizer, parameter)
             step = self._step
         slot = self._slots.get(parameter) if self._direct else None
         if slot is None:
@@ -223,15 +224,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
         if (left := self._rest_of) is not None:
             return self._rest(left, gradient, caller), Context(gradient, left)
-        found = None
-        if self._step is not None and self._handover is not None and caller.f_code in self._callers:
-            found = self._source.parameter_of(gradient, caller)  # type: ignore[union-attr]  # there is a step
-            if found is not None and found[0] in self._handover.given:
-                found = None
-        if found is None:
-            # The first gradient of a step, one that comes again (from another optimizer?), one that Horovod has made
-            # dense, or a tensor that came from elsewhere.
-            found = self._searched(gradient, caller)
+        found = self._searched(gradient, caller)
         if isinstance(self._step, FailedStep):
             return wire_after_failure(gradient, self._step.bits, self._transport), Context(gradient, self._step)
         if found is None:
@@ -242,10 +235,11 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
     def _rest(self, left: Step, gradient: torch.Tensor, caller: FrameType) -> torch.Tensor:
         """What Horovod gets for the rest of a step that was left: the other ranks wait for it."""
-        found = None if self._source is None else self._source.parameter_of(gradient, caller)
-        if found is None or self._plan is None or found[0] in self._plan.slots:
+        _, parameter = horovod_optimizer.calling(self, caller)
+        name = None if self._source is None else self._source.name_of(parameter)
+        if name is None or self._plan is None or name in self._plan.slots:
             return wire_after_failure(gradient, left.bits, self._transport)
-        return left.uncompressed(found[0], gradient)
+        return left.uncompressed(name, gradient)
 
     def decompress(self, tensor: torch.Tensor | None, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.

@@ -7,7 +7,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -55,7 +55,6 @@ class OptimizerSession(Session):
         self._direct = False
         self._pending: dict | None = None  # what Horovod has of the latest step
         self._unhooks: Sequence[Callable[[], None]] = ()
-        self._callers: set[CodeType] = set()  # code that is known to hand over an optimizer's gradients
         self._discarded = False  # whether the latest step was
 
     @property
@@ -91,15 +90,13 @@ class OptimizerSession(Session):
         """A step that was left, and that Horovod still hands gradients over for."""
         return self._left if self._step is None and not (self._left is None or self._forgotten) else None
 
-    def _open(self, parameter: torch.Tensor) -> None:
-        """Begin a step with a gradient of the optimizer that is known. Raises what `_searched` does."""
-        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+    def _open(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
+        """Begin a step, unless there is one, with a gradient of (or as) `tensor`. Raises what `_searched` does."""
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(CAPTURED)
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            self._meet(optimizer)
-            if self._step is None:
-                self._first(optimizer)
+        self._meet(optimizer)
+        if self._step is None:
+            self._first(optimizer)
 
     def _searched(self, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
         """Name and parameter of this gradient, in the step that it begins or belongs to; None for any other tensor.
@@ -110,20 +107,13 @@ class OptimizerSession(Session):
                 raise it.
             Exception: no step can be begun; the other ranks have been told.
         """
-        if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(CAPTURED)
         optimizer, parameter = horovod_optimizer.calling(self, caller)
         if optimizer is None or isinstance(self._step, FailedStep):
             return None
-        self._meet(optimizer)
-        if self._step is None:
-            self._first(optimizer)
-        if self._source is None or isinstance(self._step, FailedStep):
-            return None
-        self._callers.add(caller.f_code)
-        # Horovod makes sparse gradients dense on the way; the tensor is then nobody's .grad.
-        found = self._source.parameter_of(gradient, caller)
-        return found if found is not None or parameter is None else self._source.named_like(parameter)
+        if self._step is None or self._forgotten or optimizer is not self._optimizer():
+            self._open(optimizer, gradient)
+        name = None if self._source is None else self._source.name_of(parameter)
+        return None if name is None or parameter is None else (name, parameter)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whose gradients come. A step that Horovod has forgotten is left."""
@@ -204,7 +194,7 @@ class OptimizerSession(Session):
         return () if optimizer is None else (optimizer,)
 
     def _fresh(self) -> bool:
-        return self._source is not None and self._source.any_fresh()
+        return horovod_optimizer.any_fresh(self._optimizer())
 
     def _warn_of_waste(self) -> None:
         """Warn, on rank 0, if the means of the step before were reduced for nothing."""

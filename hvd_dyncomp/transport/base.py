@@ -65,13 +65,15 @@ class Transport(ABC):
     def local_size(self) -> int:
         """The number of workers on this machine, in this group or not."""
 
-    @abstractmethod
     def obstacle(self, device: torch.device) -> str:
         """Why tensors on a device cannot be sent; "" if they can."""
+        return ""
 
-    @abstractmethod
     def within(self, process_set: Any) -> Transport:
-        """A transport for the ranks of a process set; None for all."""
+        """A transport for the ranks of a process set of Horovod's; None for all."""
+        if process_set is not None:
+            raise ValueError(f"only Horovod has process sets, got {process_set!r}")
+        return self
 
     @property
     def shared(self) -> Transport:
@@ -156,12 +158,10 @@ class Transport(ABC):
         `work` must be quick, never block and never raise.
         """
 
-    @abstractmethod
-    def give_way(self) -> None:
+    def give_way(self) -> None:  # noqa: B027  # most need nothing
         """Give this thread's core to the sender of the bytes for a moment, if started collectives need that."""
 
-    @abstractmethod
-    def advise(self, devices: Iterable[torch.device]) -> None:
+    def advise(self, devices: Iterable[torch.device]) -> None:  # noqa: B027  # likewise
         """Log what would make sending faster here, if anything. Once per process.
 
         Args:

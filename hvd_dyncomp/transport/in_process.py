@@ -13,7 +13,7 @@ runs. No clock is read: the time of a `wait_for` is up when no rank can run. Run
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -49,14 +49,6 @@ class InProcessTransport(Transport):
     @property
     def local_size(self) -> int:
         return self._world.hosts.count(self._world.hosts[self._rank])
-
-    def obstacle(self, device: torch.device) -> str:
-        return ""
-
-    def within(self, process_set: Any) -> InProcessTransport:
-        if process_set is not None:
-            raise ValueError(f"a World has no process sets, got {process_set!r}")
-        return self
 
     def alltoall(
         self,
@@ -107,12 +99,6 @@ class InProcessTransport(Transport):
 
     def in_background(self, work: Callable[[], bool]) -> None:
         self._world.add_background(self._rank, work)
-
-    def give_way(self) -> None:
-        pass
-
-    def advise(self, devices: Iterable[torch.device]) -> None:
-        pass
 
 
 class World:

@@ -59,7 +59,6 @@ class ProcessGroupTransport(base.Transport):
             name for it in the job's store.
 
     Attributes:
-        models: number of calls of `compress` over it, the same on all ranks.
         compressed: what compresses a model over it, by a checksum of the model as it was.
         hosts: each rank's, by name.
 
@@ -90,7 +89,6 @@ class ProcessGroupTransport(base.Transport):
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[Works] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self.models = 0
         self.compressed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
@@ -117,13 +115,6 @@ class ProcessGroupTransport(base.Transport):
 
     def obstacle(self, device: torch.device) -> str:
         return "" if device.type in ("cpu", "cuda") else "messages are sent from CPUs and from CUDA devices only"
-
-    def within(self, process_set: Any) -> ProcessGroupTransport:
-        if process_set is not None:
-            raise ValueError(
-                f"a process group has no process sets, got {process_set!r}; make a torch.distributed.new_group instead"
-            )
-        return self
 
     @property
     def shared(self) -> ProcessGroupTransport:
@@ -258,11 +249,7 @@ class ProcessGroupTransport(base.Transport):
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
 
-    def give_way(self) -> None:
-        pass  # Gloo's threads sleep until they are woken, and then run at once; a pause here cost 7 % of a step
-
-    def advise(self, devices: Iterable[torch.device]) -> None:
-        pass
+    # No `give_way`: Gloo's threads sleep until they are woken, and then run at once; a pause there cost 7 % of a step.
 
 
 @contextlib.contextmanager

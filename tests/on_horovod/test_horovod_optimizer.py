@@ -63,9 +63,8 @@ def test_who_calls_with_what(made, arguments):
     torch.stack([p.sum() for p in parameters]).sum().backward()
     optimizer.step()
     assert len(spy.seen) == 2
-    for gradient, caller, _ in spy.seen:
-        assert caller is optimizer
-        assert any(gradient is p.grad for p in parameters)
+    for gradient, caller, parameter in spy.seen:
+        assert caller is optimizer and gradient is parameter.grad and any(parameter is p for p in parameters)
     assert spy.handed_back == [2, 2], "all gradients are handed in before the first is asked back"
 
 
@@ -83,14 +82,13 @@ def test_a_sparse_gradient_that_is_made_dense_is_known_by_its_parameter(made):
 def test_the_countdown_tells_what_backward_has_made(made):
     _, parameters, optimizer = made(backward_passes_per_step=2)
     first, _, last = parameters
-    left, passes = horovod_optimizer.countdown_of(optimizer), horovod_optimizer.passes_of(optimizer)
-    assert left[first] == passes == 2
+    fresh = horovod_optimizer.fresh
+    assert not fresh(optimizer, first) and not horovod_optimizer.any_fresh(optimizer)
     for _ in range(2):
         first.sum().backward()
-        assert left[first] < passes and left[last] == passes
+        assert fresh(optimizer, first) and not fresh(optimizer, last) and horovod_optimizer.any_fresh(optimizer)
     optimizer.synchronize()
-    assert left[first] == passes, "what was handed back is not fresh any more"
-    assert horovod_optimizer.countdown_of(optimizer) is left
+    assert not horovod_optimizer.any_fresh(optimizer), "what was handed back is not fresh any more"
 
 
 def test_whether_horovod_reduces_in_groups(made):

@@ -4,15 +4,12 @@ import copy
 import io
 import logging
 import pickle
-import random
-import sys
 
 import horovod.torch as hvd
 import pytest
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
-from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.transport import horovod, mpi_settings
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
@@ -72,46 +69,6 @@ class Optimizer(torch.optim.SGD):
         self._allreduce_delay = dict.fromkeys(parameters, 1)
         self.process_set = None
         self.op = hvd.Average
-
-
-def test_gradients_are_recognised_in_any_order():
-    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(7)]
-    optimizer = Optimizer(parameters)
-    gradients = OptimizerGradients(optimizer, None, HorovodTransport())
-    for order in ([6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6], [3, 1, 6, 0], [5, 2, 4, 3], [6, 5, 4, 3, 2, 1, 0]):
-        for p in parameters:
-            p.grad = torch.zeros(3)
-        assert [gradients.parameter_of(parameters[i].grad)[0] for i in order] == [f"p{i}" for i in order]
-    assert gradients.parameter_of(torch.zeros(3)) is None
-
-
-class Watched(torch.nn.Parameter):
-    """Counts how often somebody looks whether a gradient is its own."""
-
-    looks = 0
-
-    @property
-    def grad(self):
-        Watched.looks += 1
-        return self.own
-
-
-@pytest.mark.parametrize("order", ["backward", "forward", "any"])
-def test_a_gradient_is_found_as_soon_among_many(order):
-    """In the first step the caller has to say whose it is, where backward is no guide; later the order is known."""
-    count = 300
-    parameters = [Watched(torch.zeros(3)) for _ in range(count)]
-    gradients = OptimizerGradients(Optimizer(parameters), None, HorovodTransport())
-    shuffled = random.Random(1).sample(range(count), count)
-    numbers = {"backward": range(count)[::-1], "forward": range(count), "any": shuffled}
-    for parameter in parameters:
-        parameter.own = torch.zeros(3)
-    for step in range(3):
-        Watched.looks = 0
-        for i in numbers[order]:
-            p = parameters[i]
-            assert gradients.parameter_of(p.own, sys._getframe()) == (f"p{i}", p)
-        assert Watched.looks <= (count + 5 if step or order == "backward" else 2 * count + 5)
 
 
 def test_the_class_instead_of_a_quantizer_is_told_what_to_write(monkeypatch):
