@@ -181,8 +181,7 @@ class AutoLevel:
             ValueError: `state` is something else; nothing has changed.
         """
         try:
-            floor, chosen = check_level("floor", state["floor"]), state["chosen"]
-            chosen = floor if chosen is None else check_level("chosen", chosen)  # None: of version 0.5 and before
+            floor, chosen = check_level("floor", state["floor"]), check_level("chosen", state["chosen"])
         except Exception as error:  # a file may contain anything
             cause = f"{type(error).__name__}: {error}"
             raise ValueError(f"auto_level must come from a state_dict(), got {shown(state)}: {cause}") from error

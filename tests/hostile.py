@@ -116,7 +116,7 @@ def packed(state: Any) -> Tensor:
 TYPES: list[tuple[Takes, str]] = [
     (lambda v: False, "mode threshold_mode on_error rounding levels StepFunction.levels Schedule.levels state meter"),
     (lambda v: False, "record epochs host pair ranks packed optimizer quantizer out versions version"),
-    (lambda v: v is None, "transport ctx noise residual spending order hosts state.auto_level stagnation"),
+    (lambda v: v is None, "transport ctx noise residual hosts state.auto_level stagnation"),
     (lambda v: v is None, "attach.optimizer named_parameters"),
     (none_or(callable), "skip"),
     (empty, "metrics history residuals shard_residuals shard records decide.history"),
@@ -172,12 +172,12 @@ PARTS |= {"metrics": "metric", "decide.history": "record_of_epoch", "history": "
 PARTS |= {"hosts": "host", "host": "index", "residuals": "residual_of_tensor", "shard_residuals": "shard"}
 PARTS |= {"named_parameters": "pair", "pair": "name_or_weight", "tensors": "mean", "ranks": "packed"}
 PARTS |= {"values": "values_of_tensor", "versions": "version"}
-OPTIONAL = {"auto_level", "hosts", "order", "spending", "steps", "seconds", "metrics", "reason", "usable"}
+OPTIONAL = {"auto_level", "hosts", "steps", "seconds", "metrics", "reason", "usable"}
 
 WEIGHT = torch.zeros(3)
 METER = {"records": [{"epoch": 0, "bits": 4, "steps": 1, "seconds": 0.5}]}
 SHARD = {"layout": 1, "first": 2, "carries": True, "values": torch.ones(2)}
-STATE = {"steps": 3, "rank": 0, "world_size": 2, "factor": 0.5, "hosts": [[0], [1]], "order": None, "spending": None}
+STATE = {"steps": 3, "rank": 0, "world_size": 2, "factor": 0.5, "hosts": [[0], [1]], "order": "logical"}
 STATE |= {"meter": METER, "auto_level": {"floor": 4, "chosen": 4}}
 STATE |= {"residuals": {"a": torch.ones(3)}, "shard_residuals": {"bucket": SHARD}}
 EPOCH = {"epoch": 0, "bits": 4, "metrics": {"a": 1.0}, "reason": "", "usable": True}

@@ -199,9 +199,6 @@ def test_a_choice_is_used_at_once_after_a_restart_and_tried():
         rank.load_state_dict(state)
     levels = again.run(100)
     assert levels[0] == 32 and set(levels[20:]) == {4}
-    rank = AutoLevel()
-    rank.load_state_dict({"floor": 4, "chosen": None, "since": 3})
-    assert rank.next_level(4, 0, 0.0, leads=True) == 4
 
 
 def test_a_proposal_below_the_controllers_level_is_not_followed():

@@ -66,7 +66,7 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         ranks = [integer("hosts", rank, 0) for host in own["hosts"] for rank in host]
         if sorted(ranks) != list(range(size)) or not all(own["hosts"]):
             raise ValueError(f"hosts must list every rank once, got {shown(own['hosts'])}")
-    if own.get("order") not in (LOGICAL, None):
+    if own["residuals"] and own["order"] != LOGICAL:
         raise ValueError(f"order must be {LOGICAL!r}, got {shown(own['order'])}")
     for name, values in dict(own["residuals"]).items():
         _check_values(f"residuals[{name!r}]", values)
@@ -107,7 +107,7 @@ def _shards(state: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _check_values(name: str, values: Any) -> None:
-    # Residuals were float32 once: such states are rounded when they are put back.
+    # `joined` makes float32; they are rounded when they are put back.
     dense = isinstance(values, torch.Tensor) and values.layout is torch.strided
     known = dense and values.dtype in (RESIDUAL_DTYPE, torch.float32)
     if not known or not bool(values.isfinite().all()):
@@ -160,7 +160,6 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
     """
     check(buckets, state, rank, world_size)
     scale = state["factor"] / factor
-    logical = _logical(buckets, state)
     for bucket in buckets:
         if not bucket.residuals.enabled:
             continue
@@ -169,25 +168,11 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
             continue
         undelivered = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float32, device=bucket.device)
         for slot in bucket.slots:
-            place = slot.logical(undelivered) if logical else undelivered[slot.range].view(slot.shape)
-            place.copy_(state["residuals"][slot.name])
+            slot.logical(undelivered).copy_(state["residuals"][slot.name])
         _restore_shards(bucket, undelivered, _shards(state, bucket.name), scale)
         if scale != 1:
             undelivered *= scale
         bucket.residuals.put(undelivered)
-
-
-def _logical(buckets: list[Bucket], state: Mapping[str, Any]) -> bool:
-    """Whether a state's residuals are in logical order. Those of DistributedDataParallel were as in memory once."""
-    odd = [slot.name for bucket in buckets for slot in bucket.slots if not slot.in_order]
-    if state.get("order") is None and state["residuals"] and odd:
-        logger.warning(
-            "the state does not say in which order its residuals are; those of %s (and %d others) are taken to be as "
-            "in this model's memory: right if it was saved with the same memory format",
-            odd[0],
-            len(odd) - 1,
-        )
-    return state.get("order") is not None
 
 
 def _restore_shards(

@@ -49,16 +49,6 @@ def test_state_before_the_first_step_round_trips():
     assert other.state_dict() == q.state_dict()
 
 
-def test_a_state_with_levels_of_tensors_is_refused_and_an_older_one_without_is_not():
-    """Before, each state said how bits were spent; None where all tensors had one level."""
-    quantizer, state = DynamicQuantizer(), {**DynamicQuantizer().state_dict(), "steps": 7}
-    quantizer.load_state_dict({**state, "spending": None})
-    assert quantizer.state_dict()["steps"] == 7
-    for spending in ({}, {"units": [["a", 3]], "kept": [[4, [4]]]}):
-        with pytest.raises(ValueError, match='it was saved with allocation="error"'):
-            DynamicQuantizer().load_state_dict({**state, "spending": spending})
-
-
 class Optimizer(torch.optim.SGD):
     """As much of Horovod's optimizer as somebody looks at."""
 
