@@ -9,7 +9,7 @@ from torch.autograd import Variable
 
 
 def call_at_end(function: Callable[[], None]) -> bool:
-    """Have a function called when backward has ended, after all that was told so before; return whether one runs."""
+    """Have a function called when the current pass ends, after all that was told so before; return whether one runs."""
     try:
         Variable._execution_engine.queue_callback(function)
     except RuntimeError:
@@ -17,6 +17,14 @@ def call_at_end(function: Callable[[], None]) -> bool:
     return True
 
 
+def current_pass() -> int:
+    """The backward pass that is under way in this thread: the innermost, if one runs within another; -1 if none."""
+    return torch._C._current_graph_task_id()
+
+
 def computes() -> bool:
-    """Whether backward computes: not in the first pass with `static_graph`, in whose end the model calls its hooks."""
+    """Whether backward computes: where an inner pass ends, but not where the outermost one does.
+
+    In the first pass with `static_graph` the model calls its hooks there.
+    """
     return torch._C._current_autograd_node() is not None

@@ -139,7 +139,7 @@ class _Tensors(Source):
     """The tensors of an averager."""
 
     kind = "Averager"
-    # `checked` sees to `own_memory`.
+    own_memory = True  # `checked` sees to it
 
     def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport) -> None:
         super().__init__(transport)

@@ -129,18 +129,19 @@ def advise_stepper(parameters: Collection[torch.Tensor], tell: Callable[[str], N
         tell: a method; not called if its object is gone.
     """
     tells = weakref.WeakMethod(tell)  # type: ignore[arg-type]  # mypy does not know that a method is one
+    # It stays registered, as torch iterates over its hooks when it calls this; the parameters must not live as long.
+    waiting = [weakref.ref(parameter) for parameter in parameters]
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        nonlocal parameters
-        if _steps(optimizer, parameters):
-            parameters = ()  # It stays registered: torch iterates over its hooks when it calls this.
+        if waiting and _steps(optimizer, {reference() for reference in waiting}):
+            waiting.clear()
             if (method := tells()) is not None:
                 method(advice(optimizer))
 
     register_optimizer_step_pre_hook(look)
 
 
-def _steps(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor]) -> bool:
+def _steps(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor | None]) -> bool:
     return any(parameter in parameters for group in optimizer.param_groups for parameter in group["params"])
 
 

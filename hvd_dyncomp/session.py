@@ -110,8 +110,8 @@ class Session:
 
     @property
     def everyone(self) -> Transport:
-        """Connects all ranks whose states belong together."""
-        return self._transport if self._plan is None else self._plan.transport
+        """Connects all ranks whose states belong together: apart from exchanges, in which another rank may be."""
+        return (self._transport if self._plan is None else self._plan.transport).shared
 
     @property
     def share(self) -> tuple[list[int] | None, int]:
@@ -152,7 +152,7 @@ class Session:
         Raises:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
         """
-        ranks = self._transport if self._plan is None else self._plan.transport
+        ranks = (self._transport if self._plan is None else self._plan.transport).shared
         if ranks.size > 1:
             replicas.compare(ranks, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
@@ -209,8 +209,6 @@ class Session:
         """
         try:
             state = residual_state.checked(state)
-            if state.get("spending") is not None:
-                raise ValueError('it was saved with allocation="error", which no longer exists')
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
         except Exception as error:  # a file may contain anything
@@ -303,7 +301,8 @@ class Session:
     def _agreed(self) -> dict[str, Any]:
         """What else than plan and turn must be the same on all ranks in a step; as in `Step`."""
         # One that does not step may have been replaced, and wait to be deleted, on some ranks longer.
-        return {"without_momentum": any(one.steps != self._steps_of.get(one, 0) for one in self._known_optimizers())}
+        known = self._known_optimizers()
+        return {"without_momentum": any(one.steps != self._steps_of.get(one, one.steps) for one in known)}
 
     def _known_optimizers(self) -> Sequence[WithoutMomentum]:
         return optimizers_of(self._plan.waiting) if self._plan is not None else ()

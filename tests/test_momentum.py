@@ -10,6 +10,7 @@ import logging
 import pickle
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hvd_dyncomp import LockstepError, without_momentum
-from hvd_dyncomp.momentum import WithoutMomentum, advice, leave_out, optimizers_of
+from hvd_dyncomp.momentum import WithoutMomentum, advice, advise_stepper, leave_out, optimizers_of
 
 SIZES = (5, 3, 4)
 WAITING = (0, 2)  # of those
@@ -487,6 +488,28 @@ def test_what_is_said_of_an_optimizer_with_much_momentum(kind, arguments, moment
         assert advice(without_momentum(optimizer)) == ""
     optimizer.param_groups.append({"params": [], "momentum": 0.7, "betas": None})
     assert "has a momentum of" in advice(kind(optimizer.param_groups, lr=0.1))
+
+
+class Told:
+    """Whom `advise_stepper` tells."""
+
+    def __init__(self):
+        self.texts = []
+
+    def tell(self, text):
+        self.texts.append(text)
+
+
+def test_who_waits_for_an_optimizer_keeps_no_parameters():
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
+    waiting = weakref.ref(parameters[0])
+    told = Told()
+    advise_stepper(frozenset(parameters), told.tell)
+    SGD([torch.zeros(1)], lr=0.1).step()
+    del parameters[0]
+    assert waiting() is None
+    SGD(parameters, lr=0.1, momentum=0.9).step()
+    assert told.texts == [advice(SGD(parameters, lr=0.1, momentum=0.9))]
 
 
 # On ranks: each has steps at one level with momentum 0.5 and rate 1, so that updates are gradients, or twice as much.

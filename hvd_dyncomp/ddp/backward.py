@@ -31,7 +31,8 @@ class Backward:
         failed: whether the step has failed: then the model waits for nothing.
         gradients: how many have arrived.
         complete: whether all have, and they are not means yet.
-        ends_itself: whether something is called where backward ends, before the model waits for its buckets.
+        latest_pass: of autograd's, the one that has brought the latest bucket.
+        ends_itself: whether something is called where that pass ends, before the model waits for its buckets.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Backward:
         self.failed = isinstance(step, FailedStep)
         self.gradients = 0
         self.complete = self.ends_itself = False
+        self.latest_pass: int | None = None
 
     def future_of(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """What the model waits for before it uses a bucket: complete with the last mean, or after an error."""
@@ -64,15 +66,31 @@ class Backward:
         began = time.perf_counter()
         streams = streams_of(bucket.buffer().device)
         self._origins[streams] = streams.origin()
-        self.take_rest(bucket, names)
-        for name, gradient in _named(bucket, names):
-            slot = self._slots.get(name)
-            if slot is not None and self._step.bits != UNCOMPRESSED and not isinstance(self._step, FailedStep):
-                self._step.add(slot, gradient, self._tells_used or _is_used(gradient))
+        self._reduce(bucket, names)
+        for slot, step, gradient in self._compressed(bucket, names):
+            step.add(slot, gradient, self._tells_used or _is_used(gradient))
         self._step.traffic.seconds += time.perf_counter() - began
 
     def take_rest(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
-        """Take what travels uncompressed, if it was not taken. Also after an error: the other ranks wait for it."""
+        """After an error: take what was not taken. The other ranks wait for it, in its turn."""
+        self._reduce(bucket, names)
+        for slot, step, gradient in self._compressed(bucket, names):
+            with suppress(Exception):  # perhaps the same one
+                step.add(slot, gradient)
+
+    def _compressed(
+        self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]
+    ) -> Iterator[tuple[Slot, Step, torch.Tensor]]:
+        """What of a bucket travels compressed: its place, the step, the gradient. Nothing, if the step has failed."""
+        step = self._step
+        if step.bits == UNCOMPRESSED or isinstance(step, FailedStep):
+            return
+        for name, gradient in _named(bucket, names):
+            if (slot := self._slots.get(name)) is not None:
+                yield slot, step, gradient
+
+    def _reduce(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
+        """Take what travels uncompressed, if it was not taken."""
         every = self._step.bits == UNCOMPRESSED
         rest = {name: gradient for name, gradient in _named(bucket, names) if every or name not in self._slots}
         if rest and not isinstance(self._step, FailedStep):

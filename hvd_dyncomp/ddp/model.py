@@ -90,7 +90,7 @@ class ModelGradients(Source):
     """
 
     kind = "DistributedDataParallel"
-    # Its memory is that of the model's buckets.
+    own_memory = True  # the model's buckets
     as_in_memory = True
     transport: ProcessGroupTransport
 

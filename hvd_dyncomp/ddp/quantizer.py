@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
 from hvd_dyncomp.agreement import agree, description
-from hvd_dyncomp.autograd import call_at_end, computes
+from hvd_dyncomp.autograd import call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
@@ -137,6 +137,7 @@ class Quantizer(Session):
         """
         with torch.no_grad(), self._lock:
             backward = self._backward or self._new_backward(bucket)
+            self._end_with_this_pass(backward)
             future = backward.future_of(bucket)
             try:
                 backward.take(bucket, self._names)
@@ -157,7 +158,8 @@ class Quantizer(Session):
         with torch.no_grad(), self._lock, contextlib.suppress(Exception):
             if self._backward is None:  # the other ranks hear of it from this step, or from one in its place
                 self._new_backward(bucket, None if self._left is before else self._left)
-            self._backward.take_rest(bucket, self._names)  # type: ignore[union-attr]  # there is one
+            self._end_with_this_pass(self._backward)  # type: ignore[arg-type]  # there is one
+            self._backward.take_rest(bucket, self._names)  # type: ignore[union-attr]
         call_at_end(self._raise_later)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
@@ -173,11 +175,22 @@ class Quantizer(Session):
             tells_used=not self._source.sums_tickets,
             ended=self._ended,
         )
+        if isinstance(step, Step):
+            step.more_comes = True  # the model calls the hook for all its buckets, whatever happens in one
         if left is not None:
             backward.give_up()
         self._backward = backward
-        backward.ends_itself = computes() and call_at_end(functools.partial(self._at_end, backward))  # type: ignore[arg-type]
         return backward
+
+    def _end_with_this_pass(self, backward: Backward) -> None:
+        """Have the step ended where the current pass ends, if all gradients are in then.
+
+        Backward may run within backward (reentrant checkpoints), and the model waits for its buckets where that pass
+        ends which has brought the last one.
+        """
+        if current_pass() != backward.latest_pass:
+            backward.ends_itself = computes() and call_at_end(functools.partial(self._at_end, backward))  # type: ignore[arg-type]
+            backward.latest_pass = current_pass()  # not before: if this is interrupted, it is queued again
 
     def _break(self, error: BaseException) -> None:
         """Leave the step, because of an error in a hook."""
@@ -203,6 +216,8 @@ class Quantizer(Session):
 
         The model ends its pass after this, and could never be used again if this raised.
         """
+        if backward is not self._backward or (computes() and not backward.complete):
+            return False  # it has ended in an inner pass, or this is one, and more gradients will come
         while True:
             try:
                 if backward.failed:
@@ -227,6 +242,8 @@ class Quantizer(Session):
         """Raise what was kept until the model has ended its pass."""
         error, self._error = self._error, None
         if error is not None:
+            if self._left is not None:
+                self._left.run_out()
             raise error
 
 

@@ -40,6 +40,7 @@ class Exchange(Task[torch.Tensor]):
 
     Attributes:
         gradients: those added so far, by slot. Their memory gets the means.
+        queued: for whoever keeps exchanges in the order in which they were complete: whether it has this one.
         complete: whether all have arrived. Then `prepare` makes the first messages, and `start` sends them once all
             ranks agree; `received` when nothing is in flight; `over` when the means are written.
         uncompressed: whether they travel as they are: no rank's backward has made them. Set it before `start`.
@@ -66,7 +67,7 @@ class Exchange(Task[torch.Tensor]):
         self._messages = Messages(bucket, bits, step, stochastic)
         self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
-        self.complete = self.uncompressed = False
+        self.complete = self.queued = self.uncompressed = False
         self.reduced_bytes = 0
         self._missing = set(range(len(bucket.slots)))
         self._without: list[Slot] = []

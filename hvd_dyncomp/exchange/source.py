@@ -37,7 +37,7 @@ class Source(ABC):
     kind: str
     label: str
     named: list[tuple[str, torch.Tensor]]
-    own_memory = True
+    own_memory: bool
     as_in_memory = sums_tickets = False
     parts: Mapping[str, str] | None = None
 

@@ -64,9 +64,11 @@ class Step:
         over: whether every gradient is a mean.
         started: whether all ranks agree, and what was handed over is on its way.
         told: whether all ranks know of an error, and none will greet again.
+        more_comes: whether gradients are handed over after `cancel`, too, until `run_out` is called. Where collectives
+            match by their order, the others wait for aborts in the order in which their own gradients come.
     """
 
-    told = False
+    told = more_comes = False
 
     def __init__(
         self,
@@ -156,13 +158,12 @@ class Step:
                 will be called. On a GPU that nobody may wait for yet, a tensor of one bool.
         """
         exchange = self._exchange_of[slot.bucket]
-        before = exchange.complete
         if used is True:
             exchange.add(slot, gradient)
         else:
             self._used[slot.name], self._doubtful[slot.name] = used, gradient
             exchange.add(slot, gradient, used=False)
-        if exchange.complete and not before:
+        if exchange.complete and not exchange.queued:
             self._go_on(exchange)
             # After the last one the program will wait soon, and with a GPU the core is idle anyway.
             if not (gradient.is_cuda or all(exchange.complete for exchange in self._exchanges)):
@@ -171,6 +172,7 @@ class Step:
     def _go_on(self, exchange: Exchange) -> None:
         with self._lock:
             self._under_way.append(exchange)
+            exchange.queued = True  # not before: if this is interrupted, it is added again
             # If no gradient is fresh here, perhaps none is on any rank: then there is nothing to quantize. And before
             # the first handshake it is unknown which rank quantizes what.
             if self._fresh and self._plan.topology_checksum:
@@ -305,6 +307,7 @@ class Step:
             seconds: how long to block until then, at most.
         """
         until = time.monotonic() + seconds
+        self.more_comes = False
         while True:
             with self._lock:
                 if self._has_run_out():
@@ -326,9 +329,11 @@ class Step:
         # If the agreement was interrupted, the others may have agreed.
         if self._abandoned or self.refused:
             return True
-        self._start_all()
-        tasks: list[Task] = [*self._exchanges, *self._sums.tasks, *self._sum_tickets()]
-        return all([task.advance() for task in tasks])  # a list: each goes on
+        more = self.more_comes and not all(exchange.complete for exchange in self._exchanges)
+        if not more:
+            self._start_all()
+        tasks: list[Task] = [*self._under_way, *self._sums.tasks, *([] if more else self._sum_tickets())]
+        return all([task.advance() for task in tasks]) and not more  # a list: each goes on
 
     def _first_under_way(self) -> Task:
         tasks: list[Task] = [self._agreement, *self._exchanges, *self._sums.tasks, *self._sum_tickets()]

@@ -58,7 +58,7 @@ class ShardGradients(Source):
     """
 
     kind = "FSDP"
-    # What a hook gets is FSDP's own memory.
+    own_memory = True  # what a hook gets is FSDP's
 
     def __init__(self, units: list[Unit], among: Transport, label: str) -> None:
         super().__init__(among)

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from hvd_dyncomp.errors import LockstepError
+
 logger = logging.getLogger(__name__)
 
 One = TypeVar("One", bound="Transport")
@@ -204,10 +206,13 @@ def gather_json(transport: Transport, value: Any, name: str, late: tuple[str, st
         name: of the collective.
         late: for a warning if ranks do not come for 10 s: what they are waited for in, and what to do ("{}" stands for
             how a program asks for its rank). People call such things under `if rank == 0:`.
+
+    Raises:
+        LockstepError: another rank gathers something else, where transports match collectives by their order.
     """
     if transport.size == 1:
         return [json.loads(json.dumps(value))]
-    handle = start_gather_json(transport, value, name)
+    handle = start_gather_json(transport, [name, value], name)
     if late is not None and not transport.wait_for(handle, LATE_SECONDS):
         missing = transport.missing(handle)
         ranks, (where, remedy) = f"ranks {missing}" if missing else "other ranks", late
@@ -219,7 +224,14 @@ def gather_json(transport: Transport, value: Any, name: str, late: tuple[str, st
             ranks,
             remedy.format(transport.rank_call),
         )
-    return gathered_json(transport.wait(handle))
+    everyone = gathered_json(transport.wait(handle))
+    for rank, (theirs, _) in enumerate(everyone):
+        if theirs != name:
+            raise LockstepError(
+                f"rank {transport.rank} has called {name}, and rank {rank} {theirs}: every rank must make the same "
+                "calls in the same order"
+            )
+    return [value for _, value in everyone]
 
 
 def of_all(size: int, ranks: Sequence[int], lengths: Sequence[int]) -> list[int]:

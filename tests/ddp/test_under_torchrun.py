@@ -9,7 +9,7 @@ BODIES = Path(__file__).parent / "on_ranks"
 
 FILES = [
     *("transport", "agreement", "exchange", "runs", "parted_replicas"),
-    *("devices", "layouts", "interrupted", "copies", "averager", "scaler", "compiled"),
+    *("devices", "layouts", "interrupted", "copies", "averager", "scaler", "compiled", "nested", "calls"),
 ]
 JOBS = {
     2: FILES,

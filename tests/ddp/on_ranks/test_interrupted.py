@@ -158,6 +158,30 @@ def test_a_handler_raises_where_torch_calls_the_hook():
     assert quantizer.state_dict()["steps"] == 2
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_an_error_with_one_gradient(number, rank, monkeypatch):
+    """The others wait for aborts in the order in which their own buckets come. Other lengths would end the process."""
+    model, quantizer = distributed(16, bucket_bytes=4000)
+    for seed in range(2):
+        assert_a_step(model, seed)
+    state = copy.deepcopy(quantizer.state_dict())
+    add, calls = ddp.quantizer.Step.add, []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == number + 1:
+            raise ZeroDivisionError
+        add(*arguments)
+
+    with monkeypatch.context() as patch:
+        if rank == 0:
+            patch.setattr(ddp.quantizer.Step, "add", failing)
+        with pytest.raises(ZeroDivisionError if rank == 0 else LockstepError):
+            model(2).backward()
+    quantizer.load_state_dict(state)
+    assert_a_step(model, 2)
+
+
 @pytest.mark.parametrize("unused", [False, True])
 def test_an_error_that_a_program_catches(unused, rank, monkeypatch):
     """In a hook, or in an exchange: every later step says so, until a state is loaded."""
