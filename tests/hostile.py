@@ -118,6 +118,7 @@ TYPES: list[tuple[Takes, str]] = [
     (lambda v: False, "record epochs host pair ranks packed optimizer quantizer out versions version"),
     (lambda v: v is None, "transport ctx noise residual hosts state.auto_level stagnation"),
     (lambda v: v is None, "attach.optimizer named_parameters"),
+    (lambda v: isinstance(v, str) and v == "logical", "order"),
     (none_or(callable), "skip"),
     (empty, "metrics history residuals shard_residuals shard records decide.history"),
     (
