@@ -1,6 +1,6 @@
 """Dynamic gradient compression for stock Horovod.
 
-    optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer())
+    optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer(4))
 
 `DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
 replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the

@@ -26,6 +26,10 @@ LATE = (
     "every rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; use "
     "'if {} == 0:' only for code that prints or saves"
 )
+IDLE = (
+    "no gradient came in epoch %d to what has this controller's level: was another model wrapped, or another optimizer "
+    "made, later, or was compression= left out?"
+)
 
 
 class Controller:
@@ -149,6 +153,8 @@ class Controller:
         if "error" in answer:
             raise ControllerError(answer["error"])
         record = Record(**answer)
+        if self.transport.rank == 0 and self.transport.size > 1 and replicas.idle(self, self.epoch):
+            logger.warning(IDLE, self.epoch)
         self.history.append(record)
         self._bits = record.bits
         self._check_lockstep()

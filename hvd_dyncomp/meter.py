@@ -100,10 +100,17 @@ class Meter:
         >>> meter.at(1, 8).compressed_bytes += 200
         >>> meter.total().sent_bytes
         300.0
+        >>> meter
+        <Meter: 0 steps, 0.0 MB sent, 0.0% less than float32>
     """
 
     def __init__(self) -> None:
         self.records: dict[tuple[int, float], Traffic] = {}
+
+    def __repr__(self) -> str:
+        all_of_it = self.total()
+        sent, saved = all_of_it.sent_bytes / 1e6, all_of_it.saved_fraction
+        return f"<Meter: {all_of_it.steps} steps, {sent:.1f} MB sent, {saved:.1%} less than float32>"
 
     def at(self, epoch: int, bits: float) -> Traffic:
         """The record of (epoch, bits), created at the first call.

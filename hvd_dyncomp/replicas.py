@@ -33,7 +33,13 @@ _CAUSES = (
 
 
 class Trainer(Protocol):
-    """Something that trains a model on all ranks, or will."""
+    """Something that trains a model on all ranks, or will.
+
+    Attributes:
+        meter: a `Meter` of its steps.
+    """
+
+    meter: Any
 
     @property
     def label(self) -> str | None:
@@ -51,6 +57,12 @@ _count = itertools.count()
 def register(controller: object, trainer: Trainer) -> None:
     """Have a controller compare what a trainer trains, as long as both exist."""
     _trainers.setdefault(controller, weakref.WeakValueDictionary())[next(_count)] = trainer
+
+
+def idle(controller: object, epoch: int) -> bool:
+    """Whether a controller has trainers, and none of them has had a step in an epoch."""
+    trainers = list(_trainers.get(controller, {}).values())
+    return bool(trainers) and not any(each.meter.epoch(epoch).steps for each in trainers)
 
 
 def models_of(controller: object) -> dict[str, Named]:

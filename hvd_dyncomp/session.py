@@ -97,6 +97,9 @@ class Session:
         self._left: Step | None = None  # by an error, perhaps with messages in flight
         self._failure: Exception | None = None  # why no further step begins
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.bits:g} bits, {self.meter!r}>"
+
     @property
     def bits(self) -> float:
         """Level of the next step, or with `auto_level` of the latest one; see the class."""

@@ -28,6 +28,7 @@ CONFIG |= {"policy": "step", "levels": [4, 8], "bits": 8}
 SO_FAR = [sum(one["bytes_sent"] for one in LINES[: epoch + 1]) / 1e6 for epoch in EPOCHS]
 SHOWN = {
     "Training accuracy": ("training accuracy, %", [100 * one["train_accuracy"] for one in LINES]),
+    "Validation accuracy": ("validation accuracy, %", [100 * one["val_accuracy"] for one in LINES]),
     "Test accuracy": ("test accuracy, %", [100 * one["test_accuracy"] for one in LINES]),
     "Training loss": ("training loss, nats", [one["train_loss"] for one in LINES]),
     "Compute": ("compute in an epoch, seconds", [one["seconds_compute"] for one in LINES]),

@@ -159,6 +159,14 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
         ValueError: as in `check`.
     """
     check(buckets, state, rank, world_size)
+    if state["residuals"] and state["world_size"] > world_size and state["rank"] is not None:
+        logger.warning(
+            "the state is that of rank %d of %d ranks, and now there are %d: the residuals of the others are lost; "
+            "AllRanks saves those of all ranks",
+            state["rank"],
+            state["world_size"],
+            world_size,
+        )
     scale = state["factor"] / factor
     for bucket in buckets:
         if not bucket.residuals.enabled:

@@ -179,7 +179,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         ticket of one float32, until all ranks know their optimizers. Never blocks: Horovod calls it within backward.
         """
         if not isinstance(self, DynamicQuantizer):
-            raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer()")
+            raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer(4)")
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
         if horovod_optimizer.looked_into() is None:

@@ -12,8 +12,10 @@ from hvd_dyncomp.report.runs import Run, all_switches
 Rows = list[list[str | int]]
 _BY_EPOCH = (
     ("Training accuracy", "training accuracy, %", "train_accuracy", 100),
+    ("Validation accuracy", "validation accuracy, %", "val_accuracy", 100),
     ("Test accuracy", "test accuracy, %", "test_accuracy", 100),
     ("Training loss", "training loss, nats", "train_loss", 1),
+    ("Validation loss", "validation loss, nats", "val_loss", 1),
     ("Compute", "compute in an epoch, seconds", "seconds_compute", 1),
     ("Exchange", "exchange in an epoch, seconds", "seconds_exchange", 1),
 )

@@ -76,6 +76,24 @@ def test_the_quantizer_sees_by_itself_that_ranks_are_others(before, after, hosts
         assert all(torch.equal(got[name], results[0][2][name]) for name in SIZES)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_files_per_rank_of_more_ranks_lose_what_the_others_had(ranks, caplog):
+    def a_step(worker: Worker) -> dict:
+        worker.step(worker.noise(0))
+        return worker.quantizer.state_dict()
+
+    states, _ = on_ranks(3, a_step, SIZES, 2)
+
+    def loaded(worker: Worker) -> None:
+        worker.quantizer.load_state_dict(states[worker.transport.rank])
+        worker.step(worker.noise(1))
+
+    caplog.clear()
+    on_ranks(ranks, loaded, SIZES, 2)
+    said = [record.args[:2] for record in caplog.records if "the residuals of the others are lost" in record.msg]
+    assert sorted(said) == ([(0, 3), (1, 3)] if ranks == 2 else [])
+
+
 @pytest.mark.parametrize("loaded", [False, True])
 def test_who_joins_begins_where_rank_0_is(loaded):
     """Also who has gone back to a state before, as after a reset."""

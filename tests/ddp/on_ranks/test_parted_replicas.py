@@ -183,3 +183,13 @@ def test_a_model_in_a_group_of_its_own(rank):
     with pytest.raises(LockstepError, match="parameter values.0 is not the same"):
         quantizer.check_replicas()
     dist.barrier()
+
+
+def test_a_model_that_is_wrapped_once_more_is_not_compressed_and_rank_0_says_so(rank, caplog):
+    module = network()
+    model, quantizer = wrapped(module)
+    for trained in (DistributedDataParallel(module), model):
+        train(trained)
+        quantizer.controller.step({})
+        assert caplog.text.count("no gradient came in epoch 0") == (rank == 0)
+    assert "no gradient came in epoch 1" not in caplog.text
