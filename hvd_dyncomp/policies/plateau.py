@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from hvd_dyncomp.checks import finite, integer, one_of, shown
 from hvd_dyncomp.policies.arguments import ACCURACIES, AUTO, ascending_levels, chosen, metric_name, metric_of, names_of
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
+
+logger = logging.getLogger(__name__)
 
 _USUAL = {"min": ("val_loss", "eval_loss"), "max": ACCURACIES}
 _INSTEAD = (("loss", "Plateau(monitor={!r})"), ("acc", "Plateau(monitor={!r}, mode='max')"))
@@ -64,6 +67,8 @@ class Plateau(Policy):
         self.levels = ascending_levels(levels)
         self.monitor = metric_name("monitor", monitor)
         self.mode = one_of("mode", mode, ("min", "max"))
+        if self.mode == "min" and "acc" in self.monitor.lower():
+            logger.warning("Plateau(monitor=%r): less of it counts as better; of an accuracy, mode='max'", self.monitor)
         self.patience = integer("patience", patience, 0)
         self.threshold = finite("threshold", threshold, 0)
         self.threshold_mode = one_of("threshold_mode", threshold_mode, ("rel", "abs"))

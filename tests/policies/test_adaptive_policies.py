@@ -146,3 +146,11 @@ def test_bad_arguments(policy, arguments, text):
 
 def test_a_plateau_may_end_uncompressed_and_be_measured_in_its_own_unit():
     assert Plateau((8, 32), threshold=3, threshold_mode="abs").levels == (8, 32)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "said"), [("Acc@1", "min", True), ("Acc@1", "max", False), ("nll", "min", False)]
+)
+def test_an_accuracy_of_which_less_is_better_is_doubted(monitor, mode, said, caplog):
+    Plateau(monitor=monitor, mode=mode)
+    assert ("of an accuracy, mode='max'" in caplog.text) == said
