@@ -5,7 +5,8 @@
 
 Every round runs all of them once, in turn, and compares them within the round: a machine's slow spells meet all
 alike. The yardstick is `r.add_(g)`, which reads both and writes one of them. The reference kernels are the same
-arithmetic in torch operators. Writes DIR/kernels.json.
+arithmetic in torch operators. Gradients change from call to call, as in a training: of one gradient again and again the
+residual grows to its bound, where encoding takes longer. Writes DIR/kernels.json.
 
 On a GPU the yardstick is a copy within its memory; and what a call takes is measured with one bucket as well, where
 launching may take longest. All kernels are compiled before, in as many processes as there are cores. Writes
@@ -15,6 +16,7 @@ DIR/kernels-cuda.json.
 from __future__ import annotations
 
 import argparse
+import itertools
 import platform
 import statistics
 import time
@@ -36,29 +38,43 @@ from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, na
 FILE, GPU_FILE = (f"kernels{suffix(device)}.json" for device in ("cpu", "cuda"))
 BLOCK_SIZE = 512
 _VALUES = {"cpu": 2**25, "cuda": 2**27}
+# Where a call's gradient begins in what was drawn.
+_OFFSETS = range(0, 64 * BLOCK_SIZE, BLOCK_SIZE)
 ADD, REFERENCE = "`r.add_(g)`", "reference encode, 4 bits"
 
 
 def actions(values: int, seed: int) -> dict[str, tuple[Callable[[], object], int]]:
     """Per name, what to time and how many values it handles."""
     generator = torch.Generator().manual_seed(seed)
-    gradient, other = torch.randn(values, generator=generator), torch.zeros(values)
-    residual, out = torch.zeros(values, dtype=torch.bfloat16), torch.empty(values)
+    drawn = torch.randn(values + _OFFSETS[-1], generator=generator)
+    other, out = torch.zeros(values), torch.empty(values)
+    offsets = itertools.cycle(_OFFSETS)
+
+    def gradient() -> torch.Tensor:
+        return drawn[(first := next(offsets)) : first + values]
+
+    def residual() -> torch.Tensor:
+        return torch.zeros(values, dtype=torch.bfloat16)
+
+    def encode(payload: torch.Tensor, residual: torch.Tensor, **told: Any) -> None:
+        encode_into(payload, [gradient()], residual, **told)
+
+    of_reference = residual()
     found: dict[str, tuple[Callable[[], object], int]] = {
-        ADD: (lambda: other.add_(gradient), values),
-        REFERENCE: (lambda: reference.encode(gradient, residual, bits=4, block_size=BLOCK_SIZE), values),
+        ADD: (lambda: other.add_(gradient()), values),
+        REFERENCE: (lambda: reference.encode(gradient(), of_reference, bits=4, block_size=BLOCK_SIZE), values),
     }
     for bits in LEVELS[:-1]:
         shape: dict[str, Any] = {"bits": bits, "block_size": BLOCK_SIZE}
         payload = torch.empty(values // BLOCK_SIZE * block_bytes(bits, BLOCK_SIZE), dtype=torch.uint8)
-        reduced, versions = torch.empty_like(payload), [payload, payload]
+        reduced, versions, own = torch.empty_like(payload), [payload, payload], residual()
         noise = Noise((seed & 0xFFFFFFFF, 1))
         found |= {
-            f"{bits} encode": (partial(encode_into, payload, [gradient], residual, **shape), values),
-            f"{bits} stochastic": (partial(encode_into, reduced, [gradient], residual, noise=noise, **shape), values),
+            f"{bits} encode": (partial(encode, payload, own, **shape), values),
+            f"{bits} stochastic": (partial(encode, reduced, own, noise=noise, **shape), values),
             f"{bits} decode": (partial(decode_into, [out], [payload], **shape), values),
             f"{bits} decode 2": (partial(decode_into, [out], versions, **shape), values),
-            f"{bits} reduce 2": (partial(reduce_into, reduced, versions, residual, **shape), values),
+            f"{bits} reduce 2": (partial(reduce_into, reduced, versions, residual(), **shape), values),
         }
     return found
 

@@ -99,7 +99,6 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
             const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
             const Floats lost = values - value<Bits>(k, scales);
             if (residual.values) {
-                prefetch<true>(residual.values + at, kBatchValues);  // not where gradients are: too much at a time
                 store_residual(residual.values + at, lost, dither);
             }
             codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;

@@ -79,14 +79,13 @@ class Norms {
 };
 
 // out = gradient + residual, if that is surely within `bound`; otherwise false, and `out` is of no use. `most`: the
-// largest magnitude. Fetches the gradients that come kBatchValues later, so that memory works while the processor rounds.
+// largest magnitude.
 HVD_INLINE bool add(float* out, const float* gradient, const uint16_t* residual, size_t count, double bound, float* most) {
     Norms norms;
     for (size_t i = 0; i < count; i += 4 * kLanes)
         HVD_UNROLL
         for (int s = 0; s < 4; ++s) {
             const size_t at = i + s * kLanes;
-            prefetch<false>(gradient + at, kBatchValues);
             const Floats a = load<Floats>(gradient + at), b = load_residual(residual + at);
             store(out + at, norms.add(s, a, b));
         }

@@ -50,12 +50,6 @@ HVD_INLINE void store(void* to, Vector vector) {
     __builtin_memcpy(to, &vector, sizeof vector);
 }
 
-// Asks for memory `ahead` values further on, to be written if `Write`. It need not exist.
-template <bool Write, typename Item>
-HVD_INLINE void prefetch(const Item* from, size_t ahead) {
-    __builtin_prefetch((const void*)((uintptr_t)from + ahead * sizeof(Item)), Write, 3);
-}
-
 HVD_INLINE Floats broadcast(float value) { return value - Floats{}; }  // not plus: -0 has to stay -0
 
 HVD_INLINE Words lane_numbers() {

@@ -3,7 +3,7 @@
 //
 // The lanes of a vector are groups. Row s of a block, values s n to s n + n of it, has the values at place s of the n groups,
 // that of group j in column j xor ((s xor s / n) mod n). What is said of V vectors holds for so many side by side, which fill
-// a line of the cache where that can be.
+// a line of the cache where that can be, or share what is said of a row.
 #pragma once
 
 #include "kernels.h"
@@ -74,7 +74,7 @@ HVD_INLINE void store_residual_groups(uint16_t* to, Floats lost, Words dithers, 
     if (Short) __builtin_memcpy(to, some, n * sizeof some[0]);
 }
 
-// How many vectors are in hand: a line of the cache, or one, or a part of one.
+// How many vectors are in hand: several, or one, or a part of one.
 template <int Vectors, bool Shorter>
 struct Width {
     static constexpr int vectors = Vectors;
@@ -84,10 +84,9 @@ struct Width {
 // Calls `action` with the width for `n` groups.
 template <typename Action>
 HVD_INLINE void with_width(size_t n, Action action) {
-    constexpr int line = 16 / kLanes;
-    if (n >= line * kLanes) return action(Width<line, false>());
-    if constexpr (line > 1)
-        if (n >= kLanes) return action(Width<1, false>());
+    constexpr int wide = kLanes == 4 ? 4 : 2;
+    if (n >= wide * kLanes) return action(Width<wide, false>());
+    if (n >= kLanes) return action(Width<1, false>());
     if constexpr (kLanes == 4) action(Width<1, true>());  // the other variants leave these blocks to one with shorter vectors
 }
 
@@ -285,7 +284,6 @@ HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versio
                     if (second) sum += select(b.place[v] == row.place, b.value[v], b.others);
                     sum = row.swapped(sum);
                     if (Add && last) {
-                        prefetch<true>(residual + at, kBatchValues);
                         const Floats own = load_residual_groups<Short>(residual + at, n);
                         sum = norms.add(slot, sum, own);
                     }
