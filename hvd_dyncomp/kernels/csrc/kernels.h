@@ -65,8 +65,8 @@ struct Versions {
     float factor;
 };
 
-// So many values are in work at a time, if that is more than a block. With 2048, and with memory fetched by instructions,
-// encoding took 1.4 times as long (AMD EPYC with AVX-512).
+// So many values are in work at a time, if that is more than a block. With 2048, and with gradients fetched by
+// instructions, encoding took 1.4 times as long (AMD EPYC with AVX-512).
 constexpr size_t kBatchValues = 1024;
 
 // Values of a group below one bit are at least so many; of each group in work the largest value is kept, and its place.
