@@ -160,8 +160,7 @@ HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const u
         for (int s = 0; s < n; ++s) {
             const size_t at = s * stride + i;
             if constexpr (Add) {
-                // Behind codes of 4 bits the processor itself fetches it late: a tenth of the time. It need not exist.
-                __builtin_prefetch((const void*)((uintptr_t)(residual + at) + kBatchValues * sizeof *residual), 1);
+                fetch_behind(residual + at);
                 const Floats own = load_residual(residual + at);
                 sum[s] = norms.add(s, sum[s], own);
             }

@@ -21,6 +21,12 @@ HVD_INLINE Residual from(Residual residual, size_t b, size_t count) {
 // A bfloat16 is the upper half of a float32.
 HVD_INLINE Floats load_residual(const uint16_t* from) { return (Floats)load_upper_halves(from); }
 
+// Fetches what is kBatchValues behind, which need not exist. While it decodes, the processor itself fetches that late: reducing
+// took a tenth longer.
+HVD_INLINE void fetch_behind(const uint16_t* residual) {
+    __builtin_prefetch((const void*)((uintptr_t)residual + kBatchValues * sizeof *residual), 1);
+}
+
 // What is added to the bits of a vector of a block's values. `at`: which of them is the vector's first. Only the rest of a
 // division by kDithers counts: for whole vectors it is zero.
 HVD_INLINE Words dithers(Residual of_block, size_t at = 0) {

@@ -284,6 +284,7 @@ HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versio
                     if (second) sum += select(b.place[v] == row.place, b.value[v], b.others);
                     sum = row.swapped(sum);
                     if (Add && last) {
+                        fetch_behind(residual + at);
                         const Floats own = load_residual_groups<Short>(residual + at, n);
                         sum = norms.add(slot, sum, own);
                     }
