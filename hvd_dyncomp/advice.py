@@ -61,6 +61,16 @@ THROWN_AWAY = (
     "Call quantizer.discard() before zero_grad(), or do not exchange them (docs/training.md)"
 )
 
+REWOUND = (
+    "the loaded state is of epoch {}, but its controller is in epoch {}: load the controller's state, too "
+    "(controller.load_state_dict), or levels begin anew"
+)
+
+COPIES = (
+    "no optimizer that without_momentum has made steps the parameters whose gradients are compressed, so momentum is "
+    "not left out: give it the model's own parameters, not copies of them"
+)
+
 
 class Advice:
     """The warnings of one quantizer."""

@@ -23,8 +23,8 @@ from hvd_dyncomp.transport.base import Transport, gather_json
 logger = logging.getLogger(__name__)
 
 LATE = (
-    "every rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; use "
-    "'if {} == 0:' only for code that prints or saves"
+    "every rank must call controller.step(...) after each epoch, and after as many backward passes as the others, with "
+    "num_samples=0 if it does not validate; use 'if {} == 0:' only for code that prints or saves"
 )
 IDLE = (
     "no gradient came in epoch %d to what has this controller's level: was another model wrapped, or another optimizer "

@@ -114,7 +114,12 @@ def leave_out(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Ten
             logger.info(
                 "%s steps %s momentum at %g bits", type(optimizer).__name__, "without" if left_out else "with", bits
             )
-        optimizer.left_out = left_out
+        optimizer.left_out, optimizer.told = left_out, True
+
+
+def some_untold() -> bool:
+    """Whether an optimizer of `without_momentum` steps that nobody has told at how many bits its gradients came."""
+    return any(optimizer.steps and not optimizer.told for optimizer in list(_known_optimizers))
 
 
 def optimizers_of(parameters: Collection[torch.Tensor]) -> list[WithoutMomentum]:
@@ -171,10 +176,12 @@ class WithoutMomentum(torch.optim.Optimizer):
     Attributes:
         left_out: the parameters that the next step updates without momentum; `leave_out` sets it.
         steps: how many it has made.
+        told: whether `leave_out` was ever called.
     """
 
     left_out: Collection[torch.Tensor] = ()
     steps = 0
+    told = False
     _emptied: Collection[torch.Tensor] | None = None  # parameters whose buffers of SGD are zero
 
     @torch._disable_dynamo  # a compiler would recompile for every view

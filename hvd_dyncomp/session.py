@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import replicas
-from hvd_dyncomp.advice import INFERENCE, Advice
+from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
 from hvd_dyncomp.checks import one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.exchange import residual_state
@@ -22,7 +22,15 @@ from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import phases
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.momentum import WithoutMomentum, advice, advise_stepper, leave_out, optimizers_of
+from hvd_dyncomp.momentum import (
+    MOST_BITS,
+    WithoutMomentum,
+    advice,
+    advise_stepper,
+    leave_out,
+    optimizers_of,
+    some_untold,
+)
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepLevels, Turn
 from hvd_dyncomp.transport.base import One, Transport
@@ -93,6 +101,7 @@ class Session:
         self._watches = False  # whether it waits for an optimizer's step, to warn of its momentum
         self._plan: Plan | None = None
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
+        self._resumed = False  # since the latest step
         self._step: Step | FailedStep | None = None  # in flight
         self._left: Step | None = None  # by an error, perhaps with messages in flight
         self._failure: Exception | None = None  # why no further step begins
@@ -225,6 +234,7 @@ class Session:
         self._plan, self._saved = None, state
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
+        self._resumed = True
 
     def _for_exchanges(self, ranks: One) -> One:
         """The transport of this model's exchanges, made of that of its ranks. See `Transport.for_exchanges`."""
@@ -278,6 +288,7 @@ class Session:
                 self._saved = None
             fresh = self._fresh()
             turn = self._levels.next(rank=self._plan.source.rank, alone=self._plan.source.world_size == 1)
+            self._warn_if_rewound(turn.epoch)
             self.meter.at(turn.epoch, turn.bits).steps += 1
             self._step = self._new_step(self._plan, turn, fresh=fresh, absent=absent)
             self._step.start()
@@ -328,13 +339,23 @@ class Session:
         optimizers = self._optimizers()
         for optimizer in optimizers:
             leave_out(optimizer, waiting, bits)
-        if bits >= 1 or not waiting or self._transport.rank != 0:
+        if bits > MOST_BITS or not waiting or self._transport.rank != 0:
+            return
+        if not optimizers and some_untold():
+            self._advice.warn("copies", COPIES)
+        if bits >= 1:
             return
         for optimizer in optimizers:
             self._warn_of_momentum(advice(optimizer))
         if not optimizers and not self._watches:
             self._watches = True
             advise_stepper(waiting, self._warn_of_momentum)
+
+    def _warn_if_rewound(self, epoch: int) -> None:
+        last = max((epoch for epoch, _ in self.meter.records), default=0)
+        if self._resumed and last > epoch and self._transport.rank == 0:
+            self._advice.warn("rewound", REWOUND.format(last, epoch))
+        self._resumed = False
 
     def _warn_of_momentum(self, text: str) -> None:
         self._advice.warn("momentum", text)

@@ -92,13 +92,38 @@ def test_what_one_rank_does_wrong_is_an_error_on_all_and_leaves_nothing_behind(c
     assert [text[: len(wanted)] for text, wanted in zip(first, expected, strict=True)] == expected
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_resumed_run_that_forgets_its_controller_is_warned_once(loaded, caplog):
+    states: dict[int, tuple] = {}
+
+    def first(worker: Worker) -> None:
+        for epoch in range(3):
+            worker.step(worker.noise(epoch))
+            worker.controller.step({"val_accuracy": 0.5})
+        worker.step(worker.noise(3))
+        states[worker.transport.rank] = worker.quantizer.state_dict(), worker.controller.state_dict()
+
+    def second(worker: Worker) -> None:
+        quantizer, controller = states[worker.transport.rank]
+        worker.quantizer.load_state_dict(quantizer)
+        if loaded:
+            worker.controller.load_state_dict(controller)
+        for number in range(2):
+            worker.step(worker.noise(number))
+
+    on_ranks(2, first, SIZES, StepFunction())
+    assert not warnings(caplog)
+    on_ranks(2, second, SIZES, StepFunction())
+    assert [("epoch 3" in said and "epoch 0" in said) for said in warnings(caplog)] == [True] * (not loaded)
+
+
 def warnings(caplog) -> list[str]:
     return sorted(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
 
 
 ADVICE = (
-    "every rank must call controller.step(...) after each epoch, with num_samples=0 if it does not validate; "
-    "use 'if hvd.rank() == 0:' only for code that prints or saves"
+    "every rank must call controller.step(...) after each epoch, and after as many backward passes as the others, with "
+    "num_samples=0 if it does not validate; use 'if hvd.rank() == 0:' only for code that prints or saves"
 )
 
 

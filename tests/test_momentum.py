@@ -18,7 +18,7 @@ from simulated import SimulatedOptimizer, Worker, on_ranks
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hvd_dyncomp import LockstepError, without_momentum
+from hvd_dyncomp import Averager, LockstepError, without_momentum
 from hvd_dyncomp.momentum import WithoutMomentum, advice, advise_stepper, leave_out, optimizers_of
 
 SIZES = (5, 3, 4)
@@ -610,6 +610,27 @@ def test_it_is_left_in_where_nobody_asked_or_nothing_waits(arguments, caplog):
     assert ["SimulatedOptimizer has a momentum of 0.5" in r.getMessage() for r in caplog.records] == [True] * (
         not arguments
     )
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_optimizer_of_master_copies_is_warned_of(copied, caplog):
+    """Nothing else says that its momentum is not left out."""
+
+    def program(worker: Worker) -> None:
+        master = torch.zeros(300, requires_grad=True)
+        optimizer = without_momentum(SGD([master if copied else worker.parameters["a"]], lr=1.0, momentum=0.5))
+        averager = Averager(worker.parameters.items(), 1, transport=worker.transport, block_size=64, min_numel=10)
+        for number in range(3):
+            [gradient] = worker.noise(number).values()
+            averager.mean_([gradient])
+            [parameter] = parameters_of(optimizer)
+            parameter.grad = gradient
+            optimizer.step()
+        assert bool(optimizer.state[parameter]["momentum_buffer"].any()) == copied
+
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        on_ranks(2, program, {"a": 300}, 1)
+    assert ["not copies" in record.getMessage() for record in caplog.records] == [True] * copied
 
 
 def test_small_and_skipped_parameters_keep_theirs():
