@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 _LATE = {"Averager": "averaging", "AllRanks": "all_ranks"}
+_MODULES = ("ddp", "fsdp")
 
 # Without Horovod, `hvd_dyncomp.ddp`, `hvd_dyncomp.fsdp`, `Averager`, policies and kernels still work.
 # `DynamicQuantizer` needs Horovod: its first use raises an error that says what is missing.
@@ -70,8 +71,12 @@ def __getattr__(name: str):
     if _horovod_missing and name == "DynamicQuantizer":
         raise ImportError(_horovod_missing)
     # Imported late: nobody pays for what is not used.
-    if name in ("ddp", "fsdp"):
+    if name in _MODULES:
         return importlib.import_module(f"hvd_dyncomp.{name}")
     if name in _LATE:
         return getattr(importlib.import_module(f"hvd_dyncomp.{_LATE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__, *_MODULES})  # an interpreter completes what is imported late, too

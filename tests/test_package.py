@@ -75,6 +75,7 @@ def test_without_horovod_an_averager_works():
 def test_an_averager_is_imported_when_it_is_used():
     done = without_horovod(
         "import sys, hvd_dyncomp\n"
+        "assert {'Averager', 'AllRanks', 'ddp', 'Controller'} <= set(dir(hvd_dyncomp))\n"
         "assert not {'hvd_dyncomp.averaging', 'hvd_dyncomp.session'} & set(sys.modules)\n"
         "from hvd_dyncomp import Averager\n"
     )
