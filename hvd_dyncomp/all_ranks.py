@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.checks import shown
+from hvd_dyncomp.checks import comes_from, shown
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.session import Session
@@ -27,8 +27,8 @@ class AllRanks:
 
     Each rank has residuals of its own, so the state of one rank is not enough to resume.
 
-    A state takes 2 bytes per value and rank: in the file, and on every rank while it is made or loaded. For large
-    models on many ranks save one `quantizer.state_dict()` per rank.
+    A state takes 2 bytes per value and rank in the file and on every rank, and there up to twice that while it is made.
+    For large models on many ranks save one `quantizer.state_dict()` per rank.
 
     Args:
         quantizer: a `DynamicQuantizer`, an `Averager`, or what `compress` has returned. If its optimizer has a Horovod
@@ -91,13 +91,9 @@ class AllRanks:
             ValueError: it does not come from `AllRanks.state_dict()`, or is of another model; nothing has changed.
             RuntimeError: as the quantizer's `load_state_dict`.
         """
-        try:
+        with comes_from("AllRanks.state_dict()", state):
             packed, controller = state["ranks"], state["controller"]
             mine = self._of_this_rank(packed)
-        except Exception as error:  # a file may contain anything
-            raise ValueError(
-                f"state must come from AllRanks.state_dict(), got {shown(state)}: {shown(error)}"
-            ) from error
         before = self.quantizer.controller.state_dict()
         self.quantizer.controller.load_state_dict(controller)
         try:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
-from hvd_dyncomp.checks import shown
+from hvd_dyncomp.checks import comes_from
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 logger = logging.getLogger(__name__)
@@ -180,10 +180,7 @@ class AutoLevel:
         Raises:
             ValueError: `state` is something else; nothing has changed.
         """
-        try:
+        with comes_from("a state_dict()", state, "auto_level"):
             floor, chosen = check_level("floor", state["floor"]), check_level("chosen", state["chosen"])
-        except Exception as error:  # a file may contain anything
-            cause = f"{type(error).__name__}: {error}"
-            raise ValueError(f"auto_level must come from a state_dict(), got {shown(state)}: {cause}") from error
         self._restart()
         self._floor, self._level = floor, chosen

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 LARGEST = 2**63 - 1  # whole number: C, torch and JSON readers can hold it, and Python can print it
@@ -15,13 +16,36 @@ _SHOWN = 200  # characters of a value in an error message
 
 
 def shown(value: object) -> str:
-    """`value` as error messages show it: one line of limited length. Never raises."""
+    """`value` as error messages show it: one line of limited length, of a large mapping the keys. Never raises."""
     try:
         text = repr(value)
+        if len(text) > _SHOWN and isinstance(value, Mapping):
+            text = f"{type(value).__name__} of {', '.join(map(repr, value))}"
     except Exception:  # noqa: BLE001  # an int of thousands of digits has no text; user objects may raise anything
         return f"<{type(value).__name__}>"
+    return _line(text)
+
+
+def _line(text: str) -> str:
     text = text.replace("\n", " ")
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+@contextmanager
+def comes_from(origin: str, state: object, name: str = "state") -> Iterator[None]:
+    """Within it a saved state is read: a file may contain anything, and any error becomes one of these.
+
+    Args:
+        origin: the method that makes such states.
+
+    Raises:
+        ValueError: in place of whatever was raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = f"{error} is missing" if isinstance(error, KeyError) else _line(str(error) or type(error).__name__)
+        raise ValueError(f"{name} must come from {origin}, got {shown(state)}: {cause}") from error
 
 
 def number(name: str, value: Any) -> float:

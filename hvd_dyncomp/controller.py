@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from hvd_dyncomp import replicas
-from hvd_dyncomp.checks import boolean, finite, integer, one_of, shown
+from hvd_dyncomp.checks import boolean, comes_from, finite, integer, one_of, shown
 from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
@@ -257,16 +257,13 @@ class Controller:
         Raises:
             ValueError: `state` does not come from `Controller.state_dict()`; nothing has changed.
         """
-        try:
+        with comes_from("Controller.state_dict()", state):
             history = list(check_history([Record(**record) for record in state["history"]]))
             bits, config = check_level("bits", state["bits"]), json.loads(json.dumps(state["config"]))
             if not isinstance(config, dict):
                 raise TypeError(f"config must be a dict, got {shown(config)}")
             if history and history[-1].bits != bits:
                 raise ValueError(f"bits must be the level after the last epoch, {history[-1].bits}, got {bits}")
-        except Exception as error:  # a file may contain anything
-            cause = f"{type(error).__name__}: {error}"
-            raise ValueError(f"state must come from Controller.state_dict(), got {shown(state)}: {cause}") from error
         mine = json.loads(json.dumps(self.state_dict()["config"]))
         if {**mine, **_NO_POLICY} != {**config, **_NO_POLICY}:
             bits = self._replay(history, bits)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from hvd_dyncomp.checks import finite, integer, shown
+from hvd_dyncomp.checks import comes_from, finite, integer
 from hvd_dyncomp.levels import check_level
 
 
@@ -157,14 +157,11 @@ class Meter:
             ValueError: `state` is something else; nothing has changed.
         """
         records: dict[tuple[int, float], Traffic] = {}
-        try:
+        with comes_from("Meter.state_dict()", state):
             for row in state["records"]:
                 counts = {**row}
                 key = integer("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
                 if key in records:
                     raise ValueError(f"epoch and bits must be unique together, got {key} twice")
                 records[key] = Traffic(**counts)
-        except Exception as error:  # a file may contain anything
-            cause = f"{type(error).__name__}: {error}"
-            raise ValueError(f"state must come from Meter.state_dict(), got {shown(state)}: {cause}") from error
         self.records = records

@@ -10,7 +10,7 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -101,20 +101,21 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     return optimizer
 
 
-def leave_out(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor], bits: float) -> None:
-    """Tell an optimizer at how many bits its gradients came. No effect unless `without_momentum` made it.
+def leave_out(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Tensor], bits: float, by: object) -> None:
+    """Tell an optimizer, for its next step, at how many bits its gradients came.
+
+    No effect unless `without_momentum` made it.
 
     Args:
-        parameters: those whose gradients wait in residuals; the same object in every step.
+        parameters: those whose gradients wait in residuals.
         bits: level of the gradients, bits per value.
+        by: who has exchanged them: of several models of one optimizer, each tells of its own parameters.
     """
     if isinstance(optimizer, WithoutMomentum):
-        left_out = parameters if bits <= MOST_BITS else ()
-        if bool(left_out) != bool(optimizer.left_out):
-            logger.info(
-                "%s steps %s momentum at %g bits", type(optimizer).__name__, "without" if left_out else "with", bits
-            )
-        optimizer.left_out, optimizer.told = left_out, True
+        if optimizer.left_out_by is None:
+            optimizer.left_out_by = weakref.WeakKeyDictionary()
+        optimizer.left_out_by[by] = parameters if bits <= MOST_BITS else frozenset()
+        optimizer.told = True
 
 
 def some_untold() -> bool:
@@ -174,56 +175,68 @@ class WithoutMomentum(torch.optim.Optimizer):
     """The class in front of an optimizer's own class, and so between that class and Horovod's.
 
     Attributes:
-        left_out: the parameters that the next step updates without momentum; `leave_out` sets it.
+        left_out_by: who has exchanged gradients since the latest step, and of which parameters the momentum is left
+            out; `leave_out` adds to it.
         steps: how many it has made.
         told: whether `leave_out` was ever called.
     """
 
-    left_out: Collection[torch.Tensor] = ()
+    left_out_by: MutableMapping[Any, frozenset[torch.Tensor]] | None = None
     steps = 0
     told = False
-    _emptied: Collection[torch.Tensor] | None = None  # parameters whose buffers of SGD are zero
+    _emptied: frozenset[torch.Tensor] = frozenset()  # parameters whose buffers of SGD are zero
+    _lacked = False  # whether the latest step left any momentum out
+
+    @property
+    def left_out(self) -> frozenset[torch.Tensor]:
+        """The parameters that the next step updates without momentum."""
+        return frozenset().union(*(self.left_out_by or {}).values())
 
     @torch._disable_dynamo  # a compiler would recompile for every view
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """The optimizer's own step, without momentum for the parameters in `left_out`."""
+        """The optimizer's own step, without momentum for the parameters in `left_out`. The next one is told anew."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # After the closure, not before: it may bring the gradients, and with them what is left out.
+        left_out = self.left_out  # after the closure, not before: it may bring the gradients, and what is left out
+        if bool(left_out) != self._lacked:
+            logger.info("%s steps %s momentum", type(self).__name__, "without" if left_out else "with")
         step = super().step.__func__  # type: ignore[attr-defined]
         while getattr(step, "hooked", False):  # torch calls the hooks around this method; a view must not repeat them
             step = step.__wrapped__
-        step(_sharing(self, type(self), param_groups=list(_divided(self))) if self.left_out else self)
-        self._empty()
+        step(_sharing(self, type(self), param_groups=list(_divided(self, left_out))) if left_out else self)
+        self._empty(left_out)
+        self._lacked = bool(left_out)
+        if self.left_out_by is not None:
+            self.left_out_by.clear()
         self.steps += 1
         return loss
 
-    def _empty(self) -> None:
+    def _empty(self, left_out: frozenset[torch.Tensor]) -> None:
         """Zero the momenta of what is left out: no gradient may count twice when momentum is back.
 
         The state keeps its form: a worker that joins an elastic job must find the same entries as in its own.
         """
         for group in self.param_groups:
             if "betas" in group:  # Adam writes its first moments in every step, with a first beta of 0 as well
-                states = [self.state.get(p, {}) for p in group["params"] if p in self.left_out]
+                states = [self.state.get(p, {}) for p in group["params"] if p in left_out]
                 if moments := [state["exp_avg"] for state in states if "exp_avg" in state]:
                     torch._foreach_zero_(moments)
-            elif self._emptied is not self.left_out and "momentum" in _instead(group):
+            elif "momentum" in _instead(group):
                 for parameter in group["params"]:
-                    if parameter in self.left_out:
+                    if parameter in left_out and parameter not in self._emptied:
                         self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self._emptied = self.left_out
+        self._emptied = left_out
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's own. The caller may write into its tensors, as Horovod's broadcast does."""
-        self._emptied = None
+        self._emptied = frozenset()
         return super().state_dict()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._emptied = None
+        self._emptied = frozenset()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle under the original class: pickle cannot find a derived class by its name."""
@@ -247,11 +260,11 @@ def _sharing(optimizer: torch.optim.Optimizer, kind: type, **others: Any) -> tor
     return view
 
 
-def _divided(optimizer: WithoutMomentum) -> Iterator[dict[str, Any]]:
+def _divided(optimizer: WithoutMomentum, left_out: frozenset[torch.Tensor]) -> Iterator[dict[str, Any]]:
     """The optimizer's groups, each followed by a group of its parameters whose momentum is left out."""
     for group in optimizer.param_groups:
-        yield {**group, "params": [p for p in group["params"] if p not in optimizer.left_out]}
-        yield {**group, **_instead(group), "params": [p for p in group["params"] if p in optimizer.left_out]}
+        yield {**group, "params": [p for p in group["params"] if p not in left_out]}
+        yield {**group, **_instead(group), "params": [p for p in group["params"] if p in left_out]}
 
 
 def _instead(group: dict[str, Any]) -> dict[str, Any]:

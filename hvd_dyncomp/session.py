@@ -12,7 +12,7 @@ import torch
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
-from hvd_dyncomp.checks import one_of, shown
+from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
@@ -33,6 +33,7 @@ from hvd_dyncomp.momentum import (
 )
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepLevels, Turn
+from hvd_dyncomp.transport import processes
 from hvd_dyncomp.transport.base import One, Transport
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,11 @@ class Session:
     @property
     def label(self) -> str | None:
         """Part of the names of its collectives; None unless it works among the controller's ranks."""
-        ours = self._plan is not None and self.controller.transport.shared is self._plan.transport.shared
-        return self._plan.source.label if self._plan is not None and ours else None
+        if self._plan is None:
+            return None
+        ours, its = self._plan.transport.shared, self.controller.transport.shared
+        alike = ours is its or ours.size == its.size == processes()  # two groups of all ranks
+        return self._plan.source.label if alike else None
 
     @property
     def everyone(self) -> Transport:
@@ -144,7 +148,8 @@ class Session:
         """Estimated error of the latest step's means, relative to their norms, by parameter's name.
 
         Parameters of fewer than `min_numel` values count together, all of a bucket under the name of the first.
-        Call it while there are gradients, before `zero_grad()`. It waits for the device, and for no rank.
+        Call it when the means are there, before they are clipped, unscaled or zeroed. It waits for the device, and for
+        no rank.
 
         The estimate takes this rank's residuals, as if all ranks had as much, independently. (With more than two ranks
         to reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many
@@ -219,13 +224,10 @@ class Session:
                 changed.
             RuntimeError: other ranks are still in a step that this one has left.
         """
-        try:
+        with comes_from("state_dict()", state):
             state = residual_state.checked(state)
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
-        except Exception as error:  # a file may contain anything
-            cause = f"{type(error).__name__}: {error}"
-            raise ValueError(f"state must come from state_dict(), got {shown(state)}: {cause}") from error
         if self._plan is not None:
             residual_state.check(self._plan.buckets, state, self._plan.source.rank, self._plan.source.world_size)
         if self._step is not None:
@@ -338,7 +340,7 @@ class Session:
         waiting = self._plan.waiting if self._plan is not None else frozenset()
         optimizers = self._optimizers()
         for optimizer in optimizers:
-            leave_out(optimizer, waiting, bits)
+            leave_out(optimizer, waiting, bits, by=self)
         if bits > MOST_BITS or not waiting or self._transport.rank != 0:
             return
         if not optimizers and some_untold():

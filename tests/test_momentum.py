@@ -63,7 +63,7 @@ def few(optimizer: torch.optim.Optimizer, bits: float = 1) -> None:
     """Gradients have come at so many bits."""
     if getattr(optimizer, "waits", None) is None:
         optimizer.waits = frozenset(parameters_of(optimizer)[index] for index in WAITING)
-    leave_out(optimizer, optimizer.waits, bits)
+    leave_out(optimizer, optimizer.waits, bits, by=optimizer)
 
 
 def give_gradients(optimizer: torch.optim.Optimizer, step: int, order=(0, 1, 2)) -> None:
@@ -228,6 +228,33 @@ def test_a_class_of_the_users_own_whose_step_is_torchs(inherited_first):
     assert len(calls) == 2
 
 
+class Model:
+    """One of several that an optimizer steps."""
+
+
+def test_each_of_several_models_tells_of_its_own_parameters():
+    """In any order, at levels of their own; what has told nothing since the latest step came uncompressed."""
+    for order in ((0, 1), (1, 0)):
+        optimizer, models = ours(momentum=0.75), [Model(), Model()]
+        waiting = [frozenset([parameters_of(optimizer)[index]]) for index in WAITING]
+        for bits, factors in (((1, 1), [4, 1, 4]), ((1, 4), [4, 1, 1]), ((4, 2), [1, 1, 4]), ((None, 1), [1, 1, 4])):
+            for model in order:
+                if bits[model]:
+                    leave_out(optimizer, waiting[model], 0.25, by=models[model])  # a step that was skipped
+                    leave_out(optimizer, waiting[model], bits[model], by=models[model])
+            give_gradients(optimizer, 0)
+            before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
+            optimizer.state.clear()  # what is in the buffers is another matter
+            optimizer.step()
+            for factor, then, now in zip(factors, before, parameters_of(optimizer), strict=True):
+                torch.testing.assert_close(then - now.detach(), 0.1 * factor * now.grad)
+        assert not optimizer.left_out
+        leave_out(optimizer, waiting[0], 1, by=models[0])
+        assert optimizer.left_out == waiting[0]
+        models.clear()
+        assert not optimizer.left_out, "of a model that is gone"
+
+
 # Closures and errors.
 
 
@@ -284,6 +311,7 @@ def test_what_is_interrupted_leaves_nothing_behind(where, monkeypatch):
     if where != "post":
         assert str(optimizer.state_dict()) == str(state)
         give_gradients(optimizer, 3)
+        few(optimizer)
         optimizer.step()
         oracle.step(3, optimizer.param_groups[0], 1)
         assert same(parameters_of(optimizer), oracle.parameters())
@@ -342,6 +370,7 @@ def test_checkpoints_of_runs_with_and_without_fit_each_other(first, second, kind
     assert same(parameters_of(loaded), parameters_of(stays))
     if first is second:
         give_gradients(saved, 3)
+        few(saved)
         saved.step()
         assert same(parameters_of(loaded), parameters_of(saved))
 
@@ -390,7 +419,7 @@ def test_it_is_the_same_object_of_one_class_and_can_be_copied():
     assert optimizer is plain is without_momentum(plain)
     assert isinstance(optimizer, SGD) and type(optimizer).__name__ == "SGD"
     assert type(optimizer) is type(without_momentum(SGD(parameters(), lr=0.1)))
-    leave_out(optimizer, frozenset(parameters_of(optimizer)), 1)
+    few(optimizer)
     for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):  # noqa: S301  # our own
         assert type(copied) is type(optimizer) and not copied.left_out
         assert copied.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]

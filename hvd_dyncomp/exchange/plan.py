@@ -97,7 +97,7 @@ class Plan:
         if state is not None:
             residual_state.restore(self.buckets, state, rank, world_size, self.source.factor)
         large = {slot.name for slot in self.slots.values() if not slot.small}
-        waiting = [parameter for name, parameter in source.trained() if name in large and settings.error_feedback]
+        waiting = [parameter for name, parameter in source.parameters() if name in large and settings.error_feedback]
         self.waiting = frozenset(waiting)
         self.composition = checksum(json.dumps(self._about()))
         logger.info(

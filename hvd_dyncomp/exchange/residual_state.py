@@ -16,7 +16,6 @@ from hvd_dyncomp.kernels import RESIDUAL_DTYPE, rounded
 
 logger = logging.getLogger(__name__)
 
-KEYS = ("residuals", "shard_residuals")
 # The order of a parameter's values in a saved state: as they are indexed, whatever the parameter's memory format.
 LOGICAL = "logical"
 # In a state: no residuals.

@@ -49,6 +49,10 @@ class Source(ABC):
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """(name, parameter) of all that training changes as things are now, whether it is reduced or not."""
 
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """(name, parameter) of all that is reduced, now or once it is no longer frozen, as the optimizer has them."""
+        return self.trained()
+
 
 def checked_names(named_parameters: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
     """The pairs of an argument `named_parameters`, checked.

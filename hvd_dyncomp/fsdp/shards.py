@@ -54,7 +54,8 @@ class ShardGradients(Source):
         label: as in `Source`.
 
     Attributes:
-        place: this rank's among the shards of its replica, and how many there are.
+        place: this rank's among the ranks of its replica, and how many there are: those among which FSDP shards, and
+            with tensor parallelism those of its dimension, too.
     """
 
     kind = "FSDP"
@@ -64,15 +65,14 @@ class ShardGradients(Source):
         super().__init__(among)
         self.label = label
         self._units = units
-        shards = units[0].shard_group
-        self.place = dist.get_rank(shards), dist.get_world_size(shards)
+        meshes: list[DeviceMesh] = [parameter.device_mesh for unit in units for parameter in unit.parameters]  # type: ignore[attr-defined]
+        ranks = max(meshes, key=DeviceMesh.size).mesh.flatten().tolist()
+        self.place = ranks.index(dist.get_rank()), len(ranks)
         self.named = [pair for unit in units for pair in unit.shards()]
         self.parts = {name: unit.name for unit in units for name in unit.names}
 
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        return [pair for unit in self._units for pair in zip(unit.names, unit.parameters, strict=True)]
+
     def trained(self) -> list[tuple[str, torch.Tensor]]:
-        return [
-            (name, parameter)
-            for unit in self._units
-            for name, parameter in zip(unit.names, unit.parameters, strict=True)
-            if parameter.requires_grad
-        ]
+        return [(name, parameter) for name, parameter in self.parameters() if parameter.requires_grad]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
+
+logger = logging.getLogger(__name__)
 
 # Lightning is there under two names, often at once. Each takes only callbacks that derive from its own class.
 _bases, _missing = [], None
@@ -33,8 +36,8 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
     It calls `hvd_dyncomp.ddp.compress` when `fit` begins, and `controller.step` when a validation within `fit` ends
     (not after the sanity check). Each validation is an "epoch" of the controller. Lightning's checkpoints get the state
     of all ranks and of the controller, as `AllRanks` makes it, and a run that `fit(ckpt_path=...)` resumes continues
-    with it; with a checkpoint that has none, it begins with residuals of zero. A second `fit` of the same module goes
-    on with residuals and controller, too. With one process nothing is compressed.
+    with it; with a checkpoint that has none, such as that of an exception, it begins with residuals of zero. A second
+    `fit` of the same module goes on with residuals and controller, too. With one process nothing is compressed.
 
     Args:
         controller: a `Controller`, a policy or a level, as for `ddp.compress`.
@@ -72,11 +75,12 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         self._module: Any = None  # whose gradients the quantizer compresses
         self._loaded: Mapping[str, Any] | None = None  # a checkpoint's state, until there is a quantizer
         self._fitting = False  # with the quantizer
+        self._alone = False  # since an exception: the other ranks may be elsewhere
         self._before: dict[str, Any] = {}  # the metrics when validation began
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lightning calls it when fit, validate, test or predict begins, before a checkpoint is loaded."""
-        self._loaded, self._fitting = None, False
+        self._loaded, self._fitting, self._alone = None, False, False
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Compress the model, which DDP has wrapped by now, anew in every fit."""
@@ -103,9 +107,21 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
             names = names if self._metrics is None else [name for name in self._metrics if name in found]
             self.quantizer.controller.step({name: found[name] for name in names})
 
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Lightning calls it before a callback that saves a checkpoint then."""
+        self._alone = True
+
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks. Collective: Lightning calls it on every rank, and keeps what rank 0 gets."""
-        return {} if self.quantizer is None else AllRanks(self.quantizer).state_dict()
+        """The state of all ranks. Collective: Lightning calls it on every rank, and keeps what rank 0 gets.
+
+        After an exception it is empty.
+        """
+        if self.quantizer is None:
+            return {}
+        if self._alone:
+            logger.warning("a checkpoint that is saved after an exception has no state of quantizer and controller")
+            return {}
+        return AllRanks(self.quantizer).state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of a checkpoint, which Lightning loads before `on_fit_start`, or a tuner within fit."""

@@ -119,7 +119,7 @@ class CompressionCallback(TrainerCallback):
         everything = AllRanks(self.quantizer).state_dict()  # on every rank
         if args.should_save:
             everything["parameters"] = self._digest()
-            path = os.path.join(_own_folder(args, state), FILE)
+            path = os.path.join(self._own_folder(state), FILE)
             torch.save(everything, f"{path}.new")
             os.replace(f"{path}.new", path)
 
@@ -136,7 +136,7 @@ class CompressionCallback(TrainerCallback):
 
     def _load(self, args: Any, state: Any, quantizer: Session) -> None:
         given = args.resume_from_checkpoint  # Trainer tells nobody what train(resume_from_checkpoint=...) got
-        folder = given if given and os.path.isdir(given) else _own_folder(args, state)
+        folder = given if given and os.path.isdir(given) else self._own_folder(state)
         path, missing, saved = os.path.join(folder, FILE), "", {}
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -156,7 +156,7 @@ class CompressionCallback(TrainerCallback):
                 next(filter(None, reports)),
             )
 
-
-def _own_folder(args: Any, state: Any) -> str:
-    """Where Trainer keeps the checkpoint of this step."""
-    return os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+    def _own_folder(self, state: Any) -> str:
+        """Where Trainer keeps the checkpoint of this step; a trial of a search has a folder of its own."""
+        folder = self.trainer._get_output_dir(getattr(self.trainer, "_trial", None))
+        return os.path.join(folder, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")

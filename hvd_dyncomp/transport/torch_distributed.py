@@ -242,7 +242,7 @@ class ProcessGroupTransport(base.Transport):
             self._rank,
             LATE_SECONDS,
             handle.name.partition("#")[0],
-            f": ranks {ranks} do not wait for it" if ranks else "",
+            f": ranks {ranks} do not wait for it (fewer batches there?)" if ranks else "",
             self.limit,
         )
 

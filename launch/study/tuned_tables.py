@@ -59,13 +59,13 @@ def compared(part: Tuned, runs: Runs, row: str) -> Compared | None:
 def tuned(part: Tuned, runs: Runs) -> str:
     """Markdown: a row a method; those that have no fresh run are left out, and counted below."""
     rows = [cells for row in part.rows if (cells := _row(part, runs, row))]
-    head = ("method", "as", "bits", "rate", "points", "95 % bound", "diverged")
+    head = ("method", "as", "bits", "rate", "points", "95 % bound", f"under -{LOST:g}")
     choosing, seeds = part.tuning(part.rows), " and ".join(map(str, part.tuning_seeds))
     comparing = sum(len(fresh(part, runs, row)) for row in part.rows)
     note = (
         f"{sum(key in runs for key in choosing)} of {len(choosing)} runs that choose rates (seeds {seeds}), "
         f"{comparing} of {len(part.rows) * part.seeds} that compare: {part.seeds} per row; (n): only n; "
-        f"—: the row's name; diverged: more than {LOST:g} points below."
+        f"—: the row's name; under -{LOST:g}: runs that ended more than {LOST:g} points below."
     )
     return f"{markdown(head, rows)}\n\n{note}" if rows else note
 

@@ -107,18 +107,20 @@ def train_epoch(
     on_step: Callable[[Score], None],
     gradient_norm: GradientNorm | None = None,
     clip_norm: float | None = None,
-) -> tuple[Score, Seconds]:
+) -> tuple[Score, Seconds, dict[str, float]]:
     """Train for one epoch on this rank's shard; ``on_step`` is called after every step. Collective.
 
     ``gradient_norm`` gets the reduced gradients of every step, if anybody wants to know. Then they are clipped to a
     norm of ``clip_norm``, all together, unless it is None.
 
     Returns:
-        This rank's score over its training batches, as they were when each was met, and its seconds.
+        This rank's score over its training batches, as they were when each was met; its seconds; and the relative
+        errors of the last step's means, by parameter's name.
     """
     model.train()
     optimizer = framework.optimizer
     score, seconds = Score(), Seconds()
+    errors: dict[str, float] = {}
     step = epoch * len(batches)
     begin = time.perf_counter()
     for images, labels in moved(batches.epoch(epoch), next(model.parameters()).device):
@@ -138,6 +140,8 @@ def train_epoch(
         exchange = time.perf_counter() - waiting + inside
         if gradient_norm is not None:
             gradient_norm.add()
+        if (step + 1) % len(batches) == 0:
+            errors = compression.relative_errors()  # now: clipped gradients are no means any more
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         with record_function("update"), framework.synchronized():
@@ -150,7 +154,7 @@ def train_epoch(
         seconds.compute += end - begin - exchange
         on_step(score)
         begin = time.perf_counter()
-    return score, seconds
+    return score, seconds, errors
 
 
 @torch.no_grad()

@@ -221,13 +221,13 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
 
     if profile is not None:
         profile.begin()
-    own, seconds = train_epoch(
+    own, seconds, errors = train_epoch(
         *(run.model, run.framework, run.compression, run.rate, run.batches, epoch, on_step),
         gradient_norm=run.gradient_norm,
         clip_norm=run.args.clip_norm,
     )
     sent = over_ranks(since(run.compression.sent(), before), len(run.topology.hosts))
-    tensor_errors = errors_over_ranks(run.compression.relative_errors(), run.model)
+    tensor_errors = errors_over_ranks(errors, run.model)
     average_buffers(run.model)
     check_replicas(run.model)
     shard = {"rank": ranks.transport().rank, "size": ranks.transport().size}

@@ -111,6 +111,15 @@ def test_a_checkpoint_is_loaded_when_fit_begins(trainer, make):
     assert other.known == (1, 1)
 
 
+def test_a_checkpoint_that_an_exception_makes_waits_for_no_other_rank(trainer, caplog):
+    trainer.begin()
+    assert trainer.callback.state_dict()
+    trainer.callback.on_exception(trainer, trainer.module, ValueError("on this rank"))
+    assert trainer.callback.state_dict() == {} and "after an exception has no state" in caplog.text
+    trainer.begin()
+    assert trainer.callback.state_dict()
+
+
 def test_a_second_fit_of_the_module_continues(trainer):
     trainer.begin()
     state = trainer.callback.state_dict()

@@ -21,6 +21,9 @@ class Trainer:
         self.model = self.model_wrapped = model
         self.is_fsdp_enabled, self.compute_metrics = False, print
 
+    def _get_output_dir(self, trial):
+        return f"{self.args.output_dir}/run-{trial}" if trial else self.args.output_dir
+
 
 @pytest.fixture
 def integration(monkeypatch):
@@ -43,7 +46,7 @@ class Run:
         self.trainer.model.load_state_dict({"weight": torch.ones(30, 40), "bias": torch.ones(30)})
         args = {"should_save": True, "save_only_model": False, "resume_from_checkpoint": None, **args}
         args = {"eval_strategy": "epoch", **args}
-        self.args = SimpleNamespace(output_dir=str(folder), **args)
+        self.args = self.trainer.args = SimpleNamespace(output_dir=str(folder), **args)
 
     def begin(self, step=0, log=()):
         self.state = SimpleNamespace(global_step=step, log_history=list(log))
@@ -57,7 +60,7 @@ class Run:
 
     def save(self, step):
         self.state.global_step = step
-        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        folder = Path(self.trainer._get_output_dir(getattr(self.trainer, "_trial", None))) / f"checkpoint-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         self.callback.on_save(self.args, self.state, None, model=None)
         return folder / "quantizer.pt"
@@ -85,12 +88,16 @@ def test_an_evaluation_counts_if_the_model_has_trained_since(run):
     assert len(run.evaluate(20, eval_a_loss=1.0)) == 2
 
 
-def test_a_checkpoint_brings_back_what_it_was_given(run, integration, tmp_path):
+@pytest.mark.parametrize("trial", [None, 1])
+def test_a_checkpoint_brings_back_what_it_was_given(trial, run, integration, tmp_path):
+    """Also that of a trial of a search."""
+    run.trainer._trial = trial
     first = run.begin()
     run.evaluate(10, eval_loss=1.0)
     path = run.save(10)
     assert [each.name for each in path.parent.iterdir()] == ["quantizer.pt"]
     again = Run(integration, tmp_path, Schedule({0: 4, 1: 8, 2: 16}))
+    again.trainer._trial = trial
     resumed = again.begin(10)
     assert resumed is not first and resumed.controller.history == first.controller.history
     assert len(again.evaluate(10, eval_loss=1.0)) == 1  # of before

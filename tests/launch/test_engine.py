@@ -65,7 +65,7 @@ def test_the_norm_of_gradients_is_that_of_their_mean() -> None:
     assert norm.take() == 0
 
 
-def test_clipping_is_after_the_exchange_and_after_norms_are_taken() -> None:
+def test_clipping_is_after_the_exchange_and_after_norms_and_errors_are_taken() -> None:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3, bias=False))
     [weight] = model.parameters()
     before = weight.detach().clone()
@@ -76,11 +76,16 @@ def test_clipping_is_after_the_exchange_and_after_norms_are_taken() -> None:
         synchronize=lambda: exchanged.append(float(weight.grad.mul_(100).norm())),
         synchronized=nullcontext,
     )
-    compression = SimpleNamespace(sent=lambda: SimpleNamespace(seconds=0.0), stepped=lambda: None)
+    compression = SimpleNamespace(
+        sent=lambda: SimpleNamespace(seconds=0.0),
+        stepped=lambda: None,
+        relative_errors=lambda: {"weight": float(weight.grad.norm())},
+    )
     batches: Any = OneBatch()
     rate, watched = SimpleNamespace(at=lambda step: 1.0), GradientNorm([weight])
-    train_epoch(model, framework, compression, rate, batches, 0, lambda score: None, watched, clip_norm=0.01)  # type: ignore[arg-type]
+    *_, errors = train_epoch(model, framework, compression, rate, batches, 0, lambda _: None, watched, clip_norm=0.01)  # type: ignore[arg-type]
     assert watched.take() == pytest.approx(exchanged[0]) and exchanged[0] > 1
+    assert errors == {"weight": exchanged[0]}
     assert float((weight.detach() - before).norm()) == pytest.approx(0.01, rel=1e-3)
 
 

@@ -169,6 +169,28 @@ def test_optimizers_are_found_when_they_are_made_later_and_share_a_model():
     assert all(optimizer.left_out for optimizer in optimizers) and not elsewhere.left_out
 
 
+@pytest.mark.promise("All ranks leave momentum out in the same steps.")
+def test_an_optimizer_of_two_models_that_ranks_reach_in_another_order(rank):
+    """It leaves the momentum of both out; once one is wrapped anew and not compressed, that of the other one."""
+    models = [DistributedDataParallel(Linear()) for _ in range(2)]
+    quantizers = [ddp.compress(model, 1) for model in models]
+    weights = [model.module.values[0] for model in models]
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    optimizer = hvd_dyncomp.without_momentum(torch.optim.SGD(parameters, lr=0.01, momentum=0.5))
+    for seed in range(4):
+        if seed == 3:
+            for quantizer in quantizers:
+                quantizer.check_replicas()
+            models[0] = DistributedDataParallel(models[0].module)
+        optimizer.zero_grad()
+        losses = [models[index](seed + index) for index in ((0, 1) if rank else (1, 0))]
+        sum(losses).backward()
+        before = [weight.detach().clone() for weight in weights]
+        optimizer.step()
+        for rate, then, weight in zip((0.01 if seed == 3 else 0.02, 0.02), before, weights, strict=True):
+            torch.testing.assert_close(then - weight.detach(), rate * weight.grad, rtol=1e-3, atol=1e-5)
+
+
 def test_ranks_that_differ_in_without_momentum_are_told(rank):
     model = DistributedDataParallel(Linear())
     ddp.compress(model, 1)

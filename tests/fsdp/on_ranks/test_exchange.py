@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from sharded import (
+    DEVICE,
     Blocks,
     WithUnused,
     a_step,
@@ -20,7 +21,10 @@ from sharded import (
     sharded,
 )
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 from hvd_dyncomp import AllRanks, Controller, Schedule, fsdp, without_momentum
@@ -215,7 +219,7 @@ def test_clipped_steps_leave_replicas_equal(rank):
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_momentum_is_left_out_of_shards(kind):
-    """As where nothing is sharded: with the same gradients, the same steps."""
+    """As where nothing is sharded: with the same gradients, the same steps; also of a block that was frozen before."""
     new = {
         "sgd": functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9),
         "adam": functools.partial(torch.optim.AdamW, lr=0.01),
@@ -230,7 +234,9 @@ def test_momentum_is_left_out_of_shards(kind):
         else:
             group["betas"] = (0.0, group["betas"][1])
     schedule = Controller(Schedule({0: 1, 2: 8}))
+    model.blocks[0].requires_grad_(False)
     quantizer = fsdp.compress(model, schedule, replicas=mesh()["replicate"], min_numel=1)
+    model.blocks[0].requires_grad_(True)
     for seed in range(2):
         a_step(model, seed)
         for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True):
@@ -241,8 +247,36 @@ def test_momentum_is_left_out_of_shards(kind):
             torch.testing.assert_close(ours.full_tensor().cpu(), theirs.data, msg=name, rtol=1e-5, atol=1e-6)
         quantizer.controller.step({})
     a_step(model, 2)
-    optimizer.step()
     assert quantizer.bits == 8 and not optimizer.left_out
+
+
+def test_tensors_may_be_parallel_within_a_replica(size):
+    """Two replicas of two ranks that share each layer's tensors, and no shards."""
+    if size != 4:
+        pytest.skip("needs four ranks")
+    dimensions = init_device_mesh(DEVICE, (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(31, 64), nn.LayerNorm(64), nn.Tanh(), nn.Linear(64, 3))
+    model = copy.deepcopy(whole).to(DEVICE)
+    parallelize_module(model, dimensions["tensor"], {"0": ColwiseParallel(output_layouts=Replicate())})
+    fully_shard(model, mesh=dimensions["shard"])
+    quantizer = fsdp.compress(model, 16, replicas=dimensions["replicate"], min_numel=1, block_size=64)
+    replica = dimensions["replicate"].get_local_rank()
+    for seed in range(2):
+        model.zero_grad()
+        loss_of(model, seed, replica).backward()
+        whole.zero_grad()
+        (sum(loss_of(whole, seed, each) for each in range(2)) / 2).backward()
+        for (name, ours), theirs in zip(model.named_parameters(), whole.parameters(), strict=True):
+            error = (ours.grad.full_tensor().cpu() - theirs.grad).norm()
+            assert error <= 2e-3 * theirs.grad.norm(), name
+    quantizer.controller.step({})
+    state = AllRanks(quantizer).state_dict()
+    mine = quantizer.state_dict()
+    assert mine["shard"] == [dimensions["tensor"].get_local_rank(), 2]
+    AllRanks(quantizer).load_state_dict(state)
+    again = quantizer.state_dict()["residuals"]
+    assert all(torch.equal(again[name], residual) for name, residual in mine["residuals"].items())
 
 
 def test_the_states_of_all_ranks_are_one(rank, caplog):
