@@ -66,6 +66,11 @@ REWOUND = (
     "(controller.load_state_dict), or levels begin anew"
 )
 
+SPARSE = (
+    "gradients of {0} are sparse: Horovod reduces them as they are, and zeros travel compressed beside them; leave it "
+    "out: DynamicQuantizer(..., skip=lambda name, parameter: name == {0!r})"
+)
+
 COPIES = (
     "no optimizer that without_momentum has made steps the parameters whose gradients are compressed, so momentum is "
     "not left out: give it the model's own parameters, not copies of them"

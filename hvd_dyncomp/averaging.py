@@ -87,6 +87,10 @@ class Averager(Session):
         self._transport.advise({bucket.device for bucket in self._plan.buckets})
         replicas.register(self.controller, self)
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._plan, self._saved = self._new_plan(), None
+
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         return self._latest
 

@@ -120,14 +120,19 @@ class Session:
         """Part of the names of its collectives; None unless it works among the controller's ranks."""
         if self._plan is None:
             return None
-        ours, its = self._plan.transport.shared, self.controller.transport.shared
+        ours, its = self._ours, self.controller.transport.shared
         alike = ours is its or ours.size == its.size == processes()  # two groups of all ranks
         return self._plan.source.label if alike else None
 
     @property
-    def everyone(self) -> Transport:
-        """Connects all ranks whose states belong together: apart from exchanges, in which another rank may be."""
+    def _ours(self) -> Transport:
+        """Connects the ranks that it averages over: apart from exchanges, in which another rank may be."""
         return (self._transport if self._plan is None else self._plan.transport).shared
+
+    @property
+    def everyone(self) -> Transport:
+        """Connects all ranks whose states belong together; likewise."""
+        return self._ours
 
     @property
     def share(self) -> tuple[list[int] | None, int]:
@@ -140,9 +145,9 @@ class Session:
         Raises:
             RuntimeError: that is not known yet.
         """
-        if self._plan is None:
+        if self._source is None:
             raise RuntimeError("no optimizer is known yet; call it after a step, or after attach(optimizer)")
-        return self._plan.source.trained()
+        return list(self._source.trained())
 
     def relative_errors(self) -> dict[str, float]:
         """Estimated error of the latest step's means, relative to their norms, by parameter's name.
@@ -169,9 +174,8 @@ class Session:
         Raises:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
         """
-        ranks = (self._transport if self._plan is None else self._plan.transport).shared
-        if ranks.size > 1:
-            replicas.compare(ranks, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
+        if self._ours.size > 1:
+            replicas.compare(self._ours, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
     def discard(self) -> None:
         """Make the residuals what they were before the latest step, whose gradients the program throws away.

@@ -527,6 +527,7 @@ def test_the_controller_compares_the_parameters(ranks, hosts):
         controller.step({})
         for each in pair:
             stepped(each, transport.rank, 0)
+            each.load_state_dict(each.state_dict())
         controller.step({})
         if transport.rank == 1:
             models[1]["odd"][3] = 1

@@ -106,13 +106,16 @@ def pending_of(optimizer: Any) -> dict:
     return optimizer._handles
 
 
-def gradient_of(optimizer: Any, parameter: torch.Tensor) -> torch.Tensor | None:
-    """A parameter's gradient as Horovod hands it to `compress`; None if it never does, because it is sparse."""
+def stays_sparse(optimizer: Any, parameter: torch.Tensor) -> bool:
+    """Whether Horovod reduces a parameter's gradient by itself, and never hands it to `compress`."""
+    return parameter.grad is not None and parameter.grad.is_sparse and not optimizer.sparse_as_dense
+
+
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter's gradient as Horovod hands it to `compress`."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    if not parameter.grad.is_sparse:
-        return parameter.grad
-    return parameter.grad.to_dense() if optimizer.sparse_as_dense else None
+    return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
 
 def take_back(optimizer: Any) -> None:

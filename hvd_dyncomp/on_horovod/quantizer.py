@@ -18,6 +18,7 @@ from hvd_dyncomp.advice import (
     LOADED,
     OVERWRITTEN,
     REDUCED_AGAIN,
+    SPARSE,
 )
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
@@ -206,20 +207,26 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
         It is so on all ranks or on none, or Horovod would wait: from the second step of all plans on.
         """
+        optimizer = self._optimizer()
+        if optimizer is not None and horovod_optimizer.stays_sparse(optimizer, parameter):
+            self._warn_of_sparse(parameter)
+            return None
         step: Step | FailedStep | None = self._step or self._rest_of
         if step is None or (isinstance(step, Step) and self._forgotten):
-            if (optimizer := self._optimizer()) is not None:
+            if optimizer is not None:
                 self._open(optimizer, parameter)
             step = self._step
         slot = self._slots.get(parameter) if self._direct else None
         if slot is None:
             return None
-        gradient = horovod_optimizer.gradient_of(self._optimizer(), parameter)
-        if gradient is None:
-            return None
+        gradient = horovod_optimizer.gradient_of(parameter)
         if step is not self._step or isinstance(step, FailedStep):
             return horovod_optimizer.nothing, Context(gradient, step, slot)
         return horovod_optimizer.nothing, self._handover.take(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
+
+    def _warn_of_sparse(self, parameter: torch.Tensor) -> None:
+        if parameter in self._slots and self._transport.rank == 0:
+            self._advice.warn("sparse", SPARSE.format(self._slots[parameter].name))
 
     def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
         if (left := self._rest_of) is not None:

@@ -65,6 +65,10 @@ class OptimizerSession(Session):
             return None
         return horovod_optimizer.label_of(optimizer)
 
+    @property
+    def _ours(self) -> Transport:
+        return super()._ours if self._plan is not None or self._optimizer() is None else self._ranks()[0]
+
     @abstractmethod
     def _take(self, parameter: torch.Tensor) -> tuple[Callable, Any] | None:
         """Take a gradient that would be handed to Horovod; None if Horovod is to call `compress`."""

@@ -106,7 +106,7 @@ TASKS = {
 
 # Of some tasks there are more: at so many times their rate, and with the rate rising for so much of the steps.
 RATES = (0.5, 1, 2, 4)
-FEWER_RATES = (0.5, 1, 2)
+LARGE_RATES = (0.5, 1, 2)
 MORE_RATES = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 FINE_RATES = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4, 5.6, 8, 11, 16)
 WARM_UPS = (0.02, 0.1, 0.3)
@@ -138,7 +138,7 @@ TUNED = (*LIMITS, "text, adamw, short", "text, sgd, short, clipped", "text, sgd,
 
 for _name in TUNED:
     _vary(_name, RATES)
-_vary(_LARGE.name, FEWER_RATES)
+_vary(_LARGE.name, LARGE_RATES)
 for _name, _rates in LIMITS.items():
     _vary(_name, _rates, WARM_UPS)
 

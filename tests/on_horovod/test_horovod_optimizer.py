@@ -140,12 +140,12 @@ def test_the_gradient_that_horovod_would_hand_over(made):
     optimizer = made()[2]
     table = torch.nn.Embedding(5, 3, sparse=True)
     dense = hvd.DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=True)
-    assert torch.equal(horovod_optimizer.gradient_of(dense, table.weight), torch.zeros(5, 3)), "none came"
+    assert torch.equal(horovod_optimizer.gradient_of(table.weight), torch.zeros(5, 3)), "none came"
     table.weight.grad = None
     table(torch.tensor([1])).sum().backward()
     assert table.weight.grad.is_sparse
-    assert torch.equal(horovod_optimizer.gradient_of(dense, table.weight), table.weight.grad.to_dense())
-    assert horovod_optimizer.gradient_of(optimizer, table.weight) is None
+    assert torch.equal(horovod_optimizer.gradient_of(table.weight), table.weight.grad.to_dense())
+    assert [horovod_optimizer.stays_sparse(each, table.weight) for each in (optimizer, dense)] == [True, False]
 
 
 def test_the_users_class_steps_within_horovods_step(made):

@@ -9,6 +9,7 @@ import torch
 from problem import Problem
 
 from hvd_dyncomp import (
+    AllRanks,
     Controller,
     DynamicQuantizer,
     LockstepError,
@@ -85,6 +86,12 @@ def test_replicas_in_a_process_set(rank, size, request):
         problem = Problem(prefix=request.node.name, names=["long"], compression=quantizer, process_set=some)
         problem.reduce(problem.draw(seed=1))
         quantizer.check_replicas()
+        state, mine = AllRanks(quantizer).state_dict(), quantizer.state_dict()["residuals"]
+        for _ in range(2):  # the second time nothing but the optimizer says of which ranks it is
+            AllRanks(quantizer).load_state_dict(state)
+            quantizer.check_replicas()
+            assert len(AllRanks(quantizer).state_dict()["ranks"]) == 2
+            assert all(torch.equal(mine[name], one) for name, one in quantizer.state_dict()["residuals"].items())
         problem.parameters["long"].data += rank
         with pytest.raises(LockstepError, match="parameter .*long is not the same on rank 0 and rank 1; 1 of 1"):
             quantizer.check_replicas()

@@ -269,6 +269,20 @@ def test_scalars_and_small_tensors_can_be_compressed_as_well():
     assert same_on_all_ranks(weights(model), "weights")
 
 
+def test_sparse_gradients_begin_no_step(rank, caplog):
+    """Horovod reduces them by itself, and would never ask for the step's end. Zeros in their place are warned of."""
+    table = nn.Embedding(400, 8, sparse=True, device=DEVICE)
+    quantizer = DynamicQuantizer(4)
+    optimizer = distribute(table, lambda: quantizer)
+    quantizer.attach(optimizer)
+    for _ in range(2):
+        optimizer.zero_grad()
+        table(torch.arange(rank, 30, device=DEVICE)).sum().backward()
+        optimizer.step()
+        assert quantizer.state_dict()["steps"] == 0
+    assert caplog.text.count("are sparse: Horovod reduces them as they are") == (rank == 0)
+
+
 def test_an_overflow_on_one_rank_skips_the_step_on_all(rank):
     model = Linear((3000, 10))
     optimizer = distribute(model, lambda: DynamicQuantizer(Controller(Static(4))))
