@@ -138,7 +138,7 @@ def test_the_readmes_lines_for_ddp_run(tmp_path: Path) -> None:
 SHOWN = {
     "Horovod": ("Horovod", "uncompressed"),
     "Horovod fp16": ("Horovod fp16", "fp16"),
-    "DDP, PowerSGD rank 1": ("DDP PowerSGD r1", "PowerSGD rank 1"),
+    "DDP, PowerSGD rank 4": ("DDP PowerSGD r4", "PowerSGD rank 4"),
     "`hvd_dyncomp`, 4 bits": ("ours, 4 bits", "4"),
     "`hvd_dyncomp`, 0.25 bit": ("ours, 0.25 bit", "0.25"),
 }
