@@ -40,8 +40,8 @@ class _Begun(NamedTuple):
 class AutoLevel:
     """Find, of the levels with the shortest steps, the one with the most bits: no slower than any, nothing given up.
 
-    The controller's level is the least that quality allows. It is tried against levels above it, 32 bits included, for
-    a few steps each: at first, when the controller moves, when steps have become longer or shorter by a fifth, and now
+    The controller's level is the least that quality allows. It is tried against those of `TRIED` above it, for a few
+    steps each: at first, when the controller moves, when steps have become longer or shorter by a fifth, and now
     and then. What counts is the time from one step to the next as a user feels it, on rank 0: the workers wait for each
     other in every step anyway.
 

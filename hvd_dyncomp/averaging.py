@@ -83,6 +83,7 @@ class Averager(Session):
         self._source = _Tensors(named, self._transport)
         self._plan = self._new_plan()
         self._source.transport = self._for_exchanges(self._transport)
+        self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
         self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
         self._transport.advise({bucket.device for bucket in self._plan.buckets})
         replicas.register(self.controller, self)
@@ -100,13 +101,13 @@ class Averager(Session):
 
         Args:
             tensors: one for each parameter, in order: of its shape, on its device, of any floating dtype (complex for
-                complex parameters) and any strides. None for a parameter that has none in this step on any rank, such
-                as a frozen one's gradient; a rank without a batch gives zeros.
+                complex parameters), the same on all ranks, and any strides. None for a parameter that has none in this
+                step on any rank, such as a frozen one's gradient; a rank without a batch gives zeros.
 
         Raises:
             TypeError, ValueError: `tensors` does not fit; no tensor has changed. The other ranks raise a LockstepError.
-            LockstepError: the ranks differ in parameters, settings, level or step, or in which tensors are None; or
-                another rank has an error. On all ranks.
+            LockstepError: the ranks differ in parameters, settings, level or step, in dtypes, or in which tensors are
+                None; or another rank has an error. On all ranks.
             RuntimeError: an error has left an earlier step; load a state.
         """
         given: dict[str, torch.Tensor] = {}
@@ -116,6 +117,9 @@ class Averager(Session):
         except (TypeError, ValueError) as error:
             wrong = error
         absent, began = [name for name, _ in self._source.named if name not in given], time.perf_counter()
+        self._dtypes = {
+            name: str(given[name].dtype) for name, p in self._source.named if given.get(name, p).dtype != p.dtype
+        }
         try:
             step = self._begin(absent=absent, wrong=wrong)
             self._average(step, given)
@@ -125,6 +129,10 @@ class Averager(Session):
         step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
         self._tell_optimizers(step.bits)
+
+    def _agreed(self) -> dict[str, Any]:
+        # What travels uncompressed is summed as it is.
+        return {**super()._agreed(), "dtypes": self._dtypes}
 
     def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
         if isinstance(step, FailedStep):

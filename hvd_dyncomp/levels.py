@@ -5,8 +5,7 @@ from numbers import Real
 from hvd_dyncomp.checks import shown
 
 LEVELS: tuple[float, ...] = (0.125, 0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 16, 32)
-"""Bits per gradient value, ascending: floats below one bit, integers from one bit on. 32 means uncompressed: Horovod's
-own allreduce."""
+"""Bits per gradient value, ascending: floats below one bit, integers from one bit on. 32 means uncompressed."""
 
 UNCOMPRESSED = 32
 

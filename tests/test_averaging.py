@@ -250,6 +250,36 @@ def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
     assert same_on_all([tensors for _, tensors in seen])
 
 
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+def test_other_dtypes_on_some_ranks_are_an_error_on_all(ranks, hosts, bits):
+    """Sums of what travels uncompressed would read the one as the other."""
+
+    def program(transport):
+        dtype = torch.bfloat16 if transport.rank == 1 else torch.float16
+        tensors = [tensor.to(dtype) for tensor in gradients(transport.rank, 0)]
+        with pytest.raises(LockstepError) as error:
+            averager(transport, bits).mean_(tensors)
+        assert equal(tensors, [tensor.to(dtype) for tensor in gradients(transport.rank, 0)])
+        return str(error.value)
+
+    (text,) = set(World(ranks, hosts=hosts).run(program))
+    assert "rank 0 has dtypes {'conv': 'torch.float16'" in text and "rank 1 has {'conv': 'torch.bfloat16'" in text
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("bits", [4, 32])
+def test_parameters_of_other_dtypes_on_some_ranks_are_an_error_on_all(ranks, hosts, bits):
+    def program(transport):
+        weight = torch.ones(2000, dtype=torch.bfloat16 if transport.rank == 1 else torch.float16)
+        with pytest.raises(LockstepError) as error:
+            Averager([("weight", weight)], bits, transport=transport).mean_([weight])
+        return str(error.value)
+
+    (text,) = set(World(ranks, hosts=hosts).run(program))
+    assert text.endswith("parameter weight is float16 (2000,) on rank 0, bfloat16 (2000,) on rank 1")
+
+
 WRONG = {
     "too few": (lambda tensors: tensors[:-1], TypeError, r"tensors must be a sequence of 5 tensors or None, got \["),
     "no sequence": (lambda tensors: iter(tensors), TypeError, "tensors must be a sequence of 5 .* got <list_iterator"),
@@ -391,11 +421,11 @@ def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compr
     uncompressed = Step.uncompressed
     calls = []
 
-    def failing(self, name, tensor):
+    def failing(self, name, tensor, used):
         if self._plan.source.rank == 0 and not calls:
             calls.append(name)
             raise KeyboardInterrupt
-        return uncompressed(self, name, tensor)
+        return uncompressed(self, name, tensor, used)
 
     def program(transport):
         each = averager(transport, bits, skip=lambda name, parameter: True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -14,7 +14,6 @@ from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.streams import Streams, streams_of
-from hvd_dyncomp.exchange.unused import has_values
 from hvd_dyncomp.levels import UNCOMPRESSED
 
 
@@ -24,7 +23,7 @@ class Backward:
     Args:
         step: the step of the gradients; it has begun. A failed one takes none.
         slots: places of compressed parameters, by name.
-        tells_used: whether a gradient means that this rank uses the parameter.
+        used: names of the parameters to whose gradients this backward pass has added on this rank. None: all of them.
         ended: called when all gradients are means, with the step and None, or with an error.
 
     Attributes:
@@ -40,10 +39,10 @@ class Backward:
         step: Step | FailedStep,
         *,
         slots: Mapping[str, Slot],
-        tells_used: bool,
+        used: Collection[str] | None,
         ended: Callable[[Step, BaseException | None], None],
     ) -> None:
-        self._step, self._slots, self._tells_used, self._ended = step, slots, tells_used, ended
+        self._step, self._slots, self._used, self._ended = step, slots, used, ended
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
         self.failed = isinstance(step, FailedStep)
@@ -68,7 +67,7 @@ class Backward:
         self._origins[streams] = streams.origin()
         self._reduce(bucket, names)
         for slot, step, gradient in self._compressed(bucket, names):
-            step.add(slot, gradient, self._tells_used or _is_used(gradient))
+            step.add(slot, gradient, self._uses(slot.name))
         self._step.traffic.seconds += time.perf_counter() - began
 
     def take_rest(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
@@ -95,7 +94,11 @@ class Backward:
         rest = {name: gradient for name, gradient in _named(bucket, names) if every or name not in self._slots}
         if rest and not isinstance(self._step, FailedStep):
             # Not by its index, which torch says is 0 of every bucket in the first pass with `static_graph`.
-            self._step.reduce(names[bucket.parameters()[0]], rest)
+            unused = [name for name in rest if not self._uses(name)]
+            self._step.reduce(names[bucket.parameters()[0]], rest, unused)
+
+    def _uses(self, name: str) -> bool:
+        return self._used is None or name in self._used
 
     def give_up(self) -> None:
         """After an error in a hook: the model waits for nothing."""
@@ -140,8 +143,3 @@ def _named(bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> Iterat
     gradients = [bucket.buffer()] if whole else bucket.gradients()
     for parameter, gradient in zip(parameters, gradients, strict=not whole):
         yield names[parameter], gradient
-
-
-def _is_used(gradient: torch.Tensor) -> bool | torch.Tensor:
-    """Whether this rank uses the gradient's parameter: otherwise it is zeros. Does not wait for a GPU."""
-    return gradient.any() if gradient.is_cuda else has_values(gradient)

@@ -172,7 +172,7 @@ class Quantizer(Session):
         backward = Backward(
             step,
             slots=self._plan.slots,  # type: ignore[union-attr]  # there is one
-            tells_used=not self._source.sums_tickets,
+            used=self._source.used,
             ended=self._ended,
         )
         if isinstance(step, Step):
@@ -201,6 +201,8 @@ class Quantizer(Session):
 
     def _ended(self, step: Step, error: BaseException | None) -> None:
         """All gradients are means, or there is an error."""
+        if self._source.used is not None:
+            self._source.used.clear()
         try:
             if error is not None:
                 raise error

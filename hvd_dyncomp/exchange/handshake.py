@@ -29,7 +29,7 @@ def handshake(
         label: the optimizer's, in the names of collectives.
         greeting: this rank's.
         about: returns all that the ranks must agree on, in words; called if the greetings differ. {"settings": plain
-            data by the names that error messages use, "parameters": [name, shape, whether it is compressed] of
+            data by the names that error messages use, "parameters": [name, shape, dtype, whether it is compressed] of
             everything that is reduced, in order}; or {"error": why this rank cannot take part}.
 
     Returns:
@@ -105,12 +105,12 @@ def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic
     ours, theirs = ({name: rest for name, *rest in one["parameters"]} for one in (first, other))
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
-            return f"parameter {name} has shape {_words(ours, name)} on rank 0, {_words(theirs, name)} on rank {rank}"
+            return f"parameter {name} is {_words(ours, name)} on rank 0, {_words(theirs, name)} on rank {rank}"
     return f"rank 0 and rank {rank} have the same parameters in another order"
 
 
 def _words(parameters: dict[str, Any], name: str) -> str:
     if name not in parameters:
-        return "none (there is no such parameter)"
-    shape, compressed = parameters[name]
-    return f"{tuple(shape)}{'' if compressed else ' (not compressed)'}"
+        return "not there"
+    shape, dtype, compressed = parameters[name]
+    return f"{dtype.removeprefix('torch.')} {tuple(shape)}{'' if compressed else ' (not compressed)'}"

@@ -70,7 +70,7 @@ class Exchange(Task[torch.Tensor]):
         self.complete = self.queued = self.uncompressed = False
         self.reduced_bytes = 0
         self._missing = set(range(len(bucket.slots)))
-        self._without: list[Slot] = []
+        self._without: dict[Slot, bool] = {}  # whether gradients may have values all the same
         self._kept: Kept | None = None
         self._route: Route | None = None
         self._started = False
@@ -79,16 +79,17 @@ class Exchange(Task[torch.Tensor]):
         self._sole_owners: bool | None = None  # None: nobody has looked
         self.nonfinite_blocks = 0
 
-    def add(self, slot: Slot, gradient: torch.Tensor | None, *, used: bool = True) -> None:
+    def add(self, slot: Slot, gradient: torch.Tensor | None, *, used: bool = True, lingers: bool = False) -> None:
         """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing.
 
         Args:
             gradient: None if there is none on any rank: zeros travel, and nothing is written.
             used: False if it may be that no rank uses this parameter, and `leave` will be called.
+            lingers: whether the gradient may have values, of earlier steps, even so.
         """
         if slot.index in self._missing:
             if not used:
-                self._without.append(slot)
+                self._without[slot] = lingers
             self._origins.add(self._streams.origin())
             self.gradients[slot.index] = gradient
             self._missing.discard(slot.index)

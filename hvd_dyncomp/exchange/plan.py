@@ -261,5 +261,5 @@ class Plan:
     def _about(self) -> dict[str, Any]:
         fixed = {"wire version": WIRE_VERSION, "world size": self.source.world_size}
         fixed |= dataclasses.asdict(self.settings)
-        parameters = [[name, list(p.shape), name in self.slots] for name, p in self.source.named]
+        parameters = [[name, list(p.shape), str(p.dtype), name in self.slots] for name, p in self.source.named]
         return {"settings": fixed, "parameters": parameters}

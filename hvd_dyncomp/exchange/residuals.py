@@ -153,17 +153,18 @@ class Residuals:
         """Whether `join` may change anything."""
         return self._pending is not None
 
-    def join(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+    def join(self, slot: Slot, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:
         """A parameter's gradient plus its pending residual, in the gradient's dtype. The residual becomes zero.
 
-        As in quantization, a gradient of zeros, or one that is not finite, takes no residual along.
+        As in quantization, a gradient of zeros, or one that is not finite, takes no residual along; nor does that of a
+        parameter that this rank does not use.
         """
         if self._pending is None:
             return gradient
         pending = self._pending[slot.range].view(slot.shape)
         if not pending.any():
             return gradient
-        largest = float(gradient.abs().max())
+        largest = float(gradient.abs().max()) if used else 0
         if not 0 < largest < float("inf"):
             self._waits = True
             return gradient

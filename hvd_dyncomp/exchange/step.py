@@ -23,7 +23,7 @@ from hvd_dyncomp.exchange.sums import Sums
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.uncompressed import wire_form
-from hvd_dyncomp.exchange.unused import unused
+from hvd_dyncomp.exchange.unused import has_values, unused
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
@@ -96,8 +96,8 @@ class Step:
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
         # Of parameters that this rank may not use, by name.
-        self._used: dict[str, bool | torch.Tensor] = {}
-        self._doubtful: dict[str, torch.Tensor] = {}  # their gradients
+        # Gradients of parameters that this rank does not use, and copies of those that are not zero.
+        self._doubtful: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
@@ -150,19 +150,21 @@ class Step:
                 self._agreement.begin()
         in_background(self._plan.transport, self._in_background)
 
-    def add(self, slot: Slot, gradient: torch.Tensor, used: bool | torch.Tensor = True) -> None:
+    def add(self, slot: Slot, gradient: torch.Tensor, used: bool = True) -> None:
         """Take a gradient that travels compressed: that of a slot, in a step below 32 bits. Does not block.
 
         Args:
-            used: whether this rank's loss depends on the parameter. If not, it may be that no rank's does, and `leave`
-                will be called. On a GPU that nobody may wait for yet, a tensor of one bool.
+            used: whether this rank's loss depends on the parameter. If not, it may be that no rank's does: then the
+                gradient keeps what it has of earlier steps, and the residual stays.
         """
-        exchange = self._exchange_of[slot.bucket]
-        if used is True:
-            exchange.add(slot, gradient)
-        else:
-            self._used[slot.name], self._doubtful[slot.name] = used, gradient
-            exchange.add(slot, gradient, used=False)
+        exchange, lingers = self._exchange_of[slot.bucket], False
+        if not used:
+            lingers = gradient.is_cuda or has_values(gradient)  # nobody may wait for a GPU yet
+            before = gradient.clone() if lingers else None
+            if before is not None:
+                self._plan.buckets[slot.bucket].streams.keep(before)
+            self._doubtful[slot.name] = gradient, before
+        exchange.add(slot, gradient, used=used, lingers=lingers)
         if exchange.complete and not exchange.queued:
             self._go_on(exchange)
             # After the last one the program will wait soon, and with a GPU the core is idle anyway.
@@ -185,15 +187,18 @@ class Step:
         while self._in_order and not self._agreement.done:  # this waits for no GPU
             self._agreement.wait()
 
-    def uncompressed(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+    def uncompressed(self, name: str, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:
         """Take a gradient that is skipped, or at 32 bits; return what travels in its place, with what its residual had.
 
         The caller sums it over ranks, and writes the mean to the gradient's place (`apart`).
+
+        Args:
+            used: as in `add`.
         """
         wire, slot = self._wire_form(name, gradient), self._plan.slots.get(name)
         # A gradient that is not fresh was reduced before, with its residual.
         if slot is not None and self._fresh:
-            wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire)
+            wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire, used)
         if wire is gradient and not self._in_place:
             wire = gradient.clone()
         if wire is not gradient:
@@ -201,7 +206,7 @@ class Step:
         self._tally.hands_over(wire.nbytes, 4 * wire.numel())
         return wire
 
-    def reduce(self, place: str, gradients: Mapping[str, torch.Tensor]) -> None:
+    def reduce(self, place: str, gradients: Mapping[str, torch.Tensor], unused: Collection[str] = ()) -> None:
         """Take gradients that travel uncompressed, as `uncompressed` has it, and write their means. Does not block.
 
         The other ranks wait for them: after an error they must still be handed in, and are told. Calls with the same
@@ -210,6 +215,7 @@ class Step:
         Args:
             place: what they have in common, the same on all ranks.
             gradients: by parameter's name, in the same order on all ranks: dense ones, or a single sparse one.
+            unused: names of those that this rank's loss does not depend on.
         """
         if self._sums.has(place):
             return
@@ -217,7 +223,8 @@ class Step:
         wires: dict[str, torch.Tensor] = {}
         try:
             for name, gradient in gradients.items() if failure is None else ():
-                wires[name] = gradient if gradient.is_sparse else self.uncompressed(name, gradient)
+                used = name not in unused
+                wires[name] = gradient if gradient.is_sparse else self.uncompressed(name, gradient, used)
         except BaseException as error:  # noqa: BLE001  # raised below
             failure = error
         if failure is not None:
@@ -264,10 +271,12 @@ class Step:
             finally:
                 self._join()
 
-    def leave(self, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """No rank has used a parameter: its mean is zero, and its residual is as before the step."""
-        if gradient is not None:
-            self.apart.get(id(gradient), gradient).zero_()
+    def leave(self, slot: Slot) -> None:
+        """No rank has used a parameter: its gradient and its residual are as before the step."""
+        if slot.name in self._doubtful:
+            gradient, before = self._doubtful[slot.name]
+            place = self.apart.get(id(gradient), gradient)
+            place.zero_() if before is None else place.copy_(before)
         if self._exchanges:
             self._exchange_of[slot.bucket].leave(slot)
 
@@ -412,7 +421,7 @@ class Step:
         for task in self._sums.tasks:
             task.conclude()
         for slot in [*left, *filter(None, map(self._plan.slots.get, self._absent))]:
-            self.leave(slot, self._doubtful.get(slot.name))
+            self.leave(slot)
         self._count()
         if self.bits == UNCOMPRESSED and self.fresh:
             for bucket in self._buckets:
@@ -471,7 +480,7 @@ class Step:
             return []
         if self._unused is None or (self._unused.error is not None and not self._unused.collectives):
             transport, name = self._plan.transport, f"hvd_dyncomp.{self._plan.source.label}.tickets"
-            self._unused = Task(transport, unused(transport, name, self._plan.slots, self._used))
+            self._unused = Task(transport, unused(transport, name, self._plan.slots, self._doubtful))
             self._unused.begin()
         return [self._unused]
 

@@ -5,7 +5,7 @@ during backward, each as soon as its gradients exist. The other is for incoming 
 gradients that are still missing. The program waits for the GPU once per step, in `catch_up`, when everything has been
 received. Hooks wait only where residuals are divided anew after the ranks have changed, or are released at 32 bits.
 
-Never run on a GPU: tests/exchange/test_streams.py looks for races with simulated streams.
+Without a GPU, tests/exchange/test_streams.py looks for races with simulated streams.
 """
 
 from __future__ import annotations

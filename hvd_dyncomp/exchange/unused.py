@@ -1,12 +1,13 @@
 """Parameters without a gradient on any rank: their means are thrown away, so what their residuals hold stays there.
 
-A kernel leaves a block of zeros alone. But in a block that a parameter shares with others it sends residuals of all
-of them. So these are copied first, and written back when it is known that no rank has used the parameter.
+A kernel leaves a block of zeros alone. But in a block that a parameter shares with others, or if its gradient still has
+values of an earlier step, it sends residuals. So these are copied first, and written back when it is known that no rank
+has used the parameter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -37,19 +38,19 @@ def has_values(gradient: torch.Tensor) -> bool:
 
 
 class Kept:
-    """Copies of a bucket's residuals in shared blocks.
+    """Copies of a bucket's residuals that a step may send.
 
     Args:
         bucket: nothing of it has been quantized in this step.
-        slots: the parameters.
+        slots: the parameters, and whether their gradients may have values.
     """
 
-    def __init__(self, bucket: Bucket, slots: Sequence[Slot]) -> None:
+    def __init__(self, bucket: Bucket, slots: Mapping[Slot, bool]) -> None:
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         residuals = bucket.residuals
-        for slot in slots if residuals.enabled else ():
+        for slot, lingers in slots.items() if residuals.enabled else ():
             copies = self._copies.setdefault(slot.index, [])
-            for part in in_shared_blocks(slot, bucket.values, bucket.block_size):
+            for part in [slot.range] if lingers else in_shared_blocks(slot, bucket.values, bucket.block_size):
                 for residual, where in ((residuals.own, residuals.own_range), (residuals.shard, residuals.shard_range)):
                     first, last = max(part.start, where.start), min(part.stop, where.stop)
                     if first < last:
@@ -64,7 +65,7 @@ class Kept:
 
 
 def unused(
-    transport: Transport, name: str, slots: Mapping[str, Slot], used: Mapping[str, bool | torch.Tensor]
+    transport: Transport, name: str, slots: Mapping[str, Slot], doubtful: Collection[str]
 ) -> Collectives[list[Slot]]:
     """Find the parameters that no rank uses in a step, by one sum over ranks.
 
@@ -72,11 +73,11 @@ def unused(
         transport: sends it.
         name: of the collective.
         slots: the parameters, by name.
-        used: which ones this rank uses; one that is missing counts as used.
+        doubtful: names of those that this rank does not use.
 
     Returns:
         Their slots, the same on all ranks.
     """
-    own = [float(used.get(name, True)) for name in slots]
+    own = [float(name not in doubtful) for name in slots]
     total = yield transport.sum(torch.tensor(own, dtype=torch.float32, device="cpu"), name)
     return [slot for slot, users in zip(slots.values(), total.tolist(), strict=True) if not users]

@@ -63,7 +63,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         rounding: "nearest" or "stochastic". Stochastic rounding is unbiased and reproducible from rank, step and
             element. Use it for training without error feedback. 1 bit with error feedback always rounds to nearest.
         block_size: values that share a scale, a power of two from 64 to 65536. The scale costs 32 / block_size bits per
-            value. Change it for gradients whose magnitudes differ much within 512 values.
+            value (below one bit 16). Change it for gradients whose magnitudes differ much within 512 values.
         min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is lower. Change it for
             models with many small tensors.
         skip: a function of a parameter's name and the parameter. If it returns True, the parameter travels
@@ -74,7 +74,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         bucket_bytes: float32 bytes of gradients that are exchanged together. None: 8 MiB, or with more than 8 workers
             1 MiB for each of them, at most 128 MiB. Smaller buckets leave earlier in backward. Larger ones need fewer
             messages; use them on links of long latency.
-        auto_level: treat the controller's level as the least that quality allows. Try the levels above it, 32 included,
+        auto_level: treat the controller's level as the least that quality allows. Try 2, 4, 8, 16 and 32 bits above it
             for a few steps each, and use the one with the most bits whose steps are as short as any, within 3 %. Try
             again when the controller moves, when steps become longer or shorter by a fifth, and now and then, which
             costs a hundredth of the steps. What was measured is logged. Use it on links of unknown or changing speed.

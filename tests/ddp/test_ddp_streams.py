@@ -44,7 +44,7 @@ class Step:
         self._taken.append(gradient)
         self._origins.add(self._streams.origin())
 
-    def reduce(self, place, gradients) -> None:
+    def reduce(self, place, gradients, unused) -> None:
         for gradient in gradients.values():
             self.add(None, gradient, used=True)
 
@@ -84,8 +84,8 @@ def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 
 def a_pass(step, ended: list, *, compressed: bool) -> backward.Backward:
     """Whose outcome is added to `ended`."""
-    slots = {"it": "its place"} if compressed else {}
-    return backward.Backward(step, slots=slots, tells_used=True, ended=lambda *args: ended.append(args))
+    slots = {"it": SimpleNamespace(name="it")} if compressed else {}
+    return backward.Backward(step, slots=slots, used=None, ended=lambda *args: ended.append(args))
 
 
 def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:

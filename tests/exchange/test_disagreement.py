@@ -50,15 +50,10 @@ CASES = {
         {"skip": lambda name, p: name == "b"},
         SIZES,
         4,
-        r"parameter b has shape (500,) on rank 0, (500,) (not compressed) on rank 1",
+        "parameter b is float32 (500,) on rank 0, float32 (500,) (not compressed) on rank 1",
     ),
-    "a shape": ({}, {**SIZES, "a": 131}, 4, "parameter a has shape (130,) on rank 0, (131,) on rank 1"),
-    "a parameter": (
-        {},
-        {"a": 130, "small": 5},
-        4,
-        "parameter b has shape (500,) on rank 0, none (there is no such parameter) on rank 1",
-    ),
+    "a shape": ({}, {**SIZES, "a": 131}, 4, "parameter a is float32 (130,) on rank 0, float32 (131,) on rank 1"),
+    "a parameter": ({}, {"a": 130, "small": 5}, 4, "parameter b is float32 (500,) on rank 0, not there on rank 1"),
     "an order": ({}, dict(reversed(SIZES.items())), 4, "rank 0 and rank 1 have the same parameters in another order"),
 }
 

@@ -7,7 +7,7 @@ A kernel is compiled at its first call for a level, and kept in Triton's cache.
 In here `import triton` is the library, as all imports are absolute. Importing this package imports Triton; this happens
 only with the first tensor on a GPU.
 
-Never run on a GPU: tests run the kernels in Triton's interpreter, and check what the compiler makes of them.
+Tests without a GPU run the kernels in Triton's interpreter, and check what the compiler makes of them.
 """
 
 import triton

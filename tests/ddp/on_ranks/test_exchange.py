@@ -1,6 +1,7 @@
 """What a backward pass makes of gradients."""
 
 import contextlib
+import copy
 import gc
 import os
 import time
@@ -13,7 +14,7 @@ from problem import Linear, assert_means, distributed, gradients, same_on_all_ra
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp import LockstepError, ddp
+from hvd_dyncomp import LockstepError, Schedule, ddp
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
@@ -129,10 +130,12 @@ def test_unused_parameters(rank, size):
 
 @pytest.mark.parametrize("bits", [0.25, 1, 4])
 @pytest.mark.parametrize("views", [False, True])
-def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, rank):
-    """Also in blocks that it shares with others. Nothing else changes."""
+@pytest.mark.parametrize("lingers", [False, True])
+def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, lingers, rank):
+    """Also in blocks that it shares with others, if it has the gradient of an earlier step, and at 32 bits."""
     arguments = {"gradient_as_bucket_view": views}
-    model, quantizer = distributed(bits, ddp_arguments={"find_unused_parameters": True, **arguments})
+    levels = Schedule({0: bits, 1: 32})
+    model, quantizer = distributed(levels, ddp_arguments={"find_unused_parameters": True, **arguments})
     other, plain = distributed(bits, ddp_arguments=arguments)
     for seed in range(3):
         for each in (model, other):
@@ -142,13 +145,20 @@ def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, rank):
             assert torch.equal(one, two)
     tickets = quantizer.meter.total().uncompressed_bytes
     assert tickets > 0 and plain.meter.total().uncompressed_bytes == 0
-    for seed in range(3, 6):
+    for seed in range(3, 7):
+        if seed == 6:
+            quantizer.controller.step({})
         before = quantizer.state_dict()
-        model.zero_grad()
+        for i, value in enumerate(model.module.values):
+            if i != 2 or not lingers:
+                value.grad = None
+        lingering = copy.deepcopy(model.module.values[2].grad)
         model(seed, (0, 1, 3) if rank == 0 else (0, 3)).backward()
         after = quantizer.state_dict()
         assert torch.equal(after["residuals"]["values.2"], before["residuals"]["values.2"])
-        assert model.module.values[2].grad is None and model.module.values[1].grad.any()
+        now = model.module.values[2].grad
+        assert (now is None) != lingers and (now is None or torch.equal(now, lingering))
+        assert model.module.values[1].grad.any()
     assert same_on_all_ranks([model.module.values[i].grad for i in (0, 1, 3)])
 
 
