@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.autograd import Variable
 
+NO_PASS = -1
+
 
 def call_at_end(function: Callable[[], None]) -> bool:
     """Have a function called when the current pass ends, after all that was told so before; return whether one runs."""
@@ -18,7 +20,7 @@ def call_at_end(function: Callable[[], None]) -> bool:
 
 
 def current_pass() -> int:
-    """The backward pass that is under way in this thread: the innermost, if one runs within another; -1 if none."""
+    """The backward pass that is under way in this thread: the innermost, if one runs within another; or `NO_PASS`."""
     return torch._C._current_graph_task_id()
 
 

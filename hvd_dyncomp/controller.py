@@ -18,7 +18,7 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
 from hvd_dyncomp.transport import given, given_or_initialized
-from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.base import EVERY_RANK, Transport, gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -147,17 +147,23 @@ class Controller:
         finished = reports[0]["epoch"]
         if finished < self.epoch:
             logger.warning("Controller.step: epoch %d was stepped before; nothing changes", finished)
+            self._check_lockstep()
             return self._bits
         answer = self._decide(finished, _weighted_means(reports)) if self.transport.rank == 0 else None
         answer = gather_json(self.transport, answer, "hvd_dyncomp.controller.decision")[0]
         if "error" in answer:
             raise ControllerError(answer["error"])
-        record = Record(**answer)
-        if self.transport.rank == 0 and self.transport.size > 1 and replicas.idle(self, self.epoch):
+        if self.transport.rank == 0 and self.transport.size > 1 and all(report["idle"] for report in reports):
             logger.warning(IDLE, self.epoch)
-        self.history.append(record)
+        before = self._bits
+        self.history.append(record := Record(**answer))
         self._bits = record.bits
-        self._check_lockstep()
+        try:
+            self._check_lockstep()
+        except (ControllerError, LockstepError):  # on all ranks
+            self.history.pop()
+            self._bits = before
+            raise
         return self._bits
 
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
@@ -167,7 +173,8 @@ class Controller:
             weight, values = finite("num_samples", num_samples, 0), check_metrics(metrics)
         except Exception as error:  # noqa: BLE001  # converting a user's object may raise anything
             return {"error": f"{type(error).__name__}: {error}"}
-        return {"epoch": finished, "history": self.epoch, "weight": weight, "metrics": values}
+        idle = replicas.idle(self, self.epoch)
+        return {"epoch": finished, "history": self.epoch, "weight": weight, "metrics": values, "idle": idle}
 
     def _check_reports(self, reports: list[dict[str, Any]]) -> None:
         for rank, report in enumerate(reports):
@@ -200,7 +207,7 @@ class Controller:
         """The next decision, and whether policies may see this epoch later."""
         bad = _not_finite(metrics)
         if not bad:
-            usable = [record for record in self.history if record.usable]
+            usable = [replace(record) for record in self.history if record.usable]  # the policy's to keep
             return _checked("the policy's decision", self.policy.decide([*usable, Record(epoch, metrics)])), True
         in_a_row = 1
         for record in reversed(self.history):
@@ -243,7 +250,9 @@ class Controller:
 
     def sync(self) -> None:
         """Take over rank 0's history and level. Collective. For workers that join a run."""
-        self.load_state_dict(gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync")[0])
+        late = ("Controller.sync", EVERY_RANK)
+        states = gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync", late)
+        self.load_state_dict(states[0])
 
     def state_dict(self) -> dict[str, Any]:
         """History, level and configuration as plain data. `load_state_dict` compares the configuration."""

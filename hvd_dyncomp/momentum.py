@@ -109,7 +109,8 @@ def leave_out(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Tens
     Args:
         parameters: those whose gradients wait in residuals.
         bits: level of the gradients, bits per value.
-        by: who has exchanged them: of several models of one optimizer, each tells of its own parameters.
+        by: who has exchanged them: of several models of one optimizer, each tells of its own parameters. Its
+            `stepped` becomes true when the optimizer steps.
     """
     if isinstance(optimizer, WithoutMomentum):
         if optimizer.left_out_by is None:
@@ -208,6 +209,8 @@ class WithoutMomentum(torch.optim.Optimizer):
         step(_sharing(self, type(self), param_groups=list(_divided(self, left_out))) if left_out else self)
         self._empty(left_out)
         self._lacked = bool(left_out)
+        for by in self.left_out_by or ():
+            by.stepped = True
         if self.left_out_by is not None:
             self.left_out_by.clear()
         self.steps += 1

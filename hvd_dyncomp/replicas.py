@@ -68,12 +68,20 @@ def idle(controller: object, epoch: int) -> bool:
 def models_of(controller: object) -> dict[str, Named]:
     """What is trained at a controller's level now, by label. Models that are deleted are left out.
 
-    Of several trainers with one label the last counts: the others wait to be deleted, on some ranks longer.
+    Several trainers may have one label. Of those with the same parameters the last counts: the others wait to be
+    deleted, on some ranks longer. So of those with other parameters the last is the first.
     """
-    known = list(_trainers.get(controller, {}).values())
-    last = {each.label: each for each in known if each.label is not None}
-    models = {label: each.trained() for label, each in last.items()}
-    return {label: named for label, named in models.items() if named}
+    models: dict[str, Named] = {}
+    numbers: dict[str, int] = {}
+    seen: set[torch.Tensor] = set()
+    for each in reversed(list(_trainers.get(controller, {}).values())):
+        label = each.label
+        named = each.trained() if label is not None else ()
+        if label is not None and named and seen.isdisjoint(parameter for _, parameter in named):
+            numbers[label] = number = numbers.get(label, 0) + 1
+            models[label if number == 1 else f"{label} ({number})"] = named
+            seen.update(parameter for _, parameter in named)
+    return models
 
 
 def brief(models: Models) -> dict[str, int] | None:
@@ -89,13 +97,14 @@ def alike(everyone: Sequence[Mapping[str, Any] | None]) -> bool:
     return not any(_differing([each or {} for each in everyone])) and None not in everyone
 
 
-def compare(transport: Transport, models: Models, name: str) -> None:
+def compare(transport: Transport, models: Models, name: str, late: tuple[str, str] | None = None) -> None:
     """Compare each parameter of the models that several ranks have. Collective. A NaN is equal to any NaN.
 
     Args:
         transport: connects the ranks.
         models: this rank's.
         name: of the collective.
+        late: as in `gather_json`.
 
     Raises:
         LockstepError: on every rank: a parameter differs, or a rank cannot read its parameters.
@@ -105,7 +114,7 @@ def compare(transport: Transport, models: Models, name: str) -> None:
         mine = {"models": {label: numbers(named, exact=False) for label, named in models().items()}}
     except Exception as error:  # noqa: BLE001  # the other ranks wait
         mine = {"error": f"{type(error).__name__}: {error}"}
-    everyone = gather_json(transport, mine, name)
+    everyone = gather_json(transport, mine, name, late)
     for rank, theirs in enumerate(everyone):
         if "error" in theirs:
             raise LockstepError(f"rank {rank} cannot compare its parameters: {theirs['error']}")
@@ -140,6 +149,8 @@ def _crc32(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
+@torch.inference_mode(False)  # in which nobody may look at a DTensor's part
+@torch.no_grad()
 def _number(values: torch.Tensor, exact: bool) -> int:
     """A checksum of shape, dtype and values. With `exact`, of all their bits; otherwise all NaNs count as the same."""
     if is_lazy(values) or values.is_meta:  # has no values yet

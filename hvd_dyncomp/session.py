@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +19,11 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import phases
+from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.momentum import (
     MOST_BITS,
-    WithoutMomentum,
     advice,
     advise_stepper,
     leave_out,
@@ -34,7 +33,7 @@ from hvd_dyncomp.momentum import (
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepLevels, Turn
 from hvd_dyncomp.transport import processes
-from hvd_dyncomp.transport.base import One, Transport
+from hvd_dyncomp.transport.base import EVERY_RANK, One, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class Session:
         )
         self.meter = Meter()
         self._advice = Advice()
-        self._steps_of: Mapping[WithoutMomentum, int] = {}  # before the latest exchange
+        self.stepped = False  # whether an optimizer of `without_momentum` has, since the latest exchange
         self._watches = False  # whether it waits for an optimizer's step, to warn of its momentum
         self._plan: Plan | None = None
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
@@ -175,7 +174,8 @@ class Session:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
         """
         if self._ours.size > 1:
-            replicas.compare(self._ours, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
+            late, name = ("check_replicas", EVERY_RANK), "hvd_dyncomp.quantizer.replicas"
+            replicas.compare(self._ours, lambda: {"": self.trained()}, name, late)
 
     def discard(self) -> None:
         """Make the residuals what they were before the latest step, whose gradients the program throws away.
@@ -249,7 +249,8 @@ class Session:
 
     def _new_plan(self) -> Plan:
         """The plan, with what is in `_saved`."""
-        return Plan(self._source, self._settings, self._skip, self._saved)
+        with torch.inference_mode(False):  # steps will write its residuals
+            return Plan(self._source, self._settings, self._skip, self._saved)
 
     def _ranks(self) -> tuple[Transport, str]:
         """The transport and the label for the case that there is no plan."""
@@ -269,7 +270,7 @@ class Session:
             return self._plan.residuals()
         if self._saved is not None:
             return self._saved
-        return {"rank": 0, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
+        return {"rank": None, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
 
     def _between_steps(self, what: str) -> None:
         if self._step is not None:
@@ -320,18 +321,11 @@ class Session:
 
     def _agreed(self) -> dict[str, Any]:
         """What else than plan and turn must be the same on all ranks in a step; as in `Step`."""
-        # One that does not step may have been replaced, and wait to be deleted, on some ranks longer.
-        known = self._known_optimizers()
-        return {"without_momentum": any(one.steps != self._steps_of.get(one, one.steps) for one in known)}
-
-    def _known_optimizers(self) -> Sequence[WithoutMomentum]:
-        return optimizers_of(self._plan.waiting) if self._plan is not None else ()
+        return {MOMENTUM: self.stepped}
 
     def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Those known to step the parameters, as far as that matters here."""
-        known = self._known_optimizers()
-        self._steps_of = weakref.WeakKeyDictionary({one: one.steps for one in known})
-        return known
+        return optimizers_of(self._plan.waiting) if self._plan is not None else ()
 
     def _end(self, step: Step | FailedStep) -> None:
         """Wait for the means of a step. Raises what `Step.collect` does."""
@@ -342,7 +336,7 @@ class Session:
     def _tell_optimizers(self, bits: float) -> None:
         """Tell those that step next at how many bits their gradients came, and warn of their momentum."""
         waiting = self._plan.waiting if self._plan is not None else frozenset()
-        optimizers = self._optimizers()
+        optimizers, self.stepped = self._optimizers(), False
         for optimizer in optimizers:
             leave_out(optimizer, waiting, bits, by=self)
         if bits > MOST_BITS or not waiting or self._transport.rank != 0:

@@ -15,6 +15,7 @@ from hvd_dyncomp import (
     LockstepError,
     Policy,
     Schedule,
+    Static,
     StepFunction,
 )
 from hvd_dyncomp.transport.base import Transport
@@ -145,6 +146,55 @@ def test_ranks_that_others_leave_alone_in_it_say_once_for_whom_they_wait(inside,
     assert warnings(caplog) == [
         f"rank {rank} has waited 10 s in Controller.step for ranks {missing}: {ADVICE}" for rank in inside
     ]
+
+
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("check_replicas", lambda worker: worker.quantizer.check_replicas()),
+        ("Controller.sync", lambda worker: worker.controller.sync()),
+    ],
+)
+def test_a_rank_that_others_leave_alone_elsewhere_says_so(where, call, caplog):
+    def program(worker: Worker) -> None:
+        worker.step(worker.noise(0))
+        if worker.transport.rank == 0:
+            call(worker)
+
+    with pytest.raises(Deadlock):
+        on_ranks(2, program, SIZES, 4)
+    assert warnings(caplog) == [
+        f"rank 0 has waited 10 s in {where} for ranks [1]: every rank must call it: not under 'if hvd.rank() == 0:'"
+    ]
+
+
+@pytest.mark.parametrize("training", [[], [1], [0, 1]])
+def test_that_no_gradient_came_is_said_if_none_came_on_any_rank(training, caplog):
+    def program(transport: InProcessTransport) -> None:
+        controller = Controller(4, transport=transport)
+        quantizer = DynamicQuantizer(controller, transport=transport)
+        if transport.rank in training:
+            quantizer.meter.at(0, 4).steps += 1
+        controller.step({})
+
+    World(2).run(program)
+    assert ["no gradient came in epoch 0" in said for said in warnings(caplog)] == [True] * (not training)
+
+
+def test_a_policy_may_write_into_what_it_gets():
+    class Policy(Static):
+        def decide(self, history):
+            for record in history:
+                record.metrics["seen"] = 1.0
+            return super().decide(history)
+
+    def program(transport: InProcessTransport) -> list:
+        controller = Controller(Policy(4), transport=transport)
+        for _ in range(3):
+            controller.step({"a": 1.0})
+        return [dict(record.metrics) for record in controller.history]
+
+    assert World(2).run(program) == [[{"a": 1.0}] * 3] * 2
 
 
 @AROUND

@@ -7,7 +7,7 @@ import pytest
 import torch
 from simulated import SimulatedOptimizer, Worker, on_ranks, parameters
 
-from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Schedule
 from hvd_dyncomp.replicas import _number
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
 
@@ -131,6 +131,47 @@ def test_of_two_with_the_same_label_the_last_is_compared():
     said, _ = on_ranks(RANKS, run, SIZES, 4)
     for first, second in said:
         assert first == "" and second.startswith("parameter c is not the same on rank 0 and rank 1")
+
+
+def test_two_models_with_the_same_label_are_both_compared():
+    """As of two optimizers without `named_parameters`."""
+
+    def run(worker: Worker) -> list[str]:
+        transport, controller = worker.transport, worker.controller
+        worker.step(worker.noise(0))
+        second = DynamicQuantizer(controller, transport=transport, block_size=64, min_numel=10)
+        optimizer = SimulatedOptimizer(parameters(SIZES), second, transport)
+        second.attach(optimizer)
+        said = [ended(controller)]
+        if transport.rank == 0:
+            worker.parameters["c"].data += 1
+        said.append(ended(controller))
+        assert optimizer is not worker.optimizer
+        return said
+
+    said, _ = on_ranks(RANKS, run, SIZES, 4)
+    for first, second in said:
+        assert first == "" and second.startswith("parameter c is not the same on rank 0 and rank 1")
+
+
+def test_an_epoch_that_ends_with_an_error_is_not_counted():
+    """The same call again says the same."""
+
+    def run(worker: Worker) -> None:
+        worker.step(worker.noise(0))
+        if worker.transport.rank == 0:
+            worker.parameters["c"].data += 1
+        for _ in range(2):
+            assert ended(worker.controller).startswith("parameter c is not the same")
+            assert (worker.controller.epoch, worker.controller.bits) == (0, 4)
+        worker.parameters["c"].data.zero_()
+        assert worker.controller.step({}, epoch=0) == 8
+        if worker.transport.rank == 0:
+            worker.parameters["c"].data += 1
+        with pytest.raises(LockstepError, match="parameter c is not"):  # as a resumed run may call it again
+            worker.controller.step({}, epoch=0)
+
+    on_ranks(RANKS, run, SIZES, Schedule({0: 4, 1: 8}))
 
 
 def test_a_group_that_is_added_later_is_trained_on_each_rank_alone():

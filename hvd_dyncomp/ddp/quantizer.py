@@ -17,13 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
 from hvd_dyncomp.agreement import agree, description
-from hvd_dyncomp.autograd import call_at_end, computes, current_pass
+from hvd_dyncomp.autograd import NO_PASS, call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.torch_distributed import transport
@@ -80,7 +81,8 @@ class Quantizer(Session):
         except RuntimeError as error:
             raise ValueError(HOOKED) from error
         model._comm_hooks = Hooks(model._comm_hooks)
-        if number in ranks.compressed and ranks.rank == 0:
+        twin = ranks.compressed.get(number)
+        if twin is not None and not twin.meter.records and ranks.rank == 0:
             logger.warning(TWINS)
         ranks.compressed[number] = self
         replicas.register(self.controller, self)
@@ -130,6 +132,10 @@ class Quantizer(Session):
             "the model, and load this one's state_dict()"
         )
 
+    def _agreed(self) -> dict[str, Any]:
+        joined = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
+        return {**super()._agreed(), **({MOMENTUM: None} if joined else {})}
+
     def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket of the model; return its future. Does not block; all gradients become means together.
 
@@ -160,7 +166,8 @@ class Quantizer(Session):
                 self._new_backward(bucket, None if self._left is before else self._left)
             self._end_with_this_pass(self._backward)  # type: ignore[arg-type]  # there is one
             self._backward.take_rest(bucket, self._names)  # type: ignore[union-attr]
-        call_at_end(self._raise_later)
+        if not call_at_end(self._raise_later):
+            self._raise()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future

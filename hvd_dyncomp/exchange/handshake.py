@@ -11,7 +11,7 @@ import torch
 
 from hvd_dyncomp.errors import JOINED, LockstepError
 from hvd_dyncomp.exchange.task import Collectives
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag, Greeting
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, MOMENTUM, Flag, Greeting
 from hvd_dyncomp.transport.base import Transport, gathered_json, start_gather_json
 
 
@@ -45,8 +45,7 @@ def handshake(
         numbers = places.view(torch.int64)
     yield transport.sum(numbers, f"{name}.handshake")
     greetings = _greetings(places, name)
-    first = _comparable(greetings[0])
-    if not flags_of(greetings) & Flag.FAILED and all(_comparable(greeting) == first for greeting in greetings):
+    if not flags_of(greetings) & Flag.FAILED and _agree(greetings):
         return greetings
     received = yield start_gather_json(transport, about(), f"{name}.introduction")
     raise LockstepError(_disagreement(gathered_json(received), transport.elastic))
@@ -63,6 +62,12 @@ def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
         if not any(message):
             raise LockstepError(f"{name}: rank {rank} is missing from this step: {JOINED}")
     return [Greeting.from_bytes(message) for message in messages]
+
+
+def _agree(greetings: Sequence[Greeting]) -> bool:
+    first = _comparable(greetings[0])
+    stepping = [greeting.flags & Flag.WITHOUT_MOMENTUM for greeting in greetings if not greeting.flags & Flag.JOINED]
+    return len(set(stepping)) <= 1 and all(_comparable(greeting) == first for greeting in greetings)
 
 
 def _comparable(greeting: Greeting) -> Greeting:
@@ -94,7 +99,7 @@ def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic
     """The first difference between a rank and rank 0, in words; "" if there is none."""
     for key in sorted({*first["settings"], *other["settings"]}):
         values = first["settings"].get(key), other["settings"].get(key)
-        if values[0] != values[1]:
+        if values[0] != values[1] and not (key == MOMENTUM and None in values):
             loads = elastic and key in ("step", "bits")
             advice = f" elastic training: pass quantizer and controller to {elastic}" if loads else ""
             words = next((text for start, text in _HINTS.items() if key.startswith(start)), "")

@@ -17,7 +17,7 @@ from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
-from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
+from hvd_dyncomp.exchange.wire import MOMENTUM, WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.step_levels import Turn
 from hvd_dyncomp.transport.base import Transport
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # Of all messages that a rank sends in one collective: MPI counts bytes in 32 bits, with a sign.
 MOST_BYTES = 2**31 - 1
+
+_MOMENTUM = {True: Flag.WITHOUT_MOMENTUM, False: Flag(0), None: Flag.JOINED}
 
 
 class Plan:
@@ -126,14 +128,16 @@ class Plan:
             agreed: as in `Step`.
             fresh: whether backward has run on this rank since the last exchange.
         """
+        others = {name: value for name, value in agreed.items() if name != MOMENTUM}
+        flags = (Flag.FRESH if fresh else Flag(0)) | _MOMENTUM[agreed.get(MOMENTUM, False)]
         return Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
             turn.bits,
             turn.proposal,
-            checksum(f"{self.composition} {agreed}") if any(agreed.values()) else self.composition,
+            checksum(f"{self.composition} {others}") if any(others.values()) else self.composition,
             turn.number & 0xFFFFFFFF,
-            Flag.FRESH if fresh else Flag(0),
+            flags,
             checksum(self.transport.host),
             self.topology_checksum,
         )

@@ -155,6 +155,8 @@ class Quantizer(Session):
                 step: Any = self._step or self._begin()
                 if not isinstance(step, FailedStep):
                     step.take(unit, flat, ends=ends)
+                    if unit.hooked:  # optimizers may step next
+                        self._tell_optimizers(step.bits)
         except BaseException as error:  # noqa: BLE001
             self._break(error)
         if not ends:  # no backward pass of autograd's: a schedule of pipelines calls FSDP by itself

@@ -135,6 +135,12 @@ class Unit:
             for (name, each), part in zip(trained, flat.split(lengths), strict=True)
         }
 
+    @property
+    def hooked(self) -> bool:
+        """Whether hooks will be called with its gradients before backward ends."""
+        trained = [each.sharded_param for each in self._group.fsdp_params if each.sharded_param.requires_grad]
+        return any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in trained)
+
     def stays(self, flat: torch.Tensor) -> bool:
         """Whether the parameters' gradients will be views of what a hook gets, and nobody reads them before the end.
 
@@ -143,11 +149,9 @@ class Unit:
         return (
             flat.dtype in _UNDIVIDED
             and not self._group.force_sum_reduction_for_comms
+            and not self.hooked
             and not any(
-                each.sharded_param.grad is not None
-                or each.sharded_param.dtype != flat.dtype
-                or each.offload_to_cpu
-                or getattr(each.sharded_param, "_post_accumulate_grad_hooks", None)
+                each.sharded_param.grad is not None or each.sharded_param.dtype != flat.dtype or each.offload_to_cpu
                 for each in self._group.fsdp_params
                 if each.sharded_param.requires_grad
             )

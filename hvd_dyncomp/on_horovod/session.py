@@ -19,6 +19,7 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.momentum import WithoutMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
@@ -112,12 +113,12 @@ class OptimizerSession(Session):
             Exception: no step can be begun; the other ranks have been told.
         """
         optimizer, parameter = horovod_optimizer.calling(self, caller)
-        if optimizer is None or isinstance(self._step, FailedStep):
+        if optimizer is None or parameter is None or isinstance(self._step, FailedStep):
             return None
         if self._step is None or self._forgotten or optimizer is not self._optimizer():
             self._open(optimizer, gradient)
         name = None if self._source is None else self._source.name_of(parameter)
-        return None if name is None or parameter is None else (name, parameter)
+        return None if name is None else (name, parameter)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whose gradients come. A step that Horovod has forgotten is left."""
@@ -191,7 +192,7 @@ class OptimizerSession(Session):
         return ranks, horovod_optimizer.label_of(optimizer)
 
     def _agreed(self) -> dict[str, Any]:
-        return {"without_momentum": isinstance(self._optimizer(), WithoutMomentum)}
+        return {MOMENTUM: isinstance(self._optimizer(), WithoutMomentum)}
 
     def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
         optimizer = self._optimizer()

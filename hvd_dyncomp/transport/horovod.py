@@ -114,7 +114,9 @@ class HorovodTransport(Transport):
         return self._request(_alltoall_async, tensor, lengths, received, lengths.new_empty(0), name=name)
 
     def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> int:
-        return self._request(_allgather_async, tensor, tensor.new_empty(sum(arriving or ())), name=name)
+        with torch.inference_mode(False):  # Horovod's thread writes, and is in no such mode
+            sent = tensor.clone() if tensor.is_inference() else tensor
+            return self._request(_allgather_async, sent, sent.new_empty(sum(arriving or ())), name=name)
 
     def sum(self, tensor: torch.Tensor, name: str) -> int:
         return self._request(functools.partial(hvd.allreduce_async_, op=hvd.Sum), tensor, name=name)

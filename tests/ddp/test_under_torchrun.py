@@ -9,11 +9,18 @@ BODIES = Path(__file__).parent / "on_ranks"
 
 FILES = [
     *("transport", "agreement", "exchange", "runs", "parted_replicas"),
-    *("devices", "layouts", "interrupted", "copies", "averager", "scaler", "compiled", "nested", "calls"),
+    *("devices", "layouts", "interrupted", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum"),
 ]
 JOBS = {
     2: FILES,
-    3: ["agreement", "exchange", "runs", "interrupted", "averager"],  # elsewhere it does not matter how many they are
+    3: [
+        "agreement",
+        "exchange",
+        "runs",
+        "interrupted",
+        "averager",
+        "momentum",
+    ],  # elsewhere it does not matter how many they are
     4: ["exchange", "runs", "averager"],
 }
 SECONDS = 300

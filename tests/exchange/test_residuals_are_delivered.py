@@ -259,8 +259,9 @@ def test_a_state_of_another_rank_is_refused_at_once_and_changes_nothing():
         before = worker.quantizer.state_dict()
         worker.step(worker.noise(1))
         other = {**before, "rank": 1 - worker.transport.rank}
-        with pytest.raises(ValueError, match=f"state is that of rank {other['rank']}"):
-            worker.quantizer.load_state_dict(other)
+        for state in (other, {**other, "world_size": 3, "hosts": None}):
+            with pytest.raises(ValueError, match=f"state is that of rank {other['rank']}"):
+                worker.quantizer.load_state_dict(state)
         after = worker.quantizer.state_dict()
         assert after["steps"] == 2 and after["meter"] != before["meter"]
         return worker.step(worker.noise(2))

@@ -250,6 +250,31 @@ def test_momentum_is_left_out_of_shards(kind):
     assert quantizer.bits == 8 and not optimizer.left_out
 
 
+def test_optimizers_that_step_within_backward():
+    """The level at which their own gradients came decides."""
+    torch.manual_seed(0)
+    model = sharded(Blocks())
+    levels = Controller(Schedule({0: 8, 1: 1, 2: 8}))
+    quantizer = fsdp.compress(model, levels, replicas=mesh()["replicate"], min_numel=1)
+    optimizers, left_out = {}, []
+
+    def step(parameter):
+        left_out.append(parameter in optimizers[parameter].left_out)
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        optimizers[parameter] = without_momentum(torch.optim.SGD([parameter], lr=0.01, momentum=0.9))
+        parameter.register_post_accumulate_grad_hook(step)
+    for seed, expected in enumerate((False, True, False)):
+        left_out.clear()
+        loss_of(model, seed, dist.get_rank()).backward()
+        assert left_out == [expected] * len(optimizers)
+        with torch.inference_mode():
+            quantizer.controller.step({})
+    quantizer.check_replicas()
+
+
 def test_tensors_may_be_parallel_within_a_replica(size):
     """Two replicas of two ranks that share each layer's tensors, and no shards."""
     if size != 4:

@@ -62,6 +62,35 @@ def test_outside_an_optimizer_a_tensor_is_not_compressed_and_one_warning_says_so
     assert [record.message for record in caplog.records if "outside" in record.message].__len__() == 1
 
 
+@pytest.mark.parametrize("where", ["before backward", "after it", "in a hook"])
+def test_a_tensor_that_is_averaged_within_step_is_none_of_the_optimizers(where):
+    """As a loss or a norm for a log: the gradients are compressed all the same, and nothing stays in flight."""
+    q = quantizer(4)
+    problem = Problem(names=["long"], compression=q)
+    optimizer, parameter = problem.optimizer, problem.parameters["long"]
+
+    def average(*_):
+        torch.testing.assert_close(hvd.allreduce(torch.ones(3), name="logged", compression=q), torch.ones(3))
+
+    def closure():
+        optimizer.zero_grad()
+        if where == "before backward":
+            average()
+        (parameter * wanted["long"]).sum().backward()
+        optimizer.synchronize()
+        if where == "after it":
+            average()
+
+    if where == "in a hook":
+        optimizer.register_step_post_hook(average)
+    for seed in range(3):
+        wanted = problem.draw(seed=seed)
+        with optimizer.skip_synchronize():
+            optimizer.step(closure)
+        q.state_dict()
+    assert q.meter.total().compressed_values == 3 * 5000 and q.meter.total().steps == 3
+
+
 def test_the_level_is_fixed_while_gradients_are_in_flight():
     """Decoding depends on what was sent, not on what the controller says by then."""
     q = DynamicQuantizer(Controller(Schedule({0: 8, 1: 2})))

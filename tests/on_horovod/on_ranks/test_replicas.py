@@ -7,7 +7,7 @@ import pytest
 import torch
 from problem import DEVICE, same_on_all_ranks
 
-from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
+from hvd_dyncomp import LEVELS, AllRanks, Controller, DynamicQuantizer, Schedule
 
 pytestmark = pytest.mark.promise("All replicas hold the same bits, also when levels change.")
 
@@ -45,6 +45,27 @@ def test_random_level_switches():
     model, losses, levels = train(200)
     assert len(levels) >= 8, "the switches did not happen"
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10]), "it does not train"
+
+
+def test_in_inference_mode_as_well():
+    """Where people validate. An error would be one of Horovod's, after which an elastic job begins again."""
+    model = torch.nn.Linear(40, 60).to(DEVICE)
+    q = DynamicQuantizer(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=q)
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(1, 40, device=DEVICE)).sum().backward()
+        optimizer.step()
+        with torch.inference_mode():
+            q.controller.step({"accuracy": torch.ones(())})
+            q.check_replicas()
+            state = AllRanks(q).state_dict()
+    with torch.inference_mode():
+        AllRanks(q).load_state_dict(state)
+    model(torch.ones(1, 40, device=DEVICE)).sum().backward()
+    optimizer.step()
 
 
 def test_stochastic_rounding_is_reproducible():
