@@ -265,6 +265,12 @@ def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
     return said
 
 
+def test_a_restart_replaces_the_epochs_that_it_repeats(tmp_path: Path) -> None:
+    first, again = [line(epoch) for epoch in range(4)], [line(epoch, train_loss=9.0) for epoch in range(2, 4)]
+    run = read_run(write(tmp_path / "run", [*first, *again]))
+    assert [epoch.number for epoch in run.epochs] == [0, 1, 2, 3] and run.values("train_loss")[2:] == [9.0, 9.0]
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
@@ -276,7 +282,6 @@ def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
         ("{}", "'epoch'"),
         ('{"epoch": true, "level": 4}', "'epoch'"),
         ('{"epoch": -1, "level": 4}', "'epoch'"),
-        ('{"epoch": 0, "level": 4}', "has epoch 0 after epoch 0"),
         ('{"epoch": 1}', "'level'"),
         ('{"epoch": 1, "level": 0}', "'level'"),
         ('{"epoch": 1, "level": "4"}', "'level'"),

@@ -69,6 +69,8 @@ class Plateau(Policy):
         self.mode = one_of("mode", mode, ("min", "max"))
         if self.mode == "min" and "acc" in self.monitor.lower():
             logger.warning("Plateau(monitor=%r): less of it counts as better; of an accuracy, mode='max'", self.monitor)
+        if self.mode == "max" and "loss" in self.monitor.lower():
+            logger.warning("Plateau(monitor=%r, mode='max'): more of it counts as better", self.monitor)
         self.patience = integer("patience", patience, 0)
         self.threshold = finite("threshold", threshold, 0)
         self.threshold_mode = one_of("threshold_mode", threshold_mode, ("rel", "abs"))

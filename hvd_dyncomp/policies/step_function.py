@@ -105,6 +105,10 @@ class StepFunction(Policy):
         self.levels = _usable_levels(levels)
         self.thresholds = _ascending_thresholds(thresholds, len(self.levels) - 1)
         self.monitor = metric_name("monitor", monitor)
+        if "loss" in self.monitor.lower():
+            logger.warning(
+                "StepFunction(monitor=%r): more of it counts as better; of a loss, see Plateau", self.monitor
+            )
         self.loss = None if loss is None else metric_name("loss", loss)
         both = {*names_of(self.monitor, ACCURACIES)} & {*names_of(self.loss, _LOSSES)}
         if both:

@@ -131,10 +131,10 @@ def _read_metrics(path: Path) -> tuple[tuple[Epoch, ...], bool]:
             raise UnreadableRun(f"{path}: line {number} is not a JSON object")
         try:
             epoch = _epoch(line)
-            if epochs and epoch.number <= epochs[-1].number:
-                raise ValueError(f"has epoch {epoch.number} after epoch {epochs[-1].number}")
         except ValueError as error:
             raise UnreadableRun(f"{path}: line {number} {error}") from None
+        while epochs and epochs[-1].number >= epoch.number:  # of before a restart, from a checkpoint before it
+            epochs.pop()
         epochs.append(epoch)
     return tuple(epochs), False
 

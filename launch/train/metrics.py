@@ -68,7 +68,9 @@ def _sentence(line: dict[str, Any], epochs: int) -> str:
     following = f" -> {line['next_level']} bits ({line['reason']})" if line["next_level"] != line["level"] else ""
     sent = Carried.of(line).in_words(f" ({_percent(line['saved_fraction'])} saved)")
     steps = line["steps_by_level"]
-    tried = ", ".join(f"{count} at {bits}" for bits, count in steps.items()) if len(steps) > 1 else ""
+    tried = (
+        ", ".join(f"{count} at {bits}" for bits, count in steps.items()) if set(steps) != {str(line["level"])} else ""
+    )
     return (
         f"epoch {line['epoch'] + 1:>2}/{epochs}  {line['level']:>2} bits  loss {_text(line['train_loss'], '.3f')}  "
         f"accuracy train {_text(line['train_accuracy'], '.1%')} val {_text(line['val_accuracy'], '.1%')} "

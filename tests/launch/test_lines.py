@@ -5,6 +5,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from common.launcher import run
 from runs import PROGRAM, TIMEOUT
 from train.metrics import Progress
@@ -56,6 +58,16 @@ def test_an_epoch_is_one_piece_and_a_pipe_gets_no_bar(monkeypatch) -> None:
     progress.end(LINE)
     assert len(printed[0]) == 1 and printed[0][0].startswith("epoch  1/3   4 bits  loss 1.500")
     assert printed[0][0].endswith(" -> 8 bits (accuracy above 80 %)\n") and printed[1] == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"), [({"4": 9}, ""), ({"32": 9}, "9 at 32"), ({"4": 2, "8": 7}, "2 at 4, 7 at 8")]
+)
+def test_levels_of_steps_are_said_if_they_are_others(steps: dict, said: str, monkeypatch) -> None:
+    """In a warm-up, and with `auto_level`."""
+    printed = watched(monkeypatch)
+    Progress("auto", 3, rank=0).end({**LINE, "steps_by_level": steps})
+    assert (f"  steps: {said} bits ->" in printed[0][0]) == bool(said) and ("steps" in printed[0][0]) == bool(said)
 
 
 def test_what_is_wrong_is_one_piece(tmp_path: Path) -> None:

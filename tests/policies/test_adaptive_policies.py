@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hvd_dyncomp import CriticalRegime, Plateau, Record
+from hvd_dyncomp import CriticalRegime, Plateau, Record, StepFunction
 
 
 def trace(policy, name, values):
@@ -146,6 +146,20 @@ def test_bad_arguments(policy, arguments, text):
 
 def test_a_plateau_may_end_uncompressed_and_be_measured_in_its_own_unit():
     assert Plateau((8, 32), threshold=3, threshold_mode="abs").levels == (8, 32)
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (lambda: StepFunction(monitor="val_loss", loss=None), True),
+        (lambda: Plateau(monitor="val_loss", mode="max"), True),
+        (lambda: Plateau(monitor="val_loss"), False),
+        (lambda: StepFunction(), False),
+    ],
+)
+def test_a_loss_of_which_more_is_better_is_doubted(policy, said, caplog):
+    policy()
+    assert ("more of it counts as better" in caplog.text) == said
 
 
 @pytest.mark.parametrize(
