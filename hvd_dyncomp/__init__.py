@@ -5,7 +5,7 @@
 `DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
 replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
 level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`.
-`without_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has.
+`less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import ControllerError, HorovodMissing, LockstepError
 from hvd_dyncomp.levels import LEVELS
 from hvd_dyncomp.meter import Meter, Traffic
-from hvd_dyncomp.momentum import without_momentum
+from hvd_dyncomp.momentum import less_momentum
 from hvd_dyncomp.policies import (
     CriticalRegime,
     Decision,
@@ -51,7 +51,7 @@ __all__ = [
     "Static",
     "StepFunction",
     "Traffic",
-    "without_momentum",
+    "less_momentum",
 ]
 
 _LATE = {"Averager": "averaging", "AllRanks": "all_ranks"}

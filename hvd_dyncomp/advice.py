@@ -72,8 +72,8 @@ SPARSE = (
 )
 
 COPIES = (
-    "no optimizer that without_momentum has made steps the parameters whose gradients are compressed, so momentum is "
-    "not left out: give it the model's own parameters, not copies of them"
+    "no optimizer that less_momentum has made steps the parameters whose gradients are compressed, so they keep "
+    "all momentum: give it the model's own parameters, not copies of them"
 )
 
 

@@ -1,4 +1,4 @@
-"""Optimizer steps without momentum: at few bits the residuals act as a momentum already (docs/study.md).
+"""Optimizer steps with less momentum: at few bits the residuals act as a momentum already (docs/study.md).
 
 The optimizer's own step does the arithmetic, but on a view: an object that shares every attribute with the optimizer
 except the groups. So the optimizer itself never changes within a step, and there is nothing to restore.
@@ -10,7 +10,7 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,39 +20,43 @@ from hvd_dyncomp.checks import shown
 
 logger = logging.getLogger(__name__)
 
-#: At so many bits or less, the residuals are momentum enough (docs/study.md).
-MOST_BITS = 2
+#: So much momentum is best left at so many bits or less; at more, all of it (docs/study.md).
+LEFT = {0.5: 0.0, 1: 0.3, 2: 0.5, 3: 0.7}
+MOST_BITS = max(LEFT)
 MUCH_MOMENTUM = 0.5
 
-BEFORE_HOROVOD = "call without_momentum before hvd.DistributedOptimizer"
+BEFORE_HOROVOD = "call less_momentum before hvd.DistributedOptimizer"
 NOT_MADE = (
     "Transformers' Trainer makes its optimizer in trainer.create_optimizer(): call "
-    "without_momentum(trainer.create_optimizer()) before trainer.train()"
+    "less_momentum(trainer.create_optimizer()) before trainer.train()"
 )
 LITTLE_MOMENTUM = "make any other optimizer with little momentum instead"
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
-def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """Make an optimizer step without its momentum when the gradients came at 2 bits or less.
+def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
+    """Make an optimizer step with less momentum when the gradients came at 3 bits or less.
 
-        optimizer = without_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        optimizer = less_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
-    At few bits the residuals act as a momentum, and two momenta are one too many. At 2 bits or less:
+    At few bits the residuals act as a momentum, and two momenta are more than one wants. So momentum is at most 0.7 at
+    3 bits, 0.5 at 2 bits, 0.3 at 1 bit, and none below:
 
-    - SGD of momentum m and dampening d steps without momentum, and with (1 - d) / (1 - m) times its learning rate.
-    - Adam and AdamW step with a first beta of 0.
+    - SGD of momentum m steps with what is left, l, in its place, and with (1 - l) / (1 - m) times its learning rate: on
+      average the same progress. Without momentum there is no dampening d, either: then the rate's factor is
+      (1 - d) / (1 - m).
+    - Adam and AdamW step with it as their first beta.
     - Small and skipped tensors keep their momentum: nothing of them waits in residuals.
 
     The level at which a step's own gradients came decides. What compresses them knows the optimizer by its parameters.
-    At more bits, or without error feedback or compression, every tensor keeps its momentum. When momentum comes back,
-    it starts at zero. Call this on every rank or on none. `param_groups` stay the user's, and so does all that
-    schedulers, hooks, checkpoints and gradient scalers see.
+    At more bits, or without error feedback or compression, every tensor keeps its momentum. Where there was none, it
+    starts at zero. Call this on every rank or on none. `param_groups` stay the user's, and so does all that schedulers,
+    hooks, checkpoints and gradient scalers see.
 
-    A single large gradient then does more harm than with momentum. If training has such spikes, clip gradients.
+    A single large gradient then does more harm than with all momentum. If training has such spikes, clip gradients.
 
     Args:
         optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them; also
@@ -68,12 +72,12 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
-        >>> optimizer = without_momentum(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
+        >>> optimizer = less_momentum(torch.optim.SGD([weight], lr=0.1, momentum=0.9))
         >>> isinstance(optimizer, torch.optim.SGD), optimizer.param_groups[0]["momentum"]
         (True, 0.9)
     """
     inner = _inner_optimizer(optimizer)
-    if isinstance(inner, WithoutMomentum):
+    if isinstance(inner, LessMomentum):
         return optimizer
     if not isinstance(inner, torch.optim.Optimizer) or inspect.unwrap(type(inner).step) not in _KNOWN:
         wrapper = "" if inner is optimizer else f" in a {type(optimizer).__name__}"
@@ -85,26 +89,26 @@ def without_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
         )
     if "step" in vars(inner):
         raise ValueError(
-            "optimizer must still have its own step, but it has been replaced: call without_momentum before making a "
+            "optimizer must still have its own step, but it has been replaced: call less_momentum before making a "
             "learning rate scheduler or anything else that replaces it"
         )
     if "_optimizer_original_step_method" in vars(optimizer):
         raise ValueError(
             f"{type(optimizer).__name__} has kept the step of its optimizer for a gradient scaler: call "
-            "without_momentum before accelerator.prepare, or without_momentum(trainer.create_optimizer()) before "
+            "less_momentum before accelerator.prepare, or less_momentum(trainer.create_optimizer()) before "
             "trainer.train()"
         )
     kind: Any = type(inner)
     inner.__class__ = _derived(kind)
     inner._patch_step_function()  # torch's: makes step hooks run around our step, as around its own
-    _known_optimizers.add(cast(WithoutMomentum, inner))
+    _known_optimizers.add(cast(LessMomentum, inner))
     return optimizer
 
 
-def leave_out(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Tensor], bits: float, by: object) -> None:
+def tell_level(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Tensor], bits: float, by: object) -> None:
     """Tell an optimizer, for its next step, at how many bits its gradients came.
 
-    No effect unless `without_momentum` made it.
+    No effect unless `less_momentum` made it.
 
     Args:
         parameters: those whose gradients wait in residuals.
@@ -112,20 +116,21 @@ def leave_out(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Tens
         by: who has exchanged them: of several models of one optimizer, each tells of its own parameters. Its
             `stepped` becomes true when the optimizer steps.
     """
-    if isinstance(optimizer, WithoutMomentum):
-        if optimizer.left_out_by is None:
-            optimizer.left_out_by = weakref.WeakKeyDictionary()
-        optimizer.left_out_by[by] = parameters if bits <= MOST_BITS else frozenset()
+    if isinstance(optimizer, LessMomentum):
+        if optimizer.told_by is None:
+            optimizer.told_by = weakref.WeakKeyDictionary()
+        left = next((left for most, left in LEFT.items() if bits <= most), None)
+        optimizer.told_by[by] = {} if left is None else dict.fromkeys(parameters, left)
         optimizer.told = True
 
 
 def some_untold() -> bool:
-    """Whether an optimizer of `without_momentum` steps that nobody has told at how many bits its gradients came."""
+    """Whether an optimizer of `less_momentum` steps that nobody has told at how many bits its gradients came."""
     return any(optimizer.steps and not optimizer.told for optimizer in list(_known_optimizers))
 
 
-def optimizers_of(parameters: Collection[torch.Tensor]) -> list[WithoutMomentum]:
-    """Those that `without_momentum` has made and that step any of these parameters."""
+def optimizers_of(parameters: Collection[torch.Tensor]) -> list[LessMomentum]:
+    """Those that `less_momentum` has made and that step any of these parameters."""
     return [optimizer for optimizer in list(_known_optimizers) if _steps(optimizer, parameters)]
 
 
@@ -161,76 +166,76 @@ def _inner_optimizer(optimizer: Any) -> Any:
 
 def advice(optimizer: torch.optim.Optimizer) -> str:
     """The warning about an optimizer's momentum for training below one bit; "" if it has little."""
-    groups = [] if isinstance(optimizer, WithoutMomentum) else optimizer.param_groups
+    groups = [] if isinstance(optimizer, LessMomentum) else optimizer.param_groups
     momentum = max((float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in groups), default=0)
     if momentum < MUCH_MOMENTUM:
         return ""
     return (
         f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits the residuals act as a second "
-        "momentum, which may harm training: call hvd_dyncomp.without_momentum(optimizer) where you make an SGD, Adam "
+        "momentum, which may harm training: call hvd_dyncomp.less_momentum(optimizer) where you make an SGD, Adam "
         "or AdamW; make other optimizers without momentum (docs/levels.md)"
     )
 
 
-class WithoutMomentum(torch.optim.Optimizer):
+class LessMomentum(torch.optim.Optimizer):
     """The class in front of an optimizer's own class, and so between that class and Horovod's.
 
     Attributes:
-        left_out_by: who has exchanged gradients since the latest step, and of which parameters the momentum is left
-            out; `leave_out` adds to it.
+        told_by: who has exchanged gradients since the latest step, and how much momentum is left to which parameters;
+            `tell_level` adds to it.
         steps: how many it has made.
-        told: whether `leave_out` was ever called.
+        told: whether `tell_level` was ever called.
     """
 
-    left_out_by: MutableMapping[Any, frozenset[torch.Tensor]] | None = None
+    told_by: MutableMapping[Any, Mapping[torch.Tensor, float]] | None = None
     steps = 0
     told = False
     _emptied: frozenset[torch.Tensor] = frozenset()  # parameters whose buffers of SGD are zero
-    _lacked = False  # whether the latest step left any momentum out
+    _latest: frozenset[float] = frozenset()  # what the latest step left to parameters that had less
 
     @property
-    def left_out(self) -> frozenset[torch.Tensor]:
-        """The parameters that the next step updates without momentum."""
-        return frozenset().union(*(self.left_out_by or {}).values())
+    def left(self) -> dict[torch.Tensor, float]:
+        """How much momentum the next step leaves, at most, to parameters that do not keep all of theirs."""
+        return {parameter: left for told in (self.told_by or {}).values() for parameter, left in told.items()}
 
     @torch._disable_dynamo  # a compiler would recompile for every view
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """The optimizer's own step, without momentum for the parameters in `left_out`. The next one is told anew."""
+        """The optimizer's own step, with less momentum for the parameters in `left`. The next one is told anew."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        left_out = self.left_out  # after the closure, not before: it may bring the gradients, and what is left out
-        if bool(left_out) != self._lacked:
-            logger.info("%s steps %s momentum", type(self).__name__, "without" if left_out else "with")
+        left = self.left  # after the closure, not before: it may bring the gradients, and their level
+        if (found := frozenset(left.values())) != self._latest:
+            logger.info("%s steps with %s momentum", type(self).__name__, _words(found))
         step = super().step.__func__  # type: ignore[attr-defined]
         while getattr(step, "hooked", False):  # torch calls the hooks around this method; a view must not repeat them
             step = step.__wrapped__
-        step(_sharing(self, type(self), param_groups=list(_divided(self, left_out))) if left_out else self)
-        self._empty(left_out)
-        self._lacked = bool(left_out)
-        for by in self.left_out_by or ():
+        step(_sharing(self, type(self), param_groups=list(_divided(self, left))) if left else self)
+        self._empty(frozenset(parameter for parameter in left if not left[parameter]))
+        self._latest = found
+        for by in self.told_by or ():
             by.stepped = True
-        if self.left_out_by is not None:
-            self.left_out_by.clear()
+        if self.told_by is not None:
+            self.told_by.clear()
         self.steps += 1
         return loss
 
-    def _empty(self, left_out: frozenset[torch.Tensor]) -> None:
-        """Zero the momenta of what is left out: no gradient may count twice when momentum is back.
+    def _empty(self, without: frozenset[torch.Tensor]) -> None:
+        """Zero the momenta of what has stepped without: no gradient may count twice when momentum is back.
 
         The state keeps its form: a worker that joins an elastic job must find the same entries as in its own.
         """
         for group in self.param_groups:
             if "betas" in group:  # Adam writes its first moments in every step, with a first beta of 0 as well
-                states = [self.state.get(p, {}) for p in group["params"] if p in left_out]
+                states = [self.state.get(p, {}) for p in group["params"] if p in without]
                 if moments := [state["exp_avg"] for state in states if "exp_avg" in state]:
                     torch._foreach_zero_(moments)
-            elif "momentum" in _instead(group):
+            elif _instead(group, 0.0):
                 for parameter in group["params"]:
-                    if parameter in left_out and parameter not in self._emptied:
+                    if parameter in without and parameter not in self._emptied:
                         self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self._emptied = left_out
+        self._emptied = without
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's own. The caller may write into its tensors, as Horovod's broadcast does."""
@@ -244,16 +249,16 @@ class WithoutMomentum(torch.optim.Optimizer):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle under the original class: pickle cannot find a derived class by its name."""
         first, *others = type(self).__bases__
-        if first is not WithoutMomentum:  # Horovod's class, which is derived from ours
+        if first is not LessMomentum:  # Horovod's class, which is derived from ours
             return super().__reduce_ex__(protocol)
         plain = _sharing(self, others[0])
         vars(plain).pop("step", None)  # a scheduler's
-        return without_momentum, (plain,)
+        return less_momentum, (plain,)
 
 
 @functools.cache
 def _derived(base: Any) -> Any:
-    return type(base.__name__, (WithoutMomentum, base), {"__doc__": base.__doc__})
+    return type(base.__name__, (LessMomentum, base), {"__doc__": base.__doc__})
 
 
 def _sharing(optimizer: torch.optim.Optimizer, kind: type, **others: Any) -> torch.optim.Optimizer:
@@ -263,25 +268,31 @@ def _sharing(optimizer: torch.optim.Optimizer, kind: type, **others: Any) -> tor
     return view
 
 
-def _divided(optimizer: WithoutMomentum, left_out: frozenset[torch.Tensor]) -> Iterator[dict[str, Any]]:
-    """The optimizer's groups, each followed by a group of its parameters whose momentum is left out."""
+def _divided(optimizer: LessMomentum, left: Mapping[torch.Tensor, float]) -> Iterator[dict[str, Any]]:
+    """The optimizer's groups, each followed by groups of its parameters that have less momentum."""
     for group in optimizer.param_groups:
-        yield {**group, "params": [p for p in group["params"] if p not in left_out]}
-        yield {**group, **_instead(group), "params": [p for p in group["params"] if p in left_out]}
+        yield {**group, "params": [p for p in group["params"] if p not in left]}
+        for most in sorted(set(left.values())):
+            yield {**group, **_instead(group, most), "params": [p for p in group["params"] if left.get(p) == most]}
 
 
-def _instead(group: dict[str, Any]) -> dict[str, Any]:
-    """The values that replace a group's own where it has no momentum."""
+def _instead(group: dict[str, Any], most: float) -> dict[str, Any]:
+    """The values that replace a group's own where it has no more momentum than `most`."""
     if "betas" in group:
         first, second = group["betas"]
-        return {"betas": (first * 0, second)}  # a tensor, if it was one
+        return {"betas": (first.clamp(max=most) if isinstance(first, torch.Tensor) else min(first, most), second)}
     momentum = group["momentum"]
-    if not 0 < momentum < 1:
+    if not most < momentum < 1:
         return {}
-    return {"lr": group["lr"] * ((1 - group["dampening"]) / (1 - momentum)), "momentum": 0.0}
+    weight = 1 - most if most else 1 - group["dampening"]  # of a gradient without a momentum, which has none
+    return {"lr": group["lr"] * (weight / (1 - momentum)), "momentum": most}
 
 
-_known_optimizers: weakref.WeakSet[WithoutMomentum] = weakref.WeakSet()
+def _words(left: Collection[float]) -> str:
+    return " or ".join(f"{most:g}" if most else "no" for most in sorted(left)) or "all its"
+
+
+_known_optimizers: weakref.WeakSet[LessMomentum] = weakref.WeakSet()
 
 # Compared by their `step`: a class with a `step` of its own may give its groups another meaning.
 _KNOWN = {inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}

@@ -26,9 +26,9 @@ from hvd_dyncomp.momentum import (
     MOST_BITS,
     advice,
     advise_stepper,
-    leave_out,
     optimizers_of,
     some_untold,
+    tell_level,
 )
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepLevels, Turn
@@ -97,7 +97,8 @@ class Session:
         )
         self.meter = Meter()
         self._advice = Advice()
-        self.stepped = False  # whether an optimizer of `without_momentum` has, since the latest exchange
+        # Whether an optimizer of `less_momentum` has, since the latest exchange; None: it does not matter.
+        self.stepped: bool | None = False
         self._watches = False  # whether it waits for an optimizer's step, to warn of its momentum
         self._plan: Plan | None = None
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
@@ -338,7 +339,7 @@ class Session:
         waiting = self._plan.waiting if self._plan is not None else frozenset()
         optimizers, self.stepped = self._optimizers(), False
         for optimizer in optimizers:
-            leave_out(optimizer, waiting, bits, by=self)
+            tell_level(optimizer, waiting, bits, by=self)
         if bits > MOST_BITS or not waiting or self._transport.rank != 0:
             return
         if not optimizers and some_untold():

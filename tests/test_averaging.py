@@ -9,7 +9,7 @@ import torch
 from interruption import Interrupted, Interruption
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
-from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, without_momentum
+from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, less_momentum
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.in_process import World
@@ -570,13 +570,13 @@ def test_the_controller_compares_the_parameters(ranks, hosts):
 
 
 @pytest.mark.parametrize("left_out", [False, True])
-def test_the_optimizer_steps_without_momentum_at_few_bits(left_out, caplog):
+def test_the_optimizer_steps_less_momentum_at_few_bits(left_out, caplog):
     """Nobody names it: it is known by its parameters."""
 
     def program(transport):
         parameter = torch.nn.Parameter(torch.zeros(300))
         optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.9)
-        optimizer = without_momentum(optimizer) if left_out else optimizer
+        optimizer = less_momentum(optimizer) if left_out else optimizer
         each = averager(transport, 0.25, named={"a": parameter})
         moved = []
         for step in range(3):

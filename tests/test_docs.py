@@ -209,7 +209,7 @@ BEFORE = """
 import json
 import hvd_dyncomp
 import torch
-from hvd_dyncomp import CriticalRegime, Plateau, without_momentum
+from hvd_dyncomp import CriticalRegime, Plateau, less_momentum
 from torch.utils.tensorboard import SummaryWriter
 
 model = torch.nn.Linear(40, 30)

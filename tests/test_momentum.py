@@ -1,4 +1,4 @@
-"""At 2 bits and less an optimizer steps without its momentum, and nobody else sees any of it.
+"""At few bits an optimizer steps with less momentum, and nobody else sees any of it.
 
 The oracle is torch's own optimizer with groups that were made by hand, step by step.
 """
@@ -18,12 +18,12 @@ from simulated import SimulatedOptimizer, Worker, on_ranks
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hvd_dyncomp import Averager, LockstepError, without_momentum
-from hvd_dyncomp.momentum import WithoutMomentum, advice, advise_stepper, leave_out, optimizers_of
+from hvd_dyncomp import Averager, LockstepError, less_momentum
+from hvd_dyncomp.momentum import LessMomentum, advice, advise_stepper, optimizers_of, tell_level
 
 SIZES = (5, 3, 4)
 WAITING = (0, 2)  # of those
-STEPS = 6
+STEPS = 8
 
 
 class OwnStep(SGD):
@@ -52,18 +52,23 @@ def distributed(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def ours(kind: type = SGD, **arguments) -> torch.optim.Optimizer:
-    return distributed(without_momentum(kind(parameters(), **{"lr": 0.1, **copy.deepcopy(arguments)})))
+    return distributed(less_momentum(kind(parameters(), **{"lr": 0.1, **copy.deepcopy(arguments)})))
 
 
 def stock(kind: type = SGD, **arguments) -> torch.optim.Optimizer:
     return distributed(kind(parameters(), **{"lr": 0.1, **copy.deepcopy(arguments)}))
 
 
-def few(optimizer: torch.optim.Optimizer, bits: float = 1) -> None:
+def left_at(bits: float) -> float | None:
+    """How much momentum is to be left; None: all of it."""
+    return next((left for most, left in ((0.5, 0.0), (1, 0.3), (2, 0.5), (3, 0.7)) if bits <= most), None)
+
+
+def few(optimizer: torch.optim.Optimizer, bits: float = 0.25) -> None:
     """Gradients have come at so many bits."""
     if getattr(optimizer, "waits", None) is None:
         optimizer.waits = frozenset(parameters_of(optimizer)[index] for index in WAITING)
-    leave_out(optimizer, optimizer.waits, bits, by=optimizer)
+    tell_level(optimizer, optimizer.waits, bits, by=optimizer)
 
 
 def give_gradients(optimizer: torch.optim.Optimizer, step: int, order=(0, 1, 2)) -> None:
@@ -85,16 +90,17 @@ class ByHand:
         values = {key: value for key, value in users.items() if key != "params"}
         for group in self.optimizer.param_groups:
             group.update(copy.deepcopy(values))
-        large, small = self.optimizer.param_groups
-        if bits <= 2 and "betas" in values:
-            large["betas"] = (0.0, values["betas"][1])
-        elif bits <= 2 and 0 < values["momentum"] < 1:
-            large["momentum"] = 0.0
-            large["lr"] = values["lr"] * ((1 - values["dampening"]) / (1 - values["momentum"]))
+        large, left = self.optimizer.param_groups[0], left_at(bits)
+        if left is not None and "betas" in values:
+            large["betas"] = (min(left, values["betas"][0]), values["betas"][1])
+        elif left is not None and left < values["momentum"] < 1:
+            large["momentum"] = left
+            weight = 1 - left if left else 1 - values["dampening"]
+            large["lr"] = values["lr"] * (weight / (1 - values["momentum"]))
         give_gradients(self.optimizer, number, self.ORDER)
         self.optimizer.step()
         buffer = "exp_avg" if "betas" in values else "momentum_buffer" if 0 < values["momentum"] < 1 else None
-        for parameter in large["params"] if bits <= 2 and buffer else ():
+        for parameter in large["params"] if left == 0 and buffer else ():
             self.optimizer.state[parameter][buffer] = torch.zeros_like(parameter)
 
     def parameters(self) -> list[torch.Tensor]:
@@ -161,10 +167,10 @@ def advance(schedule) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("kind", "arguments"), GRID, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_steps_are_those_of_groups_made_by_hand(kind, arguments, schedule):
-    """Levels change: before, in between and after them 2 bits. Nobody finds other groups than stock Horovod has."""
+    """Levels change. Nobody finds other groups than stock Horovod has."""
     mine, theirs, oracle = ours(kind, **arguments), stock(kind, **arguments), ByHand(kind, arguments)
     groups, schedules = list(mine.param_groups), [SCHEDULES[schedule](each) for each in (mine, theirs)]
-    for number, bits in enumerate([2, 2, 4, 4, 1, 4]):
+    for number, bits in enumerate([0.25, 0.5, 4, 3, 1, 2, 0.25, 4]):
         assert list(map(str, values(mine)[0].items()))[1:] == list(map(str, values(theirs)[0].items()))[1:]
         oracle.step(number, theirs.param_groups[0], bits)
         for optimizer in (mine, theirs):
@@ -207,7 +213,7 @@ def test_hooks_are_called_as_stock_and_find_the_users_optimizer():
 
     seen = {name: calls(made(momentum=0.75)) for name, made in (("ours", ours), ("stock", stock))}
     assert seen["ours"] == seen["stock"] and len(seen["ours"]) == 16
-    assert calls(without_momentum(SGD(parameters(), lr=0.1))) == calls(SGD(parameters(), lr=0.1))
+    assert calls(less_momentum(SGD(parameters(), lr=0.1))) == calls(SGD(parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize("inherited_first", [False, True])
@@ -237,22 +243,27 @@ def test_each_of_several_models_tells_of_its_own_parameters():
     for order in ((0, 1), (1, 0)):
         optimizer, models = ours(momentum=0.75), [Model(), Model()]
         waiting = [frozenset([parameters_of(optimizer)[index]]) for index in WAITING]
-        for bits, factors in (((1, 1), [4, 1, 4]), ((1, 4), [4, 1, 1]), ((4, 2), [1, 1, 4]), ((None, 1), [1, 1, 4])):
+        for bits, factors in (
+            ((0.5, 0.5), [4, 1, 4]),
+            ((0.5, 8), [4, 1, 1]),
+            ((8, 1), [1, 1, 2.8]),
+            ((None, 0.5), [1, 1, 4]),
+        ):
             for model in order:
                 if bits[model]:
-                    leave_out(optimizer, waiting[model], 0.25, by=models[model])  # a step that was skipped
-                    leave_out(optimizer, waiting[model], bits[model], by=models[model])
+                    tell_level(optimizer, waiting[model], 0.25, by=models[model])  # a step that was skipped
+                    tell_level(optimizer, waiting[model], bits[model], by=models[model])
             give_gradients(optimizer, 0)
             before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
             optimizer.state.clear()  # what is in the buffers is another matter
             optimizer.step()
             for factor, then, now in zip(factors, before, parameters_of(optimizer), strict=True):
                 torch.testing.assert_close(then - now.detach(), 0.1 * factor * now.grad)
-        assert not optimizer.left_out
-        leave_out(optimizer, waiting[0], 1, by=models[0])
-        assert optimizer.left_out == waiting[0]
+        assert not optimizer.left
+        tell_level(optimizer, waiting[0], 1, by=models[0])
+        assert optimizer.left == dict.fromkeys(waiting[0], 0.3)
         models.clear()
-        assert not optimizer.left_out, "of a model that is gone"
+        assert not optimizer.left, "of a model that is gone"
 
 
 # Closures and errors.
@@ -292,7 +303,7 @@ def test_what_is_interrupted_leaves_nothing_behind(where, monkeypatch):
         give_gradients(optimizer, number)
         few(optimizer)
         optimizer.step()
-        oracle.step(number, group, 1)
+        oracle.step(number, group, 0.25)
     state = copy.deepcopy(optimizer.state_dict())
     if where == "base":
         monkeypatch.setattr(sys.modules[SGD.__module__], "sgd", interrupt)
@@ -313,7 +324,7 @@ def test_what_is_interrupted_leaves_nothing_behind(where, monkeypatch):
         give_gradients(optimizer, 3)
         few(optimizer)
         optimizer.step()
-        oracle.step(3, optimizer.param_groups[0], 1)
+        oracle.step(3, optimizer.param_groups[0], 0.25)
         assert same(parameters_of(optimizer), oracle.parameters())
 
 
@@ -334,20 +345,20 @@ def test_momentum_is_emptied_once_and_again_when_somebody_may_have_written_there
         return [bool(buffer.any()) for buffer in buffers(optimizer)]
 
     empty, full = [False, True, False], [True, True, True]
-    assert step(4) == full
+    assert step(8) == full
     held = buffers(optimizer)
-    assert step(1) == empty
+    assert step(0.25) == empty
     assert all(buffer.any() for buffer in held), "whoever kept the state of before keeps it"
     once = buffers(optimizer)
-    assert step(1) == empty
+    assert step(0.25) == empty
     assert all(now is then for now, then in zip(buffers(optimizer), once, strict=True))
     whole = optimizer.state_dict()
     for state in whole["state"].values():  # as hvd.broadcast_optimizer_state does
         state["momentum_buffer"].fill_(1.0)
-    assert step(1) == empty
+    assert step(0.25) == empty
     optimizer.load_state_dict({**whole, "state": dict(enumerate({"momentum_buffer": buffer} for buffer in held))})
-    assert step(1) == empty
-    assert step(4) == full and step(1) == empty
+    assert step(0.25) == empty
+    assert step(8) == full and step(0.25) == empty
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [(SGD, {"momentum": 0.75}), (AdamW, {})])
@@ -393,7 +404,7 @@ def test_a_group_that_is_added_steps_by_the_users_values_until_it_waits():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_that_a_scaler_skips(fused):
-    optimizer = without_momentum(SGD(parameters(), lr=0.1, momentum=0.75, fused=fused))
+    optimizer = less_momentum(SGD(parameters(), lr=0.1, momentum=0.75, fused=fused))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for overflow in (False, True):  # not in the first: torch's fused SGD then makes a buffer of what was in memory
         before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
@@ -415,17 +426,17 @@ def test_a_step_that_a_scaler_skips(fused):
 
 def test_it_is_the_same_object_of_one_class_and_can_be_copied():
     plain = SGD(parameters(), lr=0.1, momentum=0.75)
-    optimizer = without_momentum(plain)
-    assert optimizer is plain is without_momentum(plain)
+    optimizer = less_momentum(plain)
+    assert optimizer is plain is less_momentum(plain)
     assert isinstance(optimizer, SGD) and type(optimizer).__name__ == "SGD"
-    assert type(optimizer) is type(without_momentum(SGD(parameters(), lr=0.1)))
+    assert type(optimizer) is type(less_momentum(SGD(parameters(), lr=0.1)))
     few(optimizer)
     for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):  # noqa: S301  # our own
-        assert type(copied) is type(optimizer) and not copied.left_out
+        assert type(copied) is type(optimizer) and not copied.left
         assert copied.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
         assert copied.param_groups[0]["params"][0] is not optimizer.param_groups[0]["params"][0]
     wrapped = distributed(optimizer)
-    assert without_momentum(wrapped) is wrapped
+    assert less_momentum(wrapped) is wrapped
     for made in (wrapped, distributed(SGD(parameters(), lr=0.1))):
         with pytest.raises((pickle.PicklingError, AttributeError)):
             pickle.dumps(made)
@@ -447,11 +458,11 @@ def test_it_is_the_same_object_of_one_class_and_can_be_copied():
 def test_others_are_refused_in_a_sentence(optimizer):
     kind = type(optimizer)
     horovods = hasattr(optimizer, "skip_synchronize")
-    instead = r"call without_momentum before hvd\.DistributedOptimizer" if horovods else "make any other"
+    instead = r"call less_momentum before hvd\.DistributedOptimizer" if horovods else "make any other"
     if optimizer is None:  # as trainer.optimizer of a Trainer that has not trained
         instead = r"Transformers' Trainer makes its optimizer in trainer.create_optimizer\(\)"
     with pytest.raises(TypeError, match=rf"SGD, Adam or AdamW with torch's own step, got .*; {instead}"):
-        without_momentum(optimizer)
+        less_momentum(optimizer)
     assert type(optimizer) is kind
 
 
@@ -466,13 +477,13 @@ class Wrapper(torch.optim.Optimizer):
 def test_wrappers_are_looked_through():
     inner = SGD(parameters(), lr=0.1, momentum=0.9)
     wrapped = Wrapper(Wrapper(inner))
-    assert without_momentum(wrapped) is wrapped is without_momentum(wrapped)
-    assert type(wrapped) is Wrapper and without_momentum(inner) is inner
+    assert less_momentum(wrapped) is wrapped is less_momentum(wrapped)
+    assert type(wrapped) is Wrapper and less_momentum(inner) is inner
     everything = frozenset(parameters_of(inner))
     assert optimizers_of(everything) == [inner]
     assert optimizers_of({torch.zeros(1)}) == []
     with pytest.raises(TypeError, match=r"got RMSprop \(.* in a Wrapper; make any other"):
-        without_momentum(Wrapper(torch.optim.RMSprop(parameters(), momentum=0.9)))
+        less_momentum(Wrapper(torch.optim.RMSprop(parameters(), momentum=0.9)))
 
 
 def test_a_wrapper_that_has_kept_the_step_is_refused():
@@ -480,7 +491,7 @@ def test_a_wrapper_that_has_kept_the_step_is_refused():
     wrapped = Wrapper(SGD(parameters(), lr=0.1, momentum=0.9))
     wrapped._optimizer_original_step_method = wrapped.optimizer.step
     with pytest.raises(ValueError, match="Wrapper has kept the step of its optimizer for a gradient scaler"):
-        without_momentum(wrapped)
+        less_momentum(wrapped)
     assert type(wrapped.optimizer) is SGD
 
 
@@ -489,9 +500,9 @@ def test_a_scheduler_that_came_first_would_see_no_step():
     optimizer = SGD(parameters(), lr=0.1, momentum=0.9)
     lr_scheduler.StepLR(optimizer, 1)
     with pytest.raises(ValueError, match="before making a learning rate scheduler"):
-        without_momentum(optimizer)
+        less_momentum(optimizer)
     assert type(optimizer) is SGD
-    optimizer = without_momentum(SGD(parameters(), lr=0.1, momentum=0.9))
+    optimizer = less_momentum(SGD(parameters(), lr=0.1, momentum=0.9))
     lr_scheduler.StepLR(optimizer, 1)
     for copied in (copy.copy(optimizer), copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):  # noqa: S301
         assert "step" not in vars(copied) and type(copied) is type(optimizer)
@@ -512,9 +523,9 @@ def test_a_scheduler_that_came_first_would_see_no_step():
 def test_what_is_said_of_an_optimizer_with_much_momentum(kind, arguments, momentum):
     optimizer = kind([torch.zeros(1)], lr=0.1, **arguments)
     assert advice(optimizer).startswith(momentum) and bool(advice(optimizer)) == bool(momentum)
-    assert "without_momentum" in advice(optimizer) or not momentum
+    assert "less_momentum" in advice(optimizer) or not momentum
     if kind in OPTIONS:
-        assert advice(without_momentum(optimizer)) == ""
+        assert advice(less_momentum(optimizer)) == ""
     optimizer.param_groups.append({"params": [], "momentum": 0.7, "betas": None})
     assert "has a momentum of" in advice(kind(optimizer.param_groups, lr=0.1))
 
@@ -542,12 +553,12 @@ def test_who_waits_for_an_optimizer_keeps_no_parameters():
 
 
 # On ranks: each has steps at one level with momentum 0.5 and rate 1, so that updates are gradients, or twice as much.
-LEVELS = [1, 4, 0.25, 32, 2, 8]
+LEVELS = [0.5, 8, 0.25, 32, 0.125, 16]
 
 
 def wrapped(worker: Worker) -> None:
-    """As if the user had called `without_momentum`."""
-    plain = without_momentum(SGD([torch.zeros(1)], lr=1.0))
+    """As if the user had called `less_momentum`."""
+    plain = less_momentum(SGD([torch.zeros(1)], lr=1.0))
     worker.optimizer.__class__ = type("SimulatedOptimizer", (SimulatedOptimizer, type(plain)), {})
     momenta(worker)
 
@@ -579,11 +590,11 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
             if number == 0 or worker.transport.rank != without_batch:
                 worker.backward(worker.noise(number))
             # After a step without it, momentum is zero.
-            assert steps_by(2.0 if bits <= 2 else 1.0, worker, worker.optimizer.step)
+            assert steps_by(2.0 if bits < 1 else 1.0, worker, worker.optimizer.step)
             found.append(worker.parameters["a"].detach().clone())
         return found
 
-    found, _ = on_ranks(2, program, {"a": 300}, 1)
+    found, _ = on_ranks(2, program, {"a": 300}, 0.25)
     assert same(*found)
 
 
@@ -593,7 +604,7 @@ def test_ranks_that_disagree_about_it_are_told_so():
         if worker.transport.rank:
             wrapped(worker)
         worker.backward(worker.noise(0))
-        with pytest.raises(LockstepError, match="rank 0 has without_momentum False, rank 1 has True"):
+        with pytest.raises(LockstepError, match="rank 0 has less_momentum False, rank 1 has True"):
             worker.optimizer.step()
 
     on_ranks(2, program, {"a": 300}, 4)
@@ -620,7 +631,7 @@ def test_gradients_that_are_assigned_travel_uncompressed_which_is_said_once(capl
         assert total.uncompressed_bytes >= 3 * 1200 > total.compressed_bytes
 
     with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
-        on_ranks(2, program, {"a": 300}, 1)
+        on_ranks(2, program, {"a": 300}, 0.25)
     [said] = [record.getMessage() for record in caplog.records]
     assert "torch.autograd.grad" in said and "backward()" in said
 
@@ -647,8 +658,8 @@ def test_an_optimizer_of_master_copies_is_warned_of(copied, caplog):
 
     def program(worker: Worker) -> None:
         master = torch.zeros(300, requires_grad=True)
-        optimizer = without_momentum(SGD([master if copied else worker.parameters["a"]], lr=1.0, momentum=0.5))
-        averager = Averager(worker.parameters.items(), 1, transport=worker.transport, block_size=64, min_numel=10)
+        optimizer = less_momentum(SGD([master if copied else worker.parameters["a"]], lr=1.0, momentum=0.5))
+        averager = Averager(worker.parameters.items(), 0.25, transport=worker.transport, block_size=64, min_numel=10)
         for number in range(3):
             [gradient] = worker.noise(number).values()
             averager.mean_([gradient])
@@ -658,7 +669,7 @@ def test_an_optimizer_of_master_copies_is_warned_of(copied, caplog):
         assert bool(optimizer.state[parameter]["momentum_buffer"].any()) == copied
 
     with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
-        on_ranks(2, program, {"a": 300}, 1)
+        on_ranks(2, program, {"a": 300}, 0.25)
     assert ["not copies" in record.getMessage() for record in caplog.records] == [True] * copied
 
 
@@ -677,7 +688,7 @@ def test_small_and_skipped_parameters_keep_theirs():
                 wanted = 2 * parameter.grad if name == "a" else parameter.grad + old[name]
                 torch.testing.assert_close(before[name] - parameter.detach(), wanted, rtol=1e-4, atol=1e-4)
         [group] = worker.optimizer.param_groups
-        assert len(group["params"]) == 3 and isinstance(worker.optimizer, WithoutMomentum)
+        assert len(group["params"]) == 3 and isinstance(worker.optimizer, LessMomentum)
 
     skip = {"skip": lambda name, _: name == "c"}
-    on_ranks(2, program, {"a": 300, "b": 20, "c": 300}, 1, min_numel=100, **skip)
+    on_ranks(2, program, {"a": 300, "b": 20, "c": 300}, 0.25, min_numel=100, **skip)

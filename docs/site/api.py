@@ -15,7 +15,7 @@ HEAD = """# API
 
 `make docs` writes this page from the docstrings. Names that are not here may change without notice."""
 SECTIONS = {
-    "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "without_momentum", "AllRanks"],
+    "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "less_momentum", "AllRanks"],
     "DistributedDataParallel": ["ddp.compress", "ddp.Quantizer", "ddp.transport"],
     "FSDP2": ["fsdp.compress", "fsdp.Quantizer"],
     "Frameworks": ["integrations.transformers.CompressionCallback", "integrations.lightning.CompressionCallback"],

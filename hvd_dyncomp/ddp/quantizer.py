@@ -113,6 +113,7 @@ class Quantizer(Session):
         self._lock = threading.Lock()
         self._backward: Backward | None = None
         self._error: BaseException | None = None  # that backward has not raised yet
+        self._joined = False  # in the latest step
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As `Session.load_state_dict`.
@@ -133,8 +134,13 @@ class Quantizer(Session):
         )
 
     def _agreed(self) -> dict[str, Any]:
-        joined = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
-        return {**super()._agreed(), **({MOMENTUM: None} if joined else {})}
+        self._joined = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
+        return {**super()._agreed(), **({MOMENTUM: None} if self._joined else {})}
+
+    def _tell_optimizers(self, bits: float) -> None:
+        super()._tell_optimizers(bits)
+        if self._joined:  # the others step next, and this rank does not
+            self.stepped = None
 
     def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket of the model; return its future. Does not block; all gradients become means together.

@@ -66,7 +66,7 @@ def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
 
 def _agree(greetings: Sequence[Greeting]) -> bool:
     first = _comparable(greetings[0])
-    stepping = [greeting.flags & Flag.WITHOUT_MOMENTUM for greeting in greetings if not greeting.flags & Flag.JOINED]
+    stepping = [greeting.flags & Flag.LESS_MOMENTUM for greeting in greetings if not greeting.flags & Flag.JOINED]
     return len(set(stepping)) <= 1 and all(_comparable(greeting) == first for greeting in greetings)
 
 

@@ -19,7 +19,7 @@ from hvd_dyncomp.levels import level_code, level_of
 WIRE_VERSION = 8
 
 # Of a step's `agreed`: whether an optimizer of it has stepped; None on a rank that has joined. It travels as flags.
-MOMENTUM = "without_momentum"
+MOMENTUM = "less_momentum"
 
 # step, status; little-endian
 _HEADER = struct.Struct("<II")
@@ -112,13 +112,13 @@ class Flag(IntFlag):
     """Flags of a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer, and will
-    say why. WITHOUT_MOMENTUM: an optimizer of `without_momentum` has stepped on this rank since the last exchange.
-    JOINED: this rank has no batches left, and no optimizer of it steps.
+    say why. LESS_MOMENTUM: an optimizer of `less_momentum` has stepped on this rank since the last exchange.
+    JOINED: this rank has no batches left, and no optimizer of it steps; or it had none, and none has.
     """
 
     FRESH = 1
     FAILED = 2
-    WITHOUT_MOMENTUM = 4
+    LESS_MOMENTUM = 4
     JOINED = 8
 
 

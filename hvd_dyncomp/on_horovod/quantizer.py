@@ -49,8 +49,8 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     leaves the tensor uncompressed and warns once.
 
     Gradients may be float16, bfloat16, float32 or float64, of any shape and strides; quantization and sums are in
-    float32. docs/design.md describes the exchange. At 2 bits and less the residuals act as a momentum:
-    `without_momentum` makes the optimizer step without its own.
+    float32. docs/design.md describes the exchange. At few bits the residuals act as a momentum:
+    `less_momentum` makes the optimizer step with less of its own.
 
     Args:
         controller: gives the number of bits; default `Controller()`. A policy or a level, such as 4, makes a new

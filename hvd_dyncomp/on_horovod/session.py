@@ -21,7 +21,7 @@ from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.momentum import WithoutMomentum
+from hvd_dyncomp.momentum import LessMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.handover import Handover
@@ -192,7 +192,7 @@ class OptimizerSession(Session):
         return ranks, horovod_optimizer.label_of(optimizer)
 
     def _agreed(self) -> dict[str, Any]:
-        return {MOMENTUM: isinstance(self._optimizer(), WithoutMomentum)}
+        return {MOMENTUM: isinstance(self._optimizer(), LessMomentum)}
 
     def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
         optimizer = self._optimizer()

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
         print(written["main"])
     else:
         write_pages(output, written)
-        tuned = [part for part in parts if isinstance(part, Tuned) and part not in declared.AGAIN]
+        tuned = [part for part in parts if isinstance(part, Tuned) and part not in declared.NOT_DRAWN]
         figures.at_best_rates(drawn, tuned, runs)
     print(f"wrote what is in {output}", flush=True)
 

@@ -210,9 +210,6 @@ BATCH_RATE = Part(
     seeds=6,
     seed=FRESH,
 )
-# Of a task that has another table: the figure leaves them out.
-AGAIN = (TUNED_AGAIN, CLIPPED_AGAIN, TUNED_BY_RATE)
-
 # What 4 bits in the first steps are good for, at a rate at which 1/4 bit alone is lost at times.
 FIRST = Part(
     "first steps",
@@ -220,6 +217,37 @@ FIRST = Part(
     ("uncompressed", "1/4", *(method.name for method in FIRST_STEPS)),
     seeds=12,
     seed=TUNED_AGAIN.seed,
+)
+
+# How much momentum 1 to 4 bits want, each task at the rate that is best uncompressed (the large batch: at the half of
+# it, where they are best). By the seeds that choose.
+MOMENTUM_LEFT = Part(
+    "momentum left",
+    (
+        *(varied(TUNED_TEXT.task, 2), varied(_CLIPPED, 2), varied(TUNED_ADAMW.task, 2)),
+        *(varied(TUNED_RESNET.task, 4), varied(TUNED_BATCH.task, 2)),
+    ),
+    (
+        *("uncompressed", "uncompressed, momentum 0.7", "uncompressed, momentum 0.5"),
+        *("4", "4, momentum 0.7", "4, momentum 0.5"),
+        *("3", "3, momentum 0.7", "3, momentum 0.5", "3, no momentum"),
+        *("2, momentum kept", "2, momentum 0.7", "2, momentum 0.5", "2"),
+        *("1, momentum 0.5", "1, momentum 0.3", "1"),
+    ),
+    seeds=len(TUNING),
+    seed=TUNING[0],
+)
+
+# What was chosen of it, each task at the rate that is best uncompressed.
+LESS_MOMENTUM = Part(
+    "less momentum",
+    (*MOMENTUM_LEFT.tasks[:4], varied(TUNED_BATCH.task, 4)),
+    (
+        *("uncompressed", "uncompressed, momentum 0.7", "4", "4, momentum 0.7", "3, momentum 0.7"),
+        *("2, momentum 0.5", "1, momentum 0.3", "1/4"),
+    ),
+    seeds=6,
+    seed=FRESH,
 )
 
 # The same where trainings are lost most easily.
@@ -279,7 +307,19 @@ LARGE_AT_RATES = Part(
     seed=TUNING[0],
 )
 
-PARTS = (
+# Is it that 0.9 is more momentum than is best, compressed or not?
+LARGE_MOMENTUM = Part(
+    "10 million, momentum",
+    (LARGE.task,),
+    ("uncompressed", "uncompressed, momentum 0.7", "4", "1/4"),
+    seeds=3,
+    seed=LARGE.seed,
+)
+
+# What the figure leaves out: tasks that have another table.
+NOT_DRAWN = (TUNED_AGAIN, CLIPPED_AGAIN, TUNED_BY_RATE)
+
+PARTS: tuple[Part | Tuned | Largest, ...] = (
     *(TRAINING, LONGER, MAIN, MOMENTUM, RATES, WORKERS, ERROR_FEEDBACK, ORDER, STEERED, STEERED_ON_TEXT),
     *(
         TUNED_REGRESSION,
@@ -293,7 +333,19 @@ PARTS = (
         TUNED_ADAMW,
     ),
     *(TUNED_CLIPPED, CLIPPED_AGAIN, TUNED_BATCH, TUNED_BY_RATE, BATCH_RATE),
-    *(FIRST, LEVELS_BY_RATE, BREADTH, LARGE_BATCH, MORE_WORKERS, LONGER_TEXT, LARGE, LARGE_AT_RATES),
+    *(
+        MOMENTUM_LEFT,
+        LESS_MOMENTUM,
+        FIRST,
+        LEVELS_BY_RATE,
+        BREADTH,
+        LARGE_BATCH,
+        MORE_WORKERS,
+        LONGER_TEXT,
+        LARGE,
+        LARGE_AT_RATES,
+    ),
+    LARGE_MOMENTUM,
 )
 
 # Whatever of the main table takes a few minutes on two cores.

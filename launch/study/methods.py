@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 # (from which fraction of the training on, mean bits a value)
 Schedule = tuple[tuple[float, float], ...]
 
-# What the library does with `without_momentum`: momentum is left out at so many bits and less. And by itself:
-# tensors of fewer values than `aggregation.SMALL` travel at 8 bits where the level is less.
+# Momentum is left out at so many bits and less, if nothing else is said; the library's `less_momentum` leaves some of
+# it from 1 to 3 bits ("2, momentum 0.5"). And what the library does by itself: tensors of fewer values than
+# `aggregation.SMALL` travel at 8 bits where the level is less.
 NO_MOMENTUM_UP_TO = 2
 BITS_OF_SMALL = 8
 
@@ -19,7 +20,7 @@ QUANTIZED = ("quantized", "scale per tensor")
 
 @dataclass(frozen=True)
 class Method:
-    """One way of sending gradients. Without further words it is what the library does with `without_momentum`.
+    """One way of sending gradients. Without further words it is what the library does, but for momentum (see above).
 
     Attributes:
         name: unique; stands in the tables.
@@ -161,9 +162,16 @@ def _ablations() -> list[Method]:
     for one in (levels["1/4"], levels["1"]):
         found.append(replace(one, name=f"{one.name}, momentum kept", no_momentum_up_to=0))
         found += [replace(one, name=f"{one.name}, momentum {left}", momentum=left) for left in (0.7, 0.5)]
+    found.append(replace(levels["2"], name="2, momentum kept", no_momentum_up_to=0))
+    found += [replace(levels["2"], name=f"2, momentum {left}", momentum=left) for left in (0.7, 0.5)]
+    found.append(replace(levels["3"], name="3, no momentum", no_momentum_up_to=3))
     found += [
-        replace(levels["2"], name="2, momentum kept", no_momentum_up_to=0),
-        replace(levels["2"], name="2, momentum 0.7", momentum=0.7),
+        replace(levels[bits], name=f"{bits}, momentum {left}", momentum=left, no_momentum_up_to=4)
+        for bits, left in (("4", 0.7), ("4", 0.5), ("3", 0.7), ("3", 0.5), ("1", 0.3))
+    ]
+    found += [
+        replace(UNCOMPRESSED, name=f"uncompressed, momentum {left}", momentum=left, no_momentum_up_to=32)
+        for left in (0.7, 0.5)
     ]
     found += [
         replace(one, name=f"{one.name}, no momentum", no_momentum_up_to=32) for one in (UNCOMPRESSED, levels["4"])

@@ -20,7 +20,7 @@ import torch
 from common import ranks
 from common.device import choose
 from common.errors import RunError
-from hvd_dyncomp import without_momentum
+from hvd_dyncomp import less_momentum
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import gather_json
 from train import begin, checkpoint, data, datasets
@@ -110,7 +110,7 @@ def set_up(args: argparse.Namespace) -> Run:
     compression = together("compression", lambda: make_compression(args, model, topology))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
     if isinstance(compression, Quantized):
-        optimizer = without_momentum(optimizer)
+        optimizer = less_momentum(optimizer)
     framework = distribute(model, optimizer, compression)
     here = ranks.transport()
     batches = TrainBatches(

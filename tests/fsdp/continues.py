@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hvd_dyncomp import Schedule, fsdp, without_momentum
+from hvd_dyncomp import Schedule, fsdp, less_momentum
 
 how, folder, recipe = sys.argv[1:]
 dist.init_process_group("gloo")
@@ -25,7 +25,7 @@ torch.manual_seed(0 if how == "save" else 1)  # what is loaded replaces all
 model = nn.Sequential(nn.Linear(31, 65), nn.Sequential(nn.Linear(65, 257), nn.Tanh()), nn.Linear(257, 3))
 for module in (model[1], model):
     fully_shard(module, mesh=mesh["shard"])
-optimizer = without_momentum(torch.optim.AdamW(model.parameters(), lr=0.01))
+optimizer = less_momentum(torch.optim.AdamW(model.parameters(), lr=0.01))
 levels = Schedule({0: 1, 3: 4})
 quantizer = fsdp.compress(model, levels, replicas=mesh["replicate"], min_numel=300)
 exec(Path(recipe).read_text(encoding="utf-8"))  # noqa: S102

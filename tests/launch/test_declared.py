@@ -106,8 +106,12 @@ def by_rate(task: str, method: str, seed: int) -> float:
 
 def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
     assert not set(TUNING) & set(TUNED.seeds_fresh)
-    # Rates only, twice; a rate that is chosen, with seeds that compare.
-    shown = (declared.OTHERS_MLP, declared.LARGE_AT_RATES, declared.BATCH_RATE)
+    # Rates or momenta only; a rate that is chosen, with seeds that compare.
+    shown = (
+        *(declared.OTHERS_MLP, declared.LARGE_AT_RATES, declared.BATCH_RATE),
+        declared.MOMENTUM_LEFT,
+        declared.LESS_MOMENTUM,
+    )
     assert not {key[2] for key in declared.BATCH_RATE.keys} & set(TUNING)
     compared = [part for part in PARTS if isinstance(part, Part) and part not in shown]
     assert not {key[2] for part in compared for key in part.keys} & {*TUNING, *TUNED.seeds_fresh}

@@ -17,7 +17,7 @@ DEVICE = os.environ.get(VARIABLE, "cuda")
 RANKS = 2
 JOBS = [
     (["devices", "optimizer_features", "quantizer_options"], {}),
-    (["ranks_in_any_order", "clip_skip_freeze", "momentum_left_out"], {}),
+    (["ranks_in_any_order", "clip_skip_freeze", "less_momentum"], {}),
     (["resume", "replicas"], UNFUSED),
 ]
 SECONDS = 230

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
-from hvd_dyncomp import Schedule, without_momentum
+from hvd_dyncomp import Schedule, less_momentum
 from hvd_dyncomp.integrations.lightning import CompressionCallback
 
 RANKS = int(os.environ["WORLD_SIZE"])
@@ -188,11 +188,11 @@ class WithMomentum(Module):
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
 
-def test_without_momentum():
+def test_less_momentum():
     """The quantizer finds the optimizer, behind Lightning's wrapper."""
     for bits, alike in ((4, True), (1, False)):
         with_it = fitted(CompressionCallback(bits), WithMomentum(lambda optimizer: optimizer))
-        without_it = fitted(CompressionCallback(bits), WithMomentum(without_momentum))
+        without_it = fitted(CompressionCallback(bits), WithMomentum(less_momentum))
         assert torch.equal(with_it, without_it) == alike
 
 

@@ -9,7 +9,7 @@ import torch
 from problem import same_on_all_ranks
 from torch import nn
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Static, without_momentum
+from hvd_dyncomp import Controller, DynamicQuantizer, Static, less_momentum
 
 WIDTHS = (40, 48, 56, 64)  # of no two layers the same: Horovod's hooks, compiled, take a gradient for one of its shape
 STEPS = 6
@@ -78,7 +78,7 @@ class Run:
         self.model = self.net if late else compiler(self.net)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5, momentum=0.9)
         self.optimizer = hvd.DistributedOptimizer(
-            without_momentum(optimizer) if isinstance(compression, DynamicQuantizer) else optimizer,
+            less_momentum(optimizer) if isinstance(compression, DynamicQuantizer) else optimizer,
             named_parameters=self.model.named_parameters(),
             compression=compression,
         )

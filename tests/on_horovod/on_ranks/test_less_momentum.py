@@ -1,6 +1,6 @@
 """Training loops in which an optimizer steps without its momentum, and users do what they may do with any optimizer.
 
-The oracle is an optimizer of which the user has made by hand what `without_momentum` makes within a step: large tensors
+The oracle is an optimizer of which the user has made by hand what `less_momentum` makes within a step: large tensors
 in a group of their own, without momentum, at 1 / (1 - momentum) of the rate. Both must be the same to the bit.
 """
 
@@ -16,7 +16,7 @@ from problem import DEVICE, same_on_all_ranks
 from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 
-from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static, without_momentum
+from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static, less_momentum
 
 pytestmark = [
     pytest.mark.promise("All ranks leave momentum out in the same steps."),
@@ -39,7 +39,7 @@ class Training:
         optimizer = torch.optim.SGD(groups, lr=RATE, momentum=MOMENTUM)
         self.quantizer = DynamicQuantizer(controller or Controller(Static(0.25)))
         self.optimizer = hvd.DistributedOptimizer(
-            without_momentum(optimizer) if how == "ours" else optimizer,
+            less_momentum(optimizer) if how == "ours" else optimizer,
             named_parameters=[(f"{name}.{how}.{key}", parameter) for key, parameter in self.parameters.items()],
             compression=hvd.Compression.none if how == "stock" else self.quantizer,
             **arguments,
