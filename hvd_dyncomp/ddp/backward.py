@@ -23,7 +23,7 @@ class Backward:
     Args:
         step: the step of the gradients; it has begun. A failed one takes none.
         slots: places of compressed parameters, by name.
-        used: names of the parameters to whose gradients this backward pass has added on this rank. None: all of them.
+        used: the parameters to whose gradients this backward pass has added on this rank. None: all of them.
         ended: called when all gradients are means, with the step and None, or with an error.
 
     Attributes:
@@ -39,7 +39,7 @@ class Backward:
         step: Step | FailedStep,
         *,
         slots: Mapping[str, Slot],
-        used: Collection[str] | None,
+        used: Collection[torch.Tensor] | None,
         ended: Callable[[Step, BaseException | None], None],
     ) -> None:
         self._step, self._slots, self._used, self._ended = step, slots, used, ended
@@ -66,39 +66,40 @@ class Backward:
         streams = streams_of(bucket.buffer().device)
         self._origins[streams] = streams.origin()
         self._reduce(bucket, names)
-        for slot, step, gradient in self._compressed(bucket, names):
-            step.add(slot, gradient, self._uses(slot.name))
+        for slot, step, parameter, gradient in self._compressed(bucket, names):
+            step.add(slot, gradient, self._uses(parameter))
         self._step.traffic.seconds += time.perf_counter() - began
 
     def take_rest(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         """After an error: take what was not taken. The other ranks wait for it, in its turn."""
         self._reduce(bucket, names)
-        for slot, step, gradient in self._compressed(bucket, names):
+        for slot, step, _, gradient in self._compressed(bucket, names):
             with suppress(Exception):  # perhaps the same one
                 step.add(slot, gradient)
 
     def _compressed(
         self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]
-    ) -> Iterator[tuple[Slot, Step, torch.Tensor]]:
-        """What of a bucket travels compressed: its place, the step, the gradient. Nothing, if the step has failed."""
+    ) -> Iterator[tuple[Slot, Step, torch.Tensor, torch.Tensor]]:
+        """What of a bucket travels compressed: place, step, parameter, gradient. Nothing, if the step has failed."""
         step = self._step
         if step.bits == UNCOMPRESSED or isinstance(step, FailedStep):
             return
-        for name, gradient in _named(bucket, names):
-            if (slot := self._slots.get(name)) is not None:
-                yield slot, step, gradient
+        for parameter, gradient in _gradients(bucket):
+            if (slot := self._slots.get(names[parameter])) is not None:
+                yield slot, step, parameter, gradient
 
     def _reduce(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         """Take what travels uncompressed, if it was not taken."""
         every = self._step.bits == UNCOMPRESSED
-        rest = {name: gradient for name, gradient in _named(bucket, names) if every or name not in self._slots}
+        rest = {names[p]: (p, gradient) for p, gradient in _gradients(bucket) if every or names[p] not in self._slots}
         if rest and not isinstance(self._step, FailedStep):
             # Not by its index, which torch says is 0 of every bucket in the first pass with `static_graph`.
-            unused = [name for name in rest if not self._uses(name)]
-            self._step.reduce(names[bucket.parameters()[0]], rest, unused)
+            gradients = {name: gradient for name, (_, gradient) in rest.items()}
+            unused = [name for name, (parameter, _) in rest.items() if not self._uses(parameter)]
+            self._step.reduce(names[bucket.parameters()[0]], gradients, unused)
 
-    def _uses(self, name: str) -> bool:
-        return self._used is None or name in self._used
+    def _uses(self, parameter: torch.Tensor) -> bool:
+        return self._used is None or parameter in self._used
 
     def give_up(self) -> None:
         """After an error in a hook: the model waits for nothing."""
@@ -135,11 +136,10 @@ class Backward:
                     future.set_result(buffer)
 
 
-def _named(bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The gradients of a bucket, by their parameters' names."""
+def _gradients(bucket: dist.GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The parameters of a bucket, with their gradients."""
     parameters = bucket.parameters()
     # torch lists no gradients of a sparse one, and complex ones as real ones of half their length.
     whole = bucket.buffer().is_sparse or parameters[0].is_complex()
     gradients = [bucket.buffer()] if whole else bucket.gradients()
-    for parameter, gradient in zip(parameters, gradients, strict=not whole):
-        yield names[parameter], gradient
+    return zip(parameters, gradients, strict=not whole)

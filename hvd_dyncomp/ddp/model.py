@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any
 
@@ -83,17 +82,13 @@ class Hooks(list):
         return list, ()
 
 
-def _note(used: set[str], name: str, _: torch.Tensor) -> None:
-    used.add(name)
-
-
 class ModelGradients(Source):
     """The gradients of one model.
 
     Attributes:
         count: how many gradients the model reduces in a backward pass; also of what is frozen by now.
-        used: names of the parameters to whose gradients this rank has added since it was cleared: the model's buckets
-            also bring what `grad` of the others still holds. None: always all of them.
+        used: the parameters to whose gradients this rank has added since it was cleared: the model's buckets also bring
+            what `grad` of the others still holds. None: always all of them.
     """
 
     kind = "DistributedDataParallel"
@@ -106,7 +101,7 @@ class ModelGradients(Source):
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
         # Otherwise the same ones are used in every step, and the others have no residual.
         self.sums_tickets = bool(model.find_unused_parameters)
-        self.used: set[str] | None = set() if self.sums_tickets else None
+        self.used: set[torch.Tensor] | None = set() if self.sums_tickets else None
         self.label = label
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
@@ -115,8 +110,8 @@ class ModelGradients(Source):
             if parameter.requires_grad and name not in model.parameters_to_ignore
         ]
         if self.used is not None:
-            for name, parameter in self.named:
-                parameter.register_post_accumulate_grad_hook(functools.partial(_note, self.used, name))
+            for _, parameter in self.named:  # none of Python's functions, which Ctrl-C could end
+                parameter.register_post_accumulate_grad_hook(self.used.add)
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         model = self._model()

@@ -31,6 +31,21 @@ def test_the_mean_is_the_expected_one_and_the_same_everywhere(bits):
     assert sent.steps == 3 and (sent.compressed_bytes > 0) == (bits != 32)
 
 
+def undelivered(quantizer, state, name):
+    """What all ranks together owe of a parameter, in a quantizer's state."""
+    kept = state["residuals"][name].double()
+    dist.all_reduce(kept)
+    for bucket in quantizer._plan.buckets:
+        for slot in bucket.slots:
+            if slot.name == name and bucket.section.sharded:
+                own = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float64)
+                if shard := state["shard_residuals"].get(bucket.name):
+                    own[bucket.residuals.shard_range] = shard["values"].double()
+                dist.all_reduce(own)
+                kept += own[slot.range].view(kept.shape)
+    return kept
+
+
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_what_is_not_delivered_is_in_the_residuals(rounding, size):
     """Over steps: sum of gradients == sum of means * ranks + residuals of all ranks."""
@@ -45,15 +60,7 @@ def test_what_is_not_delivered_is_in_the_residuals(rounding, size):
             total += size * (wanted - got.double())
         state = quantizer.state_dict()
         for i, total in enumerate(owed):
-            kept = state["residuals"][f"values.{i}"].double()
-            dist.all_reduce(kept)
-            for bucket in quantizer._plan.buckets:
-                for slot in bucket.slots:
-                    if slot.name == f"values.{i}" and bucket.section.sharded:
-                        own = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float64)
-                        own[bucket.residuals.shard_range] = state["shard_residuals"][bucket.name]["values"].double()
-                        dist.all_reduce(own)
-                        kept += own[slot.range].view(kept.shape)
+            kept = undelivered(quantizer, state, f"values.{i}")
             rounded = (seed + 1) * 2.0**-6 * kept.abs().max()  # residuals are bfloat16
             assert (kept - total).abs().max() < 1e-4 + rounded, f"values.{i} in step {seed}"
 
@@ -155,9 +162,14 @@ def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, lingers, rank):
         lingering = copy.deepcopy(model.module.values[2].grad)
         model(seed, (0, 1, 3) if rank == 0 else (0, 3)).backward()
         after = quantizer.state_dict()
-        assert torch.equal(after["residuals"]["values.2"], before["residuals"]["values.2"])
+        if seed < 6:
+            assert torch.equal(after["residuals"]["values.2"], before["residuals"]["values.2"])
+        then, since = (undelivered(quantizer, state, "values.2") for state in (before, after))
+        assert (since - then).abs().max() <= 2.0**-6 * then.abs().max()  # divided anew at 32 bits, and bfloat16
         now = model.module.values[2].grad
-        assert (now is None) != lingers and (now is None or torch.equal(now, lingering))
+        assert (now is None) != lingers
+        if lingers:  # at 32 bits the mean of equal ones, as without compression
+            torch.testing.assert_close(now, lingering, rtol=1e-6 * (seed == 6), atol=0.0)
         assert model.module.values[1].grad.any()
     assert same_on_all_ranks([model.module.values[i].grad for i in (0, 1, 3)])
 
