@@ -45,9 +45,9 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     At few bits the residuals act as a momentum, and two momenta are more than one wants. So momentum is at most 0.7 at
     3 bits, 0.5 at 2 bits, 0.3 at 1 bit, and none below:
 
-    - SGD of momentum m steps with what is left, l, in its place, and with (1 - l) / (1 - m) times its learning rate: on
-      average the same progress. Without momentum there is no dampening d, either: then the rate's factor is
-      (1 - d) / (1 - m).
+    - SGD of momentum m and dampening d has what is left, l, in its place, and a gradient adds (1 - l) / (1 - m) times
+      as much to the momentum: on average the same progress, also where the level changes. With nothing left it steps
+      by (1 - d) / (1 - m) times its learning rate.
     - Adam and AdamW step with it as their first beta.
     - Small and skipped tensors keep their momentum: nothing of them waits in residuals.
 
@@ -120,7 +120,7 @@ def tell_level(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Ten
         if optimizer.told_by is None:
             optimizer.told_by = weakref.WeakKeyDictionary()
         left = next((left for most, left in LEFT.items() if bits <= most), None)
-        optimizer.told_by[by] = {} if left is None else dict.fromkeys(parameters, left)
+        optimizer.told_by[by] = (frozenset(), 0.0) if left is None else (parameters, left)
         optimizer.told = True
 
 
@@ -181,13 +181,13 @@ class LessMomentum(torch.optim.Optimizer):
     """The class in front of an optimizer's own class, and so between that class and Horovod's.
 
     Attributes:
-        told_by: who has exchanged gradients since the latest step, and how much momentum is left to which parameters;
+        told_by: who has exchanged gradients since the latest step, and to which parameters how much momentum is left;
             `tell_level` adds to it.
         steps: how many it has made.
         told: whether `tell_level` was ever called.
     """
 
-    told_by: MutableMapping[Any, Mapping[torch.Tensor, float]] | None = None
+    told_by: MutableMapping[Any, tuple[frozenset[torch.Tensor], float]] | None = None
     steps = 0
     told = False
     _emptied: frozenset[torch.Tensor] = frozenset()  # parameters whose buffers of SGD are zero
@@ -196,7 +196,8 @@ class LessMomentum(torch.optim.Optimizer):
     @property
     def left(self) -> dict[torch.Tensor, float]:
         """How much momentum the next step leaves, at most, to parameters that do not keep all of theirs."""
-        return {parameter: left for told in (self.told_by or {}).values() for parameter, left in told.items()}
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        return {p: left for parameters, left in (self.told_by or {}).values() for p in own if p in parameters}
 
     @torch._disable_dynamo  # a compiler would recompile for every view
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -281,11 +282,16 @@ def _instead(group: dict[str, Any], most: float) -> dict[str, Any]:
     if "betas" in group:
         first, second = group["betas"]
         return {"betas": (first.clamp(max=most) if isinstance(first, torch.Tensor) else min(first, most), second)}
-    momentum = group["momentum"]
+    momentum, lr = group["momentum"], group["lr"]
     if not most < momentum < 1:
         return {}
-    weight = 1 - most if most else 1 - group["dampening"]  # of a gradient without a momentum, which has none
-    return {"lr": group["lr"] * (weight / (1 - momentum)), "momentum": most}
+    total = (1 - group["dampening"]) / (1 - momentum)  # what a gradient adds up to over all steps, as part of the rate
+    if not most:
+        return {"lr": lr * total, "momentum": 0.0}
+    # Momentum itself is as large as ever, so no step is longer or shorter where the level changes.
+    changed = {"momentum": most, "dampening": 1 - (1 - most) * total}
+    # Nesterov's adds the gradient to it as it is.
+    return {**changed, "lr": lr / (1 - momentum + most)} if group["nesterov"] else changed
 
 
 def _words(left: Collection[float]) -> str:

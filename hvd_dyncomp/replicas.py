@@ -77,7 +77,7 @@ def models_of(controller: object) -> dict[str, Named]:
     for each in reversed(list(_trainers.get(controller, {}).values())):
         label = each.label
         named = each.trained() if label is not None else ()
-        if label is not None and named and seen.isdisjoint(parameter for _, parameter in named):
+        if label is not None and not seen.issuperset(parameter for _, parameter in named):
             numbers[label] = number = numbers.get(label, 0) + 1
             models[label if number == 1 else f"{label} ({number})"] = named
             seen.update(parameter for _, parameter in named)

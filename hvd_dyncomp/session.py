@@ -241,7 +241,7 @@ class Session:
         self._plan, self._saved = None, state
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
-        self._resumed = True
+        self._resumed, self.stepped = True, None  # an error may have come after the step on some ranks only
 
     def _for_exchanges(self, ranks: One) -> One:
         """The transport of this model's exchanges, made of that of its ranks. See `Transport.for_exchanges`."""

@@ -94,9 +94,11 @@ class ByHand:
         if left is not None and "betas" in values:
             large["betas"] = (min(left, values["betas"][0]), values["betas"][1])
         elif left is not None and left < values["momentum"] < 1:
-            large["momentum"] = left
-            weight = 1 - left if left else 1 - values["dampening"]
-            large["lr"] = values["lr"] * (weight / (1 - values["momentum"]))
+            large["momentum"], total = left, (1 - values["dampening"]) / (1 - values["momentum"])
+            if left:
+                large["dampening"] = 1 - (1 - left) * total
+            if not left or values["nesterov"]:
+                large["lr"] = values["lr"] * total if not left else values["lr"] / (1 - values["momentum"] + left)
         give_gradients(self.optimizer, number, self.ORDER)
         self.optimizer.step()
         buffer = "exp_avg" if "betas" in values else "momentum_buffer" if 0 < values["momentum"] < 1 else None
@@ -183,6 +185,22 @@ def test_steps_are_those_of_groups_made_by_hand(kind, arguments, schedule):
         list(map(advance, schedules))
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_no_step_is_longer_where_the_level_changes(nesterov):
+    """With gradients that stay the same; momentum that begins at zero is as it always is."""
+    optimizer = ours(momentum=0.75, nesterov=nesterov)
+    parameter, steps = parameters_of(optimizer)[0], []
+    for bits in [8] * 60 + [3, 3, 8, 8, 2, 1, 2, 3, 8, 0.25, 0.25, 1, 1, 1, 1, 1, 1, 1, 1, 1]:
+        before = parameter.detach().clone()
+        for each in parameters_of(optimizer):
+            each.grad = torch.ones_like(each)
+        few(optimizer, bits)
+        optimizer.step()
+        steps.append(float((before - parameter.detach())[0]) / 0.4)
+    assert steps[59:71] == pytest.approx([1.0] * 12, abs=1e-4)
+    assert max(steps) <= 1.0001 and steps[71] >= 0.6 and steps[-1] == pytest.approx(1.0, abs=1e-2)
+
+
 # Hooks.
 
 
@@ -246,7 +264,7 @@ def test_each_of_several_models_tells_of_its_own_parameters():
         for bits, factors in (
             ((0.5, 0.5), [4, 1, 4]),
             ((0.5, 8), [4, 1, 1]),
-            ((8, 1), [1, 1, 2.8]),
+            ((8, 1), [1, 1, 1]),
             ((None, 0.5), [1, 1, 4]),
         ):
             for model in order:
@@ -576,7 +594,7 @@ def steps_by(factor: float, worker: Worker, step) -> bool:
     return torch.allclose(before - parameter.detach(), factor * parameter.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.promise("All ranks leave momentum out in the same steps.")
+@pytest.mark.promise("All ranks step with less momentum at the same time.")
 @pytest.mark.parametrize("without_batch", [None, 0, 1])
 def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch):
     """Also on a rank that has no batch, and begins its exchange within `step`."""
@@ -598,7 +616,7 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
     assert same(*found)
 
 
-@pytest.mark.promise("All ranks leave momentum out in the same steps.")
+@pytest.mark.promise("All ranks step with less momentum at the same time.")
 def test_ranks_that_disagree_about_it_are_told_so():
     def program(worker: Worker) -> None:
         if worker.transport.rank:

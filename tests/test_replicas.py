@@ -154,6 +154,24 @@ def test_two_models_with_the_same_label_are_both_compared():
         assert first == "" and second.startswith("parameter c is not the same on rank 0 and rank 1")
 
 
+def test_two_models_that_share_some_parameters_are_both_compared():
+    def run(worker: Worker) -> str:
+        transport, controller = worker.transport, worker.controller
+        worker.step(worker.noise(0))
+        second = DynamicQuantizer(controller, transport=transport, block_size=64, min_numel=10)
+        named = {"b": worker.parameters["b"], **parameters({"d": 40})}
+        optimizer = SimulatedOptimizer(named, second, transport)
+        second.attach(optimizer)
+        if transport.rank == 0:
+            worker.parameters["c"].data += 1
+        said = ended(controller)
+        assert optimizer is not worker.optimizer
+        return said
+
+    said, _ = on_ranks(RANKS, run, SIZES, 4)
+    assert all(each.startswith("parameter c is not the same on rank 0 and rank 1") for each in said)
+
+
 def test_an_epoch_that_ends_with_an_error_is_not_counted():
     """The same call again says the same."""
 

@@ -23,7 +23,7 @@ class Backward:
     Args:
         step: the step of the gradients; it has begun. A failed one takes none.
         slots: places of compressed parameters, by name.
-        used: the parameters to whose gradients this backward pass has added on this rank. None: all of them.
+        used: names of the parameters to whose gradients this backward pass has added on this rank. None: all of them.
         ended: called when all gradients are means, with the step and None, or with an error.
 
     Attributes:
@@ -39,7 +39,7 @@ class Backward:
         step: Step | FailedStep,
         *,
         slots: Mapping[str, Slot],
-        used: Collection[torch.Tensor] | None,
+        used: Collection[str] | None,
         ended: Callable[[Step, BaseException | None], None],
     ) -> None:
         self._step, self._slots, self._used, self._ended = step, slots, used, ended
@@ -67,7 +67,8 @@ class Backward:
         self._origins[streams] = streams.origin()
         self._reduce(bucket, names)
         for slot, step, parameter, gradient in self._compressed(bucket, names):
-            step.add(slot, gradient, self._uses(parameter))
+            # Without a `grad` the model has made zeros of it.
+            step.add(slot, gradient, used=self._uses(slot.name), lingers=parameter.grad is not None)
         self._step.traffic.seconds += time.perf_counter() - began
 
     def take_rest(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
@@ -91,15 +92,14 @@ class Backward:
     def _reduce(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         """Take what travels uncompressed, if it was not taken."""
         every = self._step.bits == UNCOMPRESSED
-        rest = {names[p]: (p, gradient) for p, gradient in _gradients(bucket) if every or names[p] not in self._slots}
+        rest = {names[p]: gradient for p, gradient in _gradients(bucket) if every or names[p] not in self._slots}
         if rest and not isinstance(self._step, FailedStep):
             # Not by its index, which torch says is 0 of every bucket in the first pass with `static_graph`.
-            gradients = {name: gradient for name, (_, gradient) in rest.items()}
-            unused = [name for name, (parameter, _) in rest.items() if not self._uses(parameter)]
-            self._step.reduce(names[bucket.parameters()[0]], gradients, unused)
+            unused = [name for name in rest if not self._uses(name)]
+            self._step.reduce(names[bucket.parameters()[0]], rest, unused)
 
-    def _uses(self, parameter: torch.Tensor) -> bool:
-        return self._used is None or parameter in self._used
+    def _uses(self, name: str) -> bool:
+        return self._used is None or name in self._used
 
     def give_up(self) -> None:
         """After an error in a hook: the model waits for nothing."""

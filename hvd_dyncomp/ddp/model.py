@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.exchange.source import Source
@@ -82,13 +84,18 @@ class Hooks(list):
         return list, ()
 
 
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
 class ModelGradients(Source):
     """The gradients of one model.
 
     Attributes:
         count: how many gradients the model reduces in a backward pass; also of what is frozen by now.
-        used: the parameters to whose gradients this rank has added since it was cleared: the model's buckets also bring
-            what `grad` of the others still holds. None: always all of them.
+        used: by name, the parameters to whose gradients this rank has added since it was cleared: the model's buckets
+            also bring what `grad` of the others still holds. None: always all of them.
     """
 
     kind = "DistributedDataParallel"
@@ -101,7 +108,7 @@ class ModelGradients(Source):
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
         # Otherwise the same ones are used in every step, and the others have no residual.
         self.sums_tickets = bool(model.find_unused_parameters)
-        self.used: set[torch.Tensor] | None = set() if self.sums_tickets else None
+        self.used: dict[str, torch.Tensor] | None = {} if self.sums_tickets else None
         self.label = label
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
@@ -109,9 +116,21 @@ class ModelGradients(Source):
             for name, parameter in model.module.named_parameters()
             if parameter.requires_grad and name not in model.parameters_to_ignore
         ]
+
+    def watch(self) -> None:
+        """Keep `used` from now on, as long as the model exists."""
         if self.used is not None:
-            for _, parameter in self.named:  # none of Python's functions, which Ctrl-C could end
-                parameter.register_post_accumulate_grad_hook(self.used.add)
+            # No function of Python's, in which Ctrl-C may be raised.
+            handles = [
+                parameter.register_post_accumulate_grad_hook(functools.partial(self.used.__setitem__, name))
+                for name, parameter in self.named
+            ]
+            weakref.finalize(self._model(), _remove, handles)
+
+    def forget(self) -> None:
+        """Clear `used`: a backward pass is over."""
+        if self.used is not None:
+            self.used.clear()
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         model = self._model()

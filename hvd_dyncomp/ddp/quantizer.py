@@ -81,6 +81,7 @@ class Quantizer(Session):
         except RuntimeError as error:
             raise ValueError(HOOKED) from error
         model._comm_hooks = Hooks(model._comm_hooks)
+        self._source.watch()
         twin = ranks.compressed.get(number)
         if twin is not None and not twin.meter.records and ranks.rank == 0:
             logger.warning(TWINS)
@@ -214,8 +215,7 @@ class Quantizer(Session):
 
     def _ended(self, step: Step, error: BaseException | None) -> None:
         """All gradients are means, or there is an error."""
-        if self._source.used is not None:
-            self._source.used.clear()
+        self._source.forget()
         try:
             if error is not None:
                 raise error
@@ -246,6 +246,7 @@ class Quantizer(Session):
 
     def _tell(self) -> None:
         """Tell the other ranks, and raise, why this one cannot take part; no effect on later calls."""
+        self._source.forget()
         step, self._step = self._step, None
         if isinstance(step, FailedStep):
             step.check()

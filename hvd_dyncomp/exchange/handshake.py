@@ -66,7 +66,7 @@ def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
 
 def _agree(greetings: Sequence[Greeting]) -> bool:
     first = _comparable(greetings[0])
-    stepping = [greeting.flags & Flag.LESS_MOMENTUM for greeting in greetings if not greeting.flags & Flag.JOINED]
+    stepping = [greeting.flags & Flag.LESS_MOMENTUM for greeting in greetings if not greeting.flags & Flag.EITHER]
     return len(set(stepping)) <= 1 and all(_comparable(greeting) == first for greeting in greetings)
 
 
@@ -97,7 +97,8 @@ def _disagreement(everyone: list[dict[str, Any]], elastic: str) -> str:
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic: str) -> str:
     """The first difference between a rank and rank 0, in words; "" if there is none."""
-    for key in sorted({*first["settings"], *other["settings"]}):
+    # Momentum last: ranks in different steps differ in it, too.
+    for key in sorted({*first["settings"], *other["settings"]}, key=lambda key: (key == MOMENTUM, key)):
         values = first["settings"].get(key), other["settings"].get(key)
         if values[0] != values[1] and not (key == MOMENTUM and None in values):
             loads = elastic and key in ("step", "bits")

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # Of all messages that a rank sends in one collective: MPI counts bytes in 32 bits, with a sign.
 MOST_BYTES = 2**31 - 1
 
-_MOMENTUM = {True: Flag.LESS_MOMENTUM, False: Flag(0), None: Flag.JOINED}
+_MOMENTUM = {True: Flag.LESS_MOMENTUM, False: Flag(0), None: Flag.EITHER}
 
 
 class Plan:

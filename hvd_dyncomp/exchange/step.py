@@ -23,7 +23,7 @@ from hvd_dyncomp.exchange.sums import Sums
 from hvd_dyncomp.exchange.tally import Tally
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.uncompressed import wire_form
-from hvd_dyncomp.exchange.unused import has_values, unused
+from hvd_dyncomp.exchange.unused import unused
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
@@ -95,8 +95,7 @@ class Step:
         self._reason: BaseException | None = None  # why it was cancelled
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
-        # Of parameters that this rank may not use, by name.
-        # Gradients of parameters that this rank does not use, and copies of those that are not zero.
+        # Gradients of parameters that this rank does not use, by name, and copies of those that may not be zero.
         self._doubtful: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
@@ -150,16 +149,16 @@ class Step:
                 self._agreement.begin()
         in_background(self._plan.transport, self._in_background)
 
-    def add(self, slot: Slot, gradient: torch.Tensor, used: bool = True) -> None:
+    def add(self, slot: Slot, gradient: torch.Tensor, used: bool = True, lingers: bool = False) -> None:
         """Take a gradient that travels compressed: that of a slot, in a step below 32 bits. Does not block.
 
         Args:
             used: whether this rank's loss depends on the parameter. If not, it may be that no rank's does: then the
                 gradient keeps what it has of earlier steps, and the residual stays.
+            lingers: whether the gradient may have values of earlier steps.
         """
-        exchange, lingers = self._exchange_of[slot.bucket], False
+        exchange = self._exchange_of[slot.bucket]
         if not used:
-            lingers = gradient.is_cuda or has_values(gradient)  # nobody may wait for a GPU yet
             before = gradient.clone() if lingers else None
             if before is not None:
                 self._plan.buckets[slot.bucket].streams.keep(before)

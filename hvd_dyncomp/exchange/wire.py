@@ -18,7 +18,7 @@ from hvd_dyncomp.levels import level_code, level_of
 
 WIRE_VERSION = 8
 
-# Of a step's `agreed`: whether an optimizer of it has stepped; None on a rank that has joined. It travels as flags.
+# Of a step's `agreed`: whether optimizers of it step; None if that is not known. It travels as flags.
 MOMENTUM = "less_momentum"
 
 # step, status; little-endian
@@ -112,14 +112,14 @@ class Flag(IntFlag):
     """Flags of a greeting.
 
     FRESH: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer, and will
-    say why. LESS_MOMENTUM: an optimizer of `less_momentum` has stepped on this rank since the last exchange.
-    JOINED: this rank has no batches left, and no optimizer of it steps; or it had none, and none has.
+    say why. LESS_MOMENTUM: optimizers of `less_momentum` step on this rank. EITHER: that is not known of this rank, as
+    it had no batch, or has just loaded a state.
     """
 
     FRESH = 1
     FAILED = 2
     LESS_MOMENTUM = 4
-    JOINED = 8
+    EITHER = 8
 
 
 def checksum(text: str) -> int:

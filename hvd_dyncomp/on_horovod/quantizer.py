@@ -74,11 +74,11 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         bucket_bytes: float32 bytes of gradients that are exchanged together. None: 8 MiB, or with more than 8 workers
             1 MiB for each of them, at most 128 MiB. Smaller buckets leave earlier in backward. Larger ones need fewer
             messages; use them on links of long latency.
-        auto_level: treat the controller's level as the least that quality allows. Try 2, 4, 8, 16 and 32 bits above it
-            for a few steps each, and use the one with the most bits whose steps are as short as any, within 3 %. Try
-            again when the controller moves, when steps become longer or shorter by a fifth, and now and then, which
-            costs a hundredth of the steps. What was measured is logged. Use it on links of unknown or changing speed.
-            Levels then depend on time, so a run cannot be repeated bit for bit.
+        auto_level: treat the controller's level as the least that quality allows. Of 2, 4, 8, 16 and 32 bits, try those
+            that are more for a few steps each, and use the one with the most bits whose steps are as short as any,
+            within 3 %. Try again when the controller moves, when steps become longer or shorter by a fifth, and now and
+            then, which costs a hundredth of the steps. What was measured is logged. Use it on links of unknown or
+            changing speed. Levels then depend on time, so a run cannot be repeated bit for bit.
         hierarchical: on hosts of several workers, exchange gradients within each host first, then between hosts. What
             leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
             many workers. False: exchange among all workers at once, which was faster at 1 and 2 bits on two hosts of

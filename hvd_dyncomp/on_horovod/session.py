@@ -161,7 +161,8 @@ class OptimizerSession(Session):
     def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:
         """Make a plan for an optimizer, with the residuals. Raises what `attach` does; nothing has changed then."""
         source = OptimizerGradients(optimizer, self._names, self._transport)
-        plan = Plan(source, self._settings, self._skip, self._carried(optimizer))
+        with torch.inference_mode(False):  # as in `Session._new_plan`
+            plan = Plan(source, self._settings, self._skip, self._carried(optimizer))
         source.transport.advise({bucket.device for bucket in plan.buckets})
         self._slots = {parameter: plan.slots[name] for name, parameter in source.named if name in plan.slots}
         self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, None

@@ -1,4 +1,4 @@
-"""Where ranks compute: all on CPUs, or each on a GPU of its machine. Never trained with on a GPU."""
+"""Where ranks compute: all on CPUs, or each on a GPU of its machine. No training has run on a GPU."""
 
 from __future__ import annotations
 

@@ -147,10 +147,10 @@ def test_another_number_of_ranks_goes_on(section, tmp_path):
 @pytest.mark.parametrize("section", SECTIONS)
 def test_momentum_is_left_out_where_the_program_says_so(section, tmp_path):
     said, found = [], set()
-    for number, instead in enumerate(["# hvd_dyncomp.without", "hvd_dyncomp.without"]):
+    for number, instead in enumerate(["# hvd_dyncomp.less_momentum", "hvd_dyncomp.less_momentum"]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        report, words = runs(section, folder, at(section, "0.25"), ("# hvd_dyncomp.without", instead))
+        report, words = runs(section, folder, at(section, "0.25"), ("# hvd_dyncomp.less_momentum", instead))
         said.append("second momentum" in words)
         found.add(report["epochs"]["3"])
     assert said == [True, False] and len(found) == 2

@@ -310,6 +310,19 @@ def test_the_model_is_left_to_the_garbage_collector():
     assert ddp.transport() is ddp.transport()
 
 
+def test_hooks_of_a_model_that_is_gone_are_gone():
+    module, watched = Linear(), []
+    for _ in range(2):
+        model = DistributedDataParallel(module, find_unused_parameters=True)
+        ddp.compress(model, 4)
+        model(0).backward()
+        watched.append(sum(len(value._post_accumulate_grad_hooks or ()) for value in module.values))
+        del model
+        gc.collect()
+    left = [len(value._post_accumulate_grad_hooks or ()) for value in module.values]
+    assert watched == [len(left)] * 2 and not any(left)
+
+
 def test_ranks_with_different_hierarchical_all_hear_of_it(rank, size):
     """Where that makes a difference, before anything is sent; and the model can still be compressed."""
     if not os.environ.get("HVD_DYNCOMP_TEST_RANKS_PER_HOST"):

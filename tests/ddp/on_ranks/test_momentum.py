@@ -1,5 +1,7 @@
 """When the optimizer of a compressed model leaves its momentum out."""
 
+import copy
+
 import pytest
 import torch
 from problem import Linear, gradients, same_on_all_ranks
@@ -37,7 +39,7 @@ def test_optimizers_are_found_when_they_are_made_later_and_share_a_model():
     assert all(optimizer.left for optimizer in optimizers) and not elsewhere.left
 
 
-@pytest.mark.promise("All ranks leave momentum out in the same steps.")
+@pytest.mark.promise("All ranks step with less momentum at the same time.")
 def test_an_optimizer_of_two_models_that_ranks_reach_in_another_order(rank):
     """It leaves the momentum of both out; once one is wrapped anew and not compressed, that of the other one."""
     models = [DistributedDataParallel(Linear()) for _ in range(2)]
@@ -112,6 +114,20 @@ def test_a_rank_that_joins_is_no_disagreement(bits, batches, rank):
             optimizer.zero_grad()
             model(seed).backward()
             optimizer.step()
+
+
+def test_states_are_loaded_after_an_error_that_came_after_the_step_on_some_ranks(rank):
+    model = DistributedDataParallel(Linear())
+    quantizer = ddp.compress(model, 1)
+    optimizer = hvd_dyncomp.less_momentum(torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9))
+    state = copy.deepcopy(quantizer.state_dict())
+    model(0).backward()
+    if rank == 0:
+        optimizer.step()
+    quantizer.load_state_dict(state)
+    for seed in range(2):
+        model(seed).backward()
+        optimizer.step()
 
 
 def test_an_optimizer_that_is_replaced_and_lives_on_is_no_disagreement(rank):
