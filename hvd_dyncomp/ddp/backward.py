@@ -68,7 +68,7 @@ class Backward:
         self._reduce(bucket, names)
         for slot, step, parameter, gradient in self._compressed(bucket, names):
             # Without a `grad` the model has made zeros of it.
-            step.add(slot, gradient, used=self._uses(slot.name), lingers=parameter.grad is not None)
+            step.add(slot, gradient, self._uses(slot.name), parameter.grad is not None)
         self._step.traffic.seconds += time.perf_counter() - began
 
     def take_rest(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
