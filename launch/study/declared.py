@@ -18,7 +18,7 @@ from study.methods import (
 )
 from study.parts import FRESH, TUNING, Largest, Part, Tuned
 from study.record import Key
-from study.tasks import LARGE_RATES, LIMITS, REGRESSION_RATES, varied
+from study.tasks import FEW_RATES, LARGE_RATES, LIMITS, REGRESSION_RATES, varied
 
 # In a few hundred steps losses show; the others are there to see what longer trainings and larger models make of them.
 SHORT = ("mlp", "resnet8, short", "text, sgd, short", "text, adamw, short")
@@ -219,8 +219,8 @@ FIRST = Part(
     seed=TUNED_AGAIN.seed,
 )
 
-# How much momentum 1 to 4 bits want, each task at the rate that is best uncompressed (the large batch: at the half of
-# it, where they are best). By the seeds that choose.
+# How much momentum 1 to 4 bits want, each task at the rate that is best uncompressed (unclipped text: twice that; the
+# large batch: at the half of it, where they are best). By the seeds that choose.
 MOMENTUM_LEFT = Part(
     "momentum left",
     (
@@ -238,7 +238,7 @@ MOMENTUM_LEFT = Part(
     seed=TUNING[0],
 )
 
-# What was chosen of it, each task at the rate that is best uncompressed.
+# What was chosen of it, each task at the rate that is best uncompressed (unclipped text: twice that).
 LESS_MOMENTUM = Part(
     "less momentum",
     (*MOMENTUM_LEFT.tasks[:4], varied(TUNED_BATCH.task, 4)),
@@ -268,7 +268,7 @@ LARGEST = Largest("largest rates", _METHODS, {task: LIMITS[task] for task in LIM
 # What the others have little of. The uncompressed runs are at the task's own rate.
 BREADTH = Part(
     "breadth",
-    ("mlp, skewed", "resnet8, short, skewed", "text, adamw, short, decay 0.1", "text, sgd, short, batch x4"),
+    ("mlp, skewed", "text, adamw, short, decay 0.1", "text, sgd, short, batch x4"),
     ("uncompressed", "4", "1/4", "1/8", "PowerSGD rank 4, small at 8, no momentum"),
 )
 # At 1/4 bit and unclipped two of three runs of the large batch were lost.
@@ -297,6 +297,18 @@ LARGE = Tuned(
     seed=0,
     rates=LARGE_RATES[:2],
     tuning_seeds=TUNING[:1],
+)
+# Eleven million values: a quarter of an hour, too. At the task's rate; is twice that better uncompressed?
+RESNET18 = Part(
+    "resnet18",
+    tuple(varied("resnet18, 4 workers", rate) for rate in FEW_RATES),
+    ("uncompressed", "4", "1/4"),
+    seed=TUNING[0],
+)
+_FEWEST = {name: _ROWS[name] for name in RESNET18.methods}
+# Do few bits stand a batch that grows with the workers?
+GROWING = tuple(
+    Tuned(f"tuned, {n} workers", f"resnet8, {n} workers, batch x{n // 4}", _FEWEST, 3, rates=FEW_RATES) for n in (8, 16)
 )
 # Twice the task's rate is too much for all of them; and is it the momentum that makes the difference?
 LARGE_AT_RATES = Part(
@@ -343,9 +355,11 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
         MORE_WORKERS,
         LONGER_TEXT,
         LARGE,
+        RESNET18,
         LARGE_AT_RATES,
     ),
     LARGE_MOMENTUM,
+    *GROWING,
 )
 
 # Whatever of the main table takes a few minutes on two cores.

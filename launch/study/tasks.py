@@ -101,12 +101,19 @@ TASKS = {
         replace(_TEXT_SHORT, name="text, sgd, short, batch x4, clipped", batch=32, clip=1.0),
         replace(_TEXT_SHORT, name="text, sgd, short, clipped", clip=1.0),
         replace(_LARGE, rate=1e-3, weight_decay=0.1, epochs=10, width=368, layers=6),
+        replace(_SHORT, name="resnet18, 4 workers", model="resnet18", workers=4, batch=32, epochs=6),
+        # A batch that grows with the workers, at the rate that was best for two of them.
+        *(
+            replace(_SHORT, name=f"resnet8, {n} workers, batch x{n // 4}", workers=n, batch=32, rate=0.4)
+            for n in (8, 16)
+        ),
     )
 }
 
 # Of some tasks there are more: at so many times their rate, and with the rate rising for so much of the steps.
 RATES = (0.5, 1, 2, 4)
 LARGE_RATES = (0.5, 1, 2)
+FEW_RATES = (1, 2)
 MORE_RATES = (0.25, 0.5, 1, 2, 4, 8, 16, 32)
 FINE_RATES = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4, 5.6, 8, 11, 16)
 WARM_UPS = (0.02, 0.1, 0.3)
@@ -132,13 +139,15 @@ LIMITS = {
     "resnet8, short": MORE_RATES,
 }
 # Whose runs are in the record and cannot be trained any more: no two workers saw images of the same class.
-RECORDED_TASKS = frozenset({"mlp, skewed", "resnet8, short, skewed"})
+RECORDED_TASKS = frozenset({"mlp, skewed"})
 
 TUNED = (*LIMITS, "text, adamw, short", "text, sgd, short, clipped", "text, sgd, short, batch x4, clipped")
 
 for _name in TUNED:
     _vary(_name, RATES)
 _vary(_LARGE.name, LARGE_RATES)
+for _name in ("resnet18, 4 workers", "resnet8, 8 workers, batch x2", "resnet8, 16 workers, batch x4"):
+    _vary(_name, FEW_RATES)
 for _name, _rates in LIMITS.items():
     _vary(_name, _rates, WARM_UPS)
 
