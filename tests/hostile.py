@@ -115,17 +115,18 @@ def packed(state: Any) -> Tensor:
 # By name, what it may be: of lists and dicts the whole, where its parts are in `PARTS`. "X.name" is that of X only.
 TYPES: list[tuple[Takes, str]] = [
     (lambda v: False, "mode threshold_mode on_error rounding levels StepFunction.levels Schedule.levels state meter"),
-    (lambda v: False, "record epochs host pair ranks packed optimizer quantizer out versions version"),
+    (lambda v: False, "record epochs host pair ranks packed optimizer quantizer out versions version slot slot.order"),
     (lambda v: v is None, "transport ctx noise residual hosts state.auto_level stagnation"),
     (lambda v: v is None, "attach.optimizer named_parameters"),
     (lambda v: isinstance(v, str) and v == "logical", "order"),
     (none_or(callable), "skip"),
-    (empty, "metrics history residuals shard_residuals shard records decide.history"),
+    (empty, "metrics history residuals shard_residuals shard records decide.history slots"),
     (
         whole(),
         "patience cooldown stagnation_patience warmup_steps epoch steps compressed_values nonfinite_blocks",
     ),
-    (whole(), "layout shard.first"),
+    (whole(), "shard.first slot.start"),
+    (whole(0, 0), "dimension"),
     (whole(1), "loss_patience uncompressed_epochs interval nan_patience min_numel"),
     (none_or(whole(1)), "bucket_bytes"),
     (whole(2, 2), "world_size"),
@@ -171,13 +172,14 @@ MAY = {name: takes for takes, names in TYPES for name in names.split()}
 PARTS = {"levels": "bits", "Schedule.levels": "bits", "StepFunction.levels": "bits", "thresholds": "threshold_of_level"}
 PARTS |= {"metrics": "metric", "decide.history": "record_of_epoch", "history": "epochs", "records": "record"}
 PARTS |= {"hosts": "host", "host": "index", "residuals": "residual_of_tensor", "shard_residuals": "shard"}
+PARTS |= {"slots": "slot", "slot.order": "dimension"}
 PARTS |= {"named_parameters": "pair", "pair": "name_or_weight", "tensors": "mean", "ranks": "packed"}
 PARTS |= {"values": "values_of_tensor", "versions": "version"}
 OPTIONAL = {"auto_level", "hosts", "steps", "seconds", "metrics", "reason", "usable"}
 
 WEIGHT = torch.zeros(3)
 METER = {"records": [{"epoch": 0, "bits": 4, "steps": 1, "seconds": 0.5}]}
-SHARD = {"layout": 1, "first": 2, "carries": True, "values": torch.ones(2)}
+SHARD = {"first": 2, "carries": True, "values": torch.ones(2), "slots": {"a": {"start": 0, "order": [0]}}}
 STATE = {"steps": 3, "rank": 0, "world_size": 2, "factor": 0.5, "hosts": [[0], [1]], "order": "logical"}
 STATE |= {"meter": METER, "auto_level": {"floor": 4, "chosen": 4}}
 STATE |= {"residuals": {"a": torch.ones(3)}, "shard_residuals": {"bucket": SHARD}}

@@ -67,12 +67,13 @@ def test_the_same_ranks_go_on_bit_for_bit(ranks, hosts, bits):
 
 
 @pytest.mark.parametrize("bits", [0.25, 1, 4])
+@pytest.mark.parametrize("then", [{}, {"bucket_bytes": 10**6}], ids=["buckets as before", "larger buckets"])
 @pytest.mark.parametrize(
     ("before", "after"),
     [("2", "3"), ("3", "2"), ("5", "2"), ("2", "5"), ("2x2", "2"), ("2x2", "3"), ("3", "2x2"), ("2", "2x3")],
 )
-def test_what_waited_arrives_once_whatever_the_number_of_ranks(before, after, bits):
-    """At 32 bits all residuals leave: with the same gradients, the same means."""
+def test_what_waited_arrives_once_whatever_the_number_of_ranks(before, after, then, bits):
+    """At 32 bits all residuals leave: with the same gradients, the same means. (More ranks have larger buckets.)"""
 
     def world(text):
         hosts, _, local = text.rpartition("x")
@@ -87,7 +88,7 @@ def test_what_waited_arrives_once_whatever_the_number_of_ranks(before, after, bi
         return state, delivered(each)
 
     def go_on(transport):
-        each = averager(transport, {0: bits, 1: 32})
+        each = averager(transport, {0: bits, 1: 32}, **then)
         AllRanks(each).load_state_dict(state)
         assert each.state_dict()["steps"] == STEPS
         return delivered(each)

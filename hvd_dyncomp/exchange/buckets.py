@@ -12,7 +12,6 @@ from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.slots import Slot, divided, tail
 from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
-from hvd_dyncomp.exchange.wire import checksum
 
 
 class Bucket:
@@ -27,7 +26,6 @@ class Bucket:
         blocks: number of blocks; the last is padded with zeros.
         streams: where its work is queued.
         arrangement: which rank reduces which blocks; flat until `arrange` is called.
-        layout: checksum over parameters and block size: the place of each value.
         residuals: what error feedback carries.
         failure: the error of `arrange`, with which the bucket cannot be exchanged; or None.
     """
@@ -53,8 +51,6 @@ class Bucket:
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
-        places = [(slot.name, slot.shape, *([] if slot.in_order else [slot.order])) for slot in slots]
-        self.layout = checksum(f"{places} block_size={block_size}")
         self.failure: Exception | None = None
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
         own, summed = self._ranges

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from hvd_dyncomp.checks import boolean, finite, integer, shown
 from hvd_dyncomp.exchange.buckets import Bucket
+from hvd_dyncomp.exchange.slots import logical
 from hvd_dyncomp.kernels import RESIDUAL_DTYPE, rounded
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,8 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
 
     Returns:
         "residuals": {parameter name: bfloat16 tensor of its shape}; "order": `LOGICAL`, that of their values;
-        "shard_residuals": {bucket name: {"layout": checksum, "first": where in the bucket the shard begins, "carries":
-        bool, "values": (own shard,) bfloat16}}, in the bucket's order, which the checksum includes.
+        "shard_residuals": {bucket name: {"first": where in the bucket the shard begins, "carries": bool, "values": (own
+        shard,) bfloat16, "slots": {parameter name: {"start": as in `Slot`, "order": likewise}}}}.
     """
     own, shards = {}, {}
     for bucket in buckets:
@@ -38,12 +39,16 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
         for slot in bucket.slots:
             own[slot.name] = slot.logical(undelivered).to("cpu", copy=True, memory_format=torch.contiguous_format)
         shards[bucket.name] = {
-            "layout": bucket.layout,
             "first": bucket.residuals.shard_range.start,
             "carries": bucket.residuals.carries,
             "values": bucket.residuals.shard.to("cpu", copy=True),
+            "slots": _places(bucket),
         }
     return {"residuals": own, "shard_residuals": shards, "order": LOGICAL}
+
+
+def _places(bucket: Bucket) -> dict[str, dict[str, Any]]:
+    return {slot.name: {"start": slot.start, "order": list(slot.order)} for slot in bucket.slots}
 
 
 def checked(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,9 +78,13 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
         _check_values(f"the shard residuals of {name!r}", shard["values"])
         if shard["values"].dim() != 1:
             raise ValueError(f"the shard residuals of {name!r} must have one dimension, got {shown(shard['values'])}")
-        integer("layout", shard["layout"], 0)
         integer("first", shard["first"], 0)
         boolean("carries", shard["carries"])
+        for slot, place in shard["slots"].items():
+            integer(f"start of {slot!r}", place["start"], 0)
+            order = [integer(f"order of {slot!r}", dim, 0) for dim in place["order"]]
+            if sorted(order) != list(range(own["residuals"][slot].dim())):
+                raise ValueError(f"order of {slot!r} must have each of its dimensions once, got {shown(order)}")
     return own
 
 
@@ -128,11 +137,6 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
     carrying = [bucket for bucket in buckets if bucket.residuals.enabled]
     if not saved or not carrying:
         return
-    for bucket in carrying:
-        for shard in _shards(state, bucket.name):
-            end, size = shard["first"] + shard["values"].numel(), bucket.blocks * bucket.block_size
-            if shard["layout"] == bucket.layout and end > size:
-                raise ValueError(f"state has shard residuals up to {end} of bucket {bucket.name}, which has {size}")
     shapes = {slot.name: slot.shape for bucket in carrying for slot in bucket.slots}
     theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
     for name in sorted({*shapes, *theirs}):
@@ -148,8 +152,8 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
 
     A residual r adds factor * r to the result. If the number of workers changed, and the factor with it, r is scaled so
     that it still adds the same. The residual of a shard that moved joins the residuals of its own rank, from where it
-    also arrives once; so do residuals of values that another rank now quantizes. Sums are float32, and rounded when
-    they are restored.
+    also arrives once, also where buckets are others; so do residuals of values that another rank now quantizes. Sums
+    are float32, and rounded when they are restored.
 
     Args:
         factor: multiplies sums over ranks now; state["factor"] is the former one.
@@ -167,35 +171,53 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
             world_size,
         )
     scale = state["factor"] / factor
+    kept = {bucket.name: shard for bucket in buckets if (shard := _own_shard(bucket, state)) is not None}
+    moved = _moved(state, kept)
     for bucket in buckets:
-        if not bucket.residuals.enabled:
+        residuals = bucket.residuals
+        if not residuals.enabled:
             continue
-        bucket.residuals.drop()
+        residuals.drop()
         if not state["residuals"]:  # saved before the first step, or without error feedback
             continue
         undelivered = torch.zeros(bucket.blocks * bucket.block_size, dtype=torch.float32, device=bucket.device)
         for slot in bucket.slots:
             slot.logical(undelivered).copy_(state["residuals"][slot.name])
-        _restore_shards(bucket, undelivered, _shards(state, bucket.name), scale)
+            if slot.name in moved:
+                slot.logical(undelivered).add_(moved[slot.name].to(bucket.device))
+        shard = kept.get(bucket.name)
+        residuals.carries = shard is None or shard["carries"]
+        if shard is not None:
+            residuals.shard.copy_(rounded(shard["values"].to(torch.float32) * scale))
         if scale != 1:
             undelivered *= scale
-        bucket.residuals.put(undelivered)
+        residuals.put(undelivered)
 
 
-def _restore_shards(
-    bucket: Bucket, undelivered: torch.Tensor, saved: Sequence[Mapping[str, Any]], scale: float
-) -> None:
-    residuals = bucket.residuals
-    shards = [shard for shard in saved if shard["layout"] == bucket.layout]
-    if not saved or any(shard["values"].any() for shard in saved if shard["layout"] != bucket.layout):
-        logger.warning("bucket %s: its parameters or their blocks changed; its shard residual is dropped", bucket.name)
-    residuals.carries = len(shards) < len(saved) or not saved or any(shard["carries"] for shard in shards)
-    for shard in shards:
+def _own_shard(bucket: Bucket, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A bucket's shard of the state, if this rank has the same one now."""
+    residuals, saved = bucket.residuals, _shards(state, bucket.name)
+    same = len(saved) == 1 and saved[0]["slots"] == _places(bucket)
+    if same and saved[0]["first"] == residuals.shard_range.start and saved[0]["values"].shape == residuals.shard.shape:
+        return saved[0]
+    return None
+
+
+def _moved(state: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """The residuals of all shards that are not `kept`: float32, by parameter's name, of its shape."""
+    stored: dict[str, torch.Tensor] = {}
+    orders: dict[str, list[int]] = {}
+    shards = [(bucket, shard) for bucket in state["shard_residuals"] for shard in _shards(state, bucket)]
+    for shard in (shard for bucket, shard in shards if shard is not kept.get(bucket)):
         first, values = shard["first"], shard["values"]
-        if len(saved) == 1 and first == residuals.shard_range.start and values.shape == residuals.shard.shape:
-            residuals.shard.copy_(rounded(values.to(torch.float32) * scale))
-        else:
-            undelivered[first : first + values.numel()] += values.to(undelivered.device)
+        for name, place in shard["slots"].items():
+            start, shape = place["start"], state["residuals"][name].shape
+            begin, end = max(first, start), min(first + len(values), start + shape.numel())
+            if begin < end:
+                if name not in stored:  # all states come from one run, so there is one order
+                    stored[name], orders[name] = torch.zeros(shape.numel(), dtype=torch.float32), place["order"]
+                stored[name][begin - start : end - start] += values[begin - first : end - first]
+    return {name: logical(values, state["residuals"][name].shape, orders[name]) for name, values in stored.items()}
 
 
 @torch.no_grad()

@@ -185,6 +185,18 @@ class Residuals:
             self._pending = None
         return total
 
+    def waiting(self, part: slice) -> torch.Tensor | None:
+        """A copy of what is pending of some values; None if nothing is."""
+        if self._pending is None or not self._pending[part].any():
+            return None
+        return self._pending[part].clone()
+
+    def wait_again(self, part: slice, values: torch.Tensor) -> None:
+        """Make pending what `waiting` has returned."""
+        if self._pending is None:
+            self._pending = torch.zeros(self._values, dtype=RESIDUAL_DTYPE, device=self._device)
+        self._pending[part] = values
+
     def released(self, joined: bool) -> None:
         """End a step that sent what `join` returned; `joined`: whether `join` was called."""
         self.carries = self._waits or (self.carries and not joined)

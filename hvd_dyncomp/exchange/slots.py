@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,19 +35,18 @@ class Slot:
     def range(self) -> slice:
         return slice(self.start, self.start + self.numel)
 
-    @property
-    def in_order(self) -> bool:
-        """Whether its values are in their logical order: the last dimension fastest."""
-        return self.order == tuple(range(len(self.order)))
-
     def logical(self, values: torch.Tensor) -> torch.Tensor:
         """The bucket's values of this parameter, as a view of its shape."""
-        stored = values[self.range].view([self.shape[dim] for dim in self.order])
-        return stored.permute([self.order.index(dim) for dim in range(len(self.order))])
+        return logical(values[self.range], self.shape, self.order)
 
     def flat(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of its shape, as (numel,) values in the bucket's order."""
         return tensor.permute(self.order).reshape(-1)
+
+
+def logical(values: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor:
+    """(numel,) values of a parameter, as a view of its shape; `order` as in `Slot`."""
+    return values.view([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(order))])
 
 
 def divided(

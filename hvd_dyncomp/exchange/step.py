@@ -20,7 +20,7 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.sums import Sums
-from hvd_dyncomp.exchange.tally import Tally
+from hvd_dyncomp.exchange.tally import Tally, float32_bytes
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.unused import unused
@@ -202,7 +202,7 @@ class Step:
             wire = gradient.clone()
         if wire is not gradient:
             self._copied.append(gradient)
-        self._tally.hands_over(wire.nbytes, 4 * wire.numel())
+        self._tally.hands_over(wire.nbytes, float32_bytes(wire))
         return wire
 
     def reduce(self, place: str, gradients: Mapping[str, torch.Tensor], unused: Collection[str] = ()) -> None:
@@ -393,7 +393,8 @@ class Step:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            with contextlib.suppress(BaseException):  # of the program's thread; its task keeps it
+            # Errors are the program's thread's: its task keeps them. As there, no graph is made.
+            with contextlib.suppress(BaseException), torch.no_grad():
                 if self._cancelled:
                     return self._has_run_out()
                 if not (self.over or self._abandoned):

@@ -105,7 +105,7 @@ class Sum(Task[None]):
         for gradient, part in zip(self._gradients, parts, strict=True):
             part *= self._factor
             if gradient.is_complex():
-                part = torch.view_as_complex(part.view(-1, 2))
+                part = torch.view_as_complex(part.clone().view(-1, 2))  # a view must begin at an even place
             gradient.copy_(part.view(gradient.shape))
         self._gradients = ()
 

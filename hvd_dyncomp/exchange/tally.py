@@ -13,15 +13,20 @@ from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 
 
+def float32_bytes(tensor: torch.Tensor) -> int:
+    """What a tensor's values are as float32; of complex ones there are two."""
+    return 4 * tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
 def count_outside(tensor: torch.Tensor, traffic: Traffic, transport: Transport) -> None:
     """Count a tensor that Horovod reduces unchanged, outside any step, where no topology is known."""
     size, neighbours = transport.size, transport.local_size
     hosts = -(-size // neighbours)  # as if all had as many workers as this one
-    nbytes, float32_bytes = tensor.numel() * tensor.element_size(), tensor.numel() * 4
+    nbytes, plain = tensor.numel() * tensor.element_size(), float32_bytes(tensor)
     traffic.uncompressed_bytes += allreduce_bytes(nbytes, size)
     traffic.leaving_bytes += allreduce_bytes(nbytes, hosts) / neighbours
-    traffic.float32_bytes += allreduce_bytes(float32_bytes, size)
-    traffic.float32_leaving_bytes += allreduce_bytes(float32_bytes, hosts) / neighbours
+    traffic.float32_bytes += allreduce_bytes(plain, size)
+    traffic.float32_leaving_bytes += allreduce_bytes(plain, hosts) / neighbours
 
 
 class Tally:

@@ -47,9 +47,13 @@ class Kept:
 
     def __init__(self, bucket: Bucket, slots: Mapping[Slot, bool]) -> None:
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        residuals = bucket.residuals
+        self._waiting: dict[int, torch.Tensor] = {}
+        self._residuals = residuals = bucket.residuals
         for slot, lingers in slots.items() if residuals.enabled else ():
             copies = self._copies.setdefault(slot.index, [])
+            if (waiting := residuals.waiting(slot.range)) is not None:
+                self._waiting[slot.index] = waiting
+                bucket.streams.keep(waiting)
             for part in [slot.range] if lingers else in_shared_blocks(slot, bucket.values, bucket.block_size):
                 for residual, where in ((residuals.own, residuals.own_range), (residuals.shard, residuals.shard_range)):
                     first, last = max(part.start, where.start), min(part.stop, where.stop)
@@ -62,6 +66,8 @@ class Kept:
         """Restore a parameter's residual to what it was."""
         for place, copy in self._copies.pop(slot.index, ()):
             place.copy_(copy)
+        if (waiting := self._waiting.pop(slot.index, None)) is not None:
+            self._residuals.wait_again(slot.range, waiting)
 
 
 def unused(

@@ -41,15 +41,6 @@ def test_every_parameter_has_a_place_of_its_own_and_small_ones_are_last(sizes):
         assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] and (sizes[i] < 10) == small]
 
 
-def test_the_layout_knows_the_place_of_each_value():
-    def layouts(sizes=(100, 200), **changes):
-        return [bucket.layout for bucket in plan(sizes, **changes)[0]]
-
-    assert layouts() == layouts() == layouts(rank=1) == layouts(world_size=3)
-    for other in (layouts((200, 100)), layouts((100,)), layouts(block_size=128)):
-        assert other != layouts()
-
-
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 150_000.0), (torch.float16, 65_504.0)])
 def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype(dtype, most):
     buckets, slots = plan([100])

@@ -1,6 +1,7 @@
 """What quantization loses is owed, and delivered: once, by the steps that follow, unless somebody drops it."""
 
 import copy
+import itertools
 import logging
 
 import pytest
@@ -122,11 +123,14 @@ def test_a_parameter_that_no_rank_uses_keeps_what_it_is_owed(ranks, hosts, bits)
 
 def by_parameter(state: dict) -> dict[str, torch.Tensor]:
     """Both residuals of each parameter: (2, values)."""
-    [(_, shard)] = state["shard_residuals"].items()
-    shards = torch.zeros(640)
-    shards[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
-    places = {"b": slice(0, 500), "a": slice(500, 630), "small": slice(630, 635)}
-    return {name: torch.stack([state["residuals"][name].float(), shards[place]]) for name, place in places.items()}
+    found = {}
+    for shard in state["shard_residuals"].values():
+        shards = torch.zeros(1000)
+        shards[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
+        for name, place in shard["slots"].items():
+            part = shards[place["start"] :][: SIZES[name]]
+            found[name] = torch.stack([state["residuals"][name].float(), part])
+    return found
 
 
 @WORLDS
@@ -274,7 +278,10 @@ def test_a_state_of_another_rank_is_refused_at_once_and_changes_nothing():
     assert all(torch.equal(refused[0][name], expected[0][name]) for name in SIZES)
 
 
-def test_residuals_of_another_block_size_lose_their_shards_and_say_so(caplog):
+@pytest.mark.parametrize("then", [{"block_size": 128}, {"bucket_bytes": 10**6}, {"bucket_bytes": 600}], ids=str)
+def test_residuals_of_other_buckets_are_still_owed(then):
+    """A shard's is now its rank's own."""
+
     def indebted(worker: Worker):
         worker.step(worker.noise(0))
         return worker.quantizer.state_dict()
@@ -288,9 +295,11 @@ def test_residuals_of_another_block_size_lose_their_shards_and_say_so(caplog):
         worker.step(worker.noise(1))
         return loaded
 
-    loaded, _ = on_ranks(3, program, SIZES, 2, block_size=128, bucket_bytes=10**6)
-    assert "shard residual is dropped" in caplog.text
-    assert not any(shard["values"].any() for state in loaded for shard in state["shard_residuals"].values())
+    loaded, _ = on_ranks(3, program, SIZES, 2, **then)
+    before, after = ([by_parameter(state) for state in those] for those in (states, loaded))
+    assert any(each["b"][1].any() for each in before)
+    for rank, name in itertools.product(range(3), SIZES):
+        torch.testing.assert_close(after[rank][name].sum(0), before[rank][name].sum(0), rtol=2**-8, atol=2**-10)
 
 
 @WORLDS

@@ -19,7 +19,8 @@ def owing(value: float, steps: int, rank: int | None = 0) -> dict:
     """The state of a quantizer that owes something."""
     quantizer = DynamicQuantizer()
     quantizer.meter.at(0, 4).steps = steps
-    shard = {"layout": 7, "first": 0, "carries": True, "values": torch.full((64,), value)}
+    shard = {"first": 0, "carries": True, "values": torch.full((64,), value)}
+    shard["slots"] = {"a": {"start": 0, "order": [0]}}
     own = {"residuals": {"a": torch.full((130,), value)}, "shard_residuals": {"a": shard}}
     level = {"floor": 4, "chosen": 16}
     return {**quantizer.state_dict(), **own, "rank": rank, "world_size": 2, "steps": steps, "auto_level": level}

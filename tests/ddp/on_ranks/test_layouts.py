@@ -76,7 +76,7 @@ def test_residuals_are_saved_in_logical_order(odd):
 
 @pytest.mark.parametrize("then", [False, True])
 @pytest.mark.parametrize("first", [False, True])
-def test_a_state_is_loaded_into_a_model_of_another_memory_format(first, then, size, caplog):
+def test_a_state_is_loaded_into_a_model_of_another_memory_format(first, then, size):
     model, quantizer = made(first)
     account = Account()
     account.steps(model, range(3))
@@ -84,9 +84,7 @@ def test_a_state_is_loaded_into_a_model_of_another_memory_format(first, then, si
     model, quantizer = made(then)
     quantizer.load_state_dict(state)
     loaded = quantizer.state_dict()["residuals"]
-    assert all(torch.equal(loaded[name], state["residuals"][name]) for name in SHAPES)
-    dropped = first != then and size > 2
-    assert ("its shard residual is dropped" in caplog.text) == dropped
+    if first == then or size == 2:  # otherwise each has its shard's, too
+        assert all(torch.equal(loaded[name], state["residuals"][name]) for name in SHAPES)
     account.steps(model, range(3, 6))
-    if not dropped:
-        account.check(quantizer)
+    account.check(quantizer)
