@@ -10,6 +10,7 @@ A step of any front end does what `mean_` does, in this order: begin, hand over 
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,7 +125,11 @@ class Averager(Session):
             step = self._begin(absent=absent, wrong=wrong)
             self._average(step, given)
         except BaseException as error:
+            left = self._step
             self._leave(error)
+            if isinstance(left, Step) and left is self._left:  # the others wait for the sum that it may not know
+                with contextlib.suppress(Exception):
+                    left.reduce("rest", self._rest(left, given))
             raise
         step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
@@ -138,13 +143,18 @@ class Averager(Session):
         if isinstance(step, FailedStep):
             self._end(step)  # raises
             return
-        slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]  # there is a plan
-        step.reduce("rest", {name: given[name] for name in given if name not in slots})
+        rest = self._rest(step, given)
+        step.reduce("rest", rest)
         # From the last to the first, as backward makes gradients, and as buckets are filled.
         for name in reversed(list(given)):
-            if name in slots:
-                step.add(slots[name], given[name])
+            if name not in rest:
+                step.add(self._plan.slots[name], given[name])  # type: ignore[union-attr]  # there is a plan
         self._end(step)
+
+    def _rest(self, step: Step, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What travels uncompressed in a step."""
+        slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]
+        return {name: given[name] for name in given if name not in slots}
 
 
 class _Tensors(Source):
@@ -185,6 +195,8 @@ class _Tensors(Source):
 def _check_fits(what: str, tensor: Any, parameter: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise TypeError(f"{what} must be a dense tensor or None, got {shown(tensor)}")
+    if hasattr(tensor, "to_local"):  # a DTensor: kernels would write to memory that it does not have
+        raise TypeError(f"{what} must not be a DTensor: give tensor.to_local(), or use hvd_dyncomp.fsdp.compress")
     if tensor.is_inference():
         raise ValueError(
             f"{what} must not be made in inference mode, because it cannot be written; use torch.no_grad()"

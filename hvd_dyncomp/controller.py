@@ -28,7 +28,7 @@ LATE = (
 )
 IDLE = (
     "no gradient came in epoch %d to what has this controller's level: was another model wrapped, or another optimizer "
-    "made, later, or was compression= left out?"
+    "made, later, was compression= left out, or was step called before training, or twice after one epoch?"
 )
 
 
@@ -214,8 +214,10 @@ class Controller:
             if not _not_finite(record.metrics):
                 break
             in_a_row += 1
-        logger.warning("after epoch %d: non-finite metrics %s", epoch, bad)
-        if in_a_row >= self.nan_patience:
+        over = in_a_row >= self.nan_patience
+        then = "nothing is compressed until all are finite" if over else "the level stays"
+        logger.warning("after epoch %d: non-finite metrics %s: %s", epoch, bad, then)
+        if over:
             return Decision(UNCOMPRESSED, f"uncompressed: {', '.join(bad)} not finite for {in_a_row} epochs"), False
         return Decision(self._bits, f"held: {', '.join(bad)} not finite"), False
 
@@ -288,8 +290,6 @@ class Controller:
 
     def _replay(self, history: list[Record], bits: float) -> float:
         """The level of another policy after this history, also in its last record; `bits` if it cannot say."""
-        if history and not history[-1].usable:
-            return bits
         try:
             decided = _checked("the policy's decision", self.policy.decide([each for each in history if each.usable]))
         except Exception as error:  # noqa: BLE001  # other metrics: the next epoch's may have what it wants

@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from simulated import WORLDS, SimulatedOptimizer, noise, places
 
 from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, less_momentum
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.sums import Sums
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.in_process import World
 
@@ -159,11 +161,14 @@ def test_complex_and_integer_parameters(ranks, hosts, bits):
     """Complex tensors travel as they are; for what is counted in integers, floating values may be averaged."""
 
     def program(transport):
-        named = {"phase": torch.zeros(600, dtype=torch.complex64), "counts": torch.zeros(700, dtype=torch.int64)}
-        each = averager(transport, bits, named=named)
+        # At 32 bits all are in one sum, where the complex ones begin at an odd place.
+        named = {"scale": torch.zeros(()), "phase": torch.zeros(600, dtype=torch.complex64)}
+        named["counts"] = torch.zeros(700, dtype=torch.int64)
+        each = averager(transport, bits, named=named, skip=lambda name, parameter: name == "scale")
         phase = torch.complex(noise("re", 600, transport.rank, 0), noise("im", 600, transport.rank, 0))
-        tensors = [phase, noise("counts", 700, transport.rank, 0)]
+        tensors = [torch.tensor(float(transport.rank)), phase, noise("counts", 700, transport.rank, 0)]
         each.mean_(tensors)
+        assert each.meter.total().float32_bytes == allreduce_bytes(4 * (1 + 2 * 600 + 700), ranks)
         return tensors
 
     seen = World(ranks, hosts=hosts).run(program)
@@ -172,8 +177,9 @@ def test_complex_and_integer_parameters(ranks, hosts, bits):
         torch.stack([noise(name, size, rank, 0) for rank in range(ranks)]).mean(0)
         for name, size in (("re", 600), ("im", 600), ("counts", 700))
     )
-    torch.testing.assert_close(seen[0][0], torch.complex(real, imaginary))
-    assert (seen[0][1] - counts).norm() <= BOUNDS[bits] * counts.norm()
+    torch.testing.assert_close(seen[0][0], torch.tensor((ranks - 1) / 2))
+    torch.testing.assert_close(seen[0][1], torch.complex(real, imaginary))
+    assert (seen[0][2] - counts).norm() <= BOUNDS[bits] * counts.norm()
 
 
 def test_what_is_skipped_travels_as_it_is_or_as_float16():
@@ -416,28 +422,54 @@ def test_ranks_at_other_levels_start_no_sum(ranks, hosts):
 
 
 @pytest.mark.parametrize("bits", [4, 32])
-def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compressed(bits, monkeypatch):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("where", [(Step, "uncompressed"), (Step, "reduce"), (Sums, "add")], ids=lambda where: where[1])
+def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compressed(bits, error, where, monkeypatch):
     """In that step; and all can load a state."""
-    uncompressed = Step.uncompressed
+    as_ever = getattr(*where)
     calls = []
 
-    def failing(self, name, tensor, used):
-        if self._plan.source.rank == 0 and not calls:
-            calls.append(name)
-            raise KeyboardInterrupt
-        return uncompressed(self, name, tensor, used)
+    def failing(self, *arguments):
+        if threading.current_thread() is first[0] and not calls:
+            calls.append(arguments)
+            raise error
+        return as_ever(self, *arguments)
+
+    first = []
 
     def program(transport):
         each = averager(transport, bits, skip=lambda name, parameter: True)
         state = each.state_dict()
-        monkeypatch.setattr(Step, "uncompressed", failing)
-        with pytest.raises((KeyboardInterrupt, LockstepError)) as error:
+        if transport.rank == 0:
+            first.append(threading.current_thread())
+            monkeypatch.setattr(*where, failing)
+        with pytest.raises((error, LockstepError)) as seen:
             each.mean_(gradients(transport.rank, 0))
-        assert transport.rank == 0 or "a rank gave up this step" in str(error.value)
+        assert transport.rank == 0 or "a rank gave up this step" in str(seen.value)
         each.load_state_dict(state)
         return stepped(each, transport.rank, 1)
 
     assert same_on_all(World(2).run(program))
+
+
+def test_what_is_done_in_the_background_makes_no_graph(monkeypatch):
+    """In a thread, where `mean_` has not switched that off."""
+    advance, seen = Step._advance, []
+
+    def watched(self):
+        seen.append(torch.is_grad_enabled())
+        return advance(self)
+
+    def program(transport):
+        each = averager(transport)
+        step = each._begin()
+        with torch.enable_grad():
+            step._in_background()
+        each._leave(RuntimeError())
+
+    monkeypatch.setattr(Step, "_advance", watched)
+    World(2).run(program)
+    assert seen and not any(seen)
 
 
 @pytest.mark.parametrize("bits", [4, 32])

@@ -62,6 +62,11 @@ def test_another_policy_takes_over_when_a_state_is_loaded(caplog):
         again = Controller(policy)
         again.load_state_dict(controller.state_dict())
         assert again.bits == bits
+    before.step({"train_loss": math.nan})  # which no policy sees
+    after = Controller(8)
+    after.load_state_dict(before.state_dict())
+    assert (after.bits, after.epoch) == (8, 2) and not after.history[-1].usable
+    before.load_state_dict(saved)
     own = Controller(4, nan_patience=7)  # the same policy: what was recorded stays
     own.load_state_dict(saved)
     assert own.history == before.history
@@ -73,10 +78,12 @@ def test_another_policy_takes_over_when_a_state_is_loaded(caplog):
     assert accuracy.bits == 4 and "the level stays" in caplog.text
 
 
-def test_nan_holds_then_releases_until_metrics_are_finite():
+def test_nan_holds_then_releases_until_metrics_are_finite(caplog):
     controller = ladder(nan_patience=3)
     values = [0.1, math.nan, math.inf, math.nan, math.nan, 0.1, math.nan, 0.6]
     assert [controller.step(metrics(v)) for v in values] == [2, 2, 2, 32, 32, 2, 2, 4]
+    said = [text.rpartition(": ")[2] for text in caplog.messages]
+    assert said == [*["the level stays"] * 2, *["nothing is compressed until all are finite"] * 2, "the level stays"]
 
 
 class Broken(Policy):

@@ -228,7 +228,7 @@ def validate(model):
 AFTER = """
 controller.step({"val_accuracy": 0.85, "train_loss": 0.5})
 write_line(".", 4, controller, quantizer, train_loss=0.5)
-write_scalars(1, quantizer, train_loss=0.5)
+write_scalars(1, quantizer, quantizer.relative_errors(), train_loss=0.5)
 writer.close()
 """
 

@@ -42,6 +42,21 @@ def test_a_model_that_trains_alone_is_left_as_it_is(caplog):
     quantizer.check_replicas()
 
 
+@pytest.mark.parametrize("name", launched._SIZES)
+def test_what_a_launcher_started_is_not_one_process(name, monkeypatch):
+    """Made before `hvd.init` or `init_process_group`, or each rank would train alone."""
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(ValueError, match="nothing connects the ranks"):
+        Averager([("a", torch.zeros(3000))], 4)
+
+
+def test_steps_leave_nothing_behind():
+    averager = Averager([("a", torch.zeros(3000))], 4)
+    for _ in range(3):
+        averager.mean_([torch.ones(3000)])
+    assert not any(averager.controller.transport._world._background)
+
+
 def test_a_state_of_two_ranks_is_taken_and_given_on():
     def program(ours):
         each = Averager(named, Controller(StepFunction(), transport=ours), transport=ours)

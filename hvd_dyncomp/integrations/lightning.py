@@ -86,7 +86,8 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         """Compress the model, which DDP has wrapped by now, anew in every fit."""
         controller, state = self._controller, None
         if self.quantizer is not None and self._module is pl_module:
-            controller, state = self.quantizer.controller, self.quantizer.state_dict()
+            controller = self.quantizer.controller
+            state = None if self._loaded else self._residuals(self.quantizer)
         self.quantizer, self._module = None, pl_module  # the old one goes, with its connections, before there is a new
         self.quantizer = ddp.compress(trainer.strategy.model, controller, **self._arguments)
         if self._loaded:
@@ -94,6 +95,15 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         elif state is not None:
             self.quantizer.load_state_dict(state)
         self._loaded, self._fitting = None, True
+
+    @staticmethod
+    def _residuals(quantizer: Session) -> dict[str, Any] | None:
+        """State of an earlier fit's quantizer; None after an error in backward."""
+        try:
+            return quantizer.state_dict()
+        except RuntimeError as error:
+            logger.warning("fit begins with residuals of zero: %s", error)
+            return None
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Remember which metrics are old."""
@@ -114,14 +124,18 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks. Collective: Lightning calls it on every rank, and keeps what rank 0 gets.
 
-        After an exception it is empty.
+        After an exception it is empty, and within a step, in which a signal of a cluster may come.
         """
         if self.quantizer is None:
             return {}
         if self._alone:
             logger.warning("a checkpoint that is saved after an exception has no state of quantizer and controller")
             return {}
-        return AllRanks(self.quantizer).state_dict()
+        try:
+            return AllRanks(self.quantizer).state_dict()
+        except RuntimeError as error:  # on all ranks
+            logger.warning("a checkpoint has no state of quantizer and controller: %s", error)
+            return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of a checkpoint, which Lightning loads before `on_fit_start`, or a tuner within fit."""

@@ -208,7 +208,8 @@ class World:
         return collective
 
     def add_background(self, rank: int, work: Callable[[], bool]) -> None:
-        self._background[rank].append(work)
+        if len(self.transports) > 1:  # alone, a rank waits for nothing, and nobody would take it out again
+            self._background[rank].append(work)
 
     def take_turns(self, rank: int) -> None:
         """Lets another rank go on, perhaps."""

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import torch
 
-# How many processes mpirun, horovodrun, torchrun and others have started, in the words of each.
-_SIZES = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# How many processes mpirun, horovodrun, torchrun, srun and others have started, in the words of each.
+_SIZES = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def processes() -> int:

@@ -120,6 +120,19 @@ def test_a_checkpoint_that_an_exception_makes_waits_for_no_other_rank(trainer, c
     assert trainer.callback.state_dict()
 
 
+def test_within_a_step_there_is_no_state_and_that_ends_no_run(trainer, caplog):
+    """A signal that a cluster sends in backward, or an exception in it."""
+    trainer.begin()
+    state = trainer.callback.state_dict()
+    trainer.callback.quantizer._step = "in flight"
+    assert trainer.callback.state_dict() == {}
+    trainer.begin(checkpoint=state)
+    assert trainer.callback.state_dict() and caplog.text.count("gradients are in flight") == 1
+    trainer.callback.quantizer._step = "in flight"
+    trainer.begin()
+    assert trainer.callback.state_dict() and "fit begins with residuals of zero" in caplog.text
+
+
 def test_a_second_fit_of_the_module_continues(trainer):
     trainer.begin()
     state = trainer.callback.state_dict()

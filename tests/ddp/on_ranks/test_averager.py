@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from problem import Linear, assert_means, same_on_all_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from hvd_dyncomp import Averager, ddp
 
@@ -23,6 +25,24 @@ def test_the_mean_is_the_expected_one_and_the_same_everywhere(bits, dtype, rank)
             assert_means(tensors, model.mean(seed), bits)
     sent = averager.meter.total()
     assert sent.steps == 3 and (sent.compressed_bytes > 0) == (bits < 32)
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_a_dtype_that_gloo_cannot_add(bits, rank, size):
+    averager = Averager([("a", torch.zeros(3000))], bits)
+    tensor = torch.full((3000,), float(rank)).to(torch.float8_e5m2)
+    averager.mean_([tensor])
+    torch.testing.assert_close(tensor.float(), torch.full((3000,), (size - 1) / 2), rtol=0.25, atol=0)
+
+
+def test_a_distributed_tensor_is_refused(size):
+    """It has no memory of its own to write a mean to."""
+    mesh = init_device_mesh("cpu", (size,))
+    tensor = distribute_tensor(torch.ones(3000), mesh, [Shard(0)])
+    averager = Averager([("a", torch.zeros(3000))], 4)
+    with pytest.raises(TypeError, match=r"tensors\[0\] \(a\) must not be a DTensor: give tensor.to_local\(\)"):
+        averager.mean_([tensor])
+    averager.mean_([torch.ones(3000)])
 
 
 def test_beside_a_compressed_model(rank):
