@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.checks import comes_from, shown
+from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.session import Session
@@ -68,13 +69,16 @@ class AllRanks:
             mine = _packed(self.quantizer.state_dict())
         except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
             wrong = error
-        report = {"bytes": mine.numel()} if wrong is None else {"error": f"{type(wrong).__name__}: {wrong}"}
+        report: dict[str, Any] = {"bytes": mine.numel()}
+        if wrong is not None:
+            report = {"error": f"{type(wrong).__name__}: {wrong}", "in flight": isinstance(wrong, InFlight)}
         reports = gather_json(transport, report, "hvd_dyncomp.all_ranks", late=("AllRanks.state_dict", LATE))
         if wrong is not None:
             raise wrong
         for rank, theirs in enumerate(reports):
             if "error" in theirs:
-                raise RuntimeError(f"rank {rank} has no state: {theirs['error']}")
+                kind = InFlight if theirs["in flight"] else RuntimeError
+                raise kind(f"rank {rank} has no state: {theirs['error']}")
         lengths = [theirs["bytes"] for theirs in reports]
         if transport.size > 1:
             mine = transport.wait(transport.allgather(mine, "hvd_dyncomp.all_ranks.states", lengths))

@@ -125,11 +125,8 @@ class Averager(Session):
             step = self._begin(absent=absent, wrong=wrong)
             self._average(step, given)
         except BaseException as error:
-            left = self._step
             self._leave(error)
-            if isinstance(left, Step) and left is self._left:  # the others wait for the sum that it may not know
-                with contextlib.suppress(Exception):
-                    left.reduce("rest", self._rest(left, given))
+            self._hand_in_rest(given)
             raise
         step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
@@ -141,6 +138,7 @@ class Averager(Session):
 
     def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
         if isinstance(step, FailedStep):
+            self._hand_in_rest(given)
             self._end(step)  # raises
             return
         rest = self._rest(step, given)
@@ -150,6 +148,12 @@ class Averager(Session):
             if name not in rest:
                 step.add(self._plan.slots[name], given[name])  # type: ignore[union-attr]  # there is a plan
         self._end(step)
+
+    def _hand_in_rest(self, given: Mapping[str, torch.Tensor]) -> None:
+        """After an error: the others wait for the uncompressed sum, of which the step that was left may not know."""
+        if self._left is not None:
+            with contextlib.suppress(Exception):
+                self._left.reduce("rest", self._rest(self._left, given))
 
     def _rest(self, step: Step, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What travels uncompressed in a step."""

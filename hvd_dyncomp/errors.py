@@ -15,6 +15,10 @@ class LockstepError(RuntimeError):
     """
 
 
+class InFlight(RuntimeError):
+    """Gradients are in flight: a call that must come between steps has come within one."""
+
+
 class HorovodMissing(ImportError):
     """Horovod is not installed, or was built without torch."""
 

@@ -13,6 +13,7 @@ from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
 from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
+from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
 from hvd_dyncomp.exchange.plan import Plan
@@ -275,7 +276,7 @@ class Session:
 
     def _between_steps(self, what: str) -> None:
         if self._step is not None:
-            raise RuntimeError(f"{what} must be called between steps, but gradients are in flight")
+            raise InFlight(f"{what} must be called between steps, but gradients are in flight")
 
     def _begin(self, *, absent: Collection[str] = (), wrong: Exception | None = None) -> Step | FailedStep:
         """Begin a step. On a rank that cannot take part, it is one that tells the others why.

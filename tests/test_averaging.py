@@ -423,7 +423,9 @@ def test_ranks_at_other_levels_start_no_sum(ranks, hosts):
 
 @pytest.mark.parametrize("bits", [4, 32])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize("where", [(Step, "uncompressed"), (Step, "reduce"), (Sums, "add")], ids=lambda where: where[1])
+@pytest.mark.parametrize(
+    "where", [(Step, "start"), (Step, "uncompressed"), (Step, "reduce"), (Sums, "add")], ids=lambda where: where[1]
+)
 def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compressed(bits, error, where, monkeypatch):
     """In that step; and all can load a state."""
     as_ever = getattr(*where)
@@ -432,6 +434,8 @@ def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compr
     def failing(self, *arguments):
         if threading.current_thread() is first[0] and not calls:
             calls.append(arguments)
+            if where[1] == "start":  # the others have its greeting
+                as_ever(self)
             raise error
         return as_ever(self, *arguments)
 
@@ -447,6 +451,10 @@ def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compr
             each.mean_(gradients(transport.rank, 0))
         assert transport.rank == 0 or "a rank gave up this step" in str(seen.value)
         each.load_state_dict(state)
+        if where[1] == "start" and error is MemoryError and transport.rank:  # which rank 0 says once more
+            with pytest.raises(LockstepError, match="rank 0 cannot use its quantizer"):
+                stepped(each, transport.rank, 1)
+            each.load_state_dict(state)
         return stepped(each, transport.rank, 1)
 
     assert same_on_all(World(2).run(program))

@@ -29,7 +29,7 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
     Returns:
         "residuals": {parameter name: bfloat16 tensor of its shape}; "order": `LOGICAL`, that of their values;
         "shard_residuals": {bucket name: {"first": where in the bucket the shard begins, "carries": bool, "values": (own
-        shard,) bfloat16, "slots": {parameter name: {"start": as in `Slot`, "order": likewise}}}}.
+        shard,) bfloat16, "slots": {name of a parameter in it: {"start": as in `Slot`, "order": likewise}}}}.
     """
     own, shards = {}, {}
     for bucket in buckets:
@@ -42,13 +42,15 @@ def export(buckets: list[Bucket]) -> dict[str, Any]:
             "first": bucket.residuals.shard_range.start,
             "carries": bucket.residuals.carries,
             "values": bucket.residuals.shard.to("cpu", copy=True),
-            "slots": _places(bucket),
+            "slots": _places(bucket, bucket.residuals.shard_range),
         }
     return {"residuals": own, "shard_residuals": shards, "order": LOGICAL}
 
 
-def _places(bucket: Bucket) -> dict[str, dict[str, Any]]:
-    return {slot.name: {"start": slot.start, "order": list(slot.order)} for slot in bucket.slots}
+def _places(bucket: Bucket, part: slice) -> dict[str, dict[str, Any]]:
+    """Where in the bucket the parameters are that have values in a part of it."""
+    slots = [slot for slot in bucket.slots if slot.start < part.stop and slot.start + slot.numel > part.start]
+    return {slot.name: {"start": slot.start, "order": list(slot.order)} for slot in slots}
 
 
 def checked(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,11 +198,11 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
 
 def _own_shard(bucket: Bucket, state: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """A bucket's shard of the state, if this rank has the same one now."""
-    residuals, saved = bucket.residuals, _shards(state, bucket.name)
-    same = len(saved) == 1 and saved[0]["slots"] == _places(bucket)
-    if same and saved[0]["first"] == residuals.shard_range.start and saved[0]["values"].shape == residuals.shard.shape:
-        return saved[0]
-    return None
+    part, saved = bucket.residuals.shard_range, _shards(state, bucket.name)
+    if len(saved) != 1 or saved[0]["slots"] != _places(bucket, part):
+        return None
+    same = saved[0]["first"] == part.start and saved[0]["values"].shape == bucket.residuals.shard.shape
+    return saved[0] if same else None
 
 
 def _moved(state: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
@@ -209,13 +211,14 @@ def _moved(state: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> d
     orders: dict[str, list[int]] = {}
     shards = [(bucket, shard) for bucket in state["shard_residuals"] for shard in _shards(state, bucket)]
     for shard in (shard for bucket, shard in shards if shard is not kept.get(bucket)):
-        first, values = shard["first"], shard["values"]
+        first, values = shard["first"], shard["values"].to("cpu", torch.float32)
         for name, place in shard["slots"].items():
             start, shape = place["start"], state["residuals"][name].shape
             begin, end = max(first, start), min(first + len(values), start + shape.numel())
             if begin < end:
                 if name not in stored:  # all states come from one run, so there is one order
-                    stored[name], orders[name] = torch.zeros(shape.numel(), dtype=torch.float32), place["order"]
+                    stored[name] = torch.zeros(shape.numel(), dtype=torch.float32, device="cpu")
+                    orders[name] = place["order"]
                 stored[name][begin - start : end - start] += values[begin - first : end - first]
     return {name: logical(values, state["residuals"][name].shape, orders[name]) for name, values in stored.items()}
 

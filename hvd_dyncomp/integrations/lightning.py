@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 from collections.abc import Iterable, Mapping
@@ -11,8 +12,10 @@ from hvd_dyncomp import ddp
 from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport.base import gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -84,26 +87,22 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Compress the model, which DDP has wrapped by now, anew in every fit."""
-        controller, state = self._controller, None
-        if self.quantizer is not None and self._module is pl_module:
+        controller, state, again = self._controller, None, self.quantizer is not None and self._module is pl_module
+        if self.quantizer is not None and again:
             controller = self.quantizer.controller
-            state = None if self._loaded else self._residuals(self.quantizer)
+            with contextlib.suppress(InFlight):  # after an error in backward
+                state = self.quantizer.state_dict()
         self.quantizer, self._module = None, pl_module  # the old one goes, with its connections, before there is a new
         self.quantizer = ddp.compress(trainer.strategy.model, controller, **self._arguments)
         if self._loaded:
             AllRanks(self.quantizer).load_state_dict(self._loaded)
-        elif state is not None:
-            self.quantizer.load_state_dict(state)
+        elif again:
+            everyone = gather_json(self.quantizer.everyone, state is not None, "hvd_dyncomp.lightning.states")
+            if state is not None and all(everyone):
+                self.quantizer.load_state_dict(state)
+            else:
+                logger.warning("an error has left a step of the fit before: this one begins with residuals of zero")
         self._loaded, self._fitting = None, True
-
-    @staticmethod
-    def _residuals(quantizer: Session) -> dict[str, Any] | None:
-        """State of an earlier fit's quantizer; None after an error in backward."""
-        try:
-            return quantizer.state_dict()
-        except RuntimeError as error:
-            logger.warning("fit begins with residuals of zero: %s", error)
-            return None
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Remember which metrics are old."""
@@ -133,7 +132,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
             return {}
         try:
             return AllRanks(self.quantizer).state_dict()
-        except RuntimeError as error:  # on all ranks
+        except InFlight as error:  # on all ranks
             logger.warning("a checkpoint has no state of quantizer and controller: %s", error)
             return {}
 

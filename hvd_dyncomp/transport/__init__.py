@@ -6,7 +6,7 @@ from typing import Any
 
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.transport.base import Transport
-from hvd_dyncomp.transport.launched import has_process_group, initialized_horovod, processes
+from hvd_dyncomp.transport.launched import by_launcher, has_process_group, initialized_horovod, processes
 
 
 def given_or_horovod(transport: Any) -> Transport:
@@ -46,8 +46,10 @@ def given_or_initialized(transport: Any) -> Transport:
         from hvd_dyncomp.transport import in_process
 
         return in_process.World(1).transports[0]
+    said = ", ".join(name for name, size in by_launcher().items() if size > 1)
     raise ValueError(
-        "nothing connects the ranks: call hvd.init(), or torch.distributed.init_process_group(), or pass transport="
+        "nothing connects the ranks: call hvd.init(), or torch.distributed.init_process_group(), or pass transport=; "
+        f"or unset {said} if each process trains alone"
     )
 
 

@@ -22,7 +22,12 @@ def processes() -> int:
         return horovod.size()
     if has_process_group():
         return torch.distributed.get_world_size()
-    return max([1, *(int(size) for name in _SIZES if (size := os.environ.get(name, "")).isdecimal())])
+    return max([1, *by_launcher().values()])
+
+
+def by_launcher() -> dict[str, int]:
+    """How many a launcher has started, by the variable that says so."""
+    return {name: int(size) for name in _SIZES if (size := os.environ.get(name, "")).isdecimal()}
 
 
 def initialized_horovod() -> ModuleType | None:

@@ -128,9 +128,11 @@ def by_parameter(state: dict) -> dict[str, torch.Tensor]:
         shards = torch.zeros(1000)
         shards[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
         for name, place in shard["slots"].items():
-            part = shards[place["start"] :][: SIZES[name]]
-            found[name] = torch.stack([state["residuals"][name].float(), part])
-    return found
+            found[name] = shards[place["start"] :][: SIZES[name]]
+    return {
+        name: torch.stack([own.float(), found.get(name, torch.zeros(SIZES[name]))])
+        for name, own in state["residuals"].items()
+    }
 
 
 @WORLDS
@@ -278,26 +280,32 @@ def test_a_state_of_another_rank_is_refused_at_once_and_changes_nothing():
     assert all(torch.equal(refused[0][name], expected[0][name]) for name in SIZES)
 
 
-@pytest.mark.parametrize("then", [{"block_size": 128}, {"bucket_bytes": 10**6}, {"bucket_bytes": 600}], ids=str)
-def test_residuals_of_other_buckets_are_still_owed(then):
-    """A shard's is now its rank's own."""
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [({}, {"block_size": 128}), ({}, {"bucket_bytes": 600}), ({"bucket_bytes": 600}, {})],
+    ids=["other blocks", "smaller buckets", "larger buckets"],
+)
+def test_residuals_of_other_buckets_are_still_owed(first, then, device):
+    """A shard's is now its rank's own, whatever torch's default device."""
 
     def indebted(worker: Worker):
         worker.step(worker.noise(0))
         return worker.quantizer.state_dict()
 
-    states, _ = on_ranks(3, indebted, SIZES, 2)
+    states, _ = on_ranks(3, indebted, SIZES, 2, **first)
 
     def program(worker: Worker):
         worker.quantizer.load_state_dict(copy.deepcopy(states[worker.transport.rank]))
-        worker.quantizer.attach(worker.optimizer)
+        with torch.device(device):
+            worker.quantizer.attach(worker.optimizer)
         loaded = worker.quantizer.state_dict()
         worker.step(worker.noise(1))
         return loaded
 
     loaded, _ = on_ranks(3, program, SIZES, 2, **then)
     before, after = ([by_parameter(state) for state in those] for those in (states, loaded))
-    assert any(each["b"][1].any() for each in before)
+    assert any(each["b"][1].any() for each in before) and any(each["a"][1].any() for each in before)
     for rank, name in itertools.product(range(3), SIZES):
         torch.testing.assert_close(after[rank][name].sum(0), before[rank][name].sum(0), rtol=2**-8, atol=2**-10)
 
