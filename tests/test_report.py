@@ -356,8 +356,8 @@ def test_the_scalars_of_the_page() -> None:
     exec(snippet("write_scalars"), names)  # noqa: S102
     meter = hvd_dyncomp.Meter()
     meter.at(3, 4).compressed_bytes = 7
-    quantizer = SimpleNamespace(meter=meter, controller=SimpleNamespace(bits=4), relative_errors=lambda: {"fc": 0.25})
-    names["write_scalars"](3, quantizer, train_loss=1.5)
+    quantizer = SimpleNamespace(meter=meter, controller=SimpleNamespace(bits=4))
+    names["write_scalars"](3, quantizer, {"fc": 0.25}, train_loss=1.5)
     assert written == {
         "level": (4, 3),
         "bytes": (7, 3),
