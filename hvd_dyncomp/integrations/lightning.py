@@ -91,7 +91,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         if self.quantizer is not None and again:
             controller = self.quantizer.controller
             with contextlib.suppress(InFlight):  # after an error in backward
-                state = self.quantizer.state_dict()
+                state = None if self._loaded else self.quantizer.state_dict()
         self.quantizer, self._module = None, pl_module  # the old one goes, with its connections, before there is a new
         self.quantizer = ddp.compress(trainer.strategy.model, controller, **self._arguments)
         if self._loaded:
