@@ -182,8 +182,11 @@ class Step:
             self._advance()
 
     def _keep_order(self) -> None:
-        """Greetings arrive at another time on each rank: if the order of all counts, nothing may begin just then."""
-        while self._in_order and not self._agreement.done:  # this waits for no GPU
+        """Greetings arrive at another time on each rank: if the order of all counts, nothing may begin just then.
+
+        Behind a step that was refused nothing begins, and no greeting is sent: the other ranks send none either.
+        """
+        while self._in_order and self._is_first() and not self._agreement.done:  # this waits for no GPU
             self._agreement.wait()
 
     def uncompressed(self, name: str, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:

@@ -28,7 +28,7 @@ class Lane(NamedTuple):
     Attributes:
         place: this rank's among those that take part.
         groups: Gloo's, one; or, for two ranks, one for what each of them sends.
-        nccl: NCCL's, for what is on GPUs; None if that travels by Gloo, too.
+        nccl: NCCL's communicator of these ranks, for tensors on GPUs; None if Gloo sends these, too.
     """
 
     place: int
@@ -105,7 +105,7 @@ class Groups:
     Attributes:
         name: see above.
         limit: of every wait.
-        nccl: whether tensors on GPUs travel by NCCL.
+        nccl: whether NCCL sends tensors on GPUs.
         made: all groups, and their sockets.
     """
 
@@ -116,21 +116,24 @@ class Groups:
         self.limit: timedelta = min(limits, default=timedelta(minutes=30))
         self.nccl = "cuda:nccl" in dist.get_backend_config(group)
         self.made: dict[Any, Sockets] = {}
+        self._communicators: dict[tuple[int, ...], Any] = {}
         _until_next.clear()
 
-    def lane(self, ranks: Sequence[int], name: str) -> Lane:
-        """A lane for some ranks, among them this one, in one order for each device."""
-        return Lane(ranks.index(self._rank), (self._new_gloo(ranks, name),), self._new_nccl(ranks, name))
+    def lane(self, ranks: Sequence[int], name: str, *, gpus: bool = False) -> Lane:
+        """A lane for some ranks, among them this one.
+
+        Args:
+            gpus: whether it also sends tensors on GPUs.
+        """
+        return Lane(ranks.index(self._rank), (self._new_gloo(ranks, name),), self._nccl_of(ranks) if gpus else None)
 
     def lanes(self, phases: Mapping[str, Sequence[int]]) -> dict[str, Lane]:
         """A lane for each phase, among the ranks that it names."""
-        # Nobody waits for a GPU, so all phases of a thing start before the next thing's (`Transport.in_order`).
-        nccl = {ranks: self._new_nccl(ranks, f"{ranks}") for ranks in dict.fromkeys(map(tuple, phases.values()))}
         return {
             phase: Lane(
                 ranks.index(self._rank),
                 tuple(self._new_gloo(ranks, f"{phase}.{ranks}.{i}") for i in range(2 if len(ranks) == 2 else 1)),
-                nccl[tuple(ranks)],
+                self._nccl_of(ranks),
             )
             for phase, ranks in phases.items()
         }
@@ -144,15 +147,24 @@ class Groups:
         self.made[made] = sockets
         return made
 
-    def _new_nccl(self, ranks: Sequence[int], name: str) -> Any:
-        """Blocks nobody: the ranks connect in their first collective."""
+    def _nccl_of(self, ranks: Sequence[int]) -> Any:
+        """The communicator of some ranks, one for all lanes: its collectives run in the order in which they started.
+
+        Several communicators of the same ranks would run their kernels at the same time: these wait for the other ranks
+        while they occupy the GPU, and each communicator takes GPU memory. All ranks start all collectives of tensors on
+        GPUs in one order (`Transport.in_order`), so one is enough. Making it blocks nobody: the ranks connect in their
+        first collective.
+        """
         if not self.nccl:
             return None
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.limit
-        made = dist.ProcessGroupNCCL(self._store(f"{name}.cuda"), ranks.index(self._rank), len(ranks), options)
-        self.made[made] = set()
-        return made
+        ranks = tuple(ranks)
+        if ranks not in self._communicators:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self.limit
+            made = dist.ProcessGroupNCCL(self._store(f"{ranks}.cuda"), ranks.index(self._rank), len(ranks), options)
+            self.made[made] = set()
+            self._communicators[ranks] = made
+        return self._communicators[ranks]
 
 
 def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:

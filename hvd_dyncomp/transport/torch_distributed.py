@@ -82,7 +82,7 @@ class ProcessGroupTransport(base.Transport):
         with _all_come(self._rank):
             groups = Groups(group, name or f"hvd_dyncomp.{_token(group)}")
             self._all = groups.lane(everyone, "all")
-            self._sums = groups.lane(everyone, "sums") if phases else self._all
+            self._sums = groups.lane(everyone, "sums", gpus=True) if phases else self._all
             self._lanes = groups.lanes(phases or {})
         self._name, self.limit = groups.name, groups.limit
         self._turns = Turns(self._lanes)

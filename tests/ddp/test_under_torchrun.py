@@ -11,27 +11,25 @@ FILES = [
     *("transport", "agreement", "exchange", "runs", "parted_replicas"),
     *("devices", "layouts", "interrupted", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum"),
 ]
+TWO_HOSTS = {"HVD_DYNCOMP_TEST_RANKS_PER_HOST": "2"}
+AS_NCCL = {"HVD_DYNCOMP_TEST_BACKEND": "as-nccl"}
 JOBS = {
-    2: FILES,
-    3: [
-        "agreement",
-        "exchange",
-        "runs",
-        "interrupted",
-        "averager",
-        "momentum",
-    ],  # elsewhere it does not matter how many they are
-    4: ["exchange", "runs", "averager"],
+    "2": (2, FILES, {}),
+    # In other files it does not matter how many ranks there are.
+    "3": (3, ["agreement", "exchange", "runs", "interrupted", "averager", "momentum"], {}),
+    "2x2": (4, ["exchange", "runs", "averager"], TWO_HOSTS),
+    "2 as NCCL": (2, ["nccl", "exchange"], AS_NCCL),
 }
 SECONDS = 300
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("ranks", JOBS)
-def test_checks_hold_on_every_rank(ranks):
-    two_hosts = {"HVD_DYNCOMP_TEST_RANKS_PER_HOST": "2"} if ranks == 4 else {}
-    run_bodies([BODIES / f"test_{body}.py" for body in JOBS[ranks]], ranks, SECONDS, **two_hosts)
+@pytest.mark.parametrize("job", JOBS)
+def test_checks_hold_on_every_rank(job):
+    ranks, files, environment = JOBS[job]
+    run_bodies([BODIES / f"test_{body}.py" for body in files], ranks, SECONDS, **environment)
 
 
 def test_every_file_of_checks_is_run():
-    assert {path.stem.removeprefix("test_") for path in BODIES.glob("test_*.py")} == set(FILES)
+    run = {body for _, files, _ in JOBS.values() for body in files}
+    assert {path.stem.removeprefix("test_") for path in BODIES.glob("test_*.py")} == run

@@ -7,15 +7,19 @@ from torchrun import run_bodies
 
 BODIES = Path(__file__).parent / "on_ranks"
 FILES = ["exchange", "errors"]
-JOBS = {3: ["exchange"], 4: FILES}
+JOBS = {
+    "3x1": (3, ["exchange"], {}),  # replicas of one shard
+    "2x2": (4, FILES, {}),
+    "2x2 as NCCL": (4, ["errors"], {"HVD_DYNCOMP_TEST_BACKEND": "as-nccl"}),
+}
 SECONDS = 300
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("ranks", JOBS)
-def test_checks_hold_on_every_rank(ranks):
-    """4 ranks are two replicas of two shards; 3 are replicas of one shard."""
-    run_bodies([BODIES / f"test_{body}.py" for body in JOBS[ranks]], ranks, SECONDS)
+@pytest.mark.parametrize("job", JOBS)
+def test_checks_hold_on_every_rank(job):
+    ranks, files, environment = JOBS[job]
+    run_bodies([BODIES / f"test_{body}.py" for body in files], ranks, SECONDS, **environment)
 
 
 def test_every_file_of_checks_is_run():

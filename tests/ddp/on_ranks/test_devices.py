@@ -143,13 +143,14 @@ class PretendedNccl:
 
 
 def test_what_is_made_with_nccl(monkeypatch, size):
-    """One communicator for the phases of the same ranks. CPUs travel by Gloo, in a group of each phase."""
+    """One communicator for all lanes of the same ranks. CPUs travel by Gloo, in a group of each phase."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", PretendedNccl, raising=False)
     groups = Groups(dist.group.WORLD, "test.lanes")
     groups.nccl = True
     made = groups.lanes(dict.fromkeys(["scatter", "gather"], range(size)))
     scatter, gather = made["scatter"], made["gather"]
-    assert scatter.nccl is gather.nccl is not None
+    assert scatter.nccl is gather.nccl is groups.lane(range(size), "sums", gpus=True).nccl is not None
+    assert groups.lane(range(size), "all").nccl is None
     assert not set(map(id, scatter.groups)) & set(map(id, gather.groups))
     total = torch.ones(3)
     scatter.sum(total).wait()
