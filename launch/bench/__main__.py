@@ -5,6 +5,7 @@
     python launch/bench draw                         # no measuring: draw what is there
     python launch/bench exchange --model vgg16 --rates 1gbit   # one part, not drawn; add --help for its flags
     python launch/bench exchange --device cuda       # on GPUs, as all parts can be
+    python launch/bench exchange --launcher torchrun # without Horovod and MPI: methods of DDP and FSDP2
 
 A part that fails is named at the end and does not stop the others.
 """
@@ -23,8 +24,10 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # whose folders know each other by name
 
 from bench import changing, kernels, memory, report, steps, time_to_accuracy
+from bench.steppers import WITHOUT_HOROVOD, without_horovod
 from common.docs import DOCS
 from common.errors import RunError
+from common.launcher import TORCHRUN
 from common.values import Parser
 from netlab.hosts import come_down_on_signals
 
@@ -99,6 +102,14 @@ def parse(argv: Sequence[str], *, quick: bool = False) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.part and args.quick:
         parser.error(f"--quick is for all parts, not for {args.part}")
+    if getattr(args, "launcher", "") == TORCHRUN:
+        if not any(flag.partition("=")[0] == "--methods" for flag in argv):
+            args.methods = without_horovod(args.methods)
+        elif wrong := [name for name in args.methods if name not in WITHOUT_HOROVOD]:
+            parser.error(
+                f"--methods {','.join(wrong)}: Horovod's, which --launcher torchrun does without; there are "
+                f"{', '.join(name for name in args.known if name in WITHOUT_HOROVOD)}"
+            )
     args.command = " ".join(["python launch/bench", *what(argv)])
     return args
 

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
-
 from bench.steppers import Stepper
+from common import ranks
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 from netlab.shaping import INTERFACE
 
 _COUNTER = Path("/sys/class/net", INTERFACE, "statistics/tx_bytes")
@@ -33,7 +31,7 @@ def timed(stepper: Stepper) -> float:
     A GPU has nothing left to do at the beginning, and at the end.
     """
     stepper.finish()
-    hvd.barrier()
+    ranks.barrier()
     began = time.perf_counter()
     stepper.step()
     stepper.finish()
@@ -42,7 +40,7 @@ def timed(stepper: Stepper) -> float:
 
 def slowest(seconds: float, name: str) -> float:
     """The largest of all ranks' numbers, on every rank. Collective."""
-    return max(gather_json(HorovodTransport(), seconds, f"alternation.slowest.{name}"))
+    return max(gather_json(ranks.transport(), seconds, f"alternation.slowest.{name}"))
 
 
 def turns_of(costs: Mapping[str, float], *, seconds: float, rounds: int) -> dict[str, int]:
@@ -82,11 +80,11 @@ def measure(
         for name in order:
             before = sent_bytes() if counted else 0
             took = timed(steppers[name])
-            hvd.barrier()  # what the others wait for has then left this host, too
+            ranks.barrier()  # what the others wait for has then left this host, too
             mine[name].append((took, sent_bytes() - before if counted else 0))
-    everyone = gather_json(HorovodTransport(), mine, "alternation.samples")
+    everyone = gather_json(ranks.transport(), mine, "alternation.samples")
     # All workers of a host read the same counter, which counts what any of them sends.
-    speaks = gather_json(HorovodTransport(), counted and hvd.local_rank() == 0, "alternation.counters")
+    speaks = gather_json(ranks.transport(), counted and ranks.local_rank() == 0, "alternation.counters")
     return {name: _merge([rank[name] for rank in everyone], speaks) for name in steppers}
 
 

@@ -24,7 +24,7 @@ from bench.steps import add_shared_arguments, checked_rate
 from bench.tables import by_rate, rate_title, title
 from common.markdown import markdown
 from common.values import at_least_zero, count, listed
-from netlab.hosts import hosts
+from netlab.hosts import WITH_HOROVOD, hosts
 
 _CONSTANT = ("none", "4bit", "8bit", "16bit")
 _PHASES = "10gbit:200,100mbit:100,1gbit:200,10gbit:200,100mbit:100,1gbit:200"  # about a minute each of ResNet-18
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", choices=workloads.TRAINING_MODELS, default="resnet18", help="default resnet18")
     add("--phases", type=_phases, default=_PHASES, metavar="RATE:STEPS,...", help=f"default {_PHASES}")
     add("--seconds", type=at_least_zero, default=20.0, metavar="S", help="of the constant levels (default 20)")
-    add_shared_arguments(parser)
+    add_shared_arguments(parser, WITH_HOROVOD)
 
 
 def _phases(text: str) -> tuple[tuple[str, int], ...]:
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
     spec["phases"] = args.phases
     rates = {rate for rate, _ in args.phases}
     name = "-".join(["changing", args.model, *(rates if len(rates) == 1 else ())])
-    note = {**about(args.command, args.seed, environment), "launcher": args.launcher}
+    note = about(args.command, args.seed, environment, args.launcher)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, hosts() as lab:
         file = Path(folder, "phases.json")
         try:

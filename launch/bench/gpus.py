@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
+from common.launcher import TORCHRUN
 from netlab.shaping import INTERFACE
 
 # NCCL knows hosts by their names, and takes between two of them what is fastest: it must be the link that is measured.
@@ -22,15 +22,18 @@ def on_gpus(results: Mapping[str, Any]) -> bool:
     return results.get("device", "cpu") == "cuda"
 
 
-def found(workers: int) -> dict[str, Any]:
-    """The GPUs that so many workers use, and what carries their tensors: by Horovod, and by DDP."""
+def found(workers: int, by: str) -> dict[str, Any]:
+    """The GPUs that so many workers of a launcher use, and what carries their tensors: by Horovod, and by DDP."""
     count = min(workers, torch.cuda.device_count())
     own = workers == count and torch.distributed.is_nccl_available()
-    return {
-        "gpus": [torch.cuda.get_device_name(number) for number in range(count)],
-        "horovod": "NCCL" if hvd.nccl_built() else "host memory",
-        "ddp": "nccl" if own else "gloo",
-    }
+    names = [torch.cuda.get_device_name(number) for number in range(count)]
+    return {"gpus": names, **({} if by == TORCHRUN else _horovod()), "ddp": "nccl" if own else "gloo"}
+
+
+def _horovod() -> dict[str, str]:
+    import horovod.torch as hvd
+
+    return {"horovod": "NCCL" if hvd.nccl_built() else "host memory"}
 
 
 def sentence(about: Mapping[str, Any], workers: int) -> str:
@@ -40,7 +43,5 @@ def sentence(about: Mapping[str, Any], workers: int) -> str:
     names = dict.fromkeys(about["gpus"])
     count = len(about["gpus"])
     shared = f", shared by {workers} workers" if workers > count else ""
-    return (
-        f" On {count} GPU{'' if count == 1 else 's'} ({', '.join(names)}){shared}; Horovod goes through "
-        f"{about['horovod']}, DDP over {about['ddp']}."
-    )
+    horovod = f"Horovod goes through {about['horovod']}, " if "horovod" in about else ""
+    return f" On {count} GPU{'' if count == 1 else 's'} ({', '.join(names)}){shared}; {horovod}DDP over {about['ddp']}."

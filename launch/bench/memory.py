@@ -8,7 +8,7 @@ steps without an exchange before: of what the process has in the host's memory (
 counts it as the process's), and of what torch has allocated on the GPU. glibc is told to give back at once what is
 freed. What does not grow with the model counts as well, but for code and kernels; Horovod's fusion buffer, of 128 MiB
 by default, is such. Writes DIR/memory.json (with --launcher gloo, --device cuda: DIR/memory-gloo-cuda.json) and shows
-it as Markdown.
+it as Markdown. With --launcher torchrun no Horovod is needed, and the default methods are DDP's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from bench.tables import title
 from common.device import choose_for
 from common.markdown import DASH, markdown
 from common.values import count, names
+from netlab.hosts import WITH_HOROVOD
 
 _METHODS = ("none", "fp16", "0.25bit", "1bit", "4bit", "8bit")
-_NAMES = (*steppers.HOROVOD, *steppers.OURS, *steppers.ONE_LEVEL.values())
+_NAMES = (*steppers.HOROVOD, *steppers.OURS, *steppers.ONE_LEVEL.values(), *steppers.DDP)
 # glibc keeps blocks that were freed for later, more or fewer as it happens: up to 4 bytes a value of ours. From so many
 # bytes on, a block is given back at once, and what is measured is what is in use.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -45,7 +46,7 @@ def file_name(by: str = "mpirun", device: str = "cpu") -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this benchmark can be told, and its defaults."""
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, known=_NAMES)
     add = parser.add_argument
     add("--values", type=count, default=100_000_000, metavar="N", help="of the model (default 100000000)")
     add("--layouts", type=_layouts, default=_layouts("2,3,2x2"), metavar="N,HxL,...", help="default 2,3,2x2")
@@ -72,15 +73,15 @@ def run(args: argparse.Namespace) -> None:
             until then is kept.
     """
     most = max(hosts * workers for hosts, workers in args.layouts.values())
-    device = choose_for(args.device, most)
-    found = gpus.found(most) if device == "cuda" else {}
+    device = choose_for(args.device, most, horovod=args.launcher in WITH_HOROVOD)
+    found = gpus.found(most, args.launcher) if device == "cuda" else {}
     path = args.output_dir / file_name(args.launcher, device)
     environment = environment_of(args) | _ALLOCATION | (gpus.OVER_LINKS if found else {})
     results: dict[str, Any] = {
         "benchmark": "memory",
         "values": args.values,
         "device": device,
-        "about": {**about(args.command, args.seed, environment), **found, "launcher": args.launcher},
+        "about": {**about(args.command, args.seed, environment, args.launcher), **found},
         "layouts": {},
     }
     for layout, (hosts, workers) in args.layouts.items():
@@ -89,7 +90,8 @@ def run(args: argparse.Namespace) -> None:
             for name in args.methods:
                 file = Path(folder, f"{name}.json")
                 spec = {"method": name, "values": args.values, "seed": args.seed, "device": device}
-                start(there.command(worker("memory_worker", {**spec, "file": str(file)})), environment)
+                spec |= {"ddp": found.get("ddp", "gloo"), "file": str(file)}
+                start(there.command(worker("memory_worker", spec)), {**environment, **there.environment})
                 own["contenders"][name] = load(file)
                 save(path, results)
     print(report(results))

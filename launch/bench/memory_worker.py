@@ -1,7 +1,8 @@
 """What memory.py runs on every rank, for one method in processes of its own. Not started by hand.
 
-Its one argument is JSON: method, values, seed, device ("cpu" or "cuda"), file. Rank 0 writes the file: for each rank
-the bytes by which the peak of its memory is higher than that of the same steps without an exchange.
+Its one argument is JSON: method, values, seed, device ("cpu" or "cuda"), ddp (what carries torch's tensors), file.
+Rank 0 writes the file: for each rank the bytes by which the peak of its memory is higher than that of the same steps
+without an exchange.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from torch import Tensor
 
-from bench.steppers import ALONE, Stepper
+from bench.steppers import ALONE, Stepper, start_torch
 from bench.workloads import Tensors
+from common import ranks
 from common.device import choose
 from hvd_dyncomp.transport.base import gather_json
-from hvd_dyncomp.transport.horovod import HorovodTransport
 
 TENSOR = 2**22  # values of each but the last
 STEPS = 3
@@ -47,7 +47,7 @@ def take(steps: int, name: str, parameters: list[Tensor], gradient: Tensor) -> N
 def measure(spec: dict[str, Any], device: torch.device) -> dict[str, int]:
     """Collective."""
     values = spec["values"]
-    generator = torch.Generator().manual_seed(1000 * spec["seed"] + hvd.rank())
+    generator = torch.Generator().manual_seed(1000 * spec["seed"] + ranks.transport().rank)
     gradient = torch.randn(min(values, TENSOR), generator=generator).to(device)
     parameters = [torch.zeros(TENSOR, device=device) for _ in range(values // TENSOR)]
     if values % TENSOR:
@@ -62,11 +62,14 @@ def measure(spec: dict[str, Any], device: torch.device) -> dict[str, int]:
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    hvd.init()
+    ranks.start(spec["ddp"])
     torch.set_num_threads(1)
-    everybody = gather_json(HorovodTransport(), measure(spec, choose(spec["device"])), "memory.measured")
-    if hvd.rank() == 0:
+    device = choose(spec["device"])
+    start_torch(spec["ddp"], [spec["method"]])
+    everybody = gather_json(ranks.transport(), measure(spec, device), "memory.measured")
+    if ranks.transport().rank == 0:
         Path(spec["file"]).write_text(json.dumps(everybody), encoding="utf-8")
+    ranks.end()
 
 
 if __name__ == "__main__":

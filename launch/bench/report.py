@@ -16,6 +16,7 @@ from bench.tables import rate_title
 from common.docs import DATA, FIGURES, TABLES
 from common.errors import RunError
 from common.files import replace_text
+from common.launcher import TORCHRUN
 from common.markdown import filled
 
 PAGE = "benchmarks.md"
@@ -25,6 +26,7 @@ _HEAD = (
 )
 _FIGURES = f"../{FIGURES}"  # seen from docs/tables/
 _Files = list[dict[str, Any]]
+_WITHOUT_MPI = {"gloo": "Gloo", TORCHRUN: "torchrun"}
 _KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
 
 
@@ -38,10 +40,10 @@ def links(results: Mapping[str, Any]) -> str:
     return f"Payload of a plain TCP transfer over the same links: {', '.join(reached)}." if reached else ""
 
 
-def _gloo(described: Iterable[Mapping[str, Any]]) -> str:
-    """What a title says of runs over Gloo; files from before there were any do not name the launcher."""
+def _by(described: Iterable[Mapping[str, Any]]) -> str:
+    """What a title says of runs without MPI; files from before there were any do not name the launcher."""
     launchers = {found.get("about", {}).get("launcher") for found in described}
-    return ", Gloo" if "gloo" in launchers else ""
+    return "".join(f", {shown}" for by, shown in _WITHOUT_MPI.items() if by in launchers)
 
 
 def _heading(results: Mapping[str, Any], text: str) -> str:
@@ -50,8 +52,9 @@ def _heading(results: Mapping[str, Any], text: str) -> str:
 
 
 def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
-    name = f"exchange-{results['model']}-{results['workers']}"
-    where = f"{results['model']}, {tables.layout_title(results)}{_gloo(results['rates'].values())}"
+    by = _by(results["rates"].values())
+    name = f"exchange-{results['model']}-{results['workers']}{by.replace(', ', '-').lower()}"
+    where = f"{results['model']}, {tables.layout_title(results)}{by}"
     parts = [_heading(results, f"the exchange alone: {where}")]
     hosts, per_host = tables.hosts_of(results)
     if hosts > 2 or per_host > 1 or on_gpus(results):
@@ -128,14 +131,14 @@ def report(folder: Path, figures: Path) -> str:
         if not gpus and (with_auto := _changing(folder)):
             parts += ["## Levels found by trying", *map(changing.report, with_auto)]
         for results in memories:
-            parts += [_heading(results, f"memory{_gloo([results])}"), memory.report(results)]
+            parts += [_heading(results, f"memory{_by([results])}"), memory.report(results)]
     return "\n\n".join(part for part in parts if part)
 
 
 def shown(folder: Path) -> dict[str, str]:
     """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
     exchanges, training, accuracies, memories = _read(
-        folder, lambda one: not on_gpus(one) and not _gloo(one.get("rates", {"": one}).values())
+        folder, lambda one: not on_gpus(one) and not _by(one.get("rates", {"": one}).values())
     )
     sharded = [one for one in training if tables.hosts_of(one)[1] > 1]
     training = sorted((one for one in training if one not in sharded), key=lambda one: -one["values"])

@@ -18,6 +18,8 @@ import psutil
 
 from common.docs import DATA, DOCS
 from common.files import replace_text
+from common.launcher import TORCHRUN
+from netlab.hosts import WITH_HOROVOD
 
 FOLDER = DOCS / DATA / "bench"
 SHARED_MEMORY = "shm"  # in place of a link's rate: all workers are on one host
@@ -66,8 +68,15 @@ def quartiles(numbers: list[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def about(command: str, seed: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a reader needs to judge the figures by, or to get them again."""
+def about(command: str, seed: int, environment: Mapping[str, str], by: str = "") -> dict[str, Any]:
+    """What a reader needs to judge the figures by, or to get them again.
+
+    Args:
+        command, seed: of the benchmark.
+        environment: of its workers.
+        by: their launcher; "" if there are none.
+    """
+    horovod = ("horovod",) if by in WITH_HOROVOD else ()
     return {
         "command": command,
         "commit": commit(),
@@ -79,9 +88,10 @@ def about(command: str, seed: int, environment: Mapping[str, str]) -> dict[str, 
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "kernel": platform.release()},
         "versions": {
             "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "horovod", "hvd_dyncomp")},
-            "mpi": _first_line(["mpirun", "--version"]),
+            **{name: metadata.version(name) for name in ("torch", *horovod, "hvd_dyncomp")},
+            **({"mpi": _first_line(["mpirun", "--version"])} if horovod else {}),
         },
+        **({"launcher": by} if by else {}),
     }
 
 
@@ -133,7 +143,7 @@ def _processor() -> str:
 
 def suffix(device: str, launcher: str = "mpirun") -> str:
     """What the names of files end with: figures of Horovod with and without MPI, of GPUs and CPUs are kept apart."""
-    return ("-gloo" if launcher == "gloo" else "") + ("-cuda" if device == "cuda" else "")
+    return (f"-{launcher}" if launcher in ("gloo", TORCHRUN) else "") + ("-cuda" if device == "cuda" else "")
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -13,21 +13,24 @@ hsdp, hsdp-bf16        torch's FSDP2, parameters sharded within each host: its o
 1bit-fsdp ...          the same with hvd_dyncomp.fsdp between hosts
 shards-alone           the same without any exchange between hosts
 alone                  no exchange at all: what forward, backward and update take by themselves
+
+--launcher torchrun does without Horovod: it has alone, and all methods of DDP and FSDP2. There the default of --methods
+has DDP's in place of Horovod's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.sharded import SHARDED, shard
 from common.device import finish
-from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Static
+from common.ranks import transport, under_torchrun
+from hvd_dyncomp import LEVELS
 
 ALONE = "alone"
 HOROVOD = ("none", "fp16")
@@ -36,10 +39,20 @@ ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
 AUTO = "4bit-auto"
 DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4", *OURS_IN_DDP.values())
+WITHOUT_HOROVOD = (ALONE, *DDP, *SHARDED)
+# What stands in for those that need it.
+_IN_PLACE_OF = {"none": "ddp", "fp16": "ddp-fp16", **OURS_IN_DDP}
 NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), AUTO, *DDP, *SHARDED)
 _MAIN = ("0.25bit", "1bit", "4bit", "8bit")
 _IN_DDP = (*DDP[:4], *(OURS_IN_DDP[name] for name in _MAIN))
 DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
+
+
+def without_horovod(names: Iterable[str]) -> tuple[str, ...]:
+    """What is measured without Horovod in place of these: DDP's of Horovod's, and those that need no Horovod."""
+    found = dict.fromkeys(_IN_PLACE_OF.get(name, name) for name in names)
+    return tuple(name for name in found if name in WITHOUT_HOROVOD)
+
 
 # PowerSGD begins after some plain steps; two is the least with which its hook works.
 POWERSGD_START = 2
@@ -73,11 +86,7 @@ class Stepper:
         if name in DDP:
             self._model = _distributed(name, model)
         elif name not in (ALONE, *SHARDED):
-            # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
-            named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
-            self._optimizer = hvd.DistributedOptimizer(
-                self._optimizer, named_parameters=named, compression=_compression(name)
-            )
+            self._optimizer = _with_horovod(name, model, self._optimizer)
 
     def step(self) -> None:
         """One training step."""
@@ -91,12 +100,20 @@ class Stepper:
         finish(next(self._model.parameters()).device)
 
 
-def _compression(name: str) -> Any:
+def _with_horovod(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    import horovod.torch as hvd
+
+    from hvd_dyncomp import Controller, DynamicQuantizer, Static
+
     if name in HOROVOD:
-        return getattr(hvd.Compression, name)
-    bits = float(name.partition("bit")[0])
-    hierarchical: Literal[False] | None = False if name in ONE_LEVEL.values() else None
-    return DynamicQuantizer(Controller(Static(bits)), hierarchical=hierarchical, auto_level=name == AUTO)
+        compression = getattr(hvd.Compression, name)
+    else:
+        bits = float(name.partition("bit")[0])
+        hierarchical: Literal[False] | None = False if name in ONE_LEVEL.values() else None
+        compression = DynamicQuantizer(Controller(Static(bits)), hierarchical=hierarchical, auto_level=name == AUTO)
+    # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
+    named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
+    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
 
 
 def _distributed(name: str, model: nn.Module) -> nn.Module:
@@ -120,10 +137,13 @@ def _distributed(name: str, model: nn.Module) -> nn.Module:
     return wrapped
 
 
-def start_torch(backend: str) -> None:
-    """Bring up torch's process group beside Horovod's. Collective. Reads MASTER_ADDR and MASTER_PORT.
+def start_torch(backend: str, methods: Iterable[str]) -> None:
+    """Bring up torch's process group beside Horovod's, if methods need it. Collective. Reads MASTER_ADDR, MASTER_PORT.
 
     Args:
         backend: "gloo", or "nccl" where every rank has chosen a GPU of its own.
+        methods: of `NAMES`.
     """
-    torch.distributed.init_process_group(backend, rank=hvd.rank(), world_size=hvd.size())
+    if not under_torchrun() and any(name in (*DDP, *SHARDED) for name in methods):
+        everybody = transport()
+        torch.distributed.init_process_group(backend, rank=everybody.rank, world_size=everybody.size)

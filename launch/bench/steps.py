@@ -7,8 +7,6 @@ shared memory.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +15,15 @@ from typing import Any
 from bench import gpus, steppers, tables, workloads
 from bench.results import FOLDER, SHARED_MEMORY, about, load, save, suffix
 from bench.sharded import SHARDED
-from bench.start import environment_of, on_this_host, start, worker
+from bench.start import environment_of, for_torch, on_this_host, start, worker
 from common.device import choose_for
 from common.errors import RunError
 from common.values import DEVICES, at_least_zero, count, layout, listed, names, natural
 from netlab import link_rate
-from netlab.hosts import LAUNCHERS, hosts
-from netlab.shaping import INTERFACE, bits_per_second
+from netlab.hosts import LAUNCHERS, WITH_HOROVOD, hosts
+from netlab.shaping import bits_per_second
 
 _DEVICE = "auto: GPUs where all workers can use one; their results have files of their own, -cuda.json (default cpu)"
-_PORT = 29500
 _BITS = ("1bit", "2bit", "4bit", "8bit")
 _ON_HOSTS = ("none", "fp16", *_BITS, *(steppers.ONE_LEVEL[name] for name in _BITS), "ddp", "ddp-fp16", "powersgd1")
 _IN_TRAINING = ("alone", "none", "fp16", "0.25bit", *_BITS, "ddp", "ddp-fp16", "powersgd1")
@@ -93,6 +90,7 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
 
 def _add_steps(parser: argparse.ArgumentParser, methods: Sequence[str], rates: str, seconds: float) -> None:
     parser.epilog = steppers.__doc__
+    parser.set_defaults(known=steppers.NAMES)
     add, known = parser.add_argument, names(steppers.NAMES)
     add("--methods", type=known, default=tuple(methods), metavar="NAME,...", help="of the list below; in turns")
     add("--rates", type=_rates, default=rates, metavar="RATE,...", help="link rates; none: no limit; shm: no link")
@@ -101,10 +99,10 @@ def _add_steps(parser: argparse.ArgumentParser, methods: Sequence[str], rates: s
     add_shared_arguments(parser)
 
 
-def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
+def add_shared_arguments(parser: argparse.ArgumentParser, launchers: Sequence[str] = LAUNCHERS) -> None:
     """What every benchmark of several workers can be told."""
     add = parser.add_argument
-    add("--launcher", choices=LAUNCHERS, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
+    add("--launcher", choices=launchers, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
     add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all (default 1)")
     add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns (default 0)")
     add("--device", choices=DEVICES, default="cpu", help=_DEVICE)
@@ -135,8 +133,8 @@ def run(kind: str, model: str, args: argparse.Namespace) -> None:
         subprocess.TimeoutExpired: it took longer than an hour.
     """
     where = _layout(args)
-    device = choose_for(args.device, args.workers)
-    found = gpus.found(args.workers) if device == "cuda" else {}
+    device = choose_for(args.device, args.workers, horovod=args.launcher in WITH_HOROVOD)
+    found = gpus.found(args.workers, args.launcher) if device == "cuda" else {}
     path = args.output_dir / f"{kind}-{model}-{where}{suffix(device, args.launcher)}.json"
     spec = {key: getattr(args, key) for key in ("methods", "seconds", "rounds", "seed", "workers_per_host")}
     spec |= {"kind": kind, "model": model, "device": device, "ddp": found.get("ddp", "gloo")}
@@ -146,13 +144,13 @@ def run(kind: str, model: str, args: argparse.Namespace) -> None:
             continue
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             environment = environment_of(args)
-            note = about(args.command, args.seed, environment)
+            note = about(args.command, args.seed, environment, args.launcher)
             try:
                 reached = job({**spec, "rates": rates, "folder": folder}, args, environment)
             finally:
                 what = {"workers": args.workers, "workers_per_host": args.workers_per_host, "device": device}
                 _keep(path, Path(folder), rates, {"benchmark": kind, "model": model, **what})
-            _describe(path, rates, {**note, **found, "launcher": args.launcher}, reached)
+            _describe(path, rates, {**note, **found}, reached)
     results = load(path)
     gains = tables.gains(results) if args.part == "hosts" else ""
     print("\n\n".join(filter(None, [tables.times(results), gains, tables.bits(results), tables.caption(results)])))
@@ -180,15 +178,13 @@ def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dic
             lab.set_rate(rate)
             reached[rate] = link_rate.measure(lab, int((bits_per_second(rate) or 10e9) / 8)) / 1e6
         lab.set_rate("none")
-        gloo = {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": lab.addresses[0], "MASTER_PORT": str(_PORT)}
         nccl = gpus.OVER_LINKS if spec["device"] == "cuda" else {}
-        start(lab.command(worker("worker", spec), launcher=args.launcher), environment | gloo | nccl)
+        start(lab.command(worker("worker", spec), launcher=args.launcher), environment | for_torch(lab) | nccl)
     return reached
 
 
 def _shared_memory(spec: dict[str, Any], args: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
-    gloo = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    start(on_this_host(worker("worker", spec), args.workers, args.launcher), environment | gloo)
+    start(on_this_host(worker("worker", spec), args.workers, args.launcher), environment | for_torch())
     return {}
 
 
@@ -208,9 +204,3 @@ def _describe(path: Path, rates: Sequence[str], note: dict[str, Any], reached: d
     for rate in rates:
         results["rates"][rate]["about"] = {**note, "payload_mbit": reached.get(rate)}
     save(path, results)
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

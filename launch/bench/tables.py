@@ -139,13 +139,14 @@ def caption(results: Mapping[str, Any]) -> str:
     # A run that was cut off has rates without a description.
     notes = [found.get("about", {}) for found in results["rates"].values()]
     commands = dict.fromkeys(f"`{typed(note['command'])}`" for note in notes if "command" in note)
-    cycles = dict.fromkeys(note["environment"]["HOROVOD_CYCLE_TIME"] for note in notes if "environment" in note)
+    environments = [note.get("environment", {}) for note in notes]
+    cycles = ", ".join(dict.fromkeys(one["HOROVOD_CYCLE_TIME"] for one in environments if "HOROVOD_CYCLE_TIME" in one))
     busiest = max((note.get("busy_before_percent", 0) for note in notes), default=0)
     devices = "".join(dict.fromkeys(gpus.sentence(note, results["workers"]) for note in notes))
     busy = f" The machine was busy with something else ({busiest:.0f} %)." if busiest > _BUSY else ""
     return (
         f"{', '.join(commands)}: {results['model']}, {results['tensors']} tensors, "
         f"{results['values'] / 1e6:.1f} million values, {layout_title(results)}; median (quartiles) of "
-        f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting. HOROVOD_CYCLE_TIME "
-        f"{', '.join(cycles)} ms for all.{origin(notes)}{devices}{busy}"
+        f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting."
+        f"{f' HOROVOD_CYCLE_TIME {cycles} ms for all.' if cycles else ''}{origin(notes)}{devices}{busy}"
     )

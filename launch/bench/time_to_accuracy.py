@@ -27,6 +27,7 @@ from common.device import choose_for
 from common.launcher import TRAINER
 from common.markdown import DASH, markdown
 from common.values import at_least_zero, count, folder, model_name, names, positive
+from netlab.hosts import WITH_HOROVOD
 from train.metrics import METRICS, read_lines
 
 TITLES = {
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=positive, default=0.0125, help="learning rate of one worker (default 0.0125)")
     add("--tolerance", type=at_least_zero, default=0.5, metavar="P", help="points that may be missing (default 0.5)")
     add("--workers", type=count, default=2, metavar="N", help="one host each, but over shm (default 2)")
-    add_shared_arguments(parser)
+    add_shared_arguments(parser, WITH_HOROVOD)
 
 
 def _methods(text: str) -> tuple[str, ...]:
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> None:
     Raises:
         RunError: the network cannot be made, no GPU can be used that should, or a training failed.
     """
-    device = choose_for(args.device, args.workers)
+    device = choose_for(args.device, args.workers, horovod=args.launcher in WITH_HOROVOD)
     path = args.output_dir / file_name(args.model, args.rate, args.launcher, device)
-    found = gpus.found(args.workers) if device == "cuda" else {}
+    found = gpus.found(args.workers, args.launcher) if device == "cuda" else {}
     environment = {"HOROVOD_CYCLE_TIME": f"{args.cycle_time:g}"}  # the rest is set by train_resnet.py itself
     environment |= gpus.OVER_LINKS if found else {}
     flags = ["--dataset", args.dataset, "--model", args.model, "--epochs", str(args.epochs)]
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
         "device": device,
         "flags": flags,
         "tolerance": args.tolerance,
-        "about": {**about(args.command, args.seed, environment), **found, "launcher": args.launcher},
+        "about": {**about(args.command, args.seed, environment, args.launcher), **found},
         "runs": {},
     }
     hosts, per_host = (1, args.workers) if args.rate == SHARED_MEMORY else (args.workers, 1)

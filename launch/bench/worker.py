@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from bench import workloads
 from bench.alternation import measure
 from bench.results import SHARED_MEMORY
 from bench.sharded import SHARDED, mesh
-from bench.steppers import DDP, POWERSGD_START, Stepper, start_torch
+from bench.steppers import POWERSGD_START, Stepper, start_torch
+from common import ranks
 from common.device import choose
 from netlab.shaping import shape
 
@@ -30,10 +30,10 @@ WARM_UP = POWERSGD_START + 2
 def build(spec: dict[str, Any], device: torch.device) -> dict[str, Stepper]:
     """The steppers, warmed up. Collective."""
     make = {"exchange": workloads.exchange, "training": workloads.training}[spec["kind"]]
-    workload = make(spec["model"], seed=1000 * spec["seed"] + hvd.rank(), device=device)
+    workload = make(spec["model"], seed=1000 * spec["seed"] + ranks.transport().rank, device=device)
     groups = None
     if any(name in SHARDED for name in spec["methods"]):
-        groups = mesh(device, hvd.size() // spec["workers_per_host"], spec["workers_per_host"])
+        groups = mesh(device, ranks.transport().size // spec["workers_per_host"], spec["workers_per_host"])
     steppers = {name: Stepper(name, *workload(), groups) for name in spec["methods"]}
     for stepper in steppers.values():
         for _ in range(WARM_UP):
@@ -49,24 +49,21 @@ def values_and_tensors(spec: dict[str, Any]) -> dict[str, int]:
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    hvd.init()
+    ranks.start(spec["ddp"])
     torch.set_num_threads(1)
     device = choose(spec["device"])
-    if any(name in (*DDP, *SHARDED) for name in spec["methods"]):
-        start_torch(spec["ddp"])
+    start_torch(spec["ddp"], spec["methods"])
     steppers = build(spec, device)
     for rate in spec["rates"]:
-        if rate != SHARED_MEMORY and hvd.local_rank() == 0:
+        if rate != SHARED_MEMORY and ranks.local_rank() == 0:
             shape(rate)  # the others wait in the first barrier of what is measured
         limits = {key: spec[key] for key in ("seconds", "rounds", "seed")}
         measured = measure(steppers, **limits, counted=rate != SHARED_MEMORY)
-        if hvd.rank() == 0:
+        if ranks.transport().rank == 0:
             result = {**values_and_tensors(spec), "contenders": measured}
             Path(spec["folder"], f"{rate}.json").write_text(json.dumps(result), encoding="utf-8")
             print(f"{spec['kind']} {spec['model']}: {rate} measured", flush=True)
-    hvd.barrier()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    ranks.end()
 
 
 if __name__ == "__main__":

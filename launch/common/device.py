@@ -43,19 +43,22 @@ def choose(wish: str) -> torch.device:
     return device
 
 
-def choose_for(wish: str, workers: int) -> str:
+def choose_for(wish: str, workers: int, *, horovod: bool) -> str:
     """Where so many workers will compute that are to be started, all on this machine: "cpu" or "cuda".
+
+    Args:
+        horovod: whether they are Horovod's; otherwise they are torchrun's.
 
     Raises:
         RunError: as `choose`, before anybody waits for anything.
     """
-    if wish == "cpu":
-        return "cpu"
+    if wish == "cpu" or not horovod:
+        return choose_alone(wish)
     return _decide(wish, _obstacle() or crowded(workers, torch.cuda.device_count()))
 
 
 def choose_alone(wish: str) -> str:
-    """Where a single process computes that exchanges nothing, whatever Horovod was built for: "cpu" or "cuda".
+    """Where processes compute that need no Horovod, whatever it was built for: "cpu" or "cuda".
 
     Raises:
         RunError: a GPU is wished for, and torch sees none.

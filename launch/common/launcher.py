@@ -13,6 +13,7 @@ from typing import IO
 import psutil
 
 TRAINER = Path(__file__).parents[1] / "train_resnet.py"  # what studies and benchmarks train with
+TORCHRUN = "torchrun"  # how the launcher that does without Horovod is called
 _GRACE = 10.0  # seconds between asking and killing
 
 
@@ -32,6 +33,15 @@ def horovodrun(workers: int, program: Sequence[str], *options: str) -> list[str]
     if found is None:
         raise FileNotFoundError("horovodrun is neither beside this Python nor on the PATH")
     return [found, *options, "-np", str(workers), sys.executable, *program]
+
+
+def torchrun(*options: str) -> list[str]:
+    """The command line, to be followed by a program and its arguments, that runs them on torchrun's workers.
+
+    Args:
+        options: of torchrun itself, ``--nproc-per-node=2`` for example.
+    """
+    return [sys.executable, "-P", "-m", "torch.distributed.run", *options, "--no-python"]
 
 
 def run(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 
-from hvd_dyncomp.transport import given_or_horovod
-from hvd_dyncomp.transport.base import Transport, gather_json
+import torch
+import torch.distributed as dist
+
+from hvd_dyncomp.transport import given_or_horovod, has_process_group
+from hvd_dyncomp.transport.base import Transport
 
 
 def under_torchrun() -> bool:
@@ -13,13 +16,15 @@ def under_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def start() -> None:
-    """Has this process find the others. Collective."""
-    if under_torchrun():
-        import torch
-        import torch.distributed as dist
+def start(backend: str = "nccl") -> None:
+    """Has this process find the others. Collective.
 
-        nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    Args:
+        backend: under torchrun, what carries tensors on GPUs: "nccl" where this torch has NCCL and a GPU, or "gloo".
+            Gloo carries those on CPUs.
+    """
+    if under_torchrun():
+        nccl = backend == "nccl" and torch.cuda.is_available() and dist.is_nccl_available()
         dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
     else:
         import horovod.torch as hvd
@@ -28,12 +33,20 @@ def start() -> None:
 
 
 def end() -> None:
-    """Leave the others, when nothing more is exchanged. Otherwise torch complains where there is NCCL."""
-    if under_torchrun():
-        import torch.distributed as dist
-
-        gather_json(transport(), None, "end")  # nobody needs rank 0's store any more
+    """Leave torch's process group, if there is one, when nothing more is exchanged. Otherwise NCCL complains."""
+    if has_process_group():
+        barrier()  # nobody needs rank 0's store any more
         dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait for all workers. Collective."""
+    if under_torchrun():
+        dist.all_reduce(torch.zeros(1))  # by Gloo: torch's own barrier would have a GPU wait as well
+    else:
+        import horovod.torch as hvd
+
+        hvd.barrier()
 
 
 def transport() -> Transport:

@@ -2,12 +2,13 @@
 
     python launch/netlab --hosts 2 --rate 100mbit -- python launch/train_resnet.py --epochs 1
     python launch/netlab --hosts 2 --workers-per-host 4 --rate 1gbit -- python launch/train_resnet.py --epochs 1
+    python launch/netlab --launcher torchrun --rate 1gbit -- python launch/train_resnet.py --epochs 1   # no Horovod
 
 Every host has one interface, called eth0, which serves all its workers. What leaves a host is held to --rate (tc's
 token bucket); workers of one host talk over shared memory (Open MPI) or loopback (Gloo). Two hosts are joined by a veth
 pair, more by a bridge. After the run the bytes that each interface sent are printed, and everything is taken down
 again. Needs root and iproute2. No ssh server is needed: where a launcher would call ssh, it finds a script that enters
-the other host's namespace.
+the other host's namespace. torchrun calls none: every host has one, and when one fails, all are ended.
 """
 
 from __future__ import annotations

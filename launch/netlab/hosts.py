@@ -3,7 +3,7 @@
 Every host has one interface, called eth0, which serves all its workers. What leaves a host is held to its rate (tc's
 token bucket); workers of one host talk over shared memory (Open MPI) or loopback (Gloo). Two hosts are joined by a veth
 pair, more by a bridge. Needs root and iproute2. No ssh server is needed: where a launcher would call ssh, it finds a
-script that enters the other host's namespace.
+script that enters the other host's namespace. torchrun calls none: everywhere.py starts one on every host.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from common import launcher
 from common.errors import RunError
+from common.launcher import TORCHRUN, horovodrun, torchrun
 from netlab.namespaces import ip, join, prefix_of, present, sweep, take_down, why_not
 from netlab.shaping import INTERFACE, bits_per_second, shape
 
-__all__ = ["LAUNCHERS", "Lab", "hosts", "why_not"]
+__all__ = ["LAUNCHERS", "WITH_HOROVOD", "Lab", "hosts", "why_not"]
 
-LAUNCHERS = ("mpirun", "horovodrun", "gloo")
+WITH_HOROVOD = ("mpirun", "horovodrun", "gloo")
+LAUNCHERS = (*WITH_HOROVOD, TORCHRUN)
+_EVERYWHERE = str(Path(__file__).with_name("everywhere.py"))
+_PORT = 29400  # of torchrun's store
 _SUBNET = "10.234.0"
 _MOST_HOSTS = 64
 
@@ -68,9 +72,16 @@ class Lab:
 
         Args:
             program: with its arguments.
-            launcher: "mpirun", "horovodrun" (over MPI) or "gloo" (horovodrun without MPI).
+            launcher: "mpirun", "horovodrun" (over MPI), "gloo" (horovodrun without MPI) or "torchrun", of which every
+                host has one; when one of them fails, all are ended.
             discovery: with "gloo", a script that prints the hosts of the moment: an elastic job, from 1 rank to all.
         """
+        if launcher == TORCHRUN:
+            return [
+                sys.executable,
+                _EVERYWHERE,
+                *(json.dumps(self._torchrun(host, program)) for host in range(self.size)),
+            ]
         hosts = ",".join(f"{address}:{self.workers_per_host}" for address in self.addresses)
         workers = str(self.size * self.workers_per_host)
         if launcher == "mpirun":
@@ -86,6 +97,11 @@ class Lab:
         # The agent is called ssh and comes first in PATH, for Open MPI and horovodrun alike.
         path = f"PATH={self._directory}{os.pathsep}{os.environ['PATH']}"
         return self.on_host(0, ["env", path, *start, *program])
+
+    def _torchrun(self, host: int, program: Sequence[str]) -> list[str]:
+        options = [f"--nnodes={self.size}", f"--node-rank={host}", f"--nproc-per-node={self.workers_per_host}"]
+        options += [f"--master-addr={self.addresses[0]}", f"--master-port={_PORT}"]
+        return self.on_host(host, ["env", f"GLOO_SOCKET_IFNAME={INTERFACE}", *torchrun(*options), *program])
 
     def set_rate(self, rate: str) -> None:
         """Hold what leaves every host to another rate, from now on; programs may be running.
@@ -138,7 +154,7 @@ def hosts(size: int = 2, rate: str = "none", workers_per_host: int = 1) -> Itera
 
 
 def _horovodrun() -> str:
-    return launcher.horovodrun(1, [])[0]
+    return horovodrun(1, [])[0]
 
 
 def come_down_on_signals() -> None:

@@ -1,6 +1,7 @@
 """The benchmark programs from end to end, on tiny models; and what the report makes of figures."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -23,8 +24,8 @@ EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,powersgd1"
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 
 
-def launched(part: str, *arguments: str) -> str:
-    ended = run([sys.executable, BENCH, part, *arguments], timeout=240)
+def launched(part: str, *arguments: str, **environment: str) -> str:
+    ended = run([sys.executable, BENCH, part, *arguments], timeout=240, env={**os.environ, **environment})
     assert ended.returncode == 0, ended.stdout
     return ended.stdout
 
@@ -59,6 +60,53 @@ def test_kernels(tmp_path):
     assert "times as fast as the reference kernels" in said
 
 
+@pytest.fixture
+def without_horovod(tmp_path) -> dict[str, str]:
+    """An environment in which there is no Horovod to import."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['horovod'] = None\n")
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+def test_torchrun_does_without_horovod(without_horovod, tmp_path):
+    """By default with all methods that can, and with DDP's in place of Horovod's."""
+    place = ("--rates", "shm", "--output-dir", str(tmp_path))
+    said = launched("exchange", "--launcher", "torchrun", "--model", "tiny", *SHORT, *place, **without_horovod)
+    assert "Horovod" not in said and "HOROVOD" not in said and "| DDP PowerSGD r4 |" in said
+    results = json.loads((tmp_path / "exchange-tiny-2-torchrun.json").read_text())
+    measured, about = results["rates"]["shm"]["contenders"], results["rates"]["shm"]["about"]
+    levels = [f"{bits}bit-ddp" for bits in (0.25, 1, 2, 4, 8, 16, 32)]
+    assert list(measured) == ["alone", "ddp", "ddp-fp16", *levels, "powersgd1", "powersgd4"]
+    assert all(len(found["ms"]) == 2 and min(found["ms"]) > 0 for found in measured.values())
+    assert about["launcher"] == "torchrun" and about["versions"].keys() == {"python", "torch", "hvd_dyncomp"}
+
+
+def test_what_needs_horovod_is_refused_without_it(capsys):
+    for part, methods in (("exchange", "none,ddp,4bit-auto,1bit-flat,4bit"), ("memory", "fp16")):
+        with pytest.raises(SystemExit) as ended:
+            program.parse([part, "--launcher", "torchrun", f"--methods={methods}"])
+        said = capsys.readouterr().err
+        assert ended.value.code == 2 and said.count("\n") == 1
+        wrong = ",".join(name for name in methods.split(",") if name != "ddp")
+        assert f"--methods {wrong}: " in said and "there are " in said
+        assert ("hsdp" in said.partition("there are ")[2]) == (part == "exchange")
+        assert not re.search(r"\b(none|4bit|1bit-flat)[,\n]", said.partition("there are ")[2])
+    for part in ("accuracy", "changing"):
+        with pytest.raises(SystemExit):
+            program.parse([part, "--launcher", "torchrun"])
+        assert "'torchrun'" in capsys.readouterr().err
+
+
+@needs_namespaces
+def test_over_links_torchruns_bytes_are_counted(without_horovod, tmp_path):
+    place = ("--rates", "1gbit", "--output-dir", str(tmp_path))
+    chosen = ("--model", "resnet20", "--methods", "alone,ddp,4bit-ddp")
+    launched("exchange", "--launcher", "torchrun", *chosen, *SHORT, *place, **without_horovod)
+    results = json.loads((tmp_path / "exchange-resnet20-2-torchrun.json").read_text())
+    measured = results["rates"]["1gbit"]["contenders"]
+    bits = {name: summarize(found, results["values"]).bits for name, found in measured.items()}
+    assert bits["alone"] < 0.1 and 32 < bits["ddp"] < 34 and 4 < bits["4bit-ddp"] < 4.6
+
+
 @needs_namespaces
 def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
     place = ("--rates", "2gbit,1gbit", "--output-dir", str(folder))
@@ -91,13 +139,13 @@ def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
 @needs_namespaces
 def test_shards_stay_within_a_host_and_only_their_gradients_means_leave_it(folder):
     shared = ("--methods", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp", *SHORT, "--output-dir", str(folder))
-    said = launched("sharded", "--models", "resnet20", "--rates", "1gbit,shm", *shared)
+    said = launched("sharded", "--models", "resnet20", "--rates", "1gbit,shm", "--launcher", "torchrun", *shared)
     assert "| FSDP2 bfloat16 |" in said and "2 hosts of 2 workers" in said
-    results = json.loads((folder / "training-resnet20-2x2.json").read_text())
+    results = json.loads((folder / "training-resnet20-2x2-torchrun.json").read_text())
     over_link, in_memory = (results["rates"][rate]["contenders"] for rate in ("1gbit", "shm"))
     assert list(over_link) == list(in_memory) and not any(found["sent"] for found in in_memory.values())
     bits = {name: summarize(found, results["values"]).bits for name, found in over_link.items()}
-    # A small model: what Horovod's barriers send shows.
+    # A small model: what barriers send shows.
     assert bits["shards-alone"] < 2 and 32 < bits["hsdp"] < 35 and 16 < bits["hsdp-bf16"] < 19
     assert 4 < bits["4bit-fsdp"] < 7
 

@@ -70,13 +70,17 @@ def about(path: Path) -> dict:
 
 def test_figures_of_gpus_and_cpus_are_kept_apart(tmp_path, started, two_gpus):
     place = ("--model", "tiny", "--rates", "shm", "--output-dir", str(tmp_path))
-    for choice in ((), ("--device", "cuda"), ("--device", "auto"), ("--device", "cuda", "--launcher", "gloo")):
+    gpu = ("--device", "cuda")
+    for choice in ((), gpu, ("--device", "auto"), (*gpu, "--launcher", "gloo"), (*gpu, "--launcher", "torchrun")):
         assert bench("exchange", *place, *choice)
-    assert [spec["device"] for spec in started] == ["cpu", "cuda", "cuda", "cuda"]
-    names = ["exchange-tiny-2-cuda.json", "exchange-tiny-2-gloo-cuda.json", "exchange-tiny-2.json"]
+    assert [spec["device"] for spec in started] == ["cpu", "cuda", "cuda", "cuda", "cuda"]
+    ends = ["-cuda", "-gloo-cuda", "-torchrun-cuda", ""]
+    names = [f"exchange-tiny-2{end}.json" for end in ends]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert [gpus.on_gpus(json.loads((tmp_path / name).read_text())) for name in names] == [True, True, False]
-    assert "gpus" not in about(tmp_path / names[2]) and "gpus" in about(tmp_path / names[0])
+    assert [gpus.on_gpus(json.loads((tmp_path / name).read_text())) for name in names] == [True, True, True, False]
+    found = [about(tmp_path / name) for name in names]
+    assert ["gpus" in one for one in found] == [True, True, True, False]
+    assert ["horovod" in one for one in found] == [True, True, False, False]
     name = time_to_accuracy.file_name
     assert name("resnet20") == "accuracy-resnet20.json"
     assert name("resnet20", device="cuda") == "accuracy-resnet20-cuda.json"
@@ -107,7 +111,7 @@ def test_over_links_nccl_is_told_to_use_them(monkeypatch):
 
 def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):
     happened = []
-    monkeypatch.setattr(alternation.hvd, "barrier", lambda: happened.append("barrier"))
+    monkeypatch.setattr(alternation.ranks, "barrier", lambda: happened.append("barrier"))
     monkeypatch.setattr(alternation.time, "perf_counter", lambda: happened.append("clock") or 0.0)
     method = SimpleNamespace(step=lambda: happened.append("step"), finish=lambda: happened.append("finish"))
     alternation.timed(method)
@@ -138,13 +142,15 @@ def test_all_of_a_workload_is_on_its_device(make, name):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_on_a_gpu_that_is_there(tmp_path):
+@pytest.mark.parametrize("methods", ["alone,none,4bit,ddp", "alone,ddp,4bit-ddp"])
+def test_on_a_gpu_that_is_there(methods, tmp_path):
     place = ("--device", "cuda", "--rates", "shm", "--seconds", "0", "--rounds", "2", "--output-dir", str(tmp_path))
     command = [sys.executable, BENCH, "exchange", "--model", "tiny", *place]
     # Not by mpirun: where there is a GPU there may be no MPI.
-    ended = launcher.run([*command, "--launcher", "gloo", "--methods", "alone,none,4bit,ddp"], timeout=240)
+    by = "gloo" if "none" in methods else "torchrun"
+    ended = launcher.run([*command, "--launcher", by, "--methods", methods], timeout=240)
     if "and NCCL, which Horovod was built with" in ended.stdout:
         pytest.skip("there are fewer GPUs than workers, and Horovod goes through NCCL")
     assert ended.returncode == 0, ended.stdout
-    results = json.loads((tmp_path / "exchange-tiny-2-gloo-cuda.json").read_text())
+    results = json.loads((tmp_path / f"exchange-tiny-2-{by}-cuda.json").read_text())
     assert torch.cuda.get_device_name() in tables.caption(results)

@@ -41,6 +41,13 @@ def test_on_ranks_of_one_host(tmp_path):
     assert all(2.9 < rank["host"] / VALUES < 3.9 for rank in layout["contenders"]["4bit"])
 
 
+def test_on_torchruns_ranks(tmp_path):
+    results = measured(tmp_path, "--layouts", "2", "--launcher", "torchrun", "--methods", "4bit-ddp")
+    assert (tmp_path / "memory-torchrun.json").exists()
+    # As with Horovod: the model's buckets take the place of gradients.
+    assert all(2.9 < rank["host"] / VALUES < 3.9 for rank in results["layouts"]["2"]["contenders"]["4bit-ddp"])
+
+
 @needs_namespaces
 def test_on_hosts_of_several_workers(tmp_path):
     layouts = measured(tmp_path, "--layouts", "2x2", "--methods", "4bit")["layouts"]

@@ -15,7 +15,7 @@ from common.launcher import run
 from hvd_dyncomp.transport import mpi_settings
 from netlab import link_rate, namespaces, shaping
 from netlab.__main__ import main
-from netlab.hosts import LAUNCHERS, hosts, why_not
+from netlab.hosts import WITH_HOROVOD, hosts, why_not
 
 PROGRAM = str(Path(__file__).parents[2] / "launch" / "netlab")
 NEIGHBOURS = str(Path(__file__).with_name("neighbours.py"))
@@ -101,7 +101,7 @@ def wait_for(condition, seconds: float = 30) -> None:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", WITH_HOROVOD)
 def test_only_what_goes_to_another_host_passes_the_interface(launcher, tmp_path):
     # A link without a rate drops packets when the receiving core is busy, and what is sent again is counted again.
     with hosts(2, "1gbit", workers_per_host=2) as lab:
@@ -130,6 +130,34 @@ def test_netlab_starts_several_workers_per_host_and_has_their_status():
     assert ended.returncode == 3, ended.stdout
     assert all(f"rank {rank} 4 2" in ended.stdout for rank in range(4))
     assert ended.stdout.count(" sent 0.0") == 2  # a little, of each host
+
+
+@needs_namespaces
+def test_torchrun_places_its_workers_host_by_host():
+    """Who and where they are, they learn from the environment."""
+    names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"
+    # In one piece: all write into one pipe.
+    said = f"os.write(1, f'worker {{socket.gethostname()}} {{[os.environ[name] for name in {names}]}}\\n'.encode())"
+    options = ["--hosts", "3", "--workers-per-host", "2", "--launcher", "torchrun"]
+    command = [sys.executable, PROGRAM, *options, "--", sys.executable, "-c", f"import os, socket; {said}"]
+    ended = run(command, timeout=100)
+    assert ended.returncode == 0, ended.stdout
+    said = sorted(line for line in ended.stdout.splitlines() if line.startswith("worker "))
+    for rank, line in enumerate(said):
+        where = [f"{rank}", "6", f"{rank % 2}", "2", "10.234.0.1", "eth0"]
+        assert line == f"worker 10.234.0.{rank // 2 + 1} {where}"
+    assert len(said) == 6
+
+
+@needs_namespaces
+@pytest.mark.parametrize("fails", [0, 1])
+def test_when_one_hosts_torchrun_fails_all_end(fails):
+    """Whichever has the store; with a worker that would never notice."""
+    program = f"import os, sys, time; sys.exit(5) if os.environ['RANK'] == '{fails}' else time.sleep(614)"
+    command = [sys.executable, PROGRAM, "--launcher", "torchrun", "--", sys.executable, "-c", program]
+    ended = run(command, timeout=100)
+    assert ended.returncode == 1 and "exitcode  : 5" in ended.stdout, ended.stdout
+    assert not running(f"{sys.executable}\x00-c\x00import os, sys, time")
 
 
 def test_without_root_one_sentence_says_so(monkeypatch, capsys):
