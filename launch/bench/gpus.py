@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from common.device import nccl_shares_gpus
 from common.launcher import TORCHRUN
 from netlab.shaping import INTERFACE
 
@@ -25,9 +26,9 @@ def on_gpus(results: Mapping[str, Any]) -> bool:
 def found(workers: int, by: str) -> dict[str, Any]:
     """The GPUs that so many workers of a launcher use, and what carries their tensors: by Horovod, and by DDP."""
     count = min(workers, torch.cuda.device_count())
-    own = workers == count and torch.distributed.is_nccl_available()
+    takes = torch.distributed.is_nccl_available() and (workers == count or nccl_shares_gpus())
     names = [torch.cuda.get_device_name(number) for number in range(count)]
-    return {"gpus": names, **({} if by == TORCHRUN else _horovod()), "ddp": "nccl" if own else "gloo"}
+    return {"gpus": names, **({} if by == TORCHRUN else _horovod()), "ddp": "nccl" if takes else "gloo"}
 
 
 def _horovod() -> dict[str, str]:

@@ -25,7 +25,7 @@ _STYLES = {
     **{"0.125bit": (COLOURS["pink"], "-"), "0.25bit": (COLOURS["red"], "-"), "0.5bit": (COLOURS["yellow"], "-")},
     **{"1bit": (COLOURS["sky"], "-"), "2bit": (COLOURS["blue"], "-"), "4bit": (COLOURS["green"], "-")},
     **{"8bit": ("#006046", "-"), "16bit": ("#7A9E00", "-"), "32bit": ("#B0B0B0", "-")},
-    **{"ddp": ("#8C564B", ":"), "ddp-fp16": ("#E377C2", ":")},
+    **{"ddp": ("#8C564B", ":"), "ddp-fp16": ("#E377C2", ":"), "ddp-bf16": ("#BCBD22", ":")},
     **{"powersgd1": (COLOURS["wine"], ":"), "powersgd4": ("#AA4499", ":"), "dynamic": (COLOURS["blue"], "-")},
 }
 _OTHER = ("#444444", "-.")

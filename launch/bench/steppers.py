@@ -5,8 +5,9 @@ none, fp16             Horovod without compression, and with hvd.Compression.fp1
 1bit-flat ...          the same, flat: whatever the hosts
 4bit-auto              hvd_dyncomp with auto_level, from 4 bits on
 1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
-ddp, ddp-fp16          torch's DistributedDataParallel over Gloo, without and with its fp16 hook; over NCCL where
-                       every worker has a GPU of its own
+ddp, ddp-fp16,         torch's DistributedDataParallel over Gloo, without and with its hooks of these names; over NCCL
+ddp-bf16               where every worker has a GPU of its own, or NCCL takes several workers a GPU (NCCL 2.30 with
+                       NCCL_MULTI_RANK_GPU_ENABLE=1)
 powersgd1, powersgd4   the same with its PowerSGD hook, of rank 1 and 4
 hsdp, hsdp-bf16        torch's FSDP2, parameters sharded within each host: its own all-reduce between hosts, of float32
                        and with reduce_dtype=bfloat16
@@ -38,13 +39,14 @@ OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
 AUTO = "4bit-auto"
-DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4", *OURS_IN_DDP.values())
+_TORCHS = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
+DDP = (*_TORCHS, "ddp-bf16", *OURS_IN_DDP.values())
 WITHOUT_HOROVOD = (ALONE, *DDP, *SHARDED)
 # What stands in for those that need it.
 _IN_PLACE_OF = {"none": "ddp", "fp16": "ddp-fp16", **OURS_IN_DDP}
 NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), AUTO, *DDP, *SHARDED)
 _MAIN = ("0.25bit", "1bit", "4bit", "8bit")
-_IN_DDP = (*DDP[:4], *(OURS_IN_DDP[name] for name in _MAIN))
+_IN_DDP = (*_TORCHS, *(OURS_IN_DDP[name] for name in _MAIN))
 DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
 
 
@@ -129,6 +131,9 @@ def _distributed(name: str, model: nn.Module) -> nn.Module:
         wrapped = nn.parallel.DistributedDataParallel(model, **_VIEWS)
         if name == "ddp-fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif name == "ddp-bf16":
+            # Not itself: torch built without CUDA refuses it by its name, though its Gloo adds bfloat16.
+            wrapped.register_comm_hook(None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
         return wrapped
     wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB, **_VIEWS)
     rank = int(name.removeprefix("powersgd"))
@@ -141,7 +146,7 @@ def start_torch(backend: str, methods: Iterable[str]) -> None:
     """Bring up torch's process group beside Horovod's, if methods need it. Collective. Reads MASTER_ADDR, MASTER_PORT.
 
     Args:
-        backend: "gloo", or "nccl" where every rank has chosen a GPU of its own.
+        backend: "gloo", or "nccl" where every rank has chosen a GPU, and NCCL takes those.
         methods: of `NAMES`.
     """
     if not under_torchrun() and any(name in (*DDP, *SHARDED) for name in methods):

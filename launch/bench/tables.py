@@ -18,6 +18,7 @@ TITLES = {
     "fp16": "Horovod fp16",
     "ddp": "DDP",
     "ddp-fp16": "DDP fp16 hook",
+    "ddp-bf16": "DDP bf16 hook",
     "powersgd1": "DDP PowerSGD r1",
     "powersgd4": "DDP PowerSGD r4",
     "shards-alone": "FSDP2, no exchange between hosts",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +17,7 @@ from hvd_dyncomp.transport.base import gather_json
 
 Batch = tuple[Tensor, Tensor]
 _NO_GPU = "torch sees no GPU"
+_SHARES_GPUS = 23000  # 2.30.0, as NCCL writes versions
 
 
 def choose(wish: str) -> torch.device:
@@ -87,7 +90,7 @@ def crowded(workers: int, gpus: int) -> str:
     """Why so many workers cannot share so many GPUs; "" if they can."""
     if workers <= gpus:
         return ""
-    if ranks.under_torchrun():  # `is_shared` has the model's gradients go through main memory then
+    if ranks.under_torchrun() or nccl_shares_gpus():  # else `nccl_refuses` has gradients go through main memory
         return ""
     import horovod.torch as hvd
 
@@ -99,12 +102,36 @@ def crowded(workers: int, gpus: int) -> str:
     )
 
 
-def is_shared(device: torch.device) -> bool:
-    """Whether two ranks compute on one GPU, which NCCL refuses. Collective."""
+def nccl_refuses(device: torch.device) -> bool:
+    """Whether two ranks compute on one GPU and their NCCL does not take that. Collective."""
     if device.type != "cuda":
         return False
-    gpus = gather_json(ranks.transport(), _gpus()[device.index], "device.of.ranks")
-    return len(set(gpus)) < len(gpus)
+    everyone = gather_json(ranks.transport(), [_gpus()[device.index], nccl_shares_gpus()], "device.of.ranks")
+    gpus, shares = zip(*everyone, strict=True)
+    return len(set(gpus)) < len(gpus) and not all(shares)
+
+
+def nccl_shares_gpus() -> bool:
+    """Whether NCCL takes several ranks on one GPU: from 2.30 on, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set.
+
+    Otherwise it refuses them ("Duplicate GPU detected"): kernels of two ranks wait for each other, and nothing says
+    that a GPU runs both at the same time. Who sets the variable takes care of that, with NCCL_MAX_CTAS for example.
+    """
+    if os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1" or not torch.distributed.is_nccl_available():
+        return False
+    return _nccl_version() >= _SHARES_GPUS
+
+
+def _nccl_version() -> int:
+    """Of the library that is loaded, which LD_PRELOAD may have put in the place of torch's; 23007 for 2.30.7."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2")  # by the name of what is loaded already
+    except OSError:  # within torch's own libraries
+        major, minor, patch, *_ = torch.cuda.nccl.version()
+        return 10000 * major + 100 * minor + patch
+    found = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(found))
+    return found.value
 
 
 def finish(device: torch.device) -> None:

@@ -61,8 +61,8 @@ class WithDdp:
 
         from hvd_dyncomp import ddp
 
-        shared = device.is_shared(next(model.parameters()).device)
-        self._group = torch.distributed.new_group(backend="gloo") if shared else None
+        refused = device.nccl_refuses(next(model.parameters()).device)
+        self._group = torch.distributed.new_group(backend="gloo") if refused else None
         for noise in (_STRIDES, _BUFFERS):
             warnings.filterwarnings("ignore", noise)
         # Buffers are averaged once an epoch, as with Horovod.

@@ -19,7 +19,7 @@ from netlab.hosts import why_not
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
 SHORT = ("--seconds", "0", "--rounds", "2")
 TRAINED = ("--dataset", "digits", "--model", "resnet8", "--epochs", "1", "--limit-train", "64", "--val-size", "64")
-EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,powersgd1"
+EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,ddp-bf16,powersgd1"
 
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 
@@ -99,12 +99,12 @@ def test_what_needs_horovod_is_refused_without_it(capsys):
 @needs_namespaces
 def test_over_links_torchruns_bytes_are_counted(without_horovod, tmp_path):
     place = ("--rates", "1gbit", "--output-dir", str(tmp_path))
-    chosen = ("--model", "resnet20", "--methods", "alone,ddp,4bit-ddp")
+    chosen = ("--model", "resnet20", "--methods", "alone,ddp,ddp-bf16,4bit-ddp")
     launched("exchange", "--launcher", "torchrun", *chosen, *SHORT, *place, **without_horovod)
     results = json.loads((tmp_path / "exchange-resnet20-2-torchrun.json").read_text())
     measured = results["rates"]["1gbit"]["contenders"]
     bits = {name: summarize(found, results["values"]).bits for name, found in measured.items()}
-    assert bits["alone"] < 0.1 and 32 < bits["ddp"] < 34 and 4 < bits["4bit-ddp"] < 4.6
+    assert bits["alone"] < 0.1 and 32 < bits["ddp"] < 34 and 16 < bits["ddp-bf16"] < 18 and 4 < bits["4bit-ddp"] < 4.6
 
 
 @needs_namespaces

@@ -65,11 +65,44 @@ def test_nccl_wants_a_gpu_for_each_worker(machine) -> None:
 
 
 def test_torchruns_workers_may_share_a_gpu(machine, monkeypatch) -> None:
-    """They are told so, and NCCL is not asked then."""
+    """They are told so, and NCCL is not asked then, unless all ranks' takes that."""
     monkeypatch.setattr(device.ranks, "under_torchrun", lambda: True)
     monkeypatch.setattr(device.ranks, "transport", lambda: HorovodTransport())
     assert machine("cuda", nccl=True, others=("A",)) == "cuda:0"
-    for theirs, shared in (("A", True), ("B", False)):
-        monkeypatch.setattr(device, "gather_json", lambda _, mine, name, theirs=theirs: [mine, theirs])
-        assert device.is_shared(torch.device("cuda:0")) is shared
-    assert not device.is_shared(torch.device("cpu"))
+    cases = [("A", True, False, True), ("B", True, False, False), ("A", True, True, False), ("A", False, True, True)]
+    for gpu, ours, theirs, refused in cases:
+        monkeypatch.setattr(device, "nccl_shares_gpus", lambda ours=ours: ours)
+        monkeypatch.setattr(device, "gather_json", lambda _, mine, name, other=(gpu, theirs): [mine, [*other]])
+        assert device.nccl_refuses(torch.device("cuda:0")) is refused
+    assert not device.nccl_refuses(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "version", "shares"),
+    [("1", 23007, True), ("1", 23000, True), ("1", 22809, False), ("0", 23007, False), ("", 23007, False)],
+)
+def test_nccl_shares_gpus_from_2_30_on_if_told_to(setting, version, shares, machine, monkeypatch) -> None:
+    """Horovod's, too."""
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", setting)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(device, "_nccl_version", lambda: version)
+    assert device.nccl_shares_gpus() is shares
+    assert machine("auto", nccl=True, others=("A",)) == ("cuda:0" if shares else "cpu")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert not device.nccl_shares_gpus()
+
+
+def test_nccls_version_is_that_of_the_library_that_is_loaded(monkeypatch) -> None:
+    class Library:
+        def ncclGetVersion(self, found) -> None:
+            found._obj.value = 23007
+
+    monkeypatch.setattr(device.ctypes, "CDLL", lambda name: Library())
+    assert device._nccl_version() == 23007
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(device.ctypes, "CDLL", missing)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9, "a"))
+    assert device._nccl_version() == 22809

@@ -137,16 +137,14 @@ def test_torchrun_places_its_workers_host_by_host():
     """Who and where they are, they learn from the environment."""
     names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "GLOO_SOCKET_IFNAME"
     # In one piece: all write into one pipe.
-    said = f"os.write(1, f'worker {{socket.gethostname()}} {{[os.environ[name] for name in {names}]}}\\n'.encode())"
+    words = f"['worker', socket.gethostname(), *map(os.environ.get, {names})]"
+    program = f"import os, socket; os.write(1, ' '.join({words}).encode() + bytes([10]))"
     options = ["--hosts", "3", "--workers-per-host", "2", "--launcher", "torchrun"]
-    command = [sys.executable, PROGRAM, *options, "--", sys.executable, "-c", f"import os, socket; {said}"]
-    ended = run(command, timeout=100)
+    ended = run([sys.executable, PROGRAM, *options, "--", sys.executable, "-c", program], timeout=100)
     assert ended.returncode == 0, ended.stdout
     said = sorted(line for line in ended.stdout.splitlines() if line.startswith("worker "))
-    for rank, line in enumerate(said):
-        where = [f"{rank}", "6", f"{rank % 2}", "2", "10.234.0.1", "eth0"]
-        assert line == f"worker 10.234.0.{rank // 2 + 1} {where}"
-    assert len(said) == 6
+    expected = [f"10.234.0.{rank // 2 + 1} {rank} 6 {rank % 2} 2 10.234.0.1 eth0" for rank in range(6)]
+    assert said == [f"worker {line}" for line in expected]
 
 
 @needs_namespaces
