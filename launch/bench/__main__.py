@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # whose folders know each other by name
 
-from bench import changing, kernels, memory, report, steps, time_to_accuracy
+from bench import changing, curves, kernels, memory, report, steps, time_to_accuracy
 from bench.steppers import WITHOUT_HOROVOD, without_horovod
 from common.docs import DOCS
 from common.errors import RunError
@@ -75,6 +75,11 @@ PARTS = {
         quick={"model": "resnet8", "epochs": "2", "limit_train": "3000", "lr": "0.05", "tolerance": "5"},
     ),
     "changing": Part(changing.add_arguments, quick={"phases": "10gbit:20,100mbit:10,1gbit:20", "seconds": "5"}),
+    "curves": Part(
+        curves.add_arguments,
+        {"launcher": TORCHRUN},
+        {"models": "resnet8,tiny", "steps": "40"},
+    ),
     "memory": Part(
         memory.add_arguments,
         quick={"values": str(2**24), "layouts": "2", "methods": "none,4bit"},

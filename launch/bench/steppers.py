@@ -68,6 +68,10 @@ _LEARNING_RATE = 1e-6
 Loss = Callable[[nn.Module], Tensor]
 
 
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=_LEARNING_RATE)
+
+
 class Stepper:
     """A model, its optimizer and what exchanges gradients between them.
 
@@ -76,26 +80,45 @@ class Stepper:
         model: its own, on one device; parameters may share memory with other steppers' as long as gradients do not.
         loss: runs the forward pass of the model it is given.
         mesh: for those of FSDP2, that of `sharded.mesh`.
+        make_optimizer: of the model's parameters; by default SGD whose steps are too small to change weights.
+        norm: to which gradients are clipped when they are means; not with Horovod.
+
+    Attributes:
+        quantizer: that of `hvd_dyncomp.ddp`, if the method is one of its.
     """
 
-    def __init__(self, name: str, model: nn.Module, loss: Loss, mesh: DeviceMesh | None = None) -> None:
-        self._model, self._loss = model, loss
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        loss: Loss,
+        mesh: DeviceMesh | None = None,
+        *,
+        make_optimizer: Callable[..., torch.optim.Optimizer] = _sgd,
+        norm: float | None = None,
+    ) -> None:
+        self._model, self._loss, self._norm = model, loss, norm
+        self.quantizer: Any = None
         if name in SHARDED:
             if mesh is None:
                 raise ValueError(f"{name} needs a mesh")
             shard(name, model, mesh)
-        self._optimizer: Any = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+        self._optimizer: Any = make_optimizer(model.parameters())
         if name in DDP:
-            self._model = _distributed(name, model)
+            self._model, self.quantizer = _distributed(name, model)
         elif name not in (ALONE, *SHARDED):
             self._optimizer = _with_horovod(name, model, self._optimizer)
 
-    def step(self) -> None:
-        """One training step."""
-        self._loss(self._model).backward()
+    def step(self) -> Tensor:
+        """One training step. Returns the loss."""
+        loss = self._loss(self._model)
+        loss.backward()
+        if self._norm is not None:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._norm)
         self._optimizer.step()
         # At its end: eight workers' gradients of all the steppers that wait for their turns do not fit into memory.
         self._optimizer.zero_grad()
+        return loss.detach()
 
     def finish(self) -> None:
         """Blocks until all is done of what a step has queued: on a GPU, a step returns before that."""
@@ -118,15 +141,15 @@ def _with_horovod(name: str, model: nn.Module, optimizer: torch.optim.Optimizer)
     return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
 
 
-def _distributed(name: str, model: nn.Module) -> nn.Module:
+def _distributed(name: str, model: nn.Module) -> tuple[nn.Module, Any]:
+    """The model in DistributedDataParallel, and the quantizer, if it is one of ours."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     from hvd_dyncomp import ddp
 
     if name in OURS_IN_DDP.values():
         wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB, **_VIEWS)
-        ddp.compress(wrapped, float(name.partition("bit")[0]))
-        return wrapped
+        return wrapped, ddp.compress(wrapped, float(name.partition("bit")[0]))
     if not name.startswith("powersgd"):
         wrapped = nn.parallel.DistributedDataParallel(model, **_VIEWS)
         if name == "ddp-fp16":
@@ -134,12 +157,12 @@ def _distributed(name: str, model: nn.Module) -> nn.Module:
         elif name == "ddp-bf16":
             # Not itself: torch built without CUDA refuses it by its name, though its Gloo adds bfloat16.
             wrapped.register_comm_hook(None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
-        return wrapped
+        return wrapped, None
     wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB, **_VIEWS)
     rank = int(name.removeprefix("powersgd"))
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
     wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return wrapped
+    return wrapped, None
 
 
 def start_torch(backend: str, methods: Iterable[str]) -> None:

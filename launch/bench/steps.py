@@ -102,7 +102,12 @@ def _add_steps(parser: argparse.ArgumentParser, methods: Sequence[str], rates: s
 def add_shared_arguments(parser: argparse.ArgumentParser, launchers: Sequence[str] = LAUNCHERS) -> None:
     """What every benchmark of several workers can be told."""
     add = parser.add_argument
-    add("--launcher", choices=launchers, default="mpirun", help="gloo: Horovod without MPI (default mpirun)")
+    add(
+        "--launcher",
+        choices=launchers,
+        default="mpirun",
+        help="gloo: Horovod without MPI; torchrun: no Horovod (default %(default)s)",
+    )
     add("--cycle-time", type=at_least_zero, default=1.0, metavar="MS", help="HOROVOD_CYCLE_TIME of all (default 1)")
     add("--seed", type=natural, default=0, help="of gradients, batches and the order of turns (default 0)")
     add("--device", choices=DEVICES, default="cpu", help=_DEVICE)

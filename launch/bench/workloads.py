@@ -6,6 +6,7 @@ No data set is needed: images are random, and the language model reads Python's 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from train.models import build_model
 Workload = Callable[[], tuple[nn.Module, Loss]]
 
 EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "small-tensors", "tiny")
+# Of "curves": samples per worker and step.
+CURVE_MODELS = {"resnet18": 64, "transformer-50m": 16, "resnet8": 16, "transformer": 4, "tiny": 16}
 TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "transformer-short", "tiny")
 
 _CPU = torch.device("cpu")
@@ -28,7 +31,10 @@ _VOCABULARY, _CONTEXT = 256, 128  # bytes
 # Images (or texts) per worker and step: steps of well under a second on one core.
 _BATCH = {"resnet20": 32, "resnet18": 4, "mlp": 32, "transformer": 4, "transformer-short": 2, "tiny": 4}
 # FSDP2 cannot exchange without computing: a step of few tokens is the next best to see the exchange in.
-_LENGTH = {"transformer": _CONTEXT, "transformer-short": 16}
+_LENGTH = {"transformer": _CONTEXT, "transformer-short": 16, "transformer-50m": _CONTEXT}
+_CLASSES = 10
+_COARSE = 4  # pixels a side of a prototype, before it is enlarged
+_SIGNAL = 0.5  # of prototypes, where noise has 1
 
 
 class Mlp(nn.Sequential):
@@ -80,6 +86,8 @@ def build(name: str) -> nn.Module:
         return nn.ParameterList([torch.zeros(16) for _ in range(10_000)])
     if name == "mlp":
         return Mlp()
+    if name == "transformer-50m":
+        return LanguageModel(width=768, layers=7, heads=12)
     if name in _LENGTH:
         return LanguageModel()
     return build_model(name, in_channels=3 if name == "resnet18" else 1, num_classes=10)
@@ -146,26 +154,70 @@ def training(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(name).to(device)
-    inputs, targets = (tensor.to(device) for tensor in _batch(name, generator))
-
-    def loss(model: nn.Module) -> Tensor:
-        return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
-
-    return lambda: (copy.deepcopy(model), loss)
+    inputs, targets = (tensor.to(device) for tensor in _batch(name, _BATCH[name], generator))
+    return lambda: (copy.deepcopy(model), lambda model: _cross_entropy(model, inputs, targets))
 
 
-def _batch(name: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    count = _BATCH[name]
+def curve(name: str, batch_size: int, *, seed: int, rank: int, device: torch.device, autocast: bool) -> Workload:
+    """Training that gets somewhere: every step has a batch that was not there before.
+
+    Each call gives a model with the same weights, and a loss that goes through the same batches.
+
+    Args:
+        name: one of `CURVE_MODELS`.
+        batch_size: of each step.
+        seed: of weights and batches.
+        rank: which has batches of its own.
+        device: of both.
+        autocast: compute in bfloat16.
+    """
+
+    def make() -> tuple[nn.Module, Loss]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = build(name).to(device)
+            prototypes = torch.randn(_CLASSES, _size(name)[0], _COARSE, _COARSE)
+        generator = torch.Generator().manual_seed(1000 * seed + rank + 1)
+
+        def loss(model: nn.Module) -> Tensor:
+            inputs, targets = _batch(name, batch_size, generator)
+            if name not in _LENGTH:
+                inputs += _SIGNAL * F.interpolate(prototypes, _size(name)[1:], mode="bilinear")[targets]
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+                return _cross_entropy(model, inputs.to(device), targets.to(device))
+
+        return model, loss
+
+    return make
+
+
+def optimizer_of(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """What trains a model of `CURVE_MODELS`, given its parameters."""
+    if name in _LENGTH:
+        return functools.partial(torch.optim.AdamW, lr=3e-4)
+    return functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+def _cross_entropy(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+
+
+def _size(name: str) -> tuple[int, int, int]:
+    """Of an image: channels, height, width."""
+    return (3, 32, 32) if name == "resnet18" else (1, 28, 28)
+
+
+def _batch(name: str, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     if name in _LENGTH:
         text, length = _documentation(), _LENGTH[name]
         starts = torch.randint(len(text) - length, (count,), generator=generator)
         rows = torch.stack([text[start : start + length + 1] for start in starts.tolist()]).long()
         return rows[:, :-1], rows[:, 1:].contiguous()
-    size = (3, 32, 32) if name == "resnet18" else (1, 28, 28)
-    images = torch.randn(count, *size, generator=generator)
-    return images, torch.randint(10, (count,), generator=generator)
+    images = torch.randn(count, *_size(name), generator=generator)
+    return images, torch.randint(_CLASSES, (count,), generator=generator)
 
 
+@functools.cache
 def _documentation() -> Tensor:
     """The text of Python's help(), uint8."""
     from pydoc_data.topics import topics
