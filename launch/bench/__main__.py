@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # whose folders know each other by name
 
-from bench import changing, curves, kernels, memory, report, steps, time_to_accuracy
+from bench import changing, curves, kernels, memory, steps, time_to_accuracy
 from bench.steppers import WITHOUT_HOROVOD, without_horovod
 from common.docs import DOCS
 from common.errors import RunError
@@ -103,7 +103,7 @@ def parse(argv: Sequence[str], *, quick: bool = False) -> argparse.Namespace:
         own = parts.add_parser(name, description=about, help=about.partition(".\n")[0], **look)
         part.add_arguments(own)
         own.set_defaults(**{**part.defaults, **({**part.quick, "output_dir": str(QUICK_DIR)} if quick else {})})
-    parts.add_parser("draw", help="measure nothing").set_defaults(run=lambda args: report.draw(DOCS))
+    parts.add_parser("draw", help="measure nothing").set_defaults(run=_draw)
     args = parser.parse_args(argv)
     if args.part and args.quick:
         parser.error(f"--quick is for all parts, not for {args.part}")
@@ -117,6 +117,12 @@ def parse(argv: Sequence[str], *, quick: bool = False) -> argparse.Namespace:
             )
     args.command = " ".join(["python launch/bench", *what(argv)])
     return args
+
+
+def _draw(args: argparse.Namespace) -> None:
+    from bench import report  # needs matplotlib, which machines that only measure may lack
+
+    report.draw(DOCS)
 
 
 def described(add_arguments: Callable[..., None]) -> str:

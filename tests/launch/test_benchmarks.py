@@ -62,8 +62,8 @@ def test_kernels(tmp_path):
 
 @pytest.fixture
 def without_horovod(tmp_path) -> dict[str, str]:
-    """An environment in which there is no Horovod to import."""
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['horovod'] = None\n")
+    """An environment in which there is no Horovod to import, and nothing to draw with."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules.update(horovod=None, matplotlib=None)\n")
     return {"PYTHONPATH": str(tmp_path)}
 
 

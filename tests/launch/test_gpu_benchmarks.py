@@ -87,6 +87,14 @@ def test_figures_of_gpus_and_cpus_are_kept_apart(tmp_path, started, two_gpus):
     assert name("resnet20", "shm", "gloo", "cuda") == "accuracy-resnet20-shm-gloo-cuda.json"
 
 
+@pytest.mark.parametrize(("workers", "takes", "ddp"), [(2, False, "nccl"), (3, False, "gloo"), (3, True, "nccl")])
+def test_ddp_goes_over_nccl_where_that_takes_so_many_workers(workers, takes, ddp, two_gpus, monkeypatch):
+    monkeypatch.setattr(gpus, "nccl_shares_gpus", lambda: takes)
+    assert gpus.found(workers, "torchrun") == {"gpus": ["a GPU"] * 2, "ddp": ddp}
+    said = gpus.sentence(gpus.found(workers, "torchrun"), workers)
+    assert ("shared by 3 workers" in said) == (workers == 3) and f"DDP over {ddp}" in said and "Horovod" not in said
+
+
 @contextlib.contextmanager
 def network(*args, **options):
     """Stands in for `hosts`."""
