@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fills tools/gpu-pack with what tools/on_gpu.sh may not find on a machine with a GPU and no network: Horovod's source, the
-# small packages of tests and benchmarks, and the images that are trained with. Under 40 MB; for x86-64, Python 3.11 to 3.13.
+# Fills tools/gpu-pack with what tools/on_gpu.sh may not find on a machine with a GPU and no network: this package as a wheel,
+# Horovod's source, the small packages of tests and benchmarks, and the NCCL that NCCL_LIBRARY names. Under 40 MB; for
+# x86-64, Python 3.11 to 3.13.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,13 +30,12 @@ for version in 3.11 3.12 3.13; do
         --platform manylinux2010_x86_64 -d "$pack" -r <(locked) ||
         die "cannot download the packages for Python $version; pip's message is above"
 done
-for folder in /usr/share/datasets/fashion-mnist /usr/share/dataset-fashion-mnist; do
-    for file in "$folder"/*.gz; do
-        # Packed tighter: a seventh of the whole.
-        [ ! -e "$file" ] || { mkdir -p "$pack/data" && zcat "$file" | xz -9e >"$pack/data/$(basename "$file" .gz).xz"; }
-    done
-done
-[ -d "$pack/data" ] || echo "gpu_pack: Debian's dataset-fashion-mnist is missing: stage 4 will train on scikit-learn's digits" >&2
+# It serves every CPython from 3.11 on and every torch; on_gpu.sh compares the sums.
+rm -rf build/lib* build/bdist* build/temp* # stale modules would be in it
+.venv/bin/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w "$pack" .
+find setup.cfg setup.py pyproject.toml hvd_dyncomp -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum \
+    >"$pack/package.sums"
+[ -z "${NCCL_LIBRARY:-}" ] || cp "$NCCL_LIBRARY" "$pack/libnccl.so.2$(case $NCCL_LIBRARY in *.xz) echo .xz ;; esac)"
 
 read -r kilobytes _ < <(du -sk "$pack")
 [ "$kilobytes" -le "$most_kilobytes" ] || die "$pack has $kilobytes KB, more than $most_kilobytes"

@@ -2,12 +2,14 @@
 # Checks and measures everything that wants a GPU, on a machine that has one, torch for CUDA and CUDA's compiler, and need
 # not have a network, MPI or root. `make gpu-pack` fills tools/gpu-pack beforehand, where there is a network.
 #
-#     tools/on_gpu.sh                        # all stages: at most 25 minutes
-#     tools/on_gpu.sh --stage 1 --stage 2    # some; on_gpu.py has what they do
+#     tools/on_gpu.sh                        # all stages: at most ten minutes
+#     tools/on_gpu.sh --stage A --stage C    # some; gpu_checks.py has what they do
 #     tools/on_gpu.sh --rehearse             # here, without a GPU, as root: rehearse_gpu.sh
 #
-# PYTHON names a Python that has torch (default python3), OUT a folder for the results (default runs/gpu). What is built,
-# and what earlier calls measured, is kept in the user's cache.
+# PYTHON names a Python that has torch (default python3), OUT a folder for the results (default runs/gpu). NCCL_LIBRARY
+# names a libnccl.so.2, or one that xz has packed, that programs load in place of torch's: from NCCL 2.30 on, several
+# ranks may share a GPU. make gpu-pack takes it along. What is built, and what earlier calls measured, is kept in the
+# user's cache. Horovod is built while everything that does without it is checked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -53,49 +55,81 @@ make_environment() {
         setuptools wheel tqdm || die "the packages in $pack do not fit; pip's message is above"
 }
 
-# As launch/train_resnet.py reads it.
-unpack_data() {
-    "$python" - "$pack/data" "$1" <<'PYTHON'
-import gzip, lzma, pathlib, shutil, sys
-
-packed, folder = map(pathlib.Path, sys.argv[1:])
-folder.mkdir(parents=True, exist_ok=True)
-for file in packed.glob("*.xz"):
-    with lzma.open(file) as source, gzip.open(folder / f"{file.stem}.gz", "wb", compresslevel=1) as target:
-        shutil.copyfileobj(source, target)
-PYTHON
+# What the wheel is made of.
+sources() {
+    find setup.cfg setup.py pyproject.toml hvd_dyncomp -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum
 }
 
-# A copy: a build leaves files behind, and older ones would be installed with the rest.
+# The pack's wheel, if it is of this source: it serves every CPython and every torch. Compiling takes a minute.
 install_package() {
-    local sum source
-    sum=$(find setup.cfg setup.py pyproject.toml hvd_dyncomp -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum)
+    local sum
+    sum=$(sources)
     [ "$(cat "$venv/package.sums" 2>/dev/null)" != "$sum" ] || return 0
-    source=$(mktemp -d)
-    cp -r setup.cfg setup.py pyproject.toml README.md LICENSE hvd_dyncomp "$source/"
-    "$venv/bin/python" -m pip install -q --no-deps --no-build-isolation --force-reinstall "$source" &&
-        printf '%s' "$sum" >"$venv/package.sums"
-    rm -rf "$source"
+    if [ "$(cat "$pack/package.sums" 2>/dev/null)" = "$sum" ]; then
+        "$venv/bin/python" -m pip install -q --no-deps --force-reinstall "$pack"/hvd_dyncomp-*.whl
+    else
+        echo "on_gpu: the package has changed since make gpu-pack, and is compiled here"
+        # A copy: a build leaves files behind, and older ones would be installed with the rest.
+        local source
+        source=$(mktemp -d)
+        cp -r setup.cfg setup.py pyproject.toml README.md LICENSE hvd_dyncomp "$source/"
+        "$venv/bin/python" -m pip install -q --no-deps --no-build-isolation --force-reinstall "$source"
+        rm -rf "$source"
+    fi
+    printf '%s' "$sum" >"$venv/package.sums"
+}
+
+# Sets what has several ranks share a GPU, if there is only one, and the NCCL for it.
+use_nccl() {
+    local library=${NCCL_LIBRARY:-}
+    [ -n "$library" ] || library=$(compgen -G "$pack/libnccl.so*" | head -n 1) || true
+    if [ -n "$library" ]; then
+        [ -e "$library" ] || die "NCCL_LIBRARY=$library does not exist"
+        mkdir -p "$cache/gpu"
+        case $library in
+        *.xz) "$python" -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.argv[1]), open(sys.argv[2], "wb"))' \
+            "$library" "$cache/gpu/libnccl.so.2" ;;
+        *) cp "$library" "$cache/gpu/libnccl.so.2" ;;
+        esac
+        export LD_PRELOAD=$cache/gpu/libnccl.so.2${LD_PRELOAD:+:$LD_PRELOAD}
+    fi
+    # Kernels of the ranks' collectives wait for each other: they must fit on the GPU side by side.
+    [ "$gpus" -ne 1 ] || export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4
+}
+
+# Leaves the status in $built when it is over. Other programs come first.
+build_horovod() {
+    local status=0 packages
+    if [ "$cuda" != none ]; then
+        export HOROVOD_GPU=CUDA
+        packages=$("$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])')
+        if [ "$gpus" -ge 2 ] && name_nccl_for_the_linker "$packages" && [ -z "$(missing_of_nccl "$packages")" ]; then
+            export HOROVOD_GPU_OPERATIONS=NCCL
+        fi
+    fi
+    nice -n 19 tools/build_horovod.sh "$venv" || status=$?
+    [ "$status" -eq 0 ] || cp "$cache"/wheels/*.log "$OUT/" || true # all that comes back from some machines
+    echo "$status" >"$built"
 }
 
 key=$(printf '%s' "$("$python" -c 'import sys; print(sys.executable, sys.version)') $torch" | sha256sum)
 venv=$cache/gpu/venv-${key:0:12}
-[ -e "$venv/made" ] || { rm -rf "$venv" && make_environment && unpack_data "$venv/data" && touch "$venv/made"; }
-if [ "$cuda" != none ]; then
-    export HOROVOD_GPU=CUDA
-    # NCCL takes one rank a GPU, and there are to be two.
-    packages=$("$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])')
-    if [ "$gpus" -ge 2 ] && name_nccl_for_the_linker "$packages" && [ -z "$(missing_of_nccl "$packages")" ]; then
-        export HOROVOD_GPU_OPERATIONS=NCCL
-    fi
-fi
-install_package &
+built=$cache/gpu/horovod-${key:0:12}.status
+[ -e "$venv/made" ] || { rm -rf "$venv" && make_environment && touch "$venv/made"; }
+install_package || die "the package could not be installed; pip's message is above"
 mkdir -p "$OUT"
-tools/build_horovod.sh "$venv" || {
-    cp "$cache"/wheels/*.log "$OUT/" # all that comes back from some machines
-    die "Horovod could not be built; $OUT has the log"
-}
-wait $! || die "the package could not be installed; pip's message is above"
+rm -f "$built"
+build_horovod &
+builder=$!
+[ "$cuda" = none ] || use_nccl
 echo "on_gpu: what is built and measured is kept in $cache"
 export PATH=$venv/bin:$PATH
-exec "$venv/bin/python" -P tools/on_gpu.py --cache "$cache/gpu" --data "$venv/data" --built-in $(($(date +%s) - began)) "$@"
+status=0
+"$venv/bin/python" -P tools/on_gpu.py --cache "$cache/gpu" --built "$built" --began "$began" "$@" || status=$?
+# Its descendants, too: where the time is over, the compiler may still run.
+[ -e "$built" ] || "$venv/bin/python" -P -c '
+import sys
+sys.path.insert(0, "launch")
+from common.launcher import end
+end(int(sys.argv[1]))' "$builder"
+exit "$status"

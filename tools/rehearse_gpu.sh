@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs tools/on_gpu.sh as on a machine with a GPU that has next to nothing: no network, no MPI, nothing of this checkout or
-# of the user's cache, and a Python that has torch and what usually comes with it. Horovod is really built, which takes
-# minutes; the rest runs on CPUs, small. Needs root (network and mount namespaces), make setup and make gpu-pack.
+# of the user's cache, and a Python that has torch and what usually comes with it. Horovod is really built; the rest runs
+# on CPUs, small, with Gloo in NCCL's place (tests/as_nccl.py). At most ten minutes on two cores. Needs root (network and
+# mount namespaces), make setup and make gpu-pack.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -49,10 +50,12 @@ unshare --net --mount --propagation private sh -ec '
     for program in mpirun mpicxx mpic++ horovodrun; do
         found=$(command -v $program) && mount --bind /bin/false "$(readlink -f "$found")" || true
     done
-    cd "$2/checkout"
-    exec env -i HOME="$2/home" TERM=dumb PATH="$2/machine/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
-        OUT="$2/out" tools/on_gpu.sh --pretend
-' rehearsal "$PWD" "$folder" && status=0 || status=$?
+    folder=$2
+    shift 2
+    cd "$folder/checkout"
+    exec env -i HOME="$folder/home" TERM=dumb PATH="$folder/machine/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
+        OUT="$folder/out" tools/on_gpu.sh --pretend "$@"
+' rehearsal "$PWD" "$folder" "$@" && status=0 || status=$?
 cp -r "$folder/out/." "$out/" 2>/dev/null || true
 [ "$status" -eq 0 ] || die "not all stages passed; $out/gpu.log has what they said"
 echo "rehearse_gpu: all stages passed; $out has what they wrote"

@@ -1,5 +1,7 @@
 """A program whose last rank is killed in the middle of a run, while the others wait for it. Usage: dies.py [FOLDER]
 
+HVD_DYNCOMP_TEST_DEVICE and HVD_DYNCOMP_TEST_BACKEND are as in process_group.py; over NCCL torchrun ends the others.
+
 With a folder, that rank has workers of a DataLoader, from before and after compress, which are busy for longer than
 the others wait. They leave their process ids in the folder, and end when a rank that has noticed ends them.
 """
@@ -48,18 +50,23 @@ def workers(folder: Path | None):
     return iterator
 
 
-# torchrun ends the others as soon as it has seen that one is gone; here they are to notice it themselves.
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-dist.init_process_group("gloo", timeout=timedelta(seconds=20))  # torchrun kills the others after 30 s
+device, nccl = os.environ.get("HVD_DYNCOMP_TEST_DEVICE", "cpu"), os.environ.get("HVD_DYNCOMP_TEST_BACKEND") == "nccl"
+if device == "cuda":
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+if not nccl:
+    # torchrun ends the others as soon as it has seen that one is gone; here they are to notice it themselves.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+# torchrun kills the others after 30 s.
+dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=timedelta(seconds=20))
 rank, last = dist.get_rank(), dist.get_world_size() - 1
 folder = Path(sys.argv[1]) if sys.argv[1:] else None
-model = DistributedDataParallel(nn.Linear(64, 64), process_group=dist.new_group())
+model = DistributedDataParallel(nn.Linear(64, 64).to(device), process_group=dist.new_group())
 ddp.transport()  # of another group, which is there before any worker
 kept = [workers(folder) if rank == last else None]
 ddp.compress(model, 4)
 kept.append(workers(folder) if rank == last else None)
 for step in range(100):
-    loss = model(torch.randn(8, 64)).sum()
+    loss = model(torch.randn(8, 64, device=device)).sum()
     if step == 3 and rank == last:
         os.kill(os.getpid(), signal.SIGKILL)
     began = time.monotonic()

@@ -1,16 +1,16 @@
-"""DistributedDataParallel on GPUs, without Horovod. Over Gloo two ranks may share one; NCCL takes one rank a GPU.
+"""DistributedDataParallel on GPUs, without Horovod. tools/on_gpu.sh also runs the files in on_ranks/ there, over NCCL.
 
-Skipped where there is none; tools/on_gpu.sh runs it where there is, and elsewhere rehearses it with
-HVD_DYNCOMP_TEST_DEVICE=cpu.
+Skipped where there is no GPU; tools/on_gpu.sh elsewhere rehearses it with HVD_DYNCOMP_TEST_DEVICE=cpu.
 """
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from torchrun import run_bodies, run_program
+from torchrun import run_program
 
 from common.launcher import TRAINER
 
@@ -24,8 +24,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.timeout(SECONDS + 30)
-def test_gradients_are_those_of_cpus():
-    run_bodies([Path(__file__).parent / "on_ranks" / "test_devices.py"], RANKS, SECONDS)
+def test_a_killed_rank_ends_the_job():
+    """Within seconds, though a GPU may wait for what will never come."""
+    began = time.monotonic()
+    done = run_program(RANKS, Path(__file__).with_name("dies.py"), seconds=SECONDS)
+    assert done.returncode != 0 and "Signal 9 (SIGKILL)" in done.stdout, done.stdout
+    assert time.monotonic() - began < 0.5 * SECONDS
 
 
 @pytest.mark.timeout(SECONDS + 30)
