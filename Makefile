@@ -32,8 +32,9 @@ train-ddp: $(DDP)/package.stamp
 	$(DDP)/bin/torchrun --standalone --nproc-per-node 2 launch/train_resnet.py $(ARGS)
 
 # What starts ranks, or times something, has the machine to itself; all else goes to two processes.
-ALONE := tests/launch tests/clusters tests/release \
-	$(shell grep -rlE '^from (launchers|torchrun|netlab)\b' --include='test_*.py' tests/on_horovod tests/ddp tests/fsdp)
+STARTS_RANKS := ^from (launchers|torchrun|netlab|runs|common\.launcher)\b|^from common import launcher
+ALONE := tests/clusters tests/release tests/launch/test_checkpoint.py \
+	$(shell grep -rlE '$(STARTS_RANKS)' --include='test_*.py' tests/on_horovod tests/ddp tests/fsdp tests/launch)
 
 test: setup
 ifeq ($(ARGS),)
