@@ -107,7 +107,7 @@ build_horovod() {
             export HOROVOD_GPU_OPERATIONS=NCCL
         fi
     fi
-    nice -n 19 tools/build_horovod.sh "$venv" || status=$?
+    nice tools/build_horovod.sh "$venv" || status=$?
     [ "$status" -eq 0 ] || cp "$cache"/wheels/*.log "$OUT/" || true # all that comes back from some machines
     echo "$status" >"$built"
 }
