@@ -105,3 +105,16 @@ def asked_for(folder: Path, commands: dict[str, str]) -> str:
 def test_what_the_build_cannot_do_without_is_asked_for(tmp_path: Path, missing: str) -> None:
     said = asked_for(tmp_path, dict.fromkeys(COMMANDS.keys() - {missing}, "exit 0"))
     assert f"apt-get install -y {COMMANDS[missing]} " in said
+
+
+def test_a_wheel_without_the_extension_is_tagged_as_one_for_every_platform(tmp_path: Path) -> None:
+    """Or it would pass for the one with it, as pip keeps and finds wheels by their tags."""
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "hvd_dyncomp", tmp_path / "hvd_dyncomp")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-cache-dir", "."]
+    environment = os.environ | {"CC": "false", "CXX": "false"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
