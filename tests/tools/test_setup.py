@@ -1,5 +1,6 @@
 """What tools/setup.sh asks of the system, and `import torchvision` beside a CPU build of torch, which it adds."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -58,7 +59,8 @@ def needed(package: str) -> set[str]:
 def test_the_environment_for_torchrun_has_all_that_torch_needs_and_no_more() -> None:
     beside = names('lock_without "$for_gpus"')
     cpu = {name for name in needed("torch") | {"numpy", "setuptools"} if not re.match("cuda-|nvidia-|triton", name)}
-    assert {*beside, "torch"} == cpu | {"scikit-learn", "tqdm"}
+    # ResNet-18 of docs/quickstart.md is torchvision's.
+    assert {*beside, "torch"} == cpu | {"scikit-learn", "tqdm", "torchvision", "pillow"}
     lock = (ROOT / "tools" / "requirements.txt").read_text(encoding="utf-8")
     gpus = re.findall(r"^((?:cuda-|nvidia-)[\w-]+|triton|torch)==", lock, flags=re.M)
     assert {*names("lock_without '$'")} == {*beside, *gpus}
