@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import replicas
+from hvd_dyncomp.agreement import AVERAGER, agree, description, note
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.failed_step import FailedStep
@@ -48,7 +49,8 @@ class Averager(Session):
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
 
-    Several averagers: make them in the same order on every rank. Over a process group this is collective, and blocks.
+    Making one is collective and blocks: do it on every rank, and several in the same order. The ranks compare names,
+    shapes and, unless the controller has `check_replicas=False`, the parameters' values.
 
     Attributes:
         controller: see above.
@@ -66,6 +68,9 @@ class Averager(Session):
         ...     averager.mean_([gradient])
         ...     return gradient[0].item()
         >>> World(2).run(program)
+        LockstepError: another rank has raised such an error, or the ranks have different parameters in hand. On all
+            ranks that have no error of their own.
+        TimeoutError, ConnectionError: over a process group: another rank does not make one in time, or has ended.
         [0.5, 0.5]
     """
 
@@ -77,17 +82,46 @@ class Averager(Session):
         transport: Transport | None = None,
         **arguments: Any,
     ) -> None:
-        named = checked_names(named_parameters)
+    called = "an Averager"
+
         if transport is None and isinstance(controller, Controller):
             transport = controller.transport
-        super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
-        self._source = _Tensors(named, self._transport)
+        ranks = given_or_initialized(transport)
+        label = ranks.new_label("averager")  # also of calls that fail: it must be the same on all ranks
+        wrong: Exception | None = None
+        mine: list[Any] = []
+        try:
+            self._prepare(named_parameters, controller, ranks, label, **arguments)
+            if ranks.size > 1:
+                mine = description(self._source.named, values=self.controller.check_replicas)
+        except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
+            wrong = error
+        number = agree(ranks, mine, wrong, AVERAGER)
+        self._source.transport = self._for_exchanges(ranks)
+        ranks.advise({tensor.device for _, tensor in self._source.named})
+        if self.controller.check_replicas:
+            note(ranks, number, self, AVERAGER)
+        replicas.register(self.controller, self)
+
+    def _prepare(
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        controller: Controller | Policy | float | None,
+        ranks: Transport,
+        label: str,
+        **arguments: Any,
+    ) -> None:
+        """Check the arguments and make everything.
+
+        Raises:
+            TypeError, ValueError: an argument has a wrong type or value.
+        """
+        named = checked_names(named_parameters)
+        super().__init__(controller, ranks, kind="Averager", **arguments)
+        self._source = _Tensors(named, ranks, label)
         self._plan = self._new_plan()
-        self._source.transport = self._for_exchanges(self._transport)
         self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
         self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
-        self._transport.advise({bucket.device for bucket in self._plan.buckets})
-        replicas.register(self.controller, self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -167,10 +201,9 @@ class _Tensors(Source):
     kind = "Averager"
     own_memory = True  # `checked` sees to it
 
-    def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport) -> None:
+    def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport, label: str) -> None:
         super().__init__(transport)
-        self.named = named
-        self.label = transport.new_label("averager")
+        self.named, self.label = named, label
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         return self.named

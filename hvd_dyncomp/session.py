@@ -73,6 +73,8 @@ class Session:
         self,
         controller: Controller | Policy | float | None,
         transport: Transport,
+    called: str  # in messages
+    default_controller: float | None = 4  # None: that of `Controller`
         *,
         kind: str,
         rounding: str = "nearest",
@@ -118,6 +120,12 @@ class Session:
 
     @property
     def label(self) -> str | None:
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            f"{self.called} belongs to its model and cannot be copied or pickled: make one of a copy of the model, and "
+            "load this one's state_dict()"
+        )
+
         """Part of the names of its collectives; None unless it works among the controller's ranks."""
         if self._plan is None:
             return None

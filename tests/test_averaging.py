@@ -279,11 +279,12 @@ def test_parameters_of_other_dtypes_on_some_ranks_are_an_error_on_all(ranks, hos
     def program(transport):
         weight = torch.ones(2000, dtype=torch.bfloat16 if transport.rank == 1 else torch.float16)
         with pytest.raises(LockstepError) as error:
-            Averager([("weight", weight)], bits, transport=transport).mean_([weight])
+            Averager([("weight", weight)], bits, transport=transport)
         return str(error.value)
 
     (text,) = set(World(ranks, hosts=hosts).run(program))
-    assert text.endswith("parameter weight is float16 (2000,) on rank 0, bfloat16 (2000,) on rank 1")
+    other = "rank 1's has weight with [2000] values of torch.bfloat16"
+    assert f"where rank 0's has parameter weight with [2000] values of torch.float16, {other}" in text
 
 
 WRONG = {

@@ -125,7 +125,7 @@ ROOMS = {
         *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
     },
     "all_ranks": {"exchange", "meter", "session", "transport"},
-    "averaging": {"controller", "exchange", "policies", "replicas", "session", "transport"},
+    "averaging": {"agreement", "controller", "exchange", "policies", "replicas", "session", "transport"},
     "ddp": {
         *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "replicas", "session"),
         *("transport", "wrappers"),

@@ -59,7 +59,6 @@ class ProcessGroupTransport(base.Transport):
             name for it in the job's store.
 
     Attributes:
-        compressed: what compresses a model over it, by a checksum of the model as it was.
         hosts: each rank's, by name.
 
     Raises:
@@ -89,13 +88,18 @@ class ProcessGroupTransport(base.Transport):
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[Works] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self.compressed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
         self._leave = functools.partial(leave, groups.made, quiet=False)
         _alive.add(self)
         self.hosts: list[str] = gather_json(self, self.host, "hvd_dyncomp.hosts") if phases is None else []
         self._made = 0
+
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            "the connections of a process group cannot be pickled, and a Controller that has been used has them: save "
+            "its state_dict(), and load that into a new one"
+        )
 
     @property
     def rank(self) -> int:
