@@ -33,6 +33,15 @@ from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import given_or_initialized
 from hvd_dyncomp.transport.base import Transport
 
+# From so many bits on, a mean may replace what it is of: the error of one is small.
+_BITS_OF_VALUES = 8
+PARAMETERS = (
+    "tensors must not be the parameters themselves, as {} is, at less than 8 bits: what a mean lacks arrives with "
+    "later ones, which is right for what is added up, and not for what a mean replaces. Average what each parameter "
+    "has changed since the latest mean: change = parameter - before; averager.mean_([change, ...]); parameter = before "
+    "+ change, which is the next before"
+)
+
 
 class Averager(Session):
     """Average tensors over all ranks, compressed to the controller's number of bits, with error feedback.
@@ -134,13 +143,19 @@ class Averager(Session):
     def mean_(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Replace every tensor by its mean over all ranks. Collective; blocks; one step of the meter.
 
+        Average what is added up: gradients, or what parameters have changed since the latest mean. What a mean lacks
+        arrives with later ones, in the sum. So below 8 bits do not average what a mean replaces: parameters, which are
+        refused, and exponential moving averages, batch norm's statistics, an optimizer's moments; average their
+        changes, or use an `Averager` of 8 bits or more.
+
         Args:
             tensors: one for each parameter, in order: of its shape, on its device, of any floating dtype (complex for
                 complex parameters), the same on all ranks, and any strides. None for a parameter that has none in this
                 step on any rank, such as a frozen one's gradient; a rank without a batch gives zeros.
 
         Raises:
-            TypeError, ValueError: `tensors` does not fit; no tensor has changed. The other ranks raise a LockstepError.
+            TypeError, ValueError: `tensors` does not fit, or has a parameter itself at less than 8 bits; no tensor has
+                changed. The other ranks raise a LockstepError.
             LockstepError: the ranks differ in parameters, settings, level or step, in dtypes, or in which tensors are
                 None; or another rank has an error. On all ranks.
             RuntimeError: an error has left an earlier step; load a state.
@@ -149,6 +164,8 @@ class Averager(Session):
         wrong: Exception | None = None
         try:
             given = self._source.checked(tensors)
+            if self._levels.demanded < _BITS_OF_VALUES and self._source.world_size > 1:
+                self._source.check_changes(given)
         except (TypeError, ValueError) as error:
             wrong = error
         absent, began = [name for name, _ in self._source.named if name not in given], time.perf_counter()
@@ -227,6 +244,16 @@ class _Tensors(Source):
                 "one's; give a copy of it"
             )
         return given
+
+    def check_changes(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Raises: ValueError: a tensor is a parameter itself."""
+        for name, parameter in self.named:
+            tensor = given.get(name)
+            if tensor is None or not tensor.numel() or parameter.layout is not torch.strided:
+                continue
+            same_memory = tensor.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+            if same_memory and overlapping([parameter, tensor]):
+                raise ValueError(PARAMETERS.format(name))
 
 
 def _check_fits(what: str, tensor: Any, parameter: torch.Tensor) -> None:
