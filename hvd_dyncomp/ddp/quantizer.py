@@ -114,7 +114,7 @@ class Quantizer(Session):
             RuntimeError: backward is under way, or other ranks are still in a step that this one has left; nothing has
                 changed.
         """
-        self._between_steps("load_state_dict")
+        self._check_between_steps("load_state_dict")
         super().load_state_dict(state)
         self._plan, self._saved = self._new_plan(), None
         self._error = None

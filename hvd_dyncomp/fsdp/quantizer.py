@@ -127,7 +127,7 @@ class Quantizer(Session):
             ValueError: also if it is of other shards; nothing has changed.
             RuntimeError: also after an error within a step.
         """
-        self._between_steps("load_state_dict")
+        self._check_between_steps("load_state_dict")
         if self._failure is not None:
             raise self._failure
         if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
