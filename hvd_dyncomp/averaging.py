@@ -52,7 +52,7 @@ class Averager(Session):
     Args:
         named_parameters: (name, parameter) pairs, the same on all ranks: names in `state_dict`, and the shapes, devices
             and order of the tensors. Those of complex parameters travel uncompressed.
-        controller: gives the number of bits; default `Controller()`. A policy or a level makes a new controller.
+        controller: gives the number of bits; default: constantly 4. A policy or a level makes a new controller.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,

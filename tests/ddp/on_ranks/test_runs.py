@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_dyncomp
-from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, StepFunction, ddp, step_levels
+from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, Static, StepFunction, ddp, step_levels
 from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
@@ -237,6 +237,30 @@ def test_mixed_precision_of_the_model_has_a_hook_of_its_own():
 
     model = DistributedDataParallel(
         Linear(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+
+
+def test_without_a_level_it_has_4_bits():
+    quantizer = ddp.compress(DistributedDataParallel(Linear()))
+    assert quantizer.controller.policy.config() == Static(4).config()
+    assert quantizer.controller.step({}) == 4
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_model_that_never_exchanges_is_warned_of_once(synced, rank, monkeypatch, caplog):
+    """Within Accelerate's LocalSGD all passes run in no_sync, and nothing would be compressed in silence."""
+    monkeypatch.setattr("hvd_dyncomp.ddp.model._PASSES", 5)
+    model, _ = distributed(4)
+    if synced:
+        model(0).backward()
+    with model.no_sync():
+        for seed in range(12):
+            model(seed).backward()
+            assert len(caplog.messages) == (not synced and rank == 0 and seed >= 4)
+    said = "the first 5 backward passes of a compressed model have exchanged nothing, so compress has no effect"
+    assert all(message.startswith(said) for message in caplog.messages)
+    model.zero_grad()
+    model(0).backward()
+    assert same_on_all_ranks(gradients(model))
     )
     with pytest.raises(ValueError, match="mixed_precision= of DistributedDataParallel has a communication hook"):
         ddp.compress(model, 4)
