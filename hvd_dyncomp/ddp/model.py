@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +19,18 @@ from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 HOOKED = (
+from hvd_dyncomp.wrappers import REPLICATE, replicated
     "the model has a communication hook already; compress a model once, and register no hook of another kind "
+logger = logging.getLogger(__name__)
+
+_NAMES = ("_comm_hooks", "_get_ddp_logging_data", "_use_python_reducer", "mixed_precision", "parameters_to_ignore")
+_PASSES = 100  # without an exchange, from the first one on, before a warning
+NEVER_SYNCED = (
+    "the first %d backward passes of a compressed model have exchanged nothing, so compress has no effect: all ran in "
+    "model.no_sync() or with require_backward_grad_sync=False, as within Accelerate's LocalSGD. Run the last pass "
+    "before each optimizer.step() outside of it; for local steps average what parameters have changed, by an "
+    "hvd_dyncomp.Averager (docs/training.md). All is well if as many passes accumulate one step's gradients"
+)
     "(compress averages gradients by itself)"
 )
 NOT_WRAPPED = (
@@ -36,7 +50,9 @@ def check_kind(model: Any) -> None:
     if isinstance(model, DistributedDataParallel):
         return
     kinds = {kind.__name__ for each in getattr(model, "modules", tuple)() for kind in type(each).__mro__}
-    if "FSDPModule" in kinds:
+    if replicated(model):
+        instead = REPLICATE
+    elif "FSDPModule" in kinds:
         instead = FSDP2
     elif "FullyShardedDataParallel" in kinds:
         instead = FSDP1
@@ -107,6 +123,12 @@ class ModelGradients(Source):
         super().__init__(among)
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
         # Otherwise the same ones are used in every step, and the others have no residual.
+def _warned(speaks: bool) -> Iterator[None]:
+    if speaks:
+        logger.warning(NEVER_SYNCED, _PASSES)
+    yield
+
+
         self.sums_tickets = bool(model.find_unused_parameters)
         self.used: dict[str, torch.Tensor] | None = {} if self.sums_tickets else None
         self.label = label
@@ -118,7 +140,14 @@ class ModelGradients(Source):
         ]
 
     def watch(self) -> None:
-        """Keep `used` from now on, as long as the model exists."""
+        """Keep `used` from now on, as long as the model exists; and count passes until `synced` is called."""
+        # No function of Python's before it warns, either: Ctrl-C may be raised in one while the model reduces.
+        calls = itertools.chain(
+            itertools.repeat(None, _PASSES - 1), _warned(self.transport.rank == 0), itertools.repeat(None)
+        )
+        if self.named:
+            count = functools.partial(next, calls)
+            self._counts = self.named[-1][1].register_post_accumulate_grad_hook(count)
         if self.used is not None:
             # No function of Python's, in which Ctrl-C may be raised.
             handles = [
@@ -128,6 +157,7 @@ class ModelGradients(Source):
             weakref.finalize(self._model(), _remove, handles)
 
     def forget(self) -> None:
+        self._counts: RemovableHandle | None = None
         """Clear `used`: a backward pass is over."""
         if self.used is not None:
             self.used.clear()
@@ -142,3 +172,9 @@ class ModelGradients(Source):
             for name, parameter in model.module.named_parameters()
             if (parameter.requires_grad or name in reduced) and name not in model.parameters_to_ignore
         ]
+    def synced(self) -> None:
+        """Count no more passes: one exchanges gradients."""
+        if self._counts is not None:
+            self._counts.remove()
+            self._counts = None
+

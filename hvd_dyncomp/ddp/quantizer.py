@@ -162,6 +162,7 @@ class Quantizer(Session):
             self._raise()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
+        self._source.synced()
         return future
 
     def _new_backward(self, bucket: dist.GradBucket, left: Step | None = None) -> Backward:

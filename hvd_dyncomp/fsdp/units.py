@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hvd_dyncomp.checks import shown
-from hvd_dyncomp.wrappers import unwrapped
+from hvd_dyncomp.wrappers import REPLICATE, replicated, unwrapped
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -195,6 +195,10 @@ def units_of(model: Any) -> list[Unit]:
         raise RuntimeError(VERSION.format(torch.__version__, error)) from error
     for unit in units:
         unit.check()
+    if replicated(model):
+        raise TypeError(
+            f"model must be a module that torch's fully_shard was applied to, got {shown(model)}{REPLICATE}"
+        )
     _check_all_in(model, units)
     return units
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from problem import Linear, assert_means, distributed, gradients, same_on_all_ranks
 from torch import nn
+from torch.distributed._composable import replicate
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -197,11 +199,16 @@ def test_the_states_of_all_ranks_are_one(rank):
 
 
 def test_refused_in_a_sentence():
-    model = DistributedDataParallel(Linear())
+    model, mesh = DistributedDataParallel(Linear()), init_device_mesh("cpu", (dist.get_world_size(),))
     for wrong, text in (
         (model.module, r"got Linear.*; pass what the framework has wrapped: .*trainer.model_wrapped"),
         (4, "got 4$"),
-        (fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (dist.get_world_size(),))), "hvd_dyncomp.fsdp.comp"),
+        (replicate(nn.Linear(4, 4)), "made by torch's replicate.*: wrap the model in DistributedDataParallel"),
+        (
+            replicate_with_fsdp(nn.Linear(4, 4), mesh=mesh),
+            r"made by torch's replicate.*fully_shard .* of a mesh \(N, 1\)",
+        ),
+        (fully_shard(nn.Linear(4, 4), mesh=mesh), "hvd_dyncomp.fsdp.comp"),
     ):
         with pytest.raises(TypeError, match=r"model must be a torch.nn.parallel.DistributedDataParallel, .*" + text):
             ddp.compress(wrong, 4)
@@ -232,13 +239,6 @@ def test_refused_in_a_sentence():
     assert same_on_all_ranks(gradients(model))
 
 
-def test_mixed_precision_of_the_model_has_a_hook_of_its_own():
-    from torch.nn.parallel.distributed import _MixedPrecision
-
-    model = DistributedDataParallel(
-        Linear(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-
-
 def test_without_a_level_it_has_4_bits():
     quantizer = ddp.compress(DistributedDataParallel(Linear()))
     assert quantizer.controller.policy.config() == Static(4).config()
@@ -261,6 +261,13 @@ def test_a_model_that_never_exchanges_is_warned_of_once(synced, rank, monkeypatc
     model.zero_grad()
     model(0).backward()
     assert same_on_all_ranks(gradients(model))
+
+
+def test_mixed_precision_of_the_model_has_a_hook_of_its_own():
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    model = DistributedDataParallel(
+        Linear(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     )
     with pytest.raises(ValueError, match="mixed_precision= of DistributedDataParallel has a communication hook"):
         ddp.compress(model, 4)
