@@ -68,6 +68,9 @@ class Averager(Session):
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value; nothing connects the ranks.
+        LockstepError: another rank has raised such an error, or the ranks have different parameters in hand. On all
+            ranks that have no error of their own.
+        TimeoutError, ConnectionError: over a process group: another rank does not make one in time, or has ended.
 
     Examples:
         >>> from hvd_dyncomp.transport.in_process import World
@@ -77,11 +80,10 @@ class Averager(Session):
         ...     averager.mean_([gradient])
         ...     return gradient[0].item()
         >>> World(2).run(program)
-        LockstepError: another rank has raised such an error, or the ranks have different parameters in hand. On all
-            ranks that have no error of their own.
-        TimeoutError, ConnectionError: over a process group: another rank does not make one in time, or has ended.
         [0.5, 0.5]
     """
+
+    called = "an Averager"
 
     def __init__(
         self,
@@ -91,8 +93,6 @@ class Averager(Session):
         transport: Transport | None = None,
         **arguments: Any,
     ) -> None:
-    called = "an Averager"
-
         if transport is None and isinstance(controller, Controller):
             transport = controller.transport
         ranks = given_or_initialized(transport)

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from hvd_dyncomp.autograd import check_engine
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.exchange.source import Source
+from hvd_dyncomp.torch_names import check_names
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
-
-HOOKED = (
 from hvd_dyncomp.wrappers import REPLICATE, replicated
-    "the model has a communication hook already; compress a model once, and register no hook of another kind "
+
 logger = logging.getLogger(__name__)
 
 _NAMES = ("_comm_hooks", "_get_ddp_logging_data", "_use_python_reducer", "mixed_precision", "parameters_to_ignore")
@@ -31,6 +31,8 @@ NEVER_SYNCED = (
     "before each optimizer.step() outside of it; for local steps average what parameters have changed, by an "
     "hvd_dyncomp.Averager (docs/training.md). All is well if as many passes accumulate one step's gradients"
 )
+HOOKED = (
+    "the model has a communication hook already; compress a model once, and register no hook of another kind "
     "(compress averages gradients by itself)"
 )
 NOT_WRAPPED = (
@@ -68,7 +70,10 @@ def check_model(model: DistributedDataParallel) -> None:
 
     Raises:
         ValueError: it cannot.
+        RuntimeError: this version of torch is not known.
     """
+    check_engine()
+    check_names(model, _NAMES)
     if model.mixed_precision is not None:
         raise ValueError(
             "mixed_precision= of DistributedDataParallel has a communication hook of its own; use torch.autocast, or "
@@ -100,9 +105,28 @@ class Hooks(list):
         return list, ()
 
 
+def register(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+    """Have a model call a communication hook.
+
+    Raises:
+        ValueError: it has one.
+    """
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        raise ValueError(HOOKED) from error
+    model._comm_hooks = Hooks(model._comm_hooks)
+
+
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+def _warned(speaks: bool) -> Iterator[None]:
+    if speaks:
+        logger.warning(NEVER_SYNCED, _PASSES)
+    yield
 
 
 class ModelGradients(Source):
@@ -123,15 +147,10 @@ class ModelGradients(Source):
         super().__init__(among)
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
         # Otherwise the same ones are used in every step, and the others have no residual.
-def _warned(speaks: bool) -> Iterator[None]:
-    if speaks:
-        logger.warning(NEVER_SYNCED, _PASSES)
-    yield
-
-
         self.sums_tickets = bool(model.find_unused_parameters)
         self.used: dict[str, torch.Tensor] | None = {} if self.sums_tickets else None
         self.label = label
+        self._counts: RemovableHandle | None = None
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
             (name, parameter)
@@ -156,8 +175,13 @@ def _warned(speaks: bool) -> Iterator[None]:
             ]
             weakref.finalize(self._model(), _remove, handles)
 
+    def synced(self) -> None:
+        """Count no more passes: one exchanges gradients."""
+        if self._counts is not None:
+            self._counts.remove()
+            self._counts = None
+
     def forget(self) -> None:
-        self._counts: RemovableHandle | None = None
         """Clear `used`: a backward pass is over."""
         if self.used is not None:
             self.used.clear()
@@ -172,9 +196,3 @@ def _warned(speaks: bool) -> Iterator[None]:
             for name, parameter in model.module.named_parameters()
             if (parameter.requires_grad or name in reduced) and name not in model.parameters_to_ignore
         ]
-    def synced(self) -> None:
-        """Count no more passes: one exchanges gradients."""
-        if self._counts is not None:
-            self._counts.remove()
-            self._counts = None
-

@@ -19,7 +19,7 @@ from hvd_dyncomp.agreement import COMPRESS, agree, description, note
 from hvd_dyncomp.autograd import NO_PASS, call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
-from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
+from hvd_dyncomp.ddp.model import ModelGradients, check_kind, check_model, register
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
@@ -70,11 +70,7 @@ class Quantizer(Session):
         number = agree(ranks, mine, wrong)
         with on_own_gpu:
             self._source.transport = self._for_exchanges(ranks)
-        try:
-            model.register_comm_hook(self, _hook)
-        except RuntimeError as error:
-            raise ValueError(HOOKED) from error
-        model._comm_hooks = Hooks(model._comm_hooks)
+        register(model, self, _hook)
         self._source.watch()
         note(ranks, number, self, COMPRESS)
         replicas.register(self.controller, self)
@@ -162,11 +158,11 @@ class Quantizer(Session):
             self._raise()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
-        self._source.synced()
         return future
 
     def _new_backward(self, bucket: dist.GradBucket, left: Step | None = None) -> Backward:
         """Args: left: a step of this backward that was left before there was a `Backward`."""
+        self._source.synced()
         captured = bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing()
         step = left or self._begin(wrong=RuntimeError(CAPTURED) if captured else None)
         backward = Backward(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from hvd_dyncomp.torch_names import check_names
 from hvd_dyncomp.transport.sockets import Sockets, new_sockets_not_for_children, shut
 
 _POLL_SECONDS = 0.01
@@ -110,6 +111,8 @@ class Groups:
     """
 
     def __init__(self, group: Any, name: str) -> None:
+        check_names(group, ("_get_backend", "_device_types"))
+        check_names(dist.distributed_c10d, ("_get_default_store",))
         self._rank, self.name = dist.get_rank(group), name
         backends = [group._get_backend(device) for device in group._device_types]
         limits = [backend.options._timeout for backend in backends if hasattr(backend, "options")]

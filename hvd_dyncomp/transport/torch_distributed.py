@@ -29,7 +29,7 @@ from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
 from hvd_dyncomp.transport.lanes import Groups, Turns, leave, leave_at_exit
 from hvd_dyncomp.transport.sockets import Sockets
-from hvd_dyncomp.transport.works import Works, timed_out, told
+from hvd_dyncomp.transport.works import Works, lost, timed_out, told
 
 logger = logging.getLogger(__name__)
 
@@ -278,6 +278,8 @@ def _all_come(rank: int) -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch's
         text = told(error)
+        if not (timed_out(text) or lost(error)):
+            raise
         raise (TimeoutError if timed_out(text) else ConnectionError)(
             f"not all ranks of the process group have called compress, transport or Averager: {text}"
         ) from error

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.lanes import Lane, Turns
 from hvd_dyncomp.transport.sockets import new_sockets_not_for_children
 from hvd_dyncomp.transport.works import Works
@@ -199,6 +200,19 @@ def test_an_error_of_torch_says_what_it_means(works, part, text, kind, words):
         with pytest.raises(kind, match=f"^bucket.pair: {words}") as error:
             works.result()
         assert "and more" not in str(error.value)
+
+
+def test_what_is_no_matter_of_connections_stays_as_it_is(works):
+    """As where torch was built for another numpy, or a GPU has failed: to look at other ranks would help nobody."""
+    work = Work("Numpy is not available")
+    works.start(lambda: ([work], RECEIVED))
+    work.ends()
+    with pytest.raises(RuntimeError, match="^Numpy is not available"):
+        works.result()
+    with pytest.raises(RuntimeError, match="^Numpy is not available"), torch_distributed._all_come(0):
+        raise RuntimeError("Numpy is not available")
+    with pytest.raises(ConnectionError, match="not all ranks of the process group"), torch_distributed._all_come(0):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711")
 
 
 def child(check) -> bool:
