@@ -95,7 +95,7 @@ def agree(transport: Transport, mine: list[Any], error: Exception | None, call: 
 
 
 def note(transport: Transport, number: int, trainer: replicas.Trainer, call: Call) -> None:
-    """Note what was made of a model, and warn, on rank 0, of one that cannot be told from it and has not trained yet.
+    """Note what was made of a model; warn, once and on rank 0, if one cannot be told from it and has not trained yet.
 
     Args:
         number: what `agree` has returned.
@@ -103,13 +103,15 @@ def note(transport: Transport, number: int, trainer: replicas.Trainer, call: Cal
     """
     noted = _noted.setdefault(transport, weakref.WeakValueDictionary())
     twin = noted.get(number)
-    if twin is not None and not twin.meter.records and transport.rank == 0:
+    if twin is not None and not twin.meter.records and transport.rank == 0 and transport not in _warned:
+        _warned.add(transport)
         logger.warning(call.twins)
     noted[number] = trainer
 
 
 # By transport: what was made over it, by the checksum of the model as it was.
 _noted: weakref.WeakKeyDictionary[Transport, MutableMapping[int, replicas.Trainer]] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 def _difference(ours: list[Any], theirs: list[Any], rank: int) -> str:

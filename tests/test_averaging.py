@@ -602,6 +602,27 @@ def test_a_call_between_steps_in_which_another_thread_begins_one(call, monkeypat
     getattr(each, call)()
 
 
+@pytest.mark.parametrize(("bits", "least", "most"), [(4, 0, 0.001), (2, 0, 0.01), (0.25, 0.05, 0.5)])
+def test_how_much_of_changes_that_keep_their_direction_never_arrives(bits, least, most):
+    """As those of local steps: of their sum, what is neither delivered nor waits. The residual's bound cuts it."""
+    shapes = {"matrix": (64, 64)}
+
+    def program(transport):
+        each = averager(transport, bits, named=parameters(shapes))
+        changed = delivered = torch.zeros(64, 64, dtype=torch.float64)
+        for step in range(50):
+            change = drawn("direction", (64, 64), 0, 0) + 0.3 * drawn("matrix", (64, 64), transport.rank, step)
+            changed = changed + change
+            each.mean_([change])
+            delivered = delivered + change
+        return changed, delivered, each.state_dict()["residuals"]["matrix"].double()
+
+    (one, delivered, waits), (other, _, waits_there) = World(2).run(program)
+    total = (one + other) / 2
+    lost = (total - delivered - (waits + waits_there) / 2).norm() / total.norm()
+    assert least <= lost <= most
+
+
 def test_without_a_level_it_has_4_bits():
     each = Averager(parameters().items(), transport=World(1).transports[0])
     assert each.controller.policy.config() == Static(4).config()
