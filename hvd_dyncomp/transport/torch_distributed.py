@@ -92,8 +92,16 @@ class ProcessGroupTransport(base.Transport):
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
         self._leave = functools.partial(leave, groups.made, quiet=False)
         _alive.add(self)
+        self._keep_sockets(groups)
         self.hosts: list[str] = gather_json(self, self.host, "hvd_dyncomp.hosts") if phases is None else []
         self._made = 0
+
+    def _keep_sockets(self, groups: Groups) -> None:
+        """Keep the groups' sockets, and no others, from this process's children. Collective; blocks."""
+        doubts = torch.tensor([groups.doubtful], dtype=torch.int64, device="cpu")
+        if self._size > 1:
+            self.wait(self.sum(doubts, "hvd_dyncomp.sockets"))
+        groups.keep_sockets(gather_json(self, groups.connections, "hvd_dyncomp.connections") if doubts.item() else None)
 
     def __reduce__(self) -> tuple:
         raise TypeError(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.lanes import Lane, Turns
-from hvd_dyncomp.transport.sockets import new_sockets_not_for_children
+from hvd_dyncomp.transport.sockets import keep_from_children, new_sockets
 from hvd_dyncomp.transport.works import Works
 
 pytestmark = pytest.mark.promise("DDP: collectives start in one order on all ranks.")
@@ -236,10 +236,11 @@ def is_open(number: int) -> bool:
 
 def test_children_close_the_sockets_that_have_appeared_and_no_others():
     theirs = socket.socket()
-    with new_sockets_not_for_children():
+    with new_sockets() as appeared:
         first = socket.socket()
         second = socket.socket()
         second.set_inheritable(True)  # as those of Gloo are
+    keep_from_children(appeared)
     assert not second.get_inheritable()
     gone = first.fileno()
     assert child(lambda: is_open(theirs.fileno()) and not is_open(second.fileno()))
