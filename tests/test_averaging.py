@@ -580,6 +580,7 @@ def test_parameters_themselves_are_refused_where_a_mean_would_be_far_from_them(b
     assert same_on_all(World(2).run(program))
 
 
+@pytest.mark.promise("A state that is taken while another thread trains is whole, or an error.")
 @pytest.mark.parametrize("call", ["state_dict", "drop_residuals", "discard"])
 def test_a_call_between_steps_in_which_another_thread_begins_one(call, monkeypatch):
     """It reads and writes residuals while that step does; here the step even ends before the call does."""
