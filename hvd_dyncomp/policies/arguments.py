@@ -83,7 +83,7 @@ def metric_of(record: Record, name: str, policy: object, instead: tuple[tuple[st
     if name not in record.metrics:
         raise ValueError(
             f"metrics must contain {name!r}, which {type(policy).__name__} watches; got {sorted(record.metrics)}; "
-            f"write {_line(record, name, instead)}; a constant level, such as 4, needs no metrics"
+            f"write {_line(record, name, instead)}"
         )
     return record.metrics[name]
 
