@@ -1,18 +1,56 @@
-"""All ranks compress the same model, or none of them compresses any."""
+"""All ranks compress the same model, or make an `Averager` of the same parameters, or none of them does."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import logging
+import weakref
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.wire import checksum
 from hvd_dyncomp.transport.base import Transport, gather_json
 
-SAME_ORDER = (
+logger = logging.getLogger(__name__)
+
+
+class Call(NamedTuple):
+    """What the ranks do together, for messages and in the names of collectives.
+
+    Attributes:
+        name: of the call.
+        fails: what a rank with an error cannot do.
+        differs: what the ranks do if they differ.
+        remedy: what to do then.
+        twins: said where two calls cannot be told apart.
+    """
+
+    name: str
+    fails: str
+    differs: str
+    remedy: str
+    twins: str
+
+
+COMPRESS = Call(
+    "compress",
+    "cannot compress its model",
+    "compress different models",
     "compress models in the same order on every rank (from a list, not from a set), and load checkpoints on every "
-    "rank, or before DistributedDataParallel(...), which broadcasts the values of rank 0"
+    "rank, or before DistributedDataParallel(...), which broadcasts the values of rank 0",
+    "a model is compressed whose parameters are those of a compressed one in names, shapes and values, so whether all "
+    "ranks compress the two in the same order cannot be checked: compress them from a list, not from a set",
+)
+AVERAGER = Call(
+    "averager",
+    "cannot make its Averager",
+    "make different Averagers",
+    "make Averagers in the same order on every rank (from a list, not from a set), of parameters with the same values; "
+    "if values are to differ between ranks, pass Controller(..., check_replicas=False)",
+    "an Averager is made whose parameters are those of another one in names, shapes and values, so whether all ranks "
+    "make the two in the same order cannot be checked: make them from a list, not from a set",
 )
 
 
@@ -22,7 +60,7 @@ def description(named: replicas.Named, *, values: bool = True) -> list[Any]:
     return [[name, list(one.shape), str(one.dtype), numbers.get(name, 0)] for name, one in named]
 
 
-def agree(transport: Transport, mine: list[Any], error: Exception | None) -> int:
+def agree(transport: Transport, mine: list[Any], error: Exception | None, call: Call = COMPRESS) -> int:
     """Compare this rank's model with the others', before any is compressed. Collective; blocks.
 
     Models are matched by the order of calls, so ranks may have different ones in hand, of the same names and shapes.
@@ -30,6 +68,7 @@ def agree(transport: Transport, mine: list[Any], error: Exception | None) -> int
     Args:
         mine: the `description` of this rank's model.
         error: why this rank cannot compress it, or None.
+        call: what the ranks do.
 
     Returns:
         A checksum of the model, the same on all ranks.
@@ -40,19 +79,39 @@ def agree(transport: Transport, mine: list[Any], error: Exception | None) -> int
     """
     number = checksum(json.dumps(mine))
     report = {"model": number} if error is None else {"error": f"{type(error).__name__}: {error}"}
-    reports = gather_json(transport, report, "hvd_dyncomp.compress")
+    reports = gather_json(transport, report, f"hvd_dyncomp.{call.name}")
     if error is not None:
         raise error
     for rank, theirs in enumerate(reports):
         if "error" in theirs:
-            raise LockstepError(f"rank {rank} cannot compress its model: {theirs['error']}")
+            raise LockstepError(f"rank {rank} {call.fails}: {theirs['error']}")
     if any(theirs != reports[0] for theirs in reports):
-        everyone = gather_json(transport, mine, "hvd_dyncomp.compress.models")
+        everyone = gather_json(transport, mine, f"hvd_dyncomp.{call.name}.models")
         rank = next(rank for rank, theirs in enumerate(everyone) if theirs != everyone[0])
         raise LockstepError(
-            f"the ranks compress different models: {_difference(everyone[0], everyone[rank], rank)}; {SAME_ORDER}"
+            f"the ranks {call.differs}: {_difference(everyone[0], everyone[rank], rank)}; {call.remedy}"
         )
     return number
+
+
+def note(transport: Transport, number: int, trainer: replicas.Trainer, call: Call) -> None:
+    """Note what was made of a model; warn, once and on rank 0, if one cannot be told from it and has not trained yet.
+
+    Args:
+        number: what `agree` has returned.
+        trainer: it is forgotten when it is deleted.
+    """
+    noted = _noted.setdefault(transport, weakref.WeakValueDictionary())
+    twin = noted.get(number)
+    if twin is not None and not twin.meter.records and transport.rank == 0 and transport not in _warned:
+        _warned.add(transport)
+        logger.warning(call.twins)
+    noted[number] = trainer
+
+
+# By transport: what was made over it, by the checksum of the model as it was.
+_noted: weakref.WeakKeyDictionary[Transport, MutableMapping[int, replicas.Trainer]] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 def _difference(ours: list[Any], theirs: list[Any], rank: int) -> str:

@@ -53,6 +53,12 @@ class AllRanks:
             )
         self.quantizer = quantizer
 
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            "AllRanks cannot be copied or pickled, because the states of the other ranks would be lost: save its "
+            "state_dict(), which every rank must call"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The states of all ranks, in rank order. Collective: every rank calls it, between steps; all return the same.
 

@@ -7,7 +7,16 @@ from collections.abc import Callable
 import torch
 from torch.autograd import Variable
 
+from hvd_dyncomp.torch_names import check_names
+
 NO_PASS = -1
+
+
+def check_engine() -> None:
+    """Raises: RuntimeError: torch lacks something that is asked for here."""
+    check_names(torch._C, ("_current_graph_task_id", "_current_autograd_node"))
+    check_names(Variable, ("_execution_engine",))
+    check_names(Variable._execution_engine, ("queue_callback",))
 
 
 def call_at_end(function: Callable[[], None]) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import replicas
+from hvd_dyncomp.agreement import AVERAGER, agree, description, note
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.failed_step import FailedStep
@@ -32,6 +33,15 @@ from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import given_or_initialized
 from hvd_dyncomp.transport.base import Transport
 
+# From so many bits on, a mean may replace what it is of: the error of one is small.
+_BITS_OF_VALUES = 8
+PARAMETERS = (
+    "tensors must not be the parameters themselves, as {} is, at less than 8 bits: what a mean lacks arrives with "
+    "later ones, which is right for what is added up, and not for what a mean replaces. Average what each parameter "
+    "has changed since the latest mean: change = parameter - before; averager.mean_([change, ...]); parameter = before "
+    "+ change, which is the next before"
+)
+
 
 class Averager(Session):
     """Average tensors over all ranks, compressed to the controller's number of bits, with error feedback.
@@ -42,13 +52,14 @@ class Averager(Session):
     Args:
         named_parameters: (name, parameter) pairs, the same on all ranks: names in `state_dict`, and the shapes, devices
             and order of the tensors. Those of complex parameters travel uncompressed.
-        controller: gives the number of bits; default `Controller()`. A policy or a level makes a new controller.
+        controller: gives the number of bits; default: constantly 4. A policy or a level makes a new controller.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
 
-    Several averagers: make them in the same order on every rank. Over a process group this is collective, and blocks.
+    Making one is collective and blocks: do it on every rank, and several in the same order. The ranks compare names,
+    shapes and, unless the controller has `check_replicas=False`, the parameters' values.
 
     Attributes:
         controller: see above.
@@ -57,6 +68,9 @@ class Averager(Session):
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value; nothing connects the ranks.
+        LockstepError: another rank has raised such an error, or the ranks have different parameters in hand. On all
+            ranks that have no error of their own.
+        TimeoutError, ConnectionError: over a process group: another rank does not make one in time, or has ended.
 
     Examples:
         >>> from hvd_dyncomp.transport.in_process import World
@@ -69,6 +83,8 @@ class Averager(Session):
         [0.5, 0.5]
     """
 
+    called = "an Averager"
+
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, torch.Tensor]],
@@ -77,17 +93,44 @@ class Averager(Session):
         transport: Transport | None = None,
         **arguments: Any,
     ) -> None:
-        named = checked_names(named_parameters)
         if transport is None and isinstance(controller, Controller):
             transport = controller.transport
-        super().__init__(controller, given_or_initialized(transport), kind="Averager", **arguments)
-        self._source = _Tensors(named, self._transport)
+        ranks = given_or_initialized(transport)
+        label = ranks.new_label("averager")  # also of calls that fail: it must be the same on all ranks
+        wrong: Exception | None = None
+        mine: list[Any] = []
+        try:
+            self._prepare(named_parameters, controller, ranks, label, **arguments)
+            if ranks.size > 1:
+                mine = description(self._source.named, values=self.controller.check_replicas)
+        except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
+            wrong = error
+        number = agree(ranks, mine, wrong, AVERAGER)
+        self._source.transport = self._for_exchanges(ranks)
+        ranks.advise({tensor.device for _, tensor in self._source.named})
+        if self.controller.check_replicas:
+            note(ranks, number, self, AVERAGER)
+        replicas.register(self.controller, self)
+
+    def _prepare(
+        self,
+        named_parameters: Iterable[tuple[str, torch.Tensor]],
+        controller: Controller | Policy | float | None,
+        ranks: Transport,
+        label: str,
+        **arguments: Any,
+    ) -> None:
+        """Check the arguments and make everything.
+
+        Raises:
+            TypeError, ValueError: an argument has a wrong type or value.
+        """
+        named = checked_names(named_parameters)
+        super().__init__(controller, ranks, kind="Averager", **arguments)
+        self._source = _Tensors(named, ranks, label)
         self._plan = self._new_plan()
-        self._source.transport = self._for_exchanges(self._transport)
         self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
         self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
-        self._transport.advise({bucket.device for bucket in self._plan.buckets})
-        replicas.register(self.controller, self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
@@ -100,13 +143,19 @@ class Averager(Session):
     def mean_(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Replace every tensor by its mean over all ranks. Collective; blocks; one step of the meter.
 
+        Average what is added up: gradients, or what parameters have changed since the latest mean. What a mean lacks
+        arrives with later ones, in the sum. So below 8 bits do not average what a mean replaces: parameters, which are
+        refused, and exponential moving averages, batch norm's statistics, an optimizer's moments; average their
+        changes, or use an `Averager` of 8 bits or more.
+
         Args:
             tensors: one for each parameter, in order: of its shape, on its device, of any floating dtype (complex for
                 complex parameters), the same on all ranks, and any strides. None for a parameter that has none in this
                 step on any rank, such as a frozen one's gradient; a rank without a batch gives zeros.
 
         Raises:
-            TypeError, ValueError: `tensors` does not fit; no tensor has changed. The other ranks raise a LockstepError.
+            TypeError, ValueError: `tensors` does not fit, or has a parameter itself at less than 8 bits; no tensor has
+                changed. The other ranks raise a LockstepError.
             LockstepError: the ranks differ in parameters, settings, level or step, in dtypes, or in which tensors are
                 None; or another rank has an error. On all ranks.
             RuntimeError: an error has left an earlier step; load a state.
@@ -115,6 +164,8 @@ class Averager(Session):
         wrong: Exception | None = None
         try:
             given = self._source.checked(tensors)
+            if self._levels.demanded < _BITS_OF_VALUES and self._source.world_size > 1:
+                self._source.check_changes(given)
         except (TypeError, ValueError) as error:
             wrong = error
         absent, began = [name for name, _ in self._source.named if name not in given], time.perf_counter()
@@ -167,10 +218,9 @@ class _Tensors(Source):
     kind = "Averager"
     own_memory = True  # `checked` sees to it
 
-    def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport) -> None:
+    def __init__(self, named: list[tuple[str, torch.Tensor]], transport: Transport, label: str) -> None:
         super().__init__(transport)
-        self.named = named
-        self.label = transport.new_label("averager")
+        self.named, self.label = named, label
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         return self.named
@@ -194,6 +244,16 @@ class _Tensors(Source):
                 "one's; give a copy of it"
             )
         return given
+
+    def check_changes(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Raises: ValueError: a tensor is a parameter itself."""
+        for name, parameter in self.named:
+            tensor = given.get(name)
+            if tensor is None or not tensor.numel() or parameter.layout is not torch.strided:
+                continue
+            same_memory = tensor.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+            if same_memory and overlapping([parameter, tensor]):
+                raise ValueError(PARAMETERS.format(name))
 
 
 def _check_fits(what: str, tensor: Any, parameter: torch.Tensor) -> None:

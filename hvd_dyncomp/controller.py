@@ -40,8 +40,8 @@ class Controller:
     controller must see the metrics before the learning rate reacts to them.
 
     Args:
-        policy: decides the levels; default `StepFunction()`. A level, such as 4 or 0.25, stands for `Static` of it. The
-            same on all ranks.
+        policy: decides the levels; default `StepFunction()`, which needs an accuracy in every `step`. A level, such as
+            4 or 0.25, stands for `Static` of it, which needs no metrics. The same on all ranks.
         on_error: what happens when the policy fails on rank 0: "raise" the same `ControllerError` on every rank, or
             "hold" the level with a warning.
         nan_patience: epochs with non-finite metrics hold the level. After this many in a row nothing is compressed (32

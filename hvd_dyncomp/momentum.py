@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hvd_dyncomp.checks import shown
+from hvd_dyncomp.torch_names import check_names
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     Raises:
         TypeError: `optimizer` is another optimizer, or Horovod's, or no optimizer.
         ValueError: its `step` has been replaced, as schedulers do, or a wrapper has kept it.
+        RuntimeError: this version of torch is not known.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
@@ -98,6 +100,7 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
             "less_momentum before accelerator.prepare, or less_momentum(trainer.create_optimizer()) before "
             "trainer.train()"
         )
+    check_names(inner, ("_patch_step_function",))
     kind: Any = type(inner)
     inner.__class__ = _derived(kind)
     inner._patch_step_function()  # torch's: makes step hooks run around our step, as around its own

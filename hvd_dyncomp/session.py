@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ from hvd_dyncomp.transport.base import EVERY_RANK, One, Transport
 
 logger = logging.getLogger(__name__)
 
+ANOTHER_THREAD = (
+    "{} must be called between steps, but another thread has begun one, or has loaded a state, meanwhile: call it in "
+    "the thread that trains, or while that waits"
+)
+
 
 class Session:
     """What every front end is: it takes one model's gradients through steps. `averaging.py` is the shortest.
@@ -67,6 +73,8 @@ class Session:
     """
 
     _source: Any  # a `Source`, which a subclass makes
+    called: str  # in messages
+    default_controller: float | None = 4  # None: that of `Controller`
     remedy = "load the states of all ranks (load_state_dict), or start again from a checkpoint"
 
     def __init__(
@@ -84,7 +92,7 @@ class Session:
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
         if unknown:
             raise TypeError(f"{kind} takes no argument {unknown[0]}")
-        self.controller = controller_from(controller, transport)
+        self.controller = controller_from(self.default_controller if controller is None else controller, transport)
         self._settings = Settings(**settings)
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
@@ -107,9 +115,16 @@ class Session:
         self._step: Step | FailedStep | None = None  # in flight
         self._left: Step | None = None  # by an error, perhaps with messages in flight
         self._failure: Exception | None = None  # why no further step begins
+        self._begun = 0  # changes when a step begins or a state is loaded; for other threads
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.bits:g} bits, {self.meter!r}>"
+
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            f"{self.called} belongs to its model and cannot be copied or pickled: make one of a copy of the model, and "
+            "load this one's state_dict()"
+        )
 
     @property
     def bits(self) -> float:
@@ -183,52 +198,58 @@ class Session:
         """Make the residuals what they were before the latest step, whose gradients the program throws away.
 
         Otherwise a part of them arrives with later gradients, and what they delivered of earlier ones is lost. Call it
-        on every rank, when the means are there and instead of `optimizer.step()`. A second call has no effect.
+        on every rank, in the thread that trains, when the means are there and instead of `optimizer.step()`. A second
+        call has no effect.
 
         Raises:
-            RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed.
+            RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed. Or another thread
+                has begun a step meanwhile; residuals may then be partly those of that step.
         """
-        self._between_steps("discard")
-        if self._plan is not None:
-            self._plan.discard()
+        with self._between_steps("discard"):
+            if self._plan is not None:
+                self._plan.discard()
 
     def drop_residuals(self) -> None:
         """Drop all residuals: for a run that begins anew, such as another fold of a cross-validation.
 
-        Call it on every rank, between steps.
+        Call it on every rank, between steps, in the thread that trains.
 
         Raises:
-            RuntimeError: gradients are in flight; nothing has changed.
+            RuntimeError: gradients are in flight; nothing has changed. Or another thread has begun a step meanwhile;
+                residuals may then be partly those of that step.
         """
-        self._between_steps("drop_residuals")
-        self._saved = None
-        for bucket in self._plan.buckets if self._plan is not None else ():
-            bucket.residuals.drop()
+        with self._between_steps("drop_residuals"):
+            self._saved = None
+            for bucket in self._plan.buckets if self._plan is not None else ():
+                bucket.residuals.drop()
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
 
-        It holds only tensors, numbers, strings, lists and dicts.
+        It holds only tensors, numbers, strings, lists and dicts. Call it in the thread that trains, or while that
+        waits.
 
         Raises:
-            RuntimeError: gradients are in flight.
+            RuntimeError: gradients are in flight, or another thread has begun a step meanwhile.
         """
-        self._between_steps("state_dict")
-        if self._failure is not None:
-            logger.warning("this state has the residuals of a step that was left: %s", self._failure)
-        # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
-        return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
+        with self._between_steps("state_dict"):
+            if self._failure is not None:
+                logger.warning("this state has the residuals of a step that was left: %s", self._failure)
+            # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
+            return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of the same rank of a run with the same parameters.
 
         You may call it before the first gradient. What concerns parameters is then checked at the first gradient. After
         an error within a step, call it on every rank: it waits, a minute at most, until they have left the step, too.
+        Call it in the thread that trains.
 
         Raises:
             ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
                 changed.
-            RuntimeError: other ranks are still in a step that this one has left.
+            RuntimeError: other ranks are still in a step that this one has left; or another thread has begun a step
+                meanwhile.
         """
         with comes_from("state_dict()", state):
             state = residual_state.checked(state)
@@ -239,10 +260,13 @@ class Session:
         if self._step is not None:
             self._leave(RuntimeError("load_state_dict was called in the middle of it"))
         self._recover()
+        self._begun += 1
         self._plan, self._saved = None, state
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
         self._resumed, self.stepped = True, None  # an error may have come after the step on some ranks only
+        if self._step is not None:
+            raise InFlight(ANOTHER_THREAD.format("load_state_dict"))
 
     def _for_exchanges(self, ranks: One) -> One:
         """The transport of this model's exchanges, made of that of its ranks. See `Transport.for_exchanges`."""
@@ -274,9 +298,22 @@ class Session:
             return self._saved
         return {"rank": None, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
 
-    def _between_steps(self, what: str) -> None:
+    def _check_between_steps(self, what: str) -> None:
         if self._step is not None:
             raise InFlight(f"{what} must be called between steps, but gradients are in flight")
+
+    @contextlib.contextmanager
+    def _between_steps(self, what: str) -> Iterator[None]:
+        """Within it no step may begin.
+
+        Raises:
+            InFlight: a step is under way, or another thread has begun one.
+        """
+        begun = self._begun  # first, as the check may pass just before a step begins
+        self._check_between_steps(what)
+        yield
+        if self._step is not None or begun != self._begun:
+            raise InFlight(ANOTHER_THREAD.format(what))
 
     def _begin(self, *, absent: Collection[str] = (), wrong: Exception | None = None) -> Step | FailedStep:
         """Begin a step. On a rank that cannot take part, it is one that tells the others why.
@@ -285,6 +322,7 @@ class Session:
             absent: as in `Step`.
             wrong: why this rank cannot, if that is known already.
         """
+        self._begun += 1
         try:
             if wrong is not None:
                 raise wrong
@@ -307,6 +345,8 @@ class Session:
             self._step = FailedStep(
                 error, transport=transport, label=label, number=self._levels.steps, bits=self.bits, left=self._left
             )
+        finally:
+            self._begun += 1  # again: before, a step that is about to begin cannot be seen
         return self._step
 
     def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Step:

@@ -68,10 +68,10 @@ class StepLevels:
     @property
     def bits(self) -> float:
         """See `DynamicQuantizer.bits`."""
-        return self._demanded if self._auto is None or self._auto.bits is None else self._auto.bits
+        return self.demanded if self._auto is None or self._auto.bits is None else self._auto.bits
 
     @property
-    def _demanded(self) -> float:
+    def demanded(self) -> float:
         """The least level of the next step, the same on all ranks."""
         bits = self._source.bits
         return max(bits, self._warmup_bits) if self.steps < self._warmup_steps else bits
@@ -84,7 +84,7 @@ class StepLevels:
             alone: whether there are no other ranks.
         """
         number, epoch = self.steps, self._source.epoch
-        bits = UNCOMPRESSED if alone else self._demanded
+        bits = UNCOMPRESSED if alone else self.demanded
         proposal: float = 0
         if self._auto is not None:
             bits = self._auto.next_level(bits, epoch, time.monotonic(), leads=rank == 0)

@@ -63,6 +63,9 @@ class Communicator:
         self._gloo.allreduce([total]).wait()
         self._ranks = [number - 1 for number in total.tolist()]
 
+    def size(self) -> int:
+        return len(self._ranks)
+
     def alltoall_base(self, received: Any, sent: Any, arriving: list[int], splits: list[int]) -> Any:
         started.add(self._name, self._ranks, splits, arriving)
         return self._gloo.alltoall_base(received, sent, arriving, splits)

@@ -149,8 +149,9 @@ def test_a_rank_without_a_state_is_an_error_on_all():
 
 def test_a_rank_that_saves_alone_is_told(caplog):
     def program(transport):
+        each = averager(transport, {0: 4})
         if transport.rank == 0:
-            AllRanks(averager(transport, {0: 4})).state_dict()
+            AllRanks(each).state_dict()
 
     with pytest.raises(Deadlock), caplog.at_level(logging.WARNING):
         World(2).run(program)

@@ -10,7 +10,9 @@ import torch
 from interruption import Interrupted, Interruption
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
-from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, less_momentum
+from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, Static, less_momentum
+from hvd_dyncomp.errors import InFlight
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.sums import Sums
 from hvd_dyncomp.meter import allreduce_bytes
@@ -279,11 +281,12 @@ def test_parameters_of_other_dtypes_on_some_ranks_are_an_error_on_all(ranks, hos
     def program(transport):
         weight = torch.ones(2000, dtype=torch.bfloat16 if transport.rank == 1 else torch.float16)
         with pytest.raises(LockstepError) as error:
-            Averager([("weight", weight)], bits, transport=transport).mean_([weight])
+            Averager([("weight", weight)], bits, transport=transport)
         return str(error.value)
 
     (text,) = set(World(ranks, hosts=hosts).run(program))
-    assert text.endswith("parameter weight is float16 (2000,) on rank 0, bfloat16 (2000,) on rank 1")
+    other = "rank 1's has weight with [2000] values of torch.bfloat16"
+    assert f"where rank 0's has parameter weight with [2000] values of torch.float16, {other}" in text
 
 
 WRONG = {
@@ -550,6 +553,81 @@ def test_levels_follow_a_controller_that_several_averagers_share(ranks, hosts):
         return seen
 
     assert same_on_all(World(ranks, hosts=hosts).run(program))
+
+
+@pytest.mark.promise("`Averager` refuses parameters at less than 8 bits.")
+@pytest.mark.parametrize("bits", [0.25, 4, 8, 32])
+def test_parameters_themselves_are_refused_where_a_mean_would_be_far_from_them(bits):
+    """Error feedback delivers in a sum what a mean lacks, and a mean that replaces a parameter is in no sum."""
+
+    def program(transport):
+        named = {name: torch.nn.Parameter(value) for name, value in parameters().items()}
+        each = averager(transport, bits, named=named)
+        given = [named["conv"].detach().view(8, 6, 3, 3), *gradients(transport.rank, 0)[1:]]
+        with torch.no_grad():
+            named["conv"].copy_(gradients(transport.rank, 0)[0])
+        before = [tensor.clone() for tensor in given]
+        if bits >= 8:
+            each.mean_(given)
+            return given
+        with pytest.raises(
+            ValueError, match=r"must not be the parameters themselves, as conv is, .* change = parameter"
+        ):
+            each.mean_(given)
+        assert equal(given, before)
+        return stepped(each, transport.rank, 1)
+
+    assert same_on_all(World(2).run(program))
+
+
+@pytest.mark.promise("A state that is taken while another thread trains is whole, or an error.")
+@pytest.mark.parametrize("call", ["state_dict", "drop_residuals", "discard"])
+def test_a_call_between_steps_in_which_another_thread_begins_one(call, monkeypatch):
+    """It reads and writes residuals while that step does; here the step even ends before the call does."""
+    each = averager(World(1).transports[0], discardable=True)
+    each.mean_(gradients(0, 0))
+
+    def meanwhile(*_):
+        thread = threading.Thread(target=each.mean_, args=(gradients(0, 1),))
+        thread.start()
+        thread.join()
+        return {}
+
+    bucket = each._plan.buckets[0]
+    monkeypatch.setattr(residual_state, "export", meanwhile)
+    monkeypatch.setattr(bucket.residuals, "drop", meanwhile)
+    monkeypatch.setattr(each._plan, "discard", meanwhile)
+    with pytest.raises(InFlight, match=f"^{call} must be called between steps, but another thread has begun one"):
+        getattr(each, call)()
+    monkeypatch.undo()
+    getattr(each, call)()
+
+
+@pytest.mark.parametrize(("bits", "least", "most"), [(4, 0, 0.001), (2, 0, 0.01), (0.25, 0.05, 0.5)])
+def test_how_much_of_changes_that_keep_their_direction_never_arrives(bits, least, most):
+    """As those of local steps: of their sum, what is neither delivered nor waits. The residual's bound cuts it."""
+    shapes = {"matrix": (64, 64)}
+
+    def program(transport):
+        each = averager(transport, bits, named=parameters(shapes))
+        changed = delivered = torch.zeros(64, 64, dtype=torch.float64)
+        for step in range(50):
+            change = drawn("direction", (64, 64), 0, 0) + 0.3 * drawn("matrix", (64, 64), transport.rank, step)
+            changed = changed + change
+            each.mean_([change])
+            delivered = delivered + change
+        return changed, delivered, each.state_dict()["residuals"]["matrix"].double()
+
+    (one, delivered, waits), (other, _, waits_there) = World(2).run(program)
+    total = (one + other) / 2
+    lost = (total - delivered - (waits + waits_there) / 2).norm() / total.norm()
+    assert least <= lost <= most
+
+
+def test_without_a_level_it_has_4_bits():
+    each = Averager(parameters().items(), transport=World(1).transports[0])
+    assert each.controller.policy.config() == Static(4).config()
+    assert each.controller.step({}) == 4
 
 
 @EVERYWHERE

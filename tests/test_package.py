@@ -104,7 +104,7 @@ def test_without_lightning_one_sentence_says_how_to_get_it():
     assert last == "ImportError: hvd_dyncomp.integrations.lightning needs Lightning: run 'pip install lightning'"
 
 
-LEAVES = {"levels", "checks", "errors"}  # free to all
+LEAVES = {"levels", "checks", "errors", "torch_names"}  # free to all
 ROOMS = {
     "policies": set(),
     "meter": set(),
@@ -125,7 +125,7 @@ ROOMS = {
         *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
     },
     "all_ranks": {"exchange", "meter", "session", "transport"},
-    "averaging": {"controller", "exchange", "policies", "replicas", "session", "transport"},
+    "averaging": {"agreement", "controller", "exchange", "policies", "replicas", "session", "transport"},
     "ddp": {
         *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "replicas", "session"),
         *("transport", "wrappers"),

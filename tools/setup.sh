@@ -102,9 +102,10 @@ fi
 # Wheels whose checksums are listed, and nothing else: a build from source would fetch what it needs unchecked.
 install() { "$venv/bin/pip" --disable-pip-version-check install -qq --require-hashes --no-deps --only-binary :all: "$@"; }
 
-# What torch needs, what builds the package, bars, and of scikit-learn the digits, for which it need not work.
+# What torch needs, what builds the package, bars, torchvision for ResNet-18, and of scikit-learn the digits, for which it
+# need not work.
 without_horovod='torch==|triton==|cuda-|nvidia-|filelock|fsspec|jinja2|markupsafe|mpmath|networkx|sympy|typing-extensions'
-without_horovod+='|setuptools|numpy|scikit-learn|tqdm'
+without_horovod+='|setuptools|numpy|scikit-learn|tqdm|torchvision|pillow'
 for_gpus='torch==|cuda-|nvidia-' # Triton is not: its interpreter runs the GPU kernels in the tests
 if [ "$venv" = .venv-ddp ]; then
     packages=$without_horovod for_gpus+='|triton=='
@@ -134,10 +135,10 @@ elif install -r tools/torch_cpu.txt 2>/dev/null; then
 else
     install -r <(lock_without '$')
 fi || die "pip could not install what tools/requirements.txt lists; its message is above"
-[ "$venv" = .venv ] || exit 0
-site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp tools/torchvision_operators.py "$site/"
 echo 'import torchvision_operators; torchvision_operators.install()' >"$site/torchvision_operators.pth"
+[ "$venv" = .venv ] || exit 0
 if [ "$wish" = whatever ]; then
     export HOROVOD_GPU=CUDA
     name_nccl_for_the_linker "$site"

@@ -1,9 +1,7 @@
 """The exchange for `torch.nn.parallel.DistributedDataParallel`, without Horovod.
 
 model = DistributedDataParallel(model)
-quantizer = hvd_dyncomp.ddp.compress(model, hvd_dyncomp.StepFunction())
-...
-quantizer.controller.step({"val_accuracy": accuracy, "train_loss": loss})  # after each epoch
+quantizer = hvd_dyncomp.ddp.compress(model, 4)
 """
 
 from __future__ import annotations
@@ -39,7 +37,8 @@ def compress(model: nn.Module, controller: Controller | Policy | float | None = 
         model: a `DistributedDataParallel`, also inside what torch.compile or Lightning Fabric has made of it; without a
             communication hook, and not compressed before. With a smaller `bucket_cap_mb` gradients are sent earlier; 8
             is the size of the quantizer's own buckets. Any model if there is only one process.
-        controller: a policy or a level makes a controller over the model's process group.
+        controller: gives the number of bits; default: constantly 4. A policy or a level makes a controller over the
+            model's process group.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
             fp16_skipped, bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
 

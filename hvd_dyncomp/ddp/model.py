@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import logging
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,10 +14,23 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from hvd_dyncomp.autograd import check_engine
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.exchange.source import Source
+from hvd_dyncomp.torch_names import check_names
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
+from hvd_dyncomp.wrappers import REPLICATE, replicated
 
+logger = logging.getLogger(__name__)
+
+_NAMES = ("_comm_hooks", "_get_ddp_logging_data", "_use_python_reducer", "mixed_precision", "parameters_to_ignore")
+_PASSES = 100  # without an exchange, from the first one on, before a warning
+NEVER_SYNCED = (
+    "the first %d backward passes of a compressed model have exchanged nothing, so compress has no effect: all ran in "
+    "model.no_sync() or with require_backward_grad_sync=False, as within Accelerate's LocalSGD. Run the last pass "
+    "before each optimizer.step() outside of it; for local steps average what parameters have changed, by an "
+    "hvd_dyncomp.Averager (docs/training.md). All is well if as many passes accumulate one step's gradients"
+)
 HOOKED = (
     "the model has a communication hook already; compress a model once, and register no hook of another kind "
     "(compress averages gradients by itself)"
@@ -36,7 +52,9 @@ def check_kind(model: Any) -> None:
     if isinstance(model, DistributedDataParallel):
         return
     kinds = {kind.__name__ for each in getattr(model, "modules", tuple)() for kind in type(each).__mro__}
-    if "FSDPModule" in kinds:
+    if replicated(model):
+        instead = REPLICATE
+    elif "FSDPModule" in kinds:
         instead = FSDP2
     elif "FullyShardedDataParallel" in kinds:
         instead = FSDP1
@@ -52,7 +70,10 @@ def check_model(model: DistributedDataParallel) -> None:
 
     Raises:
         ValueError: it cannot.
+        RuntimeError: this version of torch is not known.
     """
+    check_engine()
+    check_names(model, _NAMES)
     if model.mixed_precision is not None:
         raise ValueError(
             "mixed_precision= of DistributedDataParallel has a communication hook of its own; use torch.autocast, or "
@@ -84,9 +105,28 @@ class Hooks(list):
         return list, ()
 
 
+def register(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+    """Have a model call a communication hook.
+
+    Raises:
+        ValueError: it has one.
+    """
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        raise ValueError(HOOKED) from error
+    model._comm_hooks = Hooks(model._comm_hooks)
+
+
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+def _warned(speaks: bool) -> Iterator[None]:
+    if speaks:
+        logger.warning(NEVER_SYNCED, _PASSES)
+    yield
 
 
 class ModelGradients(Source):
@@ -110,6 +150,7 @@ class ModelGradients(Source):
         self.sums_tickets = bool(model.find_unused_parameters)
         self.used: dict[str, torch.Tensor] | None = {} if self.sums_tickets else None
         self.label = label
+        self._counts: RemovableHandle | None = None
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
         self.named = [
             (name, parameter)
@@ -118,7 +159,14 @@ class ModelGradients(Source):
         ]
 
     def watch(self) -> None:
-        """Keep `used` from now on, as long as the model exists."""
+        """Keep `used` from now on, as long as the model exists; and count passes until `synced` is called."""
+        # No function of Python's before it warns, either: Ctrl-C may be raised in one while the model reduces.
+        calls = itertools.chain(
+            itertools.repeat(None, _PASSES - 1), _warned(self.transport.rank == 0), itertools.repeat(None)
+        )
+        if self.named:
+            count = functools.partial(next, calls)
+            self._counts = self.named[-1][1].register_post_accumulate_grad_hook(count)
         if self.used is not None:
             # No function of Python's, in which Ctrl-C may be raised.
             handles = [
@@ -126,6 +174,12 @@ class ModelGradients(Source):
                 for name, parameter in self.named
             ]
             weakref.finalize(self._model(), _remove, handles)
+
+    def synced(self) -> None:
+        """Count no more passes: one exchanges gradients."""
+        if self._counts is not None:
+            self._counts.remove()
+            self._counts = None
 
     def forget(self) -> None:
         """Clear `used`: a backward pass is over."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
-from hvd_dyncomp.agreement import agree, description
+from hvd_dyncomp.agreement import COMPRESS, agree, description, note
 from hvd_dyncomp.autograd import NO_PASS, call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
-from hvd_dyncomp.ddp.model import HOOKED, Hooks, ModelGradients, check_kind, check_model
+from hvd_dyncomp.ddp.model import ModelGradients, check_kind, check_model, register
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
@@ -29,13 +28,6 @@ from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.torch_distributed import transport
 from hvd_dyncomp.wrappers import unwrapped
-
-logger = logging.getLogger(__name__)
-
-TWINS = (
-    "a model is compressed whose parameters are those of a compressed one in names, shapes and values, so whether all "
-    "ranks compress the two in the same order cannot be checked: compress them from a list, not from a set"
-)
 
 
 class Quantizer(Session):
@@ -52,6 +44,8 @@ class Quantizer(Session):
         TimeoutError: another rank does not answer in time.
         RuntimeError: an error has left an earlier step; load a state.
     """
+
+    called = "a quantizer of hvd_dyncomp.ddp"
 
     def __init__(
         self,
@@ -76,16 +70,9 @@ class Quantizer(Session):
         number = agree(ranks, mine, wrong)
         with on_own_gpu:
             self._source.transport = self._for_exchanges(ranks)
-        try:
-            model.register_comm_hook(self, _hook)
-        except RuntimeError as error:
-            raise ValueError(HOOKED) from error
-        model._comm_hooks = Hooks(model._comm_hooks)
+        register(model, self, _hook)
         self._source.watch()
-        twin = ranks.compressed.get(number)
-        if twin is not None and not twin.meter.records and ranks.rank == 0:
-            logger.warning(TWINS)
-        ranks.compressed[number] = self
+        note(ranks, number, self, COMPRESS)
         replicas.register(self.controller, self)
 
     def _prepare(
@@ -123,16 +110,10 @@ class Quantizer(Session):
             RuntimeError: backward is under way, or other ranks are still in a step that this one has left; nothing has
                 changed.
         """
-        self._between_steps("load_state_dict")
+        self._check_between_steps("load_state_dict")
         super().load_state_dict(state)
         self._plan, self._saved = self._new_plan(), None
         self._error = None
-
-    def __reduce__(self) -> tuple:
-        raise TypeError(
-            "a quantizer of hvd_dyncomp.ddp belongs to its model and cannot be copied or pickled: compress a copy of "
-            "the model, and load this one's state_dict()"
-        )
 
     def _agreed(self) -> dict[str, Any]:
         self._joined = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
@@ -181,6 +162,7 @@ class Quantizer(Session):
 
     def _new_backward(self, bucket: dist.GradBucket, left: Step | None = None) -> Backward:
         """Args: left: a step of this backward that was left before there was a `Backward`."""
+        self._source.synced()
         captured = bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing()
         step = left or self._begin(wrong=RuntimeError(CAPTURED) if captured else None)
         backward = Backward(

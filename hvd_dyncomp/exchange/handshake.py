@@ -75,6 +75,7 @@ def _comparable(greeting: Greeting) -> Greeting:
 
 
 _HINTS = {
+    MOMENTUM: "has every rank called less_momentum, and optimizer.step() after the backward pass before this one?",
     "step": "was the quantizer's state loaded on every rank?",
     "bits": "have all controllers seen the same epochs?",
     "tensors that are None": "give zeros where only some ranks have a tensor",

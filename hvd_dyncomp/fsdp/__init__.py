@@ -35,7 +35,8 @@ def compress(
     Args:
         model: torch's `fully_shard` was applied to it and to its modules, with a mesh of the ranks of one replica only;
             the mesh may have one rank. Not compressed before.
-        controller: gives the number of bits. A policy or a level makes a controller among all ranks of the job.
+        controller: gives the number of bits; default: constantly 4. A policy or a level makes a controller among all
+            ranks of the job.
         replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Sizes are those of this rank's shards.

@@ -41,6 +41,7 @@ class Quantizer(Session):
         RuntimeError: an error has left an earlier step.
     """
 
+    called = "a quantizer of hvd_dyncomp.fsdp"
     remedy = "start all ranks again from a checkpoint"
 
     def __init__(
@@ -126,7 +127,7 @@ class Quantizer(Session):
             ValueError: also if it is of other shards; nothing has changed.
             RuntimeError: also after an error within a step.
         """
-        self._between_steps("load_state_dict")
+        self._check_between_steps("load_state_dict")
         if self._failure is not None:
             raise self._failure
         if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
@@ -137,12 +138,6 @@ class Quantizer(Session):
         super().load_state_dict(state)
         self._plan, self._saved = self._new_plan(), None
         self._unchecked = set(self._units)
-
-    def __reduce__(self) -> tuple:
-        raise TypeError(
-            "a quantizer of hvd_dyncomp.fsdp belongs to its model and cannot be copied or pickled: compress a copy of "
-            "the model, and load this one's state_dict()"
-        )
 
     @torch.no_grad()
     def _take(self, unit: Unit, flat: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """The only holder of what is known of FSDP2 beyond its documentation: where gradients lie in what a hook gets.
 
-Read from torch 2.13. `Unit` checks what it can where it is made, and in every step where the gradients have gone.
+Read from torch 2.13; 2.14 and 2.15 worked, too. `Unit` checks what it can where it is made, and in every step where the
+gradients have gone.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hvd_dyncomp.autograd import check_engine
 from hvd_dyncomp.checks import shown
-from hvd_dyncomp.wrappers import unwrapped
+from hvd_dyncomp.wrappers import REPLICATE, replicated, unwrapped
 
 try:
     from torch.distributed.fsdp import FSDPModule
@@ -22,13 +24,22 @@ except ImportError:  # before torch 2.6
     FSDPModule = None  # type: ignore[assignment,misc]
 
 VERSION = (
-    "hvd_dyncomp.fsdp knows FSDP2 as it is in torch 2.13, and that of torch {} is another one ({}); use torch 2.13, or "
-    "a newer hvd_dyncomp"
+    "hvd_dyncomp.fsdp knows FSDP2 as it is in torch 2.13, 2.14 and 2.15, and that of torch {} is another one ({}); use "
+    "one of these, or a newer hvd_dyncomp"
 )
 NOT_ALL = (
     "parameters of {} have come without a gradient ({} values have come in place of {}); call "
     "model.set_reduce_scatter_unused_params(True)"
 )
+# Of FSDP's parameter group, of its parameters and of its mesh.
+_OF_GROUP = (
+    *("_all_reduce_hook", "all_reduce_grads", "device", "force_sum_reduction_for_comms", "fsdp_params"),
+    *("gradient_divide_factor", "mesh_info"),
+)
+_OF_PARAMETER = (
+    *("_module_info", "offload_to_cpu", "padded_sharded_param_size", "sharded_param", "sharded_size", "sharded_state"),
+)
+_OF_MESH = ("shard_process_group",)
 # What FSDP2 does not change any more once a hook has returned: no division, no cast.
 _UNDIVIDED = (torch.float32, torch.bfloat16)
 
@@ -184,11 +195,16 @@ def units_of(model: Any) -> list[Unit]:
     model = unwrapped(model)
     if FSDPModule is None or not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module that fully_shard was applied to, got {shown(model)}")
+    if replicated(model):
+        raise TypeError(
+            f"model must be a module that torch's fully_shard was applied to, got {shown(model)}{REPLICATE}"
+        )
     if not any(isinstance(module, FSDPModule) for module in model.modules()):
         raise TypeError(
             f"model must be a module that torch's fully_shard was applied to, got {shown(model)}; for "
             "DistributedDataParallel there is hvd_dyncomp.ddp.compress"
         )
+    check_engine()
     try:
         units = list(_units(model))
     except AttributeError as error:
@@ -214,7 +230,16 @@ def _units(model: nn.Module) -> Iterator[Unit]:
             for group in groups:
                 if id(group) not in seen:  # fully_shard([one, another])
                     seen.add(id(group))
+                    _look_up(group)
                     yield Unit(name, module, group, prefixes)
+
+
+def _look_up(group: Any) -> None:
+    """Raises: AttributeError: a name that is read later is gone."""
+    owners = [(group, _OF_GROUP), (group.mesh_info, _OF_MESH), *((each, _OF_PARAMETER) for each in group.fsdp_params)]
+    for owner, names in owners:
+        for name in names:
+            getattr(owner, name)
 
 
 def _check_all_in(model: nn.Module, units: list[Unit]) -> None:

@@ -58,9 +58,9 @@ class CompressionCallback(TrainerCallback):
 
     Args:
         trainer: the `Trainer` that gets the callback. Do not call its `evaluate` or `predict` before `train`.
-        controller: a level, a policy or a `Controller`; default `StepFunction()`, which needs an accuracy among the
-            metrics (`compute_metrics`). For a policy, Trainer must evaluate: `eval_strategy="epoch"`, and
-            `logging_strategy="epoch"` for the training loss.
+        controller: a level, a policy or a `Controller`; default: constantly 4 bits. For a policy, Trainer must
+            evaluate: `eval_strategy="epoch"`, and `logging_strategy="epoch"` for the training loss. `StepFunction()`
+            needs an accuracy among the metrics (`compute_metrics`).
         arguments: those of `hvd_dyncomp.ddp.compress`.
 
     Attributes:

@@ -165,8 +165,9 @@ def _backend(tensor: torch.Tensor) -> Any:
 
 def _without_native() -> Any:
     logger.warning(
-        "the native kernels are missing (%s); the reference kernels run instead, much more slowly. "
-        "To build the native ones, install the package where there is a C++ compiler.",
+        "the native kernels are missing (%s); the reference kernels run instead, much more slowly. To build the native "
+        "ones, install a C++ compiler, then the package once more, from a clone by 'pip install --no-cache-dir "
+        "--force-reinstall --no-deps .': pip may have kept a build without them",
         _why,
     )
     return portable

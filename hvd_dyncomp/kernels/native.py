@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hvd_dyncomp.kernels import _native  # type: ignore[attr-defined]
+import hvd_dyncomp.kernels._native as _native  # type: ignore[import-not-found]  # if it is missing, the error says so
 from hvd_dyncomp.kernels.reference import Noise
 from hvd_dyncomp.levels import level_code
 

@@ -53,8 +53,8 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     `less_momentum` makes the optimizer step with less of its own.
 
     Args:
-        controller: gives the number of bits; default `Controller()`. A policy or a level, such as 4, makes a new
-            controller.
+        controller: gives the number of bits. A policy or a level, such as 4, makes a new controller. Default:
+            `Controller()`, the paper's `StepFunction()`, whose `step` needs an accuracy after each epoch.
         named_parameters: (name, parameter) pairs: the names in `state_dict`. For frameworks that make Horovod's
             optimizer without names.
         error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,

@@ -38,6 +38,8 @@ class OptimizerSession(Session):
         named_parameters: see `DynamicQuantizer`.
     """
 
+    default_controller = None
+
     def __init__(
         self,
         controller: Controller | Policy | float | None,

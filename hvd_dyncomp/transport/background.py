@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -22,13 +23,16 @@ class Background:
         self._new: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._starting = threading.Lock()
+        os.register_at_fork(after_in_child=self._forked)
 
     def add(self, work: Callable[[], bool]) -> None:
         """Call `work` in every round until it returns True or raises an error: the program meets that itself, later."""
         self._new.put(work)
-        if self._thread is None or not self._thread.is_alive():  # a forked process has no thread
-            self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
-            self._thread.start()
+        with self._starting:  # several threads may add work at once, and `stop` ends one thread only
+            if self._thread is None or not self._thread.is_alive():  # a forked process has no thread
+                self._thread = threading.Thread(target=self._loop, name="hvd_dyncomp", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """End the thread and wait for that. When Python exits: in C++ it would not survive this."""
@@ -36,6 +40,10 @@ class Background:
         if self._thread is not None and self._thread.is_alive():
             self._new.put(lambda: True)
             self._thread.join()
+
+    def _forked(self) -> None:
+        """In a child, which a thread that holds the lock does not live on in."""
+        self._starting = threading.Lock()
 
     def _loop(self) -> None:
         works = [self._new.get()]

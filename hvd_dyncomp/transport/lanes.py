@@ -8,8 +8,10 @@ its own, and there a thing waits until those before it have started.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -17,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from hvd_dyncomp.transport.sockets import Sockets, new_sockets_not_for_children, shut
+from hvd_dyncomp.torch_names import check_names
+from hvd_dyncomp.transport.sockets import Sockets, connections, keep_from_children, new_sockets, shut, that_belong_to
 
 _POLL_SECONDS = 0.01
 
@@ -106,16 +109,20 @@ class Groups:
         name: see above.
         limit: of every wait.
         nccl: whether NCCL sends tensors on GPUs.
-        made: all groups, and their sockets.
+        made: all groups, and their sockets: what has appeared while each was made, until `keep_sockets`.
+        doubtful: whether more has appeared than a group's own.
     """
 
     def __init__(self, group: Any, name: str) -> None:
+        check_names(group, ("_get_backend", "_device_types"))
+        check_names(dist.distributed_c10d, ("_get_default_store",))
         self._rank, self.name = dist.get_rank(group), name
         backends = [group._get_backend(device) for device in group._device_types]
         limits = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
         self.limit: timedelta = min(limits, default=timedelta(minutes=30))
         self.nccl = "cuda:nccl" in dist.get_backend_config(group)
         self.made: dict[Any, Sockets] = {}
+        self.doubtful = False
         self._communicators: dict[tuple[int, ...], Any] = {}
         _until_next.clear()
 
@@ -142,10 +149,32 @@ class Groups:
         return dist.PrefixStore(f"{self.name}.{name}", dist.distributed_c10d._get_default_store())
 
     def _new_gloo(self, ranks: Sequence[int], name: str) -> Any:
-        with new_sockets_not_for_children() as sockets:
+        with new_sockets() as sockets:
             made = dist.ProcessGroupGloo(self._store(f"{name}.cpu"), ranks.index(self._rank), len(ranks), self.limit)
         self.made[made] = sockets
+        # One connection to each of the others, and one that listens.
+        self.doubtful = self.doubtful or len(sockets) != len(ranks)
         return made
+
+    @property
+    def connections(self) -> list[str]:
+        """Of all that has appeared while the groups were made, as both ends know them."""
+        return sorted(set().union(*map(connections, self.made.values())))
+
+    def keep_sockets(self, everyone: Sequence[Sequence[str]] | None) -> None:
+        """Keep the groups' sockets from this process's children.
+
+        Args:
+            everyone: `connections` of each rank; None if only those of the groups have appeared on all of them.
+        """
+        twice = Counter(itertools.chain(*everyone)) if everyone is not None else Counter()
+        for group, sockets in self.made.items():
+            if everyone is not None and group.size() > 1:
+                between_two = {one for name, one in connections(sockets).items() if twice[name] == 2}
+                # Fewer, if addresses are translated on the way: then all count as the group's.
+                if len(between_two) >= group.size() - 1:
+                    sockets.intersection_update(that_belong_to(between_two, sockets))
+            keep_from_children(sockets)
 
     def _nccl_of(self, ranks: Sequence[int]) -> Any:
         """The communicator of some ranks, one for all lanes: its collectives run in the order in which they started.

@@ -2,13 +2,14 @@
 
 A connection ends for the other rank when no process holds it any more. The workers of a `DataLoader` would hold all of
 their rank's, and the other ranks would not notice that it was killed until its workers have ended, too. Gloo has no
-other way to tell the other ranks (its `abort` does nothing). torch does not tell which sockets a process group has:
-those that appear while it is made.
+other way to tell the other ranks (its `abort` does nothing). torch does not tell which sockets a process group has.
+They appear while it is made, as may those of the program's other threads. Those of a group connect two of its ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import stat
@@ -33,18 +34,47 @@ def _sockets() -> Sockets:
 
 
 @contextlib.contextmanager
-def new_sockets_not_for_children() -> Iterator[Sockets]:
-    """Have the sockets that appear in this context closed in children, forked ones and other programs.
-
-    Yields a set that has them afterwards.
-    """
+def new_sockets() -> Iterator[Sockets]:
+    """Yields a set that afterwards has the sockets that have appeared in this context, in whatever thread."""
     before, made = _sockets(), set[tuple[int, int]]()
     yield made
     made |= _sockets() - before
-    for number, _ in made:
+
+
+def connections(sockets: Sockets) -> dict[str, tuple[int, int]]:
+    """The connections among sockets, by a word that is the same at both ends."""
+    found = {}
+    for one in sockets:
+        own, peer = _addresses(one)
+        if own and peer:
+            found[hashlib.blake2b(repr(sorted((own, peer))).encode(), digest_size=8).hexdigest()] = one
+    return found
+
+
+def that_belong_to(kept: Sockets, sockets: Sockets) -> Sockets:
+    """Connections, and those of `sockets` that listen where these have come in."""
+    places = {_addresses(one)[0] for one in kept}
+    return kept | {one for one in sockets if _addresses(one)[0] in places and not _addresses(one)[1]}
+
+
+def _addresses(one: tuple[int, int]) -> tuple[str, str]:
+    """A socket's own address and that of its peer, as both ends see them; "" for what it has not."""
+    found = ["", ""]
+    for number in _open({one}):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as opened:
+            if opened.family in (socket.AF_INET, socket.AF_INET6):
+                for place, ask in enumerate((opened.getsockname, opened.getpeername)):
+                    host, port, *_ = ask()
+                    found[place] = f"{host.partition('%')[0].removeprefix('::ffff:')} {port}"
+    return found[0], found[1]
+
+
+def keep_from_children(sockets: Sockets) -> None:
+    """Have sockets closed in children, forked ones and other programs."""
+    for number in _open(sockets):
         os.set_inheritable(number, False)
-    _ours.intersection_update(before)  # what has been closed since
-    _ours.update(made)
+    _ours.intersection_update(_sockets())  # others have been closed since
+    _ours.update(sockets)
 
 
 def shut(sockets: Sockets) -> None:

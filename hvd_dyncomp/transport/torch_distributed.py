@@ -29,7 +29,7 @@ from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
 from hvd_dyncomp.transport.lanes import Groups, Turns, leave, leave_at_exit
 from hvd_dyncomp.transport.sockets import Sockets
-from hvd_dyncomp.transport.works import Works, timed_out, told
+from hvd_dyncomp.transport.works import Works, lost, timed_out, told
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,6 @@ class ProcessGroupTransport(base.Transport):
             name for it in the job's store.
 
     Attributes:
-        compressed: what compresses a model over it, by a checksum of the model as it was.
         hosts: each rank's, by name.
 
     Raises:
@@ -89,13 +88,26 @@ class ProcessGroupTransport(base.Transport):
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[Works] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self.compressed: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
         self._leave = functools.partial(leave, groups.made, quiet=False)
         _alive.add(self)
+        self._keep_sockets(groups)
         self.hosts: list[str] = gather_json(self, self.host, "hvd_dyncomp.hosts") if phases is None else []
         self._made = 0
+
+    def _keep_sockets(self, groups: Groups) -> None:
+        """Keep the groups' sockets, and no others, from this process's children. Collective; blocks."""
+        doubts = torch.tensor([groups.doubtful], dtype=torch.int64, device="cpu")
+        if self._size > 1:
+            self.wait(self.sum(doubts, "hvd_dyncomp.sockets"))
+        groups.keep_sockets(gather_json(self, groups.connections, "hvd_dyncomp.connections") if doubts.item() else None)
+
+    def __reduce__(self) -> tuple:
+        raise TypeError(
+            "the connections of a process group cannot be pickled, and a Controller that has been used has them: save "
+            "its state_dict(), and load that into a new one"
+        )
 
     @property
     def rank(self) -> int:
@@ -274,6 +286,8 @@ def _all_come(rank: int) -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch's
         text = told(error)
+        if not (timed_out(text) or lost(error)):
+            raise
         raise (TimeoutError if timed_out(text) else ConnectionError)(
             f"not all ranks of the process group have called compress, transport or Averager: {text}"
         ) from error

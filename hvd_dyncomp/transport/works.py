@@ -25,6 +25,16 @@ def timed_out(text: str) -> bool:
     return "imed out" in text or "imeout" in text
 
 
+# In the errors of torch and Gloo; they have no class of their own. Gloo's have the path of its source.
+_LOST = re.compile(r"gloo/transport|connect|peer|socket|network|broken pipe|closed", re.IGNORECASE)
+
+
+def lost(error: Exception) -> bool:
+    """Whether an error of torch's says that a connection has ended, or could not be made."""
+    kinds = (torch.distributed.DistNetworkError, torch.distributed.DistStoreError)
+    return isinstance(error, kinds) or _LOST.search(str(error)) is not None
+
+
 class Works:
     """One collective, as one rank sees it.
 
@@ -117,6 +127,8 @@ class Works:
             text = told(error)
             if timed_out(text):
                 raise TimeoutError(f"{name}: not all ranks came in the process group's time limit: {text}") from error
+            if not lost(error):
+                raise
             raise ConnectionError(f"{name}: the connection to a rank was lost: {text}; its output says why") from error
         if self._in_order:  # its memory belongs to the stream in which it was made, and torch lets go of it in `wait`
             self._sent.record_stream(torch.cuda.current_stream(self._sent.device))

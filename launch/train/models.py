@@ -112,7 +112,10 @@ def resnet18_cifar(in_channels: int = 3, num_classes: int = 10) -> nn.Module:
     Raises:
         ImportError: torchvision is not installed.
     """
-    import torchvision  # takes a second, and the other models do without
+    try:
+        import torchvision  # takes a second, and the other models do without
+    except ModuleNotFoundError as error:
+        raise ImportError(f"--model resnet18 needs torchvision ({error}): run 'pip install torchvision'") from error
 
     model = torchvision.models.resnet18(num_classes=num_classes)
     model.conv1 = nn.Conv2d(in_channels, 64, 3, 1, padding=1, bias=False)

@@ -99,13 +99,14 @@ def set_up(args: argparse.Namespace) -> Run:
     """
     images = load_data(args)
     output_dir = prepare_output(args)
-    model = build_model(
-        args.model,
-        in_channels=images.in_channels,
-        num_classes=images.num_classes,
-        shortcut=args.shortcut,
-        seed=args.seed,
-    ).to(together("device", lambda: choose(args.device)))
+
+    def build() -> torch.nn.Module:
+        channels, classes = images.in_channels, images.num_classes
+        return build_model(
+            args.model, in_channels=channels, num_classes=classes, shortcut=args.shortcut, seed=args.seed
+        )
+
+    model = together("model", build).to(together("device", lambda: choose(args.device)))
     topology = find_hosts()
     compression = together("compression", lambda: make_compression(args, model, topology))
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)

@@ -28,7 +28,7 @@ def alone():
 def test_the_page_names_the_version_that_is_tested():
     [named] = re.findall(r"Written for torch (\S+),", PAGE.read_text(encoding="utf-8"))
     assert torch.__version__.startswith(f"{named}."), "read FSDP2's source, then units.py and the page"
-    assert f"in torch {named}," in units.VERSION
+    assert f"in torch {named}, 2.14 and 2.15," in units.VERSION
 
 
 def test_the_hook_takes_one_tensor():
@@ -44,7 +44,16 @@ def test_every_name_that_is_read_exists(alone):
     of_parameter = set(re.findall(r"\beach\.(\w+)", text))
     of_mesh = set(re.findall(r'\binfo, "(\w+)"', text)) - {"replicate_mesh_dim"} | {"shard_process_group"}
     assert len(of_group) > 5 and len(of_parameter) > 5 and len(of_mesh) == 2
+    assert of_group <= {*units._OF_GROUP} and of_parameter <= {*units._OF_PARAMETER} and {*units._OF_MESH} <= of_mesh
     for owner, names in ((group, of_group), (group.fsdp_params[0], of_parameter), (group.mesh_info, of_mesh)):
         assert {name for name in names if not hasattr(owner, name)} == set()
     assert group.fsdp_params[0].sharded_state.name == "SHARDED"
     assert "replicate_mesh_dim" in inspect.getsource(inspect.getmodule(type(group.mesh_info)))
+
+
+def test_a_name_that_is_gone_is_an_error_with_the_version(alone, monkeypatch):
+    """Before a step reads it, where it would be an error in a hook."""
+    module = fully_shard(nn.Linear(2, 2), mesh=alone)
+    monkeypatch.setattr(units, "_OF_GROUP", (*units._OF_GROUP, "reduce_scatter_gone"))
+    with pytest.raises(RuntimeError, match=rf"of torch {re.escape(torch.__version__)} is another one .*_gone"):
+        units.units_of(module)

@@ -13,7 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from hvd_dyncomp import AllRanks, Schedule
+from hvd_dyncomp import AllRanks, Schedule, StepFunction
 
 
 class Trainer:
@@ -162,8 +162,9 @@ def test_what_is_evaluated_after_training_is_nothing_for_the_controller(run):
     [
         (4, False, "no", []),
         (Schedule({0: 4}), True, "no", ["never moves"]),
-        (None, False, "epoch", ["compute_metrics"]),
-        (None, True, "steps", []),
+        (StepFunction(), False, "epoch", ["compute_metrics"]),
+        (StepFunction(), True, "steps", []),
+        (None, False, "no", []),  # 4 bits
     ],
 )
 def test_what_cannot_work_is_said_when_training_begins(

@@ -178,3 +178,20 @@ def test_without_the_extension_the_reference_serves_and_one_line_says_so():
         [sys.executable, "-c", code.split("out, back")[0]], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_the_line_says_what_is_missing_and_what_helps():
+    """`from ... import _native` would speak of a circular import; and pip keeps a build without the extension."""
+    code = (
+        "import sys, torch\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'hvd_dyncomp.kernels._native':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        "from hvd_dyncomp.kernels import encode_into\n"
+        "encode_into(torch.empty(260, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "circular" not in done.stderr, done.stderr
+    assert "No module named 'hvd_dyncomp.kernels._native'" in done.stderr and "--no-cache-dir" in done.stderr

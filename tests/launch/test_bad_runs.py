@@ -5,6 +5,7 @@ More flags are in test_options.py, data in test_datasets.py.
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def test_folders_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").touch()
     for folder in (tmp_path / "file" / "run", tmp_path / "run", Path("/proc/run"), FULL / "run"):
         assert_refused((*FLAGS, "--output-dir", str(folder)), str(folder))
+
+
+def test_a_model_of_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    flags = (*FLAGS, "--model", "resnet18", "--output-dir", str(tmp_path / "run"))
+    assert_refused(flags, "--model resnet18 needs torchvision (", "pip install torchvision")
 
 
 # What a run goes on from

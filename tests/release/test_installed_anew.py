@@ -35,7 +35,7 @@ def built(tools: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 def test_there_is_one_of_each(built: dict[str, Path]) -> None:
-    assert built.keys() == {"whl", "gz"}
+    assert built.keys() == {"whl", "gz"} and "-abi3-linux_" in built["whl"].name
 
 
 def test_an_index_would_take_them(tools: Path, built: dict[str, Path]) -> None:

@@ -1,5 +1,6 @@
 """What tools/setup.sh asks of the system, and `import torchvision` beside a CPU build of torch, which it adds."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -58,7 +59,8 @@ def needed(package: str) -> set[str]:
 def test_the_environment_for_torchrun_has_all_that_torch_needs_and_no_more() -> None:
     beside = names('lock_without "$for_gpus"')
     cpu = {name for name in needed("torch") | {"numpy", "setuptools"} if not re.match("cuda-|nvidia-|triton", name)}
-    assert {*beside, "torch"} == cpu | {"scikit-learn", "tqdm"}
+    # ResNet-18 of docs/quickstart.md is torchvision's.
+    assert {*beside, "torch"} == cpu | {"scikit-learn", "tqdm", "torchvision", "pillow"}
     lock = (ROOT / "tools" / "requirements.txt").read_text(encoding="utf-8")
     gpus = re.findall(r"^((?:cuda-|nvidia-)[\w-]+|triton|torch)==", lock, flags=re.M)
     assert {*names("lock_without '$'")} == {*beside, *gpus}
@@ -105,3 +107,16 @@ def asked_for(folder: Path, commands: dict[str, str]) -> str:
 def test_what_the_build_cannot_do_without_is_asked_for(tmp_path: Path, missing: str) -> None:
     said = asked_for(tmp_path, dict.fromkeys(COMMANDS.keys() - {missing}, "exit 0"))
     assert f"apt-get install -y {COMMANDS[missing]} " in said
+
+
+def test_a_wheel_without_the_extension_is_tagged_as_one_for_every_platform(tmp_path: Path) -> None:
+    """Or it would pass for the one with it, as pip keeps and finds wheels by their tags."""
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "hvd_dyncomp", tmp_path / "hvd_dyncomp")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-cache-dir", "."]
+    environment = os.environ | {"CC": "false", "CXX": "false"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")

@@ -45,3 +45,28 @@ def test_what_fails_is_over_and_what_is_beside_it_goes_on(caplog):
         assert over.wait(10)
     assert calls.count("fails") == 1
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
+
+
+def test_several_threads_that_add_work_at_once_start_one(monkeypatch):
+    """`stop` ends one, and joins it; a second one would be joined for ever when Python exits."""
+    started = []
+
+    class Slow(threading.Thread):
+        def start(self) -> None:
+            started.append(self)
+            time.sleep(0.05)
+            super().start()
+
+    background, over = Background(lambda: time.sleep(0.001)), [threading.Event() for _ in range(8)]
+    adders = [
+        threading.Thread(target=background.add, args=(lambda event=event: event.set() or True,)) for event in over
+    ]
+    monkeypatch.setattr(threading, "Thread", Slow)
+    for adder in adders:
+        adder.start()
+    for adder, event in zip(adders, over, strict=True):
+        adder.join(10)
+        assert event.wait(10)
+    assert len(started) == 1
+    background.stop()
+    assert not started[0].is_alive()

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.lanes import Lane, Turns
-from hvd_dyncomp.transport.sockets import new_sockets_not_for_children
+from hvd_dyncomp.transport.sockets import keep_from_children, new_sockets
 from hvd_dyncomp.transport.works import Works
 
 pytestmark = pytest.mark.promise("DDP: collectives start in one order on all ranks.")
@@ -201,6 +202,19 @@ def test_an_error_of_torch_says_what_it_means(works, part, text, kind, words):
         assert "and more" not in str(error.value)
 
 
+def test_what_is_no_matter_of_connections_stays_as_it_is(works):
+    """As where torch was built for another numpy, or a GPU has failed: to look at other ranks would help nobody."""
+    work = Work("Numpy is not available")
+    works.start(lambda: ([work], RECEIVED))
+    work.ends()
+    with pytest.raises(RuntimeError, match="^Numpy is not available"):
+        works.result()
+    with pytest.raises(RuntimeError, match="^Numpy is not available"), torch_distributed._all_come(0):
+        raise RuntimeError("Numpy is not available")
+    with pytest.raises(ConnectionError, match="not all ranks of the process group"), torch_distributed._all_come(0):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711")
+
+
 def child(check) -> bool:
     """What a function returns in a child."""
     number = os.fork()
@@ -222,10 +236,11 @@ def is_open(number: int) -> bool:
 
 def test_children_close_the_sockets_that_have_appeared_and_no_others():
     theirs = socket.socket()
-    with new_sockets_not_for_children():
+    with new_sockets() as appeared:
         first = socket.socket()
         second = socket.socket()
         second.set_inheritable(True)  # as those of Gloo are
+    keep_from_children(appeared)
     assert not second.get_inheritable()
     gone = first.fileno()
     assert child(lambda: is_open(theirs.fileno()) and not is_open(second.fileno()))

@@ -1,5 +1,6 @@
 """All ranks compress the same model, or all hear why not."""
 
+import re
 import time
 
 import pytest
@@ -129,6 +130,18 @@ def test_what_is_wrong_on_one_rank_is_said_on_all(kind, error, text, group, rank
         if rank != odd:
             assert str(caught.value).startswith(f"rank {odd} cannot compress its model: {error.__name__}: ")
     assert_compresses(model(2, group), group)
+
+
+def test_a_name_of_torch_that_is_gone_is_said_on_all_ranks(rank, monkeypatch):
+    """As in torch 2.2, which has no `_use_python_reducer`."""
+    one = model(1)
+    if rank == 0:
+        monkeypatch.setattr("hvd_dyncomp.ddp.model._NAMES", ("_comm_hooks", "_long_gone"))
+    kind = RuntimeError if rank == 0 else LockstepError
+    with pytest.raises(
+        kind, match=f"DistributedDataParallel of torch {re.escape(torch.__version__)} has no '_long_gone'"
+    ):
+        ddp.compress(one, 4)
 
 
 def test_a_rank_that_steps_the_controller_alone(rank, size, caplog, monkeypatch):

@@ -7,7 +7,7 @@ from problem import Linear, assert_means, same_on_all_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from hvd_dyncomp import Averager, ddp
+from hvd_dyncomp import Averager, Controller, LockstepError, ddp
 
 SHAPE = {"block_size": 64, "bucket_bytes": 20_000}
 
@@ -57,6 +57,47 @@ def test_beside_a_compressed_model(rank):
         averager.mean_([tensors[0][:3000]])
         assert_means([tensors[0][:3000]], [model.module.mean(seed + 10)[0][:3000]], 16)
         assert_means([p.grad for p in model.parameters()], model.module.mean(seed), 16)
+
+
+def alike(value: float) -> Linear:
+    module = Linear()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += value
+    return module
+
+
+@pytest.mark.promise("Averagers of different models are an error on every rank.")
+def test_another_order_on_another_rank(rank, size):
+    """As from a set: two models of one architecture would be averaged with each other."""
+    models, odd = [alike(1), alike(2)], rank == size - 1
+    text = (
+        rf"ranks make different Averagers: parameter values.0 has other values on rank {size - 1} than on rank 0; make"
+    )
+    for one in reversed(models) if odd else models:
+        with pytest.raises(LockstepError, match=text):
+            Averager(one.named_parameters(), 4)
+    # Values that are to differ are not compared; names and shapes are.
+    controller = Controller(16, check_replicas=False)
+    averager = Averager(models[odd].named_parameters(), controller, **SHAPE)
+    tensors = models[0].noise(0, rank)
+    averager.mean_(tensors)
+    assert_means(tensors, models[0].mean(0), 16)
+    with pytest.raises(LockstepError, match="where rank 0's has parameter a with .3000. values"):
+        Averager([("b" if odd else "a", torch.zeros(3000))], controller)
+
+
+@pytest.mark.promise("Averagers of different models are an error on every rank.")
+def test_an_argument_that_is_wrong_on_one_rank(rank, size):
+    kind, text = (
+        (ValueError, "^block_size") if rank == 0 else (LockstepError, "^rank 0 cannot make its Averager: Value")
+    )
+    with pytest.raises(kind, match=text):
+        Averager([("a", torch.zeros(3000))], 4, block_size=100 if rank == 0 else 64)
+    averager = Averager([("a", torch.zeros(3000))], 16)
+    tensor = torch.full((3000,), float(rank))
+    averager.mean_([tensor])
+    torch.testing.assert_close(tensor, torch.full((3000,), (size - 1) / 2))
 
 
 def test_in_a_group_of_its_own(rank):

@@ -10,7 +10,7 @@ from problem import Linear, assert_means, gradients, same_on_all_ranks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from hvd_dyncomp import ddp
+from hvd_dyncomp import AllRanks, Averager, Controller, ddp
 
 pytestmark = pytest.mark.promise("A compressed model can be copied, pickled and averaged.")
 
@@ -54,8 +54,21 @@ def test_a_copy_is_a_model_that_can_be_compressed(copied):
         ddp.compress(model, 4)
 
 
-def test_a_quantizer_is_not_copied():
+def test_what_belongs_to_its_ranks_is_not_copied():
+    """A `TypeError` of pickle's own, about a lock or a weak reference, would help nobody."""
     quantizer = ddp.compress(DistributedDataParallel(Linear()), 4)
-    for copied in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="belongs to its model and cannot be copied or pickled"):
-            copied(quantizer)
+    averager = Averager([("a", torch.zeros(3000))], 4)
+    for copied in (copy.deepcopy, pickle.dumps, lambda one: torch.save(one, io.BytesIO())):
+        for one, text in (
+            (quantizer, "a quantizer of hvd_dyncomp.ddp belongs to its model and cannot be copied or pickled: make"),
+            (averager, "an Averager belongs to its model and cannot be copied or pickled: make"),
+            (AllRanks(averager), r"AllRanks cannot be copied or pickled.* save its state_dict\(\)"),
+        ):
+            with pytest.raises(TypeError, match=text):
+                copied(one)
+    controller = Controller(4)
+    assert pickle.loads(pickle.dumps(controller)).bits == 4  # noqa: S301
+    controller.step({})
+    with pytest.raises(TypeError, match=r"a Controller that has been used has them: save its state_dict\(\)"):
+        pickle.dumps(controller)
+    assert copy.deepcopy(controller).epoch == 1

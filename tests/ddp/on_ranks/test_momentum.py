@@ -63,15 +63,20 @@ def test_an_optimizer_of_two_models_that_ranks_reach_in_another_order(rank):
             torch.testing.assert_close(then - weight.detach(), rate * weight.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_ranks_that_differ_in_less_momentum_are_told(rank):
+@pytest.mark.parametrize("odd", ["less_momentum", "step"])
+def test_ranks_that_differ_in_less_momentum_are_told(odd, rank):
     model = DistributedDataParallel(Linear())
     ddp.compress(model, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    if rank == 1:
+    if rank == 1 or odd == "step":
         hvd_dyncomp.less_momentum(optimizer)
     model(0).backward()
-    optimizer.step()
-    with pytest.raises(LockstepError, match="rank 0 has less_momentum False, rank 1 has True"):
+    if rank == 1 or odd == "less_momentum":
+        optimizer.step()
+    text = (
+        r"rank 0 has less_momentum False, rank 1 has True \(has every rank called less_momentum, and optimizer.step\(\)"
+    )
+    with pytest.raises(LockstepError, match=text):
         model(1).backward()
 
 

@@ -12,12 +12,14 @@ import torch
 import torch.distributed as dist
 from problem import Linear, assert_means, distributed, gradients, same_on_all_ranks
 from torch import nn
+from torch.distributed._composable import replicate
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_dyncomp
-from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, StepFunction, ddp, step_levels
+from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, Static, StepFunction, ddp, step_levels
 from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
@@ -197,11 +199,16 @@ def test_the_states_of_all_ranks_are_one(rank):
 
 
 def test_refused_in_a_sentence():
-    model = DistributedDataParallel(Linear())
+    model, mesh = DistributedDataParallel(Linear()), init_device_mesh("cpu", (dist.get_world_size(),))
     for wrong, text in (
         (model.module, r"got Linear.*; pass what the framework has wrapped: .*trainer.model_wrapped"),
         (4, "got 4$"),
-        (fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (dist.get_world_size(),))), "hvd_dyncomp.fsdp.comp"),
+        (replicate(nn.Linear(4, 4)), "made by torch's replicate.*: wrap the model in DistributedDataParallel"),
+        (
+            replicate_with_fsdp(nn.Linear(4, 4), mesh=mesh),
+            r"made by torch's replicate.*fully_shard .* of a mesh \(N, 1\)",
+        ),
+        (fully_shard(nn.Linear(4, 4), mesh=mesh), "hvd_dyncomp.fsdp.comp"),
     ):
         with pytest.raises(TypeError, match=r"model must be a torch.nn.parallel.DistributedDataParallel, .*" + text):
             ddp.compress(wrong, 4)
@@ -229,6 +236,30 @@ def test_refused_in_a_sentence():
     with pytest.raises(ValueError, match="state must come from state_dict"):
         quantizer.load_state_dict({"steps": 1})
     model(0).backward()  # what was refused has changed nothing
+    assert same_on_all_ranks(gradients(model))
+
+
+def test_without_a_level_it_has_4_bits():
+    quantizer = ddp.compress(DistributedDataParallel(Linear()))
+    assert quantizer.controller.policy.config() == Static(4).config()
+    assert quantizer.controller.step({}) == 4
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_a_model_that_never_exchanges_is_warned_of_once(synced, rank, monkeypatch, caplog):
+    """Within Accelerate's LocalSGD all passes run in no_sync, and nothing would be compressed in silence."""
+    monkeypatch.setattr("hvd_dyncomp.ddp.model._PASSES", 5)
+    model, _ = distributed(4)
+    if synced:
+        model(0).backward()
+    with model.no_sync():
+        for seed in range(12):
+            model(seed).backward()
+            assert len(caplog.messages) == (not synced and rank == 0 and seed >= 4)
+    said = "the first 5 backward passes of a compressed model have exchanged nothing, so compress has no effect"
+    assert all(message.startswith(said) for message in caplog.messages)
+    model.zero_grad()
+    model(0).backward()
     assert same_on_all_ranks(gradients(model))
 
 

@@ -322,6 +322,38 @@ def test_children_have_no_connections(rank, size):
     dist.barrier()
 
 
+@pytest.mark.parametrize("where", ["all", "one"])
+def test_children_keep_what_another_thread_has_opened_meanwhile(where, rank, size, monkeypatch):
+    """A connection to a database, say, and a server: whatever appears between two looks at this process's sockets."""
+    here = where == "all" or rank == 0
+    theirs: list[socket.socket] = []
+    new_group = dist.ProcessGroupGloo
+
+    def beside(*arguments):
+        if here:
+            server = socket.create_server(("127.0.0.1", 0))
+            theirs.extend([server, socket.create_connection(server.getsockname()), server.accept()[0]])
+        return new_group(*arguments)
+
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(dist, "ProcessGroupGloo", beside)
+        made = ProcessGroupTransport()
+    numbers = [one.fileno() for one in theirs]
+    foreign = {os.readlink(f"/proc/self/fd/{number}") for number in numbers}
+    ours = descriptors() - before - foreign
+    assert len(ours) == size and len(foreign) == 3 * here
+    # Of all connections none. A socket that listens may stay: no connection says whose it is, and it keeps none alive.
+    assert forked(lambda: len(descriptors() & ours) <= here and foreign <= descriptors())
+    made._leave()  # which shuts down what is the group's
+    for one, other in zip(theirs[1::3], theirs[2::3], strict=True):
+        one.send(b"x")
+        assert other.recv(1) == b"x"
+    for one in theirs:
+        one.close()
+    dist.barrier()
+
+
 def test_children_keep_what_has_the_descriptor_of_a_connection_that_is_gone():
     before = descriptors()
     made = ProcessGroupTransport()

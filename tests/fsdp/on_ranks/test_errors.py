@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from sharded import Blocks, WithUnused, a_step, compressed, loss_of, mesh, sharded
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -59,6 +60,10 @@ def hooked() -> nn.Module:
     return model
 
 
+def replicated() -> nn.Module:
+    return replicate(blocks(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
 def on_meta() -> nn.Module:
     with torch.device("meta"):
         return sharded(Blocks())
@@ -71,6 +76,7 @@ def on_meta() -> nn.Module:
         (blocks, TypeError, "model must be a module that torch's fully_shard was applied to, got Blocks"),
         (lambda: DistributedDataParallel(blocks()), TypeError, "for DistributedDataParallel there is"),
         (lambda: "x", TypeError, "model must be a module"),
+        (replicated, TypeError, r"made by torch's replicate, which calls no communication hook: wrap .* mesh \(N, 1\)"),
         (hybrid, ValueError, "give fully_shard the mesh of the shards only"),
         (without_root, ValueError, "parameter first.weight is not sharded, so nobody would average it"),
         (on_two_meshes, ValueError, r"\(the model\) and blocks.1 are sharded among different ranks"),
