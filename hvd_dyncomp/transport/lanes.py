@@ -169,7 +169,7 @@ class Groups:
         """
         twice = Counter(itertools.chain(*everyone)) if everyone is not None else Counter()
         for group, sockets in self.made.items():
-            if everyone is not None and group.size() > 1:
+            if everyone is not None and len(sockets) != group.size():
                 between_two = {one for name, one in connections(sockets).items() if twice[name] == 2}
                 # Fewer, if addresses are translated on the way: then all count as the group's.
                 if len(between_two) >= group.size() - 1:
