@@ -28,15 +28,12 @@ class Workers:
 
     def __init__(self, size: int, values: int) -> None:
         self._world = World(size, hosts=list(range(size)))
-        self._averagers = [
-            Averager(
-                [("gradient", torch.empty(values))],
-                _Level(transport=transport),
-                min_numel=1,
-                block_size=BLOCK_SIZE,
-            )
-            for transport in self._world.transports
-        ]
+        named = [("gradient", torch.zeros(values))]
+
+        def program(transport: InProcessTransport) -> Averager:
+            return Averager(named, _Level(transport=transport), min_numel=1, block_size=BLOCK_SIZE)
+
+        self._averagers = self._world.run(program)
 
     def mean(self, gradients: Sequence[torch.Tensor], bits: float) -> torch.Tensor:
         """Mean of (values,) float32 gradients, one a worker, as every worker gets it; a single one sends nothing.
