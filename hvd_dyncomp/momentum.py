@@ -1,4 +1,4 @@
-"""Optimizer steps with less momentum: at few bits the residuals act as a momentum already (docs/study.md).
+"""Optimizer steps with less momentum: momentum does not stand that few bits deliver large values late (docs/math.md).
 
 The optimizer's own step does the arithmetic, but on a view: an object that shares every attribute with the optimizer
 except the groups. So the optimizer itself never changes within a step, and there is nothing to restore.
@@ -22,7 +22,7 @@ from hvd_dyncomp.torch_names import check_names
 logger = logging.getLogger(__name__)
 
 #: So much momentum is best left at so many bits or less; at more, all of it (docs/study.md).
-LEFT = {0.5: 0.0, 1: 0.3, 2: 0.5, 3: 0.7}
+LEFT = {0.5: 0.0, 1: 0.3, 2: 0.7}
 MOST_BITS = max(LEFT)
 MUCH_MOMENTUM = 0.5
 
@@ -37,14 +37,14 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
 def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """Make an optimizer step with less momentum when the gradients came at 3 bits or less.
+    """Make an optimizer step with less momentum when the gradients came at 2 bits or less.
 
         optimizer = less_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
-    At few bits the residuals act as a momentum, and two momenta are more than one wants. So momentum is at most 0.7 at
-    3 bits, 0.5 at 2 bits, 0.3 at 1 bit, and none below:
+    At few bits a part of a large value is delivered in later steps, which makes training with much momentum unstable.
+    So momentum is at most 0.7 at 2 bits, 0.3 at 1 bit, and none below:
 
     - SGD of momentum m and dampening d has what is left, l, in its place, and a gradient adds (1 - l) / (1 - m) times
       as much to the momentum: on average the same progress, also where the level changes. With nothing left it steps
@@ -174,8 +174,8 @@ def advice(optimizer: torch.optim.Optimizer) -> str:
     if momentum < MUCH_MOMENTUM:
         return ""
     return (
-        f"{type(optimizer).__name__} has a momentum of {momentum:g}, and at few bits the residuals act as a second "
-        "momentum, which may harm training: call hvd_dyncomp.less_momentum(optimizer) where you make an SGD, Adam "
+        f"{type(optimizer).__name__} has a momentum of {momentum:g}, which may harm training at few bits, where "
+        "large values are delivered late: call hvd_dyncomp.less_momentum(optimizer) where you make an SGD, Adam "
         "or AdamW; make other optimizers without momentum (docs/levels.md)"
     )
 

@@ -61,7 +61,7 @@ def stock(kind: type = SGD, **arguments) -> torch.optim.Optimizer:
 
 def left_at(bits: float) -> float | None:
     """How much momentum is to be left; None: all of it."""
-    return next((left for most, left in ((0.5, 0.0), (1, 0.3), (2, 0.5), (3, 0.7)) if bits <= most), None)
+    return next((left for most, left in ((0.5, 0.0), (1, 0.3), (2, 0.7)) if bits <= most), None)
 
 
 def few(optimizer: torch.optim.Optimizer, bits: float = 0.25) -> None:

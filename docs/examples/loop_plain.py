@@ -18,7 +18,7 @@ classes = rows[:, :10].argmax(dim=1)
 model = torch.nn.Sequential(torch.nn.Linear(32, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10))
 for value in model.state_dict().values():
     dist.broadcast(value, src=0)  # the averager broadcasts nothing
-# At few bits the residuals act as a momentum.
+# At 2 bits and less much momentum may harm.
 optimizer = hvd_dyncomp.less_momentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
 averager = hvd_dyncomp.Averager(model.named_parameters(), LEVEL)  # or a policy
 batches = torch.tensor(len(rows) // 32)

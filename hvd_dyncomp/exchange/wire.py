@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 
 # Of a step's `agreed`: whether optimizers of it step; None if that is not known. It travels as flags.
 MOMENTUM = "less_momentum"

@@ -75,8 +75,8 @@ def encode_into(
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
         first: index of the first of the n values; default 0.
-        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 bit with a residual and all
-            levels below.
+        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 and 2 bits with a residual
+            and all levels below.
         dither: a word of 32 bits that decides how the new residual is rounded (`reference.stored`). It must differ in
             every step, or small gradients may be lost.
 

@@ -40,26 +40,21 @@ class Placement(NamedTuple):
     Attributes:
         half: mid-rise codes are at k + 1/2 for -half <= k < half; mid-tread codes at k for -half <= k <= half.
         mid_rise: 2^b codes and none at zero; otherwise 2^b - 1 codes with one at zero.
-        rms: with nearest rounding the scale is rms * (root mean square) + maximum * (maximum) of the block.
-        maximum: see `rms`.
+        reach: with nearest rounding the outermost mid-tread code is at this part of the block's maximum, and what is
+            beyond is clipped.
     """
 
     half: int
     mid_rise: bool
-    rms: float
-    maximum: float
+    reach: float
 
 
-# Few codes: clip, with a scale near the one of least squared error for Gauss, Laplace and Student-t values alike; the
-# share of the maximum widens the scale for heavy tails. From 3 bits a code at zero costs little and keeps exact zeros.
-# From 5 bits nothing is clipped. docs/math.md says how the constants were found. One bit has its own rule; levels below
-# one bit have `sparse.MAGNITUDES`.
+# With error feedback it is the largest values of a block that must arrive at once, whatever that costs the others:
+# docs/math.md says why. One bit has its own rule; levels below one bit have `sparse.MAGNITUDES`.
 PLACEMENTS = {
-    1: Placement(1, True, 0.0, 0.0),
-    2: Placement(2, True, 0.85, 0.05),
-    3: Placement(3, False, 0.50, 0.05),
-    4: Placement(7, False, 0.30, 0.04),
-    **{bits: Placement(2 ** (bits - 1) - 1, False, 0.0, 1 / (2 ** (bits - 1) - 1)) for bits in (5, 6, 7, 8, 16)},
+    1: Placement(1, True, 0.0),
+    2: Placement(1, False, 0.7),
+    **{bits: Placement(2 ** (bits - 1) - 1, False, 1.0) for bits in (3, 4, 5, 6, 7, 8, 16)},
 }
 
 
@@ -104,8 +99,8 @@ def encode(
         block_size: values per block, a power of two of at least 8.
         real: number of values that count; the others are padding, whatever they are, and have a residual of zero. None:
             all.
-        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 bit with a residual and all
-            levels below.
+        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 and 2 bits with a residual
+            and all levels below.
         dither: decides how the new residual is rounded, see `stored`.
 
     Returns:
@@ -122,9 +117,9 @@ def encode(
         own.masked_fill_(~is_real, 0.0)
         before = own.to(torch.float32)
         x, waits = _add(x, before, residual_bound(bits))
-    if bits == 1 and residual is not None:
-        # Unbiased codes of one bit are as large as the maximum, so the loss is larger than the value: fed back, it
-        # doubles the residual in every step. The residual corrects the bias of nearest rounding anyway.
+    if bits <= 2 and residual is not None:
+        # Unbiased codes of one or two bits are as large as the maximum, so the loss is larger than the value: fed back,
+        # it doubles the residual in every step. The residual corrects the bias of nearest rounding anyway.
         noise = None
     real_values = is_real.sum(dim=1, keepdim=True)
     if bits < 1:
@@ -256,16 +251,13 @@ def _scale(x: torch.Tensor, real: torch.Tensor, bits: int, stochastic: bool) -> 
     placement = PLACEMENTS[bits]
     real = real.clamp(min=1).to(torch.float64)
     maximum = x.abs().amax(dim=1, keepdim=True).to(torch.float64)  # NaN if there is one
-    if stochastic:
+    if bits == 1 and not stochastic:
+        scale = tree_sum(x.abs().to(torch.float64)) * 2.0 / real
+    elif stochastic:
         # Unbiased means that nothing may be clipped: the outermost codes sit on the maximum.
         scale = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
-    elif bits == 1:
-        scale = tree_sum(x.abs().to(torch.float64)) * 2.0 / real
-    elif placement.rms:
-        rms = (tree_sum(x.to(torch.float64).square()) / real).sqrt()
-        scale = rms * placement.rms + maximum * placement.maximum
     else:
-        scale = maximum / placement.half
+        scale = maximum * placement.reach / placement.half
     return scale.to(torch.float32)
 
 

@@ -49,7 +49,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     leaves the tensor uncompressed and warns once.
 
     Gradients may be float16, bfloat16, float32 or float64, of any shape and strides; quantization and sums are in
-    float32. docs/design.md describes the exchange. At few bits the residuals act as a momentum:
+    float32. docs/design.md describes the exchange. At 2 bits and less much momentum may harm:
     `less_momentum` makes the optimizer step with less of its own.
 
     Args:
@@ -61,7 +61,8 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             a small value that shares a block with values a hundred times as large may never arrive. False saves the
             residuals' 2 bytes per value; use it at 8 bits and more only.
         rounding: "nearest" or "stochastic". Stochastic rounding is unbiased and reproducible from rank, step and
-            element. Use it for training without error feedback. 1 bit with error feedback always rounds to nearest.
+            element. Use it for training without error feedback. 1 and 2 bits with error feedback always round
+            to nearest.
         block_size: values that share a scale, a power of two from 64 to 65536. The scale costs 32 / block_size bits per
             value (below one bit 16). Change it for gradients whose magnitudes differ much within 512 values.
         min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is lower. Change it for

@@ -9,12 +9,16 @@ from study.methods import (
     BY_RATE,
     FEEDBACK,
     FIRST_STEPS,
+    NESTEROV,
+    NOT_CLIPPED,
+    NOT_CLIPPED_LESS,
     POLICIES,
     RECORDED,
     RECORDED_RIVALS,
     RIVALS,
     STEPS,
     STEPS_ON_TEXT,
+    WIDER,
 )
 from study.parts import FRESH, TUNING, Largest, Part, Tuned
 from study.record import Key
@@ -250,6 +254,24 @@ LESS_MOMENTUM = Part(
     seed=FRESH,
 )
 
+# The codes that do not clip, with all momentum, beside those that did. (Of these there are other seeds under "momentum
+# left".) Each task as above, and the regression at its largest rate.
+UNCLIPPED = Part(
+    "codes that do not clip",
+    (*MOMENTUM_LEFT.tasks[:4], varied(TASKS_OF_RATES[1], 2)),
+    ("uncompressed", "4", *(method.name for method in (*NOT_CLIPPED, NOT_CLIPPED_LESS)), *WIDER),
+    seeds=3,
+    seed=FRESH,
+)
+# Is Nesterov's momentum the remedy for a share that arrives late?
+WITH_NESTEROV = Part(
+    "Nesterov",
+    (UNCLIPPED.tasks[1], UNCLIPPED.tasks[-1]),
+    ("uncompressed", *(method.name for method in NESTEROV)),
+    seeds=3,
+    seed=FRESH,
+)
+
 # The same where trainings are lost most easily.
 LEVELS_BY_RATE = Part(
     "levels that follow the rate",
@@ -348,6 +370,8 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
     *(
         MOMENTUM_LEFT,
         LESS_MOMENTUM,
+        UNCLIPPED,
+        WITH_NESTEROV,
         FIRST,
         LEVELS_BY_RATE,
         BREADTH,
@@ -363,7 +387,7 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
 )
 
 # Whatever of the main table takes a few minutes on two cores.
-_TRAINED = tuple(name for name in MAIN.methods if name not in RECORDED)
+_TRAINED = (*(name for name in MAIN.methods if name not in RECORDED), *(method.name for method in NOT_CLIPPED))
 QUICK = (Part("main", ("mlp", "resnet8, short"), _TRAINED, seeds=1),)
 
 

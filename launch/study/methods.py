@@ -32,6 +32,7 @@ class Method:
         momentum: so much is left of it there. With one level only: what the optimizer has gathered stays as it is.
         factor: c of the rate there, c (1 - left) / (1 - m) of the task's: 1 is as much progress a step as with it.
         rank: of PowerSGD.
+        nesterov: momentum is Nesterov's, of AdamW as `torch.optim.NAdam` has it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Method:
     momentum: float = 0.0
     factor: float = 1.0
     rank: int = 0
+    nesterov: bool = False
 
     def bits_at(self, progress: float) -> float:
         """The budget when so much of the training is over (0 to 1)."""
@@ -181,6 +183,30 @@ def _ablations() -> list[Method]:
     return found
 
 
+# What the library has had at 2 to 4 bits since version 9 of its wire format, with all momentum. (At 2 bits the largest
+# value of a block arrives as 0.7 of itself.) What else has such
+# levels was trained before, with codes that clipped the largest values of a block.
+NOT_CLIPPED = tuple(Method(f"{bits}, not clipped", budget=((0.0, bits),), no_momentum_up_to=0) for bits in (4, 3, 2))
+NOT_CLIPPED_LESS = replace(NOT_CLIPPED[2], name="2, not clipped, momentum 0.7", momentum=0.7, no_momentum_up_to=2)
+
+
+def clips(method: Method) -> bool:
+    """Whether the record's runs have codes that clip, which the library no longer has."""
+    some = any(2 <= bits <= 4 for _, bits in method.budget)
+    return some and method.kind == QUANTIZED[0] and not method.name.startswith(tuple(one.name for one in NOT_CLIPPED))
+
+
+def _nesterov(name: str, method: Method) -> Method:
+    return replace(method, name=f"{name}, Nesterov", no_momentum_up_to=0, nesterov=True)
+
+
+NESTEROV = (
+    _nesterov("uncompressed", UNCOMPRESSED),
+    *(_nesterov(method.name, method) for method in NOT_CLIPPED[1:]),
+    *(_nesterov(level(bits), _one(bits)) for bits in (1, 1 / 2, 1 / 4)),
+)
+
+
 def _first(bits: float, until: float) -> Method:
     """1/4 bit after `warmup_steps` at more."""
     return replace(_ladder((0.0, bits), (until, 1 / 4)), name=f"1/4, first {until:.0%} at {level(bits)}")
@@ -194,7 +220,7 @@ METHODS = {
         *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *BY_RATE, AGAINST_RATE),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
-        *FIRST_STEPS,
+        *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *NESTEROV),
     )
 }
 
@@ -211,4 +237,11 @@ RECORDED_RIVALS = {
     "natural, 9 bits": ("natural, 9 bits",),
     "1-bit Adam": ("1-bit Adam, from 15%", "1-bit Adam, from 30%"),
 }
-RECORDED = frozenset(("1/4 error", *POLICIES, *STEPS, *STEPS_ON_TEXT, *FEEDBACK, *sum(RECORDED_RIVALS.values(), ())))
+# Three codes of 2 bits, further apart than those that were chosen.
+WIDER = ("2, scale 0.8 max", "2, scale 0.8 max, momentum 0.7")
+RECORDED = frozenset(
+    (
+        *("1/4 error", *POLICIES, *STEPS, *STEPS_ON_TEXT, *FEEDBACK, *sum(RECORDED_RIVALS.values(), ()), *WIDER),
+        *(method.name for method in METHODS.values() if clips(method)),
+    )
+)

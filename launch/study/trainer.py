@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,17 @@ from study.methods import Method
 from study.tasks import Task, Work
 
 
-def optimizer(task: Task, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The task's own, at its peak rate. Its first group are the large parameters."""
+def optimizer(task: Task, parameters: list[nn.Parameter], *, nesterov: bool = False) -> torch.optim.Optimizer:
+    """The task's own, at its peak rate, or with Nesterov's momentum. Its first group are the large parameters."""
     divided = [p for p in parameters if p.numel() >= SMALL], [p for p in parameters if p.numel() < SMALL]
     groups = [{"params": own} for own in divided if own]
+    told: dict[str, Any] = {"lr": task.rate, "weight_decay": task.weight_decay}
     if task.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=task.rate, betas=(task.momentum, 0.999), weight_decay=task.weight_decay)
-    return torch.optim.SGD(groups, lr=task.rate, momentum=task.momentum, weight_decay=task.weight_decay)
+        betas = (task.momentum, 0.999)
+        if nesterov:
+            return torch.optim.NAdam(groups, betas=betas, decoupled_weight_decay=True, **told)
+        return torch.optim.AdamW(groups, betas=betas, **told)
+    return torch.optim.SGD(groups, momentum=task.momentum, nesterov=nesterov, **told)
 
 
 def leave_momentum_out(stepper: torch.optim.Optimizer, task: Task, left: float = 0.0, factor: float = 1.0) -> None:
@@ -90,7 +95,7 @@ def train(task: Task, work: Work, method: Method, seed: int) -> dict:
     model = work.model(seed)
     parameters = list(model.parameters())
     average = Averaging(method, parameters, task.workers, seed)
-    exchange, stepper = average.exchange, optimizer(task, parameters)
+    exchange, stepper = average.exchange, optimizer(task, parameters, nesterov=method.nesterov)
     steps = task.epochs * work.steps
     rates = torch.optim.lr_scheduler.OneCycleLR(
         stepper, task.rate, total_steps=steps + 1, pct_start=task.warm_up, cycle_momentum=False

@@ -151,7 +151,7 @@ def test_momentum_is_left_out_where_the_program_says_so(section, tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         report, words = runs(section, folder, at(section, "0.25"), ("# hvd_dyncomp.less_momentum", instead))
-        said.append("second momentum" in words)
+        said.append("delivered late" in words)
         found.add(report["epochs"]["3"])
     assert said == [True, False] and len(found) == 2
 

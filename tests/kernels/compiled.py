@@ -42,7 +42,7 @@ def kinds(bits: float) -> Iterator[tuple[str, object, dict]]:
     """Every call that compiles to something of its own, by name: the kernel, and its constants."""
     yield "decode", tiles.decode, {}
     for reduce, residual, stochastic in itertools.product((False, True), repeat=3):
-        if not stochastic or bits > 1 or bits == 1 and not residual:
+        if not stochastic or bits > 2 or bits >= 1 and not residual:
             constants = {"FROM_VERSIONS": reduce, "RESIDUAL": residual, "STOCHASTIC": stochastic}
             yield called(constants), tiles.encode, constants
 
@@ -80,7 +80,8 @@ def main() -> None:
                 told = options(form) | ({"enable_fp_fusion": True} if asked.with_fusion else {})
                 made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=told)
                 about = {"kernel": name, "bits": bits, "capability": capability, **resources(made.asm["cubin"])}
-                about |= {"rms": form.rms.hex(), "rms_bits": f"0d{struct.pack('>d', form.rms).hex()}"}
+                weight = form.rms or form.reach
+                about |= {"weight": weight.hex(), "weight_bits": f"0d{struct.pack('>d', weight).hex()}"}
                 print(json.dumps({**about, "ptx": made.asm["ptx"]}), flush=True)
 
 

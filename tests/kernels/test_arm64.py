@@ -17,7 +17,7 @@ from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, reduce_into, reference
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "exchange" / "fixtures" / "wire_v8.txt"
+GOLDEN = ROOT / "tests" / "exchange" / "fixtures" / "wire_v9.txt"
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
 each_level = pytest.mark.parametrize("bits", [bits for bits in LEVELS if bits < 32])

@@ -129,7 +129,7 @@ def test_zero_blocks_stay_zero_and_keep_tiny_values(bits):
     assert torch.equal(residual, stored(x.view(2, B), 0).view(-1)) and residual[B:].all()
 
 
-@pytest.mark.parametrize("bits", [b for b in COMPRESSED if b not in (1, 2)])
+@pytest.mark.parametrize("bits", [b for b in COMPRESSED if b != 1])
 def test_zeros_among_other_values_stay_zero(bits):
     x = values("gauss", B)
     x[::3] = 0
@@ -141,7 +141,21 @@ def test_the_sign_and_the_largest_value_survive(bits):
     x = values("gauss", 8 * B)
     decoded = round_trip(x, bits)
     assert (decoded * x >= 0).all()
-    assert torch.equal(round_trip(-x, bits), -decoded) or bits in (1, 2)
+    assert torch.equal(round_trip(-x, bits), -decoded) or bits == 1
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("distribution", ["gauss", "laplace", "student-t3"])
+def test_the_largest_values_of_a_block_arrive_at_once(bits, distribution):
+    """What is delivered late in the directions of large gradients is what momentum does not stand: docs/math.md."""
+    x = values(distribution, 32 * B).view(-1, B)
+    decoded = round_trip(x.view(-1), bits).view_as(x)
+    largest = x.abs().topk(4).indices
+    wanted, got = x.gather(1, largest).double(), decoded.gather(1, largest).double()
+    share = ((wanted * got).sum() / wanted.square().sum()).item()
+    assert (0.75 if bits == 2 else 0.94) < share < 1.25, share
+    top = x.abs().amax(dim=1)
+    torch.testing.assert_close(decoded.abs().amax(dim=1), top * (0.7 if bits == 2 else 1.0))
 
 
 @each_level
@@ -207,7 +221,7 @@ def relative_error(bits: float, steps: list[list[torch.Tensor]]) -> float:
 
 
 # What the design asks for; docs/math.md has the figures that are reached.
-LIMITS = {0.125: 0.76, 0.25: 0.59, 0.5: 0.42, 1: 0.20, 2: 0.12, 3: 0.065, 4: 0.037, 8: 0.0025, 16: 1e-5}
+LIMITS = {0.125: 0.76, 0.25: 0.59, 0.5: 0.42, 1: 0.20, 2: 0.27, 3: 0.095, 4: 0.037, 8: 0.0025, 16: 1e-5}
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "laplace", "student-t3"])
@@ -215,6 +229,8 @@ def test_accuracy_of_the_sum_of_thirty_steps(distribution):
     steps = [[values(distribution, 32 * B, seed=1 + 2 * step + rank) for rank in range(2)] for step in range(30)]
     errors = {bits: relative_error(bits, steps) for bits in COMPRESSED}
     print(distribution, {bits: f"{error:.2g}" for bits, error in errors.items()})
-    assert all(errors[a] > errors[b] for a, b in zip(COMPRESSED, COMPRESSED[1:], strict=False)), errors
+    # At 2 bits the largest values of a block arrive at once, and others wait longer than at 1 bit.
+    ordered = [bits for bits in COMPRESSED if bits != 2]
+    assert all(errors[a] > errors[b] for a, b in zip(ordered, ordered[1:], strict=False)), errors
     if distribution == "gauss":
         assert all(errors[bits] <= limit for bits, limit in LIMITS.items()), errors

@@ -94,13 +94,13 @@ def scored(part: Tuned | Largest, score, seeds: list[int] | None = None) -> dict
 
 
 TUNED = Tuned(
-    "x", "mlp", {"uncompressed": ("uncompressed",), "few": ("1/4", "1/4, c = 0.5"), "4": ("4",)}, 4, (("4",),)
+    "x", "mlp", {"uncompressed": ("uncompressed",), "few": ("1/4", "1/4, c = 0.5"), "8": ("8",)}, 4, (("8",),)
 )
 
 
 def by_rate(task: str, method: str, seed: int) -> float:
     """Uncompressed gradients are at their best at the task's rate, others at twice that, half a point worse."""
-    best = {"uncompressed": "mlp", "1/4": "mlp, x2", "1/4, c = 0.5": "mlp, x4", "4": "mlp, x2"}[method]
+    best = {"uncompressed": "mlp", "1/4": "mlp, x2", "1/4, c = 0.5": "mlp, x4", "8": "mlp, x2"}[method]
     return 90.0 - (task != best) - 0.5 * (method != "uncompressed") - (method == "1/4") + seed % 2 * 0.1
 
 
@@ -110,7 +110,7 @@ def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
     shown = (
         *(declared.OTHERS_MLP, declared.LARGE_AT_RATES, declared.BATCH_RATE),
         declared.MOMENTUM_LEFT,
-        declared.LESS_MOMENTUM,
+        *(declared.LESS_MOMENTUM, declared.UNCLIPPED, declared.WITH_NESTEROV),
         declared.RESNET18,
     )
     assert not {key[2] for key in declared.BATCH_RATE.keys} & set(TUNING)
@@ -118,7 +118,7 @@ def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
     assert not {key[2] for part in compared for key in part.keys} & {*TUNING, *TUNED.seeds_fresh}
     runs = scored(TUNED, by_rate, list(TUNING))
     assert [TUNED.best(runs, row) for row in TUNED.rows] == [
-        *(("mlp", "uncompressed"), ("mlp, x4", "1/4, c = 0.5"), ("mlp, x2", "4"))
+        *(("mlp", "uncompressed"), ("mlp, x4", "1/4, c = 0.5"), ("mlp, x2", "8"))
     ]
     del runs["mlp, x0.5", "1/4", TUNING[0]]
     assert TUNED.best(runs, "few") is None, "a rate that was not tried may be the best"
@@ -128,7 +128,7 @@ def test_a_table_may_choose_among_fewer_rates_with_fewer_seeds() -> None:
     few = replace(TUNED, rates=(0.5, 1), tuning_seeds=TUNING[:1])
     runs = scored(few, by_rate)
     assert {(task, seed) for task, _, seed in runs if seed in TUNING} == {("mlp, x0.5", 100), ("mlp", 100)}
-    assert few.best(runs, "4") == ("mlp, x0.5", "4"), "the first of two equal ones: twice the rate was not tried"
+    assert few.best(runs, "8") == ("mlp, x0.5", "8"), "the first of two equal ones: twice the rate was not tried"
     assert "8 of 8 runs that choose rates (seeds 100)" in tuned_tables.tuned(few, runs)
 
 
@@ -139,9 +139,9 @@ def test_what_decides_is_wanted_first_and_fresh_runs_at_the_best_rate_only() -> 
         stages.append(lacking)
         runs |= {key: run for key, run in scored(TUNED, by_rate).items() if key in lacking}
     assert [{key[1] for key in stage} for stage in stages] == [
-        *({"4"}, {"4"}, {"uncompressed", "1/4", "1/4, c = 0.5"}, {"uncompressed", "1/4, c = 0.5"})
+        *({"8"}, {"8"}, {"uncompressed", "1/4", "1/4, c = 0.5"}, {"uncompressed", "1/4, c = 0.5"})
     ]
-    assert stages[1] == [("mlp, x2", "4", seed) for seed in (10, 11, 12, 13)]
+    assert stages[1] == [("mlp, x2", "8", seed) for seed in (10, 11, 12, 13)]
     assert len(runs) == 4 * 4 * 2 + 3 * 4
 
 

@@ -153,8 +153,8 @@ HVD_INLINE bool too_short(Shape shape) {
         CASE(16)             \
     }
 
-// One bit with a residual, and all levels below, round to nearest in any case.
-HVD_INLINE bool can_be_stochastic(int level, Residual residual) { return level > 1 || (level == 1 && !residual.values); }
+// One and two bits with a residual, and all levels below, round to nearest in any case.
+HVD_INLINE bool can_be_stochastic(int level, Residual residual) { return level > 2 || (level > 0 && !residual.values); }
 
 void encode(uint8_t* out, Values values, Residual residual, Shape shape, const Noise* noise, void* scratch) {
     if (too_short(shape)) return HVD_SMALLER.encode(out, values, residual, shape, noise, scratch);

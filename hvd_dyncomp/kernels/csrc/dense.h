@@ -13,15 +13,13 @@ namespace {
 struct Placement {
     int half;
     bool mid_rise;
-    double rms, maximum;
+    double reach;
 };
 
 constexpr Placement placement(int bits) {
-    return bits == 1   ? Placement{1, true, 0.0, 0.0}
-           : bits == 2 ? Placement{2, true, 0.85, 0.05}
-           : bits == 3 ? Placement{3, false, 0.50, 0.05}
-           : bits == 4 ? Placement{7, false, 0.30, 0.04}
-                       : Placement{(1 << (bits - 1)) - 1, false, 0.0, 0.0};
+    return bits == 1   ? Placement{1, true, 0.0}
+           : bits == 2 ? Placement{1, false, 0.7}
+                       : Placement{(1 << (bits - 1)) - 1, false, 1.0};
 }
 
 // reference._scale. Of the `count` values `real` count; the others are zero.
@@ -34,9 +32,7 @@ HVD_INLINE float block_scale(const float* x, size_t count, size_t real, float kn
     } else {
         const double most = known >= 0 ? known : maximum(x, count);
         if constexpr (Stochastic) return (float)(most / (at.mid_rise ? at.half - 0.5 : at.half));
-        if constexpr (at.rms == 0.0) return (float)(most / at.half);
-        const double rms = __builtin_sqrt(tree_sum<Square>(x, count, sums) / (double)real);
-        return (float)(rms * at.rms + most * at.maximum);
+        return (float)(most * at.reach / at.half);
     }
 }
 

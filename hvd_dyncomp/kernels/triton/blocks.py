@@ -31,13 +31,6 @@ def _maximum(x, FORM: tl.constexpr):
 
 
 @triton.jit
-def _mixed(x, counted, HALVINGS: tl.constexpr, FORM: tl.constexpr):
-    """A scale from root mean square and maximum of each row of 2^HALVINGS values, of which `counted` count."""
-    mean = tree_sum(squares(x), FORM.rows, HALVINGS) / counted
-    return weighted(tl.sqrt(mean), FORM.rms, _maximum(x, FORM), FORM.maximum)
-
-
-@triton.jit
 def _on_the_wire(scale, live, finite):
     """The scale as sent. NaN makes the whole block NaN when it is decoded; the format fixes which NaN."""
     bits = tl.where(live, scale, 0.0).to(tl.int32, bitcast=True)
@@ -50,13 +43,13 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
 
     `counter`: a tile of uint32, with key0 and key1 as in `exact.uniform`; unused without STOCHASTIC.
     """
-    counted = tl.maximum(real, 1).to(tl.float64)
-    if STOCHASTIC or (FORM.rms == 0.0 and FORM.bits > 1):
+    if STOCHASTIC:
         wide = _maximum(x, FORM) / tl.full((1, 1), FORM.outermost, tl.float64)
     elif FORM.bits == 1:
-        wide = tree_sum(tl.abs(x).to(tl.float64), FORM.rows, FORM.halvings) * 2.0 / counted
+        wide = tree_sum(tl.abs(x).to(tl.float64), FORM.rows, FORM.halvings) * 2.0 / tl.maximum(real, 1).to(tl.float64)
     else:
-        wide = _mixed(x, counted, FORM.halvings, FORM)
+        reach = tl.full((1, 1), FORM.reach, tl.float64)
+        wide = _maximum(x, FORM) * reach / tl.full((1, 1), FORM.outermost, tl.float64)
     scale = wide.to(tl.float32)
     live = scale >= FORM.smallest_scale  # False for NaN
     finite = scale <= FORM.largest_scale  # False for NaN
@@ -94,7 +87,8 @@ def quantize_groups(x, real, FORM: tl.constexpr):
     largest = (rank >> 7).to(tl.int32).to(tl.float32, bitcast=True)
 
     counted = tl.minimum(tl.maximum(real, 1), FORM.groups).to(tl.float64)  # the groups that are not padding throughout
-    scale = _mixed(largest, counted, FORM.group_halvings, FORM).to(tl.float32)
+    mean = tree_sum(squares(largest), FORM.rows, FORM.group_halvings) / counted
+    scale = weighted(tl.sqrt(mean), FORM.rms, _maximum(largest, FORM), FORM.maximum).to(tl.float32)
     number = scale == scale
     scale = to_bfloat16(scale)
     finite = number & (scale <= FORM.largest_scale)

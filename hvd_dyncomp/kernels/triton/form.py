@@ -32,9 +32,10 @@ class Form:
         halvings: of a block until one value is left.
         most: the largest code, in multiples of the scale: `Placement.half`, or `Magnitudes.most`.
         mid_rise: as in `Placement`; False below one bit.
-        rms: in the scale, the weight of the root mean square; 0 where it has no part in it.
-        maximum: in the scale, the weight of the maximum.
-        outermost: what the maximum is divided by where no code is clipped.
+        rms: below one bit, in the scale, the weight of the root mean square.
+        maximum: below one bit, in the scale, the weight of the maximum.
+        reach: `Placement.reach`; 0 below one bit.
+        outermost: the outermost code, which is at the maximum in stochastic rounding.
         bound: equation 1a's c.
         smallest_scale: a block whose scale is below counts as zero.
         largest_scale: a block whose scale is above counts as infinite.
@@ -56,6 +57,7 @@ class Form:
     mid_rise: bool
     rms: float
     maximum: float
+    reach: float
     outermost: float
     bound: float
     smallest_scale: float
@@ -79,11 +81,11 @@ def form_of(bits: float, block_size: int) -> Form:
     """The form for a level below 32 and a block size."""
     group = group_size(bits) if bits < 1 else 1
     groups = block_size // group
+    mid_rise, rms, maximum, reach = False, 0.0, 0.0, 0.0
     if bits < 1:
         most, rms, maximum = MAGNITUDES[bits]
-        mid_rise = False
     else:
-        most, mid_rise, rms, maximum = PLACEMENTS[int(bits)]
+        most, mid_rise, reach = PLACEMENTS[int(bits)]
     return Form(
         bits=bits,
         size=block_size,
@@ -95,6 +97,7 @@ def form_of(bits: float, block_size: int) -> Form:
         mid_rise=mid_rise,
         rms=rms,
         maximum=maximum,
+        reach=reach,
         outermost=most - 0.5 if mid_rise else float(most),
         bound=float(residual_bound(bits)),
         smallest_scale=SMALLEST_SCALE,

@@ -106,7 +106,7 @@ def _encode(
 ) -> None:
     if blocks == 0:  # a shard of a bucket with fewer blocks than workers
         return
-    if bits < 1 or bits == 1 and residual is not None:
+    if bits < 1 or bits <= 2 and residual is not None:
         noise = None  # as in the reference
     random = (0, 0, 0) if noise is None else (_word(noise.first), *map(_word, noise.key))
     own = out if residual is None else residual.view(torch.int16)
