@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from hvd_dyncomp import fsdp
 
 # Of a tensor's mean after a step (tests/on_horovod/on_ranks/problem.py says why).
-BOUNDS = {2: 0.6, 4: 0.3, 8: 0.02, 16: 1e-3, 32: 1e-6}
+BOUNDS = {2: 0.9, 4: 0.3, 8: 0.02, 16: 1e-3, 32: 1e-6}
 
 
 DEVICE = os.environ.get("HVD_DYNCOMP_TEST_DEVICE", "cpu")

@@ -18,9 +18,10 @@ DEVICE = torch.device(os.environ.get("HVD_DYNCOMP_TEST_DEVICE", "cpu"))
 Compress = Callable[[], object]  # makes what `hvd.DistributedOptimizer` takes as `compression`
 
 # Relative error that a tensor's sum of updates may have after one or a few steps, from Gaussian gradients. One step is
-# the worst: error feedback keeps the error of a sum from growing with it. At 1 bit a quantization leaves an error of
-# 0.60; the sum of four ranks' signs, quantized again, one of 0.80 (0.72 with three). Nothing at all would be 1.
-BOUNDS = {1: 0.9, 2: 0.6, 3: 0.4, 4: 0.25, 8: 0.02, 16: 1e-4, 32: 1e-5}
+# the worst: error feedback keeps the error of a sum from growing with it. In blocks of 64 values (of 512), at 1 bit a
+# quantization leaves an error of 0.60; the sum of four ranks' signs, quantized again, one of 0.80 (0.72 with three). At
+# 2 bits these are 0.54 (0.66) and 0.78 (0.98), at 3 bits 0.26 (0.32) and 0.38 (0.48). Nothing at all would be 1.
+BOUNDS = {1: 0.9, 2: 0.9, 3: 0.5, 4: 0.25, 8: 0.02, 16: 1e-4, 32: 1e-5}
 # Absolute error of what shares a block with larger values, as small tensors do.
 SLACK = {8: 0.1, 16: 1e-3}
 # How much of the expected sum must be in it: its projection. A code of least squared error that leaves an error of E
