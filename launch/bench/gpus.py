@@ -16,6 +16,8 @@ from netlab.shaping import INTERFACE
 
 # NCCL knows hosts by their names, and takes between two of them what is fastest: it must be the link that is measured.
 OVER_LINKS = {"NCCL_SOCKET_IFNAME": INTERFACE, "NCCL_IB_DISABLE": "1"}
+# With one worker a host nothing else is needed: hosts are namespaces, and share the machine's memory and GPUs.
+OVER_LINKS_ONLY = {**OVER_LINKS, "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 
 
 def on_gpus(results: Mapping[str, Any]) -> bool:

@@ -183,7 +183,8 @@ def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dic
             lab.set_rate(rate)
             reached[rate] = link_rate.measure(lab, int((bits_per_second(rate) or 10e9) / 8)) / 1e6
         lab.set_rate("none")
-        nccl = gpus.OVER_LINKS if spec["device"] == "cuda" else {}
+        over_nccl = gpus.OVER_LINKS_ONLY if args.workers_per_host == 1 else gpus.OVER_LINKS
+        nccl = over_nccl if spec["device"] == "cuda" else {}
         start(lab.command(worker("worker", spec), launcher=args.launcher), environment | for_torch(lab) | nccl)
     return reached
 

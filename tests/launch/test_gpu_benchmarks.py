@@ -115,6 +115,7 @@ def test_over_links_nccl_is_told_to_use_them(monkeypatch):
     for where in ("cpu", "cuda"):
         steps._over_links({"rates": ["1gbit"], "device": where}, args, {})
     assert [environment.get("NCCL_SOCKET_IFNAME") for environment in environments] == [None, "eth0"]
+    assert [environment.get("NCCL_SHM_DISABLE") for environment in environments] == [None, "1"]
 
 
 def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):
