@@ -30,12 +30,7 @@ INFERENCE = (
 
 FORGOTTEN = (
     "Horovod has forgotten the gradients of a step that has begun: optimizer.load_state_dict() was called between "
-    "backward and step. Call it before backward or after step, or load the quantizer's state, too"
-)
-
-LOADED = (
-    "these gradients are of a step that was left: a state was loaded, or the optimizer attached, between backward and "
-    "step. Do it before backward or after step"
+    "backward and step. Call it before backward or after step"
 )
 
 ASSIGNED = (

@@ -19,10 +19,10 @@ def check_engine() -> None:
     check_names(Variable._execution_engine, ("queue_callback",))
 
 
-def call_at_end(function: Callable[[], None]) -> bool:
+def call_at_end(function: Callable[[], object]) -> bool:
     """Have a function called when the current pass ends, after all that was told so before; return whether one runs."""
     try:
-        Variable._execution_engine.queue_callback(function)
+        Variable._execution_engine.queue_callback(function)  # type: ignore[arg-type]  # what it returns is dropped
     except RuntimeError:
         return False
     return True

@@ -10,7 +10,6 @@ A step of any front end does what `mean_` does, in this order: begin, hand over 
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,8 +157,15 @@ class Averager(Session):
                 changed. The other ranks raise a LockstepError.
             LockstepError: the ranks differ in parameters, settings, level or step, in dtypes, or in which tensors are
                 None; or another rank has an error. On all ranks.
-            RuntimeError: an error has left an earlier step; load a state.
+            RuntimeError: an error has ended an earlier step.
         """
+        try:
+            self._mean(tensors)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _mean(self, tensors: Sequence[torch.Tensor | None]) -> None:
         given: dict[str, torch.Tensor] = {}
         wrong: Exception | None = None
         try:
@@ -172,13 +178,8 @@ class Averager(Session):
         self._dtypes = {
             name: str(given[name].dtype) for name, p in self._source.named if given.get(name, p).dtype != p.dtype
         }
-        try:
-            step = self._begin(absent=absent, wrong=wrong)
-            self._average(step, given)
-        except BaseException as error:
-            self._leave(error)
-            self._hand_in_rest(given)
-            raise
+        step = self._begin(absent=absent, wrong=wrong)
+        self._average(step, given)
         step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
         self._tell_optimizers(step.bits)
@@ -189,27 +190,16 @@ class Averager(Session):
 
     def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
         if isinstance(step, FailedStep):
-            self._hand_in_rest(given)
             self._end(step)  # raises
             return
-        rest = self._rest(step, given)
+        slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]  # there is a plan
+        rest = {name: given[name] for name in given if name not in slots}
         step.reduce("rest", rest)
         # From the last to the first, as backward makes gradients, and as buckets are filled.
         for name in reversed(list(given)):
-            if name not in rest:
-                step.add(self._plan.slots[name], given[name])  # type: ignore[union-attr]  # there is a plan
+            if name in slots:
+                step.add(slots[name], given[name])
         self._end(step)
-
-    def _hand_in_rest(self, given: Mapping[str, torch.Tensor]) -> None:
-        """After an error: the others wait for the uncompressed sum, of which the step that was left may not know."""
-        if self._left is not None:
-            with contextlib.suppress(Exception):
-                self._left.reduce("rest", self._rest(self._left, given))
-
-    def _rest(self, step: Step, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What travels uncompressed in a step."""
-        slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]
-        return {name: given[name] for name in given if name not in slots}
 
 
 class _Tensors(Source):

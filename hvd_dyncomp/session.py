@@ -16,7 +16,7 @@ from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
-from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
@@ -49,12 +49,11 @@ class Session:
     """What every front end is: it takes one model's gradients through steps. `averaging.py` is the shortest.
 
     A front end begins a step (`_begin`), hands over every gradient, waits until the ranks agree and ends it (`_end`).
-    After an error (`_leave`) it must still start what the other ranks wait for and the step knows nothing of: the sums
-    of what travels uncompressed.
+    Whatever is raised in between, it passes to `_fail`.
 
     It is *fail-stop*: an exception that leaves it within a step, whatever it is (`BaseException`), may leave gradients
-    and residuals half done. So it then refuses every further step with an error in words, and tells the other ranks,
-    until a state is loaded.
+    and residuals half done, here or on the ranks that wait for this one. So every further step raises an error in
+    words, and all ranks have to start again from a checkpoint.
 
     Args:
         controller: gives the level: a controller, or a policy or level for a new one.
@@ -75,7 +74,6 @@ class Session:
     _source: Any  # a `Source`, which a subclass makes
     called: str  # in messages
     default_controller: float | None = 4  # None: that of `Controller`
-    remedy = "load the states of all ranks (load_state_dict), or start again from a checkpoint"
 
     def __init__(
         self,
@@ -113,7 +111,6 @@ class Session:
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
         self._resumed = False  # since the latest step
         self._step: Step | FailedStep | None = None  # in flight
-        self._left: Step | None = None  # by an error, perhaps with messages in flight
         self._failure: Exception | None = None  # why no further step begins
         self._begun = 0  # changes when a step begins or a state is loaded; for other threads
 
@@ -241,25 +238,24 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the state of the same rank of a run with the same parameters.
 
-        You may call it before the first gradient. What concerns parameters is then checked at the first gradient. After
-        an error within a step, call it on every rank: it waits, a minute at most, until they have left the step, too.
-        Call it in the thread that trains.
+        You may call it before the first gradient. What concerns parameters is then checked at the first gradient. Call
+        it between steps, in the thread that trains.
 
         Raises:
             ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
                 changed.
-            RuntimeError: other ranks are still in a step that this one has left; or another thread has begun a step
-                meanwhile.
+            RuntimeError: gradients are in flight, or an error has ended a step; nothing has changed. Or another thread
+                has begun a step meanwhile.
         """
+        self._check_between_steps("load_state_dict")
+        if self._failure is not None:
+            raise self._failure
         with comes_from("state_dict()", state):
             state = residual_state.checked(state)
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
         if self._plan is not None:
             residual_state.check(self._plan.buckets, state, self._plan.source.rank, self._plan.source.world_size)
-        if self._step is not None:
-            self._leave(RuntimeError("load_state_dict was called in the middle of it"))
-        self._recover()
         self._begun += 1
         self._plan, self._saved = None, state
         self._levels.load_state_dict(state)
@@ -321,13 +317,16 @@ class Session:
         Args:
             absent: as in `Step`.
             wrong: why this rank cannot, if that is known already.
+
+        Raises:
+            RuntimeError: an error has ended an earlier step.
         """
+        if self._failure is not None:
+            raise self._failure
         self._begun += 1
         try:
             if wrong is not None:
                 raise wrong
-            if self._failure is not None:
-                raise self._failure
             if torch.is_inference_mode_enabled():  # what is made in it cannot be written later
                 raise RuntimeError(INFERENCE)
             if self._plan is None:
@@ -340,11 +339,8 @@ class Session:
             self._step = self._new_step(self._plan, turn, fresh=fresh, absent=absent)
             self._step.start()
         except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
-            self._leave(error)
             transport, label = self._ranks()
-            self._step = FailedStep(
-                error, transport=transport, label=label, number=self._levels.steps, bits=self.bits, left=self._left
-            )
+            self._step = FailedStep(error, transport=transport, label=label, number=self._levels.steps, bits=self.bits)
         finally:
             self._begun += 1  # again: before, a step that is about to begin cannot be seen
         return self._step
@@ -402,34 +398,22 @@ class Session:
     def _warn_of_momentum(self, text: str) -> None:
         self._advice.warn("momentum", text)
 
-    def _leave(self, error: BaseException) -> None:
-        """Something has left a step: refuse all further ones. The other ranks get aborts in place of messages."""
+    def _fail(self, error: BaseException) -> None:
+        """End a step because of an error that has left it: no further one begins, and the other ranks are told."""
         step, self._step = self._step, None
-        if isinstance(step, FailedStep) or (step is None and isinstance(error, Exception)):
-            return  # nothing was begun
-        self._fail("a step" if step is None else f"step {step.number}", error)
-        if step is not None and step.greeted:  # otherwise the next greeting tells them
-            self._left = step
-            step.cancel(self._failure or error)
-
-    def _fail(self, step: str, error: BaseException) -> None:
-        """Refuse all further steps."""
+        nothing_begun = step is None or (isinstance(step, FailedStep) and step.unanimous)
+        if nothing_begun and isinstance(error, Exception):
+            return
+        name = "a step" if step is None else f"step {step.number}"
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if self._failure is None:
             self._failure = RuntimeError(
-                f"{step} was left in the middle by {cause}. Gradients and residuals may be half done: {self.remedy}"
+                f"{name} was left in the middle by {cause}. Gradients and residuals may be half done: start all ranks "
+                "again from a checkpoint"
             )
             self._failure.__cause__ = error
-
-    def _recover(self) -> None:
-        """Forget a step that was left, once nothing of it is in flight.
-
-        Raises:
-            RuntimeError: the other ranks are still in it after a minute.
-        """
-        if self._left is not None and not self._left.run_out(PATIENCE_SECONDS):
-            raise RuntimeError(
-                f"other ranks have not left step {self._left.number} after {PATIENCE_SECONDS:.0f} s, which this one "
-                f"has left ({self._failure}); load states on every rank"
-            )
-        self._left = self._failure = None
+        if step is not None:
+            step.abandon()
+        if step is None or not step.refused:
+            transport = self._transport if self._plan is None else self._plan.transport
+            transport.abort(f"rank {transport.rank} has left {name}: {cause}")

@@ -16,14 +16,20 @@ import torch.distributed as dist
 
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.transport.lanes import Groups, Lane
+from hvd_dyncomp.transport.sockets import new_sockets, shut
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 
 class Started:
-    """The collectives that this rank has started, in their order."""
+    """The collectives that this rank has started, in their order.
+
+    Attributes:
+        next_name: of the communicator that is made next.
+        aborted: whether this rank has aborted a communicator: it may then have started fewer than others.
+    """
 
     def __init__(self) -> None:
-        self.next_name = ""  # of the communicator that is made next
+        self.next_name, self.aborted = "", False
         self._all: list[tuple[str, list[int], int, list[int], list[int]]] = []
 
     def add(self, name: str, ranks: list[int], to: list[int], arriving: list[int]) -> None:
@@ -36,10 +42,13 @@ class Started:
             AssertionError: they have not, or one expects another length than the other sends.
         """
         everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, self._all)
-        self._all = []
+        dist.all_gather_object(everyone, (self._all, self.aborted))
+        aborted, everyone = any(each for _, each in everyone), [started for started, _ in everyone]
+        self._all, self.aborted = [], False
         for one, other in itertools.combinations(range(len(everyone)), 2):
             pairs = [[each for each in everyone[rank] if {one, other} <= set(each[1])] for rank in (one, other)]
+            common = min(map(len, pairs)) if aborted else None
+            pairs = [each[:common] for each in pairs]
             assert [name for name, *_ in pairs[0]] == [name for name, *_ in pairs[1]], "other orders"
             for (name, ranks, _, to, _), (*_, arriving) in zip(*pairs, strict=True):
                 sent, expected = to[ranks.index(other)], arriving[ranks.index(one)]
@@ -56,7 +65,9 @@ class Communicator:
         _timeout: timedelta
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
-        self._name, self._gloo = started.next_name, dist.ProcessGroupGloo(store, rank, size, options._timeout)
+        with new_sockets() as self._sockets:
+            self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
+        self._name = started.next_name
         own = [0] * size
         own[rank] = dist.get_rank() + 1
         total = torch.tensor(own)
@@ -76,7 +87,9 @@ class Communicator:
         return self._gloo.allreduce(tensors)
 
     def abort(self) -> None:
-        self._gloo.abort()
+        """Other ranks' works end, where NCCL's kernels would go on until those ranks abort, too."""
+        started.aborted = True
+        shut(self._sockets)
 
 
 def install(patch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,11 @@ class Interruption:
         number: counted from 0; -1 for never.
         interrupt: has the handler called, which raises `Interrupted`.
         spared: functions of which no call counts, nor what they call.
+        torchs: functions that torch calls, of which no call is interrupted: what is raised there is torch's.
 
     Attributes:
         calls: how many there have been.
+        hit: whether it has interrupted one: not a function of torch's, and not where a generator is only closed.
     """
 
     def __init__(
@@ -34,9 +36,10 @@ class Interruption:
         number: int,
         interrupt: Callable[[], None],
         spared: tuple[str, ...] = (),
+        torchs: tuple[str, ...] = (),
     ) -> None:
-        self.number, self._interrupt, self._spared = number, interrupt, spared
-        self.calls, self._hit = 0, False
+        self.number, self._interrupt, self._spared, self._torchs = number, interrupt, spared, torchs
+        self.calls, self.hit = 0, False
 
     def __enter__(self) -> Interruption:
         self._before = sys.gettrace()  # as when coverage is measured
@@ -55,8 +58,8 @@ class Interruption:
 
     def _at_line(self, frame: FrameType, event: str, argument: object) -> Callable | None:
         """At its first line: Python 3.11 loses count of its stack when a function raises in place of being called."""
-        if event == "line" and not self._hit:
-            self._hit = True
+        if event == "line" and not self.hit and frame.f_code.co_name not in self._torchs:
+            self.hit = True
             self._interrupt()
         return self._at_line
 
@@ -65,13 +68,4 @@ class Interruption:
             if frame.f_code.co_name in self._spared:
                 return True
             frame = frame.f_back
-        return False
-
-    def hits(self, work: Callable[[], object]) -> bool:
-        """Whether `work`, which is called, was interrupted."""
-        try:
-            with self:
-                work()
-        except Interrupted:
-            return True
         return False

@@ -1,20 +1,18 @@
 """An `Averager` on ranks of a `World`: what arrives, what waits, and what every rank hears if one is wrong."""
 
 import copy
-import gc
 import re
 import threading
 
 import pytest
 import torch
-from interruption import Interrupted, Interruption
+from interruption import Interrupted
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
 from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, Static, less_momentum
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.sums import Sums
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport.in_process import World
 
@@ -239,7 +237,6 @@ def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
     def program(transport):
         each = averager(transport, bits)
         stepped(each, transport.rank, 0)
-        state = copy.deepcopy(each.state_dict())
         tensors = gradients(transport.rank, 1)
         given = [None if transport.rank == 1 and i == 2 else tensor for i, tensor in enumerate(tensors)]
         with pytest.raises(LockstepError) as error:
@@ -247,15 +244,12 @@ def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
         assert equal(tensors, gradients(transport.rank, 1))
         with pytest.raises(RuntimeError, match="step 1 was left in the middle by LockstepError"):
             each.mean_(tensors)
-        each.load_state_dict(state)
-        return str(error.value), stepped(each, transport.rank, 1)
+        return str(error.value)
 
-    seen = World(ranks, hosts=hosts).run(program)
-    assert {text for text, _ in seen} == {
+    assert set(World(ranks, hosts=hosts).run(program)) == {
         "the ranks' quantizers differ: rank 0 has tensors that are None [], rank 1 has ['odd'] "
         "(give zeros where only some ranks have a tensor)"
     }
-    assert same_on_all([tensors for _, tensors in seen])
 
 
 @EVERYWHERE
@@ -335,79 +329,26 @@ WRONG = {
 @pytest.mark.parametrize("bits", [4, 32])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_rank_whose_tensors_do_not_fit_says_so_to_all(ranks, hosts, bits, wrong):
-    """Nothing is averaged on any rank. All go on when they have loaded states."""
+    """Nothing is averaged on any rank, then and later."""
     spoil, kind, pattern = WRONG[wrong]
 
     def program(transport):
         each = averager(transport, bits)
         stepped(each, transport.rank, 0)
-        state = copy.deepcopy(each.state_dict())
         tensors = gradients(transport.rank, 1)
         wrong_here = transport.rank == 1
         with pytest.raises(kind if wrong_here else LockstepError) as error:
             each.mean_(spoil(tensors) if wrong_here else tensors)
         assert equal(tensors, gradients(transport.rank, 1))
-        with pytest.raises(LockstepError if wrong_here else RuntimeError, match="left in the middle by LockstepError"):
+        with pytest.raises(RuntimeError, match="left in the middle by " + error.type.__name__):
             each.mean_(tensors)
-        each.load_state_dict(state)
-        return str(error.value), stepped(each, transport.rank, 1)
+        assert equal(tensors, gradients(transport.rank, 1))
+        return str(error.value)
 
     seen = World(ranks, hosts=hosts).run(program)
-    assert re.match(pattern, seen[1][0]), seen[1][0]
+    assert re.match(pattern, seen[1]), seen[1]
     for rank in {*range(ranks)} - {1}:
-        assert seen[rank][0] == f"rank 1 cannot use its quantizer: {seen[1][0]}"
-    assert same_on_all([tensors for _, tensors in seen])
-    [one, *_] = World(ranks, hosts=hosts).run(
-        lambda t: [stepped(each, t.rank, s) for each in [averager(t, bits)] for s in (0, 1)]
-    )
-    assert equal(seen[0][1], one[1])
-
-
-@places("2")
-@pytest.mark.parametrize("bits", [4, 32])
-def test_an_interruption_at_every_call(ranks, hosts, bits):
-    """The same means as without, or an error: then nothing more until states are loaded.
-
-    A program that was interrupted before its means were there asks for them again.
-    """
-    expected: list = []
-
-    def run(number: int):
-        interruption = Interruption(number, interrupt, SPARED)
-
-        def program(transport):
-            each = averager(transport, bits)
-            stepped(each, transport.rank, 0)
-            here = interruption if transport.rank == 0 else Interruption(-1, interrupt)
-            seen = []
-            for step in (1, 2):
-                tensors = gradients(transport.rank, step)
-                try:
-                    again = step == 2
-                    if step == 1 and here.hits(lambda tensors=tensors: each.mean_(tensors)):
-                        again = not equal(tensors, expected[0][0])
-                        tensors = gradients(transport.rank, step) if again else tensors
-                    if again:
-                        each.mean_(tensors)
-                    seen.append(tensors)
-                except RuntimeError as error:
-                    seen.append(error)
-            return seen
-
-        return World(ranks, hosts=hosts).run(program), interruption.calls
-
-    gc.collect()  # what earlier tests have left would be finalized within, and counted
-    expected, calls = run(-1)
-    assert calls > 50
-    refused = 0
-    for number in range(0, calls, 3):
-        seen, _ = run(number)
-        for rank, (one, two) in enumerate(seen):
-            assert isinstance(one, Exception) or equal(one, expected[rank][0]), number
-            assert isinstance(two, Exception) or equal(two, expected[rank][1]), number
-        assert len({isinstance(two, Exception) for _, two in seen}) == 1, number
-        refused += isinstance(seen[0][1], Exception)
-    assert 0 < refused < calls
+        assert seen[rank] == f"rank 1 cannot use its quantizer: {seen[1]}"
 
 
 @pytest.mark.promise("DDP: nothing uncompressed is sent before all ranks agree.")
@@ -424,45 +365,6 @@ def test_ranks_at_other_levels_start_no_sum(ranks, hosts):
     World(ranks, hosts=hosts).run(program)
 
 
-@pytest.mark.parametrize("bits", [4, 32])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-@pytest.mark.parametrize(
-    "where", [(Step, "start"), (Step, "uncompressed"), (Step, "reduce"), (Sums, "add")], ids=lambda where: where[1]
-)
-def test_after_an_error_on_one_rank_the_others_hear_of_it_where_nothing_is_compressed(bits, error, where, monkeypatch):
-    """In that step; and all can load a state."""
-    as_ever = getattr(*where)
-    calls = []
-
-    def failing(self, *arguments):
-        if threading.current_thread() is first[0] and not calls:
-            calls.append(arguments)
-            if where[1] == "start":  # the others have its greeting
-                as_ever(self)
-            raise error
-        return as_ever(self, *arguments)
-
-    first = []
-
-    def program(transport):
-        each = averager(transport, bits, skip=lambda name, parameter: True)
-        state = each.state_dict()
-        if transport.rank == 0:
-            first.append(threading.current_thread())
-            monkeypatch.setattr(*where, failing)
-        with pytest.raises((error, LockstepError)) as seen:
-            each.mean_(gradients(transport.rank, 0))
-        assert transport.rank == 0 or "a rank gave up this step" in str(seen.value)
-        each.load_state_dict(state)
-        if where[1] == "start" and error is MemoryError and transport.rank:  # which rank 0 says once more
-            with pytest.raises(LockstepError, match="rank 0 cannot use its quantizer"):
-                stepped(each, transport.rank, 1)
-            each.load_state_dict(state)
-        return stepped(each, transport.rank, 1)
-
-    assert same_on_all(World(2).run(program))
-
-
 def test_what_is_done_in_the_background_makes_no_graph(monkeypatch):
     """In a thread, where `mean_` has not switched that off."""
     advance, seen = Step._advance, []
@@ -476,7 +378,7 @@ def test_what_is_done_in_the_background_makes_no_graph(monkeypatch):
         step = each._begin()
         with torch.enable_grad():
             step._in_background()
-        each._leave(RuntimeError())
+        each._fail(RuntimeError())
 
     monkeypatch.setattr(Step, "_advance", watched)
     World(2).run(program)
@@ -516,8 +418,11 @@ def test_inference_mode_is_refused_in_words(ranks, hosts, where):
         with torch.inference_mode(here), pytest.raises(RuntimeError, match="in inference mode, because"):
             each.mean_(tensors)
         assert equal(tensors, gradients(transport.rank, 0))
-        each.load_state_dict(averager(transport).state_dict())
-        return stepped(each, transport.rank, 0)
+        if where == "all":  # nothing was begun on any rank
+            return stepped(each, transport.rank, 0)
+        with pytest.raises(RuntimeError, match="left in the middle by"):
+            each.mean_(tensors)
+        return tensors[:0]
 
     assert same_on_all(World(ranks, hosts=hosts).run(program))
 

@@ -27,7 +27,7 @@ class Backward:
         ended: called when all gradients are means, with the step and None, or with an error.
 
     Attributes:
-        failed: whether the step has failed: then the model waits for nothing.
+        failed: whether the step has failed: then nothing is taken, and the model waits for nothing.
         gradients: how many have arrived.
         complete: whether all have, and they are not means yet.
         latest_pass: of autograd's, the one that has brought the latest bucket.
@@ -62,6 +62,8 @@ class Backward:
 
     def take(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         """Take all gradients of one of the model's buckets. A failed step takes none."""
+        if self.failed:
+            return
         began = time.perf_counter()
         streams = streams_of(bucket.buffer().device)
         self._origins[streams] = streams.origin()
@@ -71,32 +73,26 @@ class Backward:
             step.add(slot, gradient, self._uses(slot.name), parameter.grad is not None)
         self._step.traffic.seconds += time.perf_counter() - began
 
-    def take_rest(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
-        """After an error: take what was not taken. The other ranks wait for it, in its turn."""
-        self._reduce(bucket, names)
-        for slot, step, _, gradient in self._compressed(bucket, names):
-            with suppress(Exception):  # perhaps the same one
-                step.add(slot, gradient)
-
     def _compressed(
         self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]
     ) -> Iterator[tuple[Slot, Step, torch.Tensor, torch.Tensor]]:
-        """What of a bucket travels compressed: place, step, parameter, gradient. Nothing, if the step has failed."""
-        step = self._step
-        if step.bits == UNCOMPRESSED or isinstance(step, FailedStep):
+        """What of a bucket travels compressed: place, step, parameter, gradient."""
+        step: Any = self._step
+        if step.bits == UNCOMPRESSED:
             return
         for parameter, gradient in _gradients(bucket):
             if (slot := self._slots.get(names[parameter])) is not None:
                 yield slot, step, parameter, gradient
 
     def _reduce(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
-        """Take what travels uncompressed, if it was not taken."""
-        every = self._step.bits == UNCOMPRESSED
+        """Take what travels uncompressed."""
+        step: Any = self._step
+        every = step.bits == UNCOMPRESSED
         rest = {names[p]: gradient for p, gradient in _gradients(bucket) if every or names[p] not in self._slots}
-        if rest and not isinstance(self._step, FailedStep):
+        if rest:
             # Not by its index, which torch says is 0 of every bucket in the first pass with `static_graph`.
             unused = [name for name in rest if not self._uses(name)]
-            self._step.reduce(names[bucket.parameters()[0]], rest, unused)
+            step.reduce(names[bucket.parameters()[0]], rest, unused)
 
     def _uses(self, name: str) -> bool:
         return self._used is None or name in self._used

@@ -42,7 +42,7 @@ class Quantizer(Session):
         LockstepError: the ranks differ in parameters, settings, level or step.
         ConnectionError: another rank has ended.
         TimeoutError: another rank does not answer in time.
-        RuntimeError: an error has left an earlier step; load a state.
+        RuntimeError: an error has ended an earlier step.
     """
 
     called = "a quantizer of hvd_dyncomp.ddp"
@@ -104,16 +104,8 @@ class Quantizer(Session):
         self._joined = False  # in the latest step
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As `Session.load_state_dict`.
-
-        Raises:
-            RuntimeError: backward is under way, or other ranks are still in a step that this one has left; nothing has
-                changed.
-        """
-        self._check_between_steps("load_state_dict")
         super().load_state_dict(state)
         self._plan, self._saved = self._new_plan(), None
-        self._error = None
 
     def _agreed(self) -> dict[str, Any]:
         self._joined = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
@@ -137,7 +129,6 @@ class Quantizer(Session):
                 backward.take(bucket, self._names)
             except BaseException as error:  # noqa: BLE001  # the model waits for all its buckets
                 self._break(error)
-                backward.take_rest(bucket, self._names)
             # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
             if backward.gradients == self._source.count:
                 backward.complete = True
@@ -146,37 +137,25 @@ class Quantizer(Session):
         return future
 
     def broken(self, bucket: dist.GradBucket, error: BaseException) -> torch.futures.Future[torch.Tensor]:
-        """A future for a bucket of which nothing can be done: `take` itself was interrupted."""
-        before = self._left
+        """A future for a bucket of which nothing can be done: no step begins, or `take` itself was interrupted."""
         self._break(error)
-        with torch.no_grad(), self._lock, contextlib.suppress(Exception):
-            if self._backward is None:  # the other ranks hear of it from this step, or from one in its place
-                self._new_backward(bucket, None if self._left is before else self._left)
-            self._end_with_this_pass(self._backward)  # type: ignore[arg-type]  # there is one
-            self._backward.take_rest(bucket, self._names)  # type: ignore[union-attr]
-        if not call_at_end(self._raise_later):
+        # After what the model has told the pass to call at its end: it could not be used again otherwise.
+        if not call_at_end(lambda: call_at_end(self._raise)):
             self._raise()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
 
-    def _new_backward(self, bucket: dist.GradBucket, left: Step | None = None) -> Backward:
-        """Args: left: a step of this backward that was left before there was a `Backward`."""
+    def _new_backward(self, bucket: dist.GradBucket) -> Backward:
         self._source.synced()
         captured = bucket.buffer().is_cuda and torch.cuda.is_current_stream_capturing()
-        step = left or self._begin(wrong=RuntimeError(CAPTURED) if captured else None)
-        backward = Backward(
-            step,
+        self._backward = Backward(
+            self._begin(wrong=RuntimeError(CAPTURED) if captured else None),
             slots=self._plan.slots,  # type: ignore[union-attr]  # there is one
             used=self._source.used,
             ended=self._ended,
         )
-        if isinstance(step, Step):
-            step.more_comes = True  # the model calls the hook for all its buckets, whatever happens in one
-        if left is not None:
-            backward.give_up()
-        self._backward = backward
-        return backward
+        return self._backward
 
     def _end_with_this_pass(self, backward: Backward) -> None:
         """Have the step ended where the current pass ends, if all gradients are in then.
@@ -189,8 +168,8 @@ class Quantizer(Session):
             backward.latest_pass = current_pass()  # not before: if this is interrupted, it is queued again
 
     def _break(self, error: BaseException) -> None:
-        """Leave the step, because of an error in a hook."""
-        self._leave(error)
+        """End the step, because of an error in a hook."""
+        self._fail(error)
         self._error = self._error or error
         if self._backward is not None:
             self._backward.give_up()
@@ -205,7 +184,7 @@ class Quantizer(Session):
             self._tell_optimizers(step.bits)
             self._step = None
         except BaseException as caught:  # noqa: BLE001  # raised where backward ends
-            self._leave(caught)
+            self._fail(caught)
             self._error = self._error or caught
 
     def _at_end(self, backward: Backward) -> bool:
@@ -217,31 +196,20 @@ class Quantizer(Session):
             return False  # it has ended in an inner pass, or this is one, and more gradients will come
         while True:
             try:
-                if backward.failed:
-                    self._tell()
-                elif backward.complete:
+                if isinstance(self._step, FailedStep):
+                    self._source.forget()
+                    self._step.check()
+                elif backward.complete and not backward.failed:
                     backward.collect()
                 self._backward = None
                 return call_at_end(self._raise)
             except BaseException as error:  # noqa: BLE001
                 self._break(error)
 
-    def _tell(self) -> None:
-        """Tell the other ranks, and raise, why this one cannot take part; no effect on later calls."""
-        self._source.forget()
-        step, self._step = self._step, None
-        if isinstance(step, FailedStep):
-            step.check()
-
-    def _raise_later(self) -> None:
-        call_at_end(self._raise)
-
     def _raise(self) -> None:
         """Raise what was kept until the model has ended its pass."""
         error, self._error = self._error, None
         if error is not None:
-            if self._left is not None:
-                self._left.run_out()
             raise error
 
 

@@ -27,7 +27,6 @@ class Bucket:
         streams: where its work is queued.
         arrangement: which rank reduces which blocks; flat until `arrange` is called.
         residuals: what error feedback carries.
-        failure: the error of `arrange`, with which the bucket cannot be exchanged; or None.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class Bucket:
         self.streams = streams_of(device)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
-        self.failure: Exception | None = None
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
         own, summed = self._ranges
         values = self.blocks * block_size
@@ -65,8 +63,7 @@ class Bucket:
             by_host: divide hierarchically; only for a topology that is `two_level`.
         """
         new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
-        same = new[:2] == self.arrangement[:2]
-        self.arrangement = new  # first: it must be as on the other ranks, even if memory runs out below
+        same, self.arrangement = new[:2] == self.arrangement[:2], new
         if not same:
             self.residuals = self.residuals.arranged(*self._ranges)
 

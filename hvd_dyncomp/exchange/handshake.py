@@ -15,6 +15,10 @@ from hvd_dyncomp.exchange.wire import GREETING_BYTES, MOMENTUM, Flag, Greeting
 from hvd_dyncomp.transport.base import Transport, gathered_json, start_gather_json
 
 
+class NothingBegun(LockstepError):
+    """Every rank has an error of its own, so nothing has changed on any."""
+
+
 def handshake(
     transport: Transport, label: str, greeting: Greeting, about: Callable[[], dict[str, Any]]
 ) -> Collectives[list[Greeting]]:
@@ -37,6 +41,7 @@ def handshake(
 
     Raises:
         LockstepError: a rank differs; the message names the rank and what differs.
+        NothingBegun: no rank can take part.
     """
     name = f"hvd_dyncomp.{label}"
     with torch.inference_mode(False):  # a thread in another mode may write the sum
@@ -48,7 +53,8 @@ def handshake(
     if not flags_of(greetings) & Flag.FAILED and _agree(greetings):
         return greetings
     received = yield start_gather_json(transport, about(), f"{name}.introduction")
-    raise LockstepError(_disagreement(gathered_json(received), transport.elastic))
+    kind = NothingBegun if all(greeting.flags & Flag.FAILED for greeting in greetings) else LockstepError
+    raise kind(_disagreement(gathered_json(received), transport.elastic))
 
 
 def flags_of(greetings: Sequence[Greeting]) -> Flag:

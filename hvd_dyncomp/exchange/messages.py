@@ -11,7 +11,7 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.streams import uploaded
-from hvd_dyncomp.exchange.wire import HEADER_BYTES, Header, Phase, Status
+from hvd_dyncomp.exchange.wire import HEADER, HEADER_BYTES, Phase
 from hvd_dyncomp.kernels import Noise
 
 
@@ -34,7 +34,6 @@ class Messages:
         self.bucket, self.bits, self._step, self._stochastic = bucket, bits, step, stochastic
         self.coding = bucket.coding(bits)
         self.where = f"bucket {bucket.name}"
-        self._header = Header(step & 0xFFFFFFFF, Status.REAL)
         self._unread: list[tuple[torch.Tensor, Sequence[int]]] = []  # headers on their way to the host, and the senders
 
     def room(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
@@ -48,38 +47,29 @@ class Messages:
         """
         lengths = [HEADER_BYTES + size for size in sizes]
         buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=self.bucket.device)
-        header, payloads = self._uploaded(self._header), []
+        header, payloads = self._header(), []
         for message in buffer.split(lengths):
             message[:HEADER_BYTES] = header
             payloads.append(message[HEADER_BYTES:])
         return buffer, payloads, lengths
 
-    def around(
-        self, codes: torch.Tensor, sizes: Sequence[int], header: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, list[int]]:
+    def around(self, codes: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
         """Messages from codes that exist already.
 
         Args:
             codes: the payloads of all messages, one after the other.
             sizes: as in `room`.
-            header: of each; that of real messages if None.
 
         Returns:
             All messages as one uint8 vector, their lengths.
         """
-        header = self._uploaded(self._header) if header is None else header
+        header = self._header()
         messages = torch.cat([part for payload in codes.split(sizes) for part in (header, payload)])
         return messages, [HEADER_BYTES + size for size in sizes]
 
-    def aborts(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        """Abort messages, in place of the real ones and as long: one uint8 vector, and their lengths."""
-        header = self._uploaded(self._header._replace(status=Status.ABORT))
-        codes = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.bucket.device)
-        return self.around(codes, sizes, header)
-
-    def _uploaded(self, header: Header) -> torch.Tensor:
-        """A header as (8,) uint8. Does not wait for the device."""
-        return uploaded(torch.frombuffer(bytearray(header.to_bytes()), dtype=torch.uint8), self.bucket.device)
+    def _header(self) -> torch.Tensor:
+        """(8,) uint8. Does not wait for the device."""
+        return uploaded(torch.frombuffer(bytearray(HEADER.pack(self._step)), dtype=torch.uint8), self.bucket.device)
 
     def payloads(self, received: torch.Tensor, sizes: Sequence[int], senders: Sequence[int]) -> list[torch.Tensor]:
         """Cut messages apart: the payload of each as a uint8 view into `received`.
@@ -115,15 +105,9 @@ class Messages:
                 self._check(header, rank)
 
     def _check(self, header: torch.Tensor, rank: int) -> None:
-        theirs = Header.from_bytes(header.cpu().numpy().tobytes())
-        if theirs.status == Status.ABORT:
-            raise LockstepError(
-                f"{self.where}: rank {rank} gave up the exchange: its own error says why, or it loaded a state between "
-                "backward and step"
-            )
-        for field, mine, other in zip(Header._fields, self._header, theirs, strict=True):
-            if mine != other:
-                raise LockstepError(f"{self.where}: rank {rank} has {field} {other}, this rank has {mine}")
+        [step] = HEADER.unpack(header.cpu().numpy().tobytes())
+        if step != self._step:
+            raise LockstepError(f"{self.where}: rank {rank} has step {step}, this rank has {self._step}")
 
     def noise(self, phase: Phase) -> Noise | None:
         """Randomness for the bucket's values, counted from its first; None unless rounding is stochastic."""

@@ -47,8 +47,7 @@ class Exchange(Task[torch.Tensor]):
         reduced_bytes: of what travelled so.
         nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
             not.
-        error: as in `Task`; for instance a LockstepError because another rank gave up. Even then the exchange has sent
-            all that the others wait for; but for one that is `uncompressed`, in which nothing could tell them.
+        error: as in `Task`.
     """
 
     def __init__(
@@ -179,38 +178,21 @@ class Exchange(Task[torch.Tensor]):
         """As in `Task`."""
         if gate is Gate.SEND:
             return self._started
-        if self._may_write or self._reason is not None:
-            return True
-        if self._sole_owners is None:
+        if self._sole_owners is None and not self._may_write:
             self._sole_owners = are_sole_owners(self.gradients)
-        return self._sole_owners
+        return self._may_write or bool(self._sole_owners)
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
         if self.uncompressed:
-            if self._reason is not None:  # nothing that is sent could tell the others: they must not get a wrong sum
-                raise self._reason
             totals = yield from sums(self._bucket, self.gradients, self._transport)
             self.reduced_bytes = sum(total.nbytes for total in totals)
             yield Gate.WRITE
-            if self._reason is not None:
-                raise self._reason
             self._write([total * self._factor for total in totals])
             return torch.zeros((), dtype=torch.int64, device="cpu")
         route = self._route or route_of(self._messages, self._transport)
-        values: list[torch.Tensor] = []
-        failure = self._reason or self._bucket.failure
-        if failure is None:
-            try:
-                self._kept = Kept(self._bucket, self._without)
-                values = self._floats()
-            except BaseException as error:  # noqa: BLE001  # the others are told
-                failure = error
-        collectives = route.collectives(values, failure)
-        del values  # what was read is not kept until the means are there
-        result = yield from collectives
+        self._kept = Kept(self._bucket, self._without)
+        result = yield from route.collectives(self._floats())
         yield Gate.WRITE
-        if self._reason is not None:
-            raise self._reason
         values = self._room()
         nonfinite_blocks = route.decode(result, values, self._factor)
         for place, gradient in enumerate(self.gradients):

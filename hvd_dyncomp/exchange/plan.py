@@ -93,9 +93,6 @@ class Plan:
         self.topology_checksum = 0
         self.arranged: Topology | None = None
         self.arrange({})
-        for bucket in self.buckets:
-            if bucket.failure is not None:
-                raise bucket.failure
         if state is not None:
             residual_state.restore(self.buckets, state, rank, world_size, self.source.factor)
         large = {slot.name for slot in self.slots.values() if not slot.small}
@@ -215,10 +212,7 @@ class Plan:
             for streams, origin in origins.items():  # as the messages that come after it
                 stack.enter_context(streams.outgoing([origin]))
             for bucket in self.buckets:
-                try:
-                    bucket.arrange(self.topology, by_host=self.hierarchical)
-                except Exception as error:  # noqa: BLE001  # the others wait for its exchanges, which tell them
-                    bucket.failure = error
+                bucket.arrange(self.topology, by_host=self.hierarchical)
 
     def _say(self) -> None:
         hosts = self.topology.hosts

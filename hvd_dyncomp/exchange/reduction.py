@@ -26,15 +26,13 @@ class Reduction(ABC):
 
     Attributes:
         section: see above.
-        has_sent_all: whether the other ranks have all that they wait for, or aborts.
     """
 
     def __init__(self, messages: Messages, section: Section) -> None:
         self._messages, self.section = messages, section
         self._bucket = messages.bucket
-        # This rank's in the section. Not found between two collectives, where others hear of no interruption.
+        # This rank's in the section, if it has one there.
         self._place = section.ranks.index(self._bucket.rank) if self._bucket.rank in section.ranks else -1
-        self.has_sent_all = False
 
     @property
     def result_bytes(self) -> int:
@@ -42,16 +40,12 @@ class Reduction(ABC):
         return sum(HEADER_BYTES + size for size in self._sizes(self._result))
 
     @abstractmethod
-    def collectives(
-        self, group: Group, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
-    ) -> Collectives[torch.Tensor]:
+    def collectives(self, group: Group, values: list[torch.Tensor], origin: int = 0) -> Collectives[torch.Tensor]:
         """Run all collectives; return the bytes that every rank then has.
 
         Args:
             group: the section's ranks.
             values, origin: as in `encode`.
-            failure: why there are no values, or None. The other ranks get aborts, as after an error here, and it is
-                raised.
         """
 
     @abstractmethod
@@ -61,17 +55,6 @@ class Reduction(ABC):
         Args:
             values: contiguous float32 tensors with the bucket's values from number `origin` on.
         """
-
-    def _first_messages(
-        self, values: list[torch.Tensor], failure: BaseException | None, origin: int
-    ) -> tuple[Outgoing, BaseException | None]:
-        """What `encode` makes, as many messages as the result has, and None; or aborts and the error."""
-        if failure is None:
-            try:
-                return self.encode(values, origin), None
-            except BaseException as error:  # noqa: BLE001  # the others wait
-                failure = error
-        return self._messages.aborts(self._sizes(self._result)), failure
 
     @property
     @abstractmethod
@@ -97,10 +80,6 @@ class Reduction(ABC):
         Raises:
             LockstepError: a message is not as expected.
         """
-
-    def aborts(self) -> torch.Tensor:
-        """What other ranks get in place of the result."""
-        return self._messages.aborts(self._sizes(self._result))[0]
 
     def messages_in(self, result: torch.Tensor, senders: tuple[int, ...]) -> list[torch.Tensor]:
         """The payloads in the result, by rank of the section; arguments and errors as in `decode`."""
@@ -128,19 +107,13 @@ class PairReduction(Reduction):
         bucket.residuals.quantized()
         return both, lengths
 
-    def collectives(
-        self, group: Group, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
-    ) -> Collectives[torch.Tensor]:
-        (both, lengths), failure = self._first_messages(values, failure, origin)
+    def collectives(self, group: Group, values: list[torch.Tensor], origin: int = 0) -> Collectives[torch.Tensor]:
+        both, lengths = self.encode(values, origin)
         del values
         yield Gate.SEND
         own, other = both.split(lengths)[:: 1 - 2 * self._place]
         to_the_other = [0 if rank == self._bucket.rank else len(own) for rank in self.section.ranks]
-        handle = group.alltoall(own, to_the_other, to_the_other, self._messages.name(Phase.PAIR), other)
-        self.has_sent_all = True
-        received = yield handle
-        if failure is not None:
-            raise failure
+        received = yield group.alltoall(own, to_the_other, to_the_other, self._messages.name(Phase.PAIR), other)
         if len(received) != len(other):
             both = torch.cat([own, received])  # it is no message of this exchange, as `decode` will say
         return both
@@ -193,34 +166,19 @@ class ShardedReduction(Reduction):
         bucket.residuals.quantized()
         return messages, lengths
 
-    def collectives(
-        self, group: Group, values: list[torch.Tensor], failure: BaseException | None, origin: int = 0
-    ) -> Collectives[torch.Tensor]:
-        outgoing, failure = self._first_messages(values, failure, origin)
-        lengths = outgoing[1]
+    def collectives(self, group: Group, values: list[torch.Tensor], origin: int = 0) -> Collectives[torch.Tensor]:
+        messages, lengths = self.encode(values, origin)
         arriving = [lengths[self._place]] * len(lengths)
         del values
         yield Gate.SEND
-        handle = group.alltoall(*outgoing, arriving, self._messages.name(Phase.SCATTER))
-        del outgoing  # the transport has it
-        try:
-            received = yield handle
-            if failure is None:
-                message = self._reduced(received)
-            del received
-        except GeneratorExit:  # nobody wants it any more
-            raise
-        except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
-            failure = failure or error
-        if failure is not None:
-            message, _ = self._messages.aborts(self._sizes([self.section.shards[self._place]]))
+        handle = group.alltoall(messages, lengths, arriving, self._messages.name(Phase.SCATTER))
+        del messages  # the transport has them
+        received = yield handle
+        message = self._reduced(received)
+        del received
         handle = group.allgather(message, lengths, self._messages.name(Phase.GATHER))
-        self.has_sent_all = True
         del message
-        result = yield handle
-        if failure is not None:
-            raise failure
-        return result
+        return (yield handle)
 
     @marked("reduce")
     def _reduced(self, received: torch.Tensor) -> torch.Tensor:

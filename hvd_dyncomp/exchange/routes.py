@@ -28,12 +28,11 @@ class Route(ABC):
     groups: list[Group]
 
     @abstractmethod
-    def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
+    def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
         """Run all collectives; return the bytes that `decode` takes.
 
         Args:
             values: contiguous float32 tensors, by slot.
-            failure: why there are none, or None. The other ranks get aborts, and it is raised.
         """
 
     @abstractmethod
@@ -66,8 +65,8 @@ class Flat(Route):
         self.groups = [Group(transport, section.ranks, arrangement.neighbours)]
         self._reduction = _reduction(messages, section)
 
-    def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
-        return self._reduction.collectives(self.groups[0], values, failure)
+    def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
+        return self._reduction.collectives(self.groups[0], values)
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         return self._reduction.decode(result, values, factor, self._reduction.section.ranks)
@@ -96,53 +95,29 @@ class Hierarchical(Route):
         self._reductions = [_reduction(messages, section) for section in arrangement.sections]
         self._own = self._reductions[arrangement.own]
         self._dtype = dtype_within_host(messages.bits)
-        # Not between two collectives: what an interruption left there, the others would not hear of.
         self._lengths = [HEADER_BYTES + size for size in self._sizes(arrangement.sections)]
         to_owner = self._lengths[arrangement.own]
         self._lengths[arrangement.own] = 0
         self._arriving = [0 if rank == self._bucket.rank else to_owner for rank in neighbours]
         self._result_lengths = [reduction.result_bytes for reduction in self._reductions]
 
-    def collectives(self, values: list[torch.Tensor], failure: BaseException | None) -> Collectives[torch.Tensor]:
-        joined: list[torch.Tensor] = []  # values, with what waits in residuals
-        sums: list[torch.Tensor] = []  # of this rank's section, over its host
-        if failure is None:
-            try:
-                messages, joined = self._scatter(values)
-            except BaseException as error:  # noqa: BLE001  # the others wait: they are told, and then it is raised
-                failure = error
+    def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
+        messages, joined = self._scatter(values)
         del values
-        if failure is not None:
-            messages, _ = self._messages.aborts(self._sizes(self._others))
         yield Gate.SEND
         name = self._messages.name(Phase.LOCAL_SCATTER)
         handle = self._neighbours.alltoall(messages, self._lengths, self._arriving, name)
         del messages  # the transport has them
-        try:
-            received = yield handle
-            if failure is None:
-                sums = [self._add(joined, received)]
-            del received
-        except GeneratorExit:  # nobody wants it any more
-            raise
-        except BaseException as error:  # noqa: BLE001
-            failure = failure or error
-        del joined
+        received = yield handle
+        sums = [self._add(joined, received)]  # of this rank's section, over its host
+        del received, joined
         origin = self._own.section.first * self._bucket.block_size
-        between = self._own.collectives(self._peers, sums, failure, origin)
+        between = self._own.collectives(self._peers, sums, origin)
         del sums  # when they are quantized, nobody needs them any more
-        try:
-            result = yield from between
-            self._own.messages_in(result, self._own.section.ranks)  # only here is the failing rank known
-        except BaseException as error:
-            if not self._own.has_sent_all:  # an interruption of the reduction itself, or nobody wants it any more
-                raise
-            failure, result = error, self._own.aborts()
-        handle = self._neighbours.allgather(result, self._result_lengths, self._messages.name(Phase.LOCAL_GATHER))
-        gathered = yield handle
-        if failure is not None:
-            raise failure
-        return gathered
+        result = yield from between
+        self._own.messages_in(result, self._own.section.ranks)  # only here is it known which rank has sent a wrong one
+        name = self._messages.name(Phase.LOCAL_GATHER)
+        return (yield self._neighbours.allgather(result, self._result_lengths, name))
 
     @marked("scatter_on_host")
     def _scatter(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:

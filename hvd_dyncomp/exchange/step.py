@@ -6,12 +6,12 @@ import contextlib
 import functools
 import logging
 import threading
-import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.handshake import flags_of, handshake
 from hvd_dyncomp.exchange.memory import overlapping
@@ -39,7 +39,7 @@ class Step:
 
     What does not have to wait is also done in the background: what other ranks wait for must go out while this rank is
     busy with something else, such as another optimizer's step. If anything is raised in between, the step must be
-    cancelled: gradients and residuals may be half done, and the other ranks wait for the rest.
+    abandoned: gradients and residuals may be half done.
 
     Args:
         plan: the buckets.
@@ -63,12 +63,7 @@ class Step:
             the tensor that has the mean.
         over: whether every gradient is a mean.
         started: whether all ranks agree, and what was handed over is on its way.
-        told: whether all ranks know of an error, and none will greet again.
-        more_comes: whether gradients are handed over after `cancel`, too, until `run_out` is called. Where collectives
-            match by their order, the others wait for aborts in the order in which their own gradients come.
     """
-
-    told = more_comes = False
 
     def __init__(
         self,
@@ -91,8 +86,7 @@ class Step:
         self.traffic = self._tally.traffic
         self.proposal: float = 0
         self.apart: dict[int, torch.Tensor] = {}
-        self.fresh = self.anew = self.over = self._cancelled = self._abandoned = False
-        self._reason: BaseException | None = None  # why it was cancelled
+        self.fresh = self.anew = self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
         # Gradients of parameters that this rank does not use, by name, and copies of those that may not be zero.
@@ -211,34 +205,19 @@ class Step:
     def reduce(self, place: str, gradients: Mapping[str, torch.Tensor], unused: Collection[str] = ()) -> None:
         """Take gradients that travel uncompressed, as `uncompressed` has it, and write their means. Does not block.
 
-        The other ranks wait for them: after an error they must still be handed in, and are told. Calls with the same
-        `place` as before change nothing.
-
         Args:
             place: what they have in common, the same on all ranks.
             gradients: by parameter's name, in the same order on all ranks: dense ones, or a single sparse one.
             unused: names of those that this rank's loss does not depend on.
         """
-        if self._sums.has(place):
-            return
-        failure = self._reason
-        wires: dict[str, torch.Tensor] = {}
-        try:
-            for name, gradient in gradients.items() if failure is None else ():
-                used = name not in unused
-                wires[name] = gradient if gradient.is_sparse else self.uncompressed(name, gradient, used)
-        except BaseException as error:  # noqa: BLE001  # raised below
-            failure = error
-        if failure is not None:
-            wires = {name: self._wire_form(name, gradient) for name, gradient in gradients.items()}
+        wires = {
+            name: gradient if gradient.is_sparse else self.uncompressed(name, gradient, name not in unused)
+            for name, gradient in gradients.items()
+        }
         with self._lock:
-            self._sums.add(place, wires, gradients, failure)
+            self._sums.add(place, wires, gradients)
             self._keep_order()
             self._advance()
-        if self._cancelled:
-            in_background(self._plan.transport, self._in_background)
-        elif failure is not None:
-            raise failure
 
     def _wire_form(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         wire = gradient if gradient.is_sparse else wire_form(gradient, self._plan.transport)
@@ -285,70 +264,13 @@ class Step:
     @property
     def refused(self) -> bool:
         """Whether the ranks do not agree: all of them know it."""
-        return isinstance(self._agreement.error, Exception)
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the other ranks get this one's greeting."""
-        return bool(self._agreement.collectives)
-
-    def cancel(self, error: BaseException) -> None:
-        """Give up, because of an error: gradients are not read or written any more, and nobody will collect the step.
-
-        What the others wait for, or an abort, goes out in the background.
-        """
-        with self._lock:
-            self._cancelled, self._reason = True, error
-            tasks: list[Task] = [*self._exchanges, *self._sums.tasks]
-            for task in tasks:
-                task.cancel(error)
-            self._join()
-        in_background(self._plan.transport, self._in_background)
+        return isinstance(self._agreement.error, LockstepError)
 
     def abandon(self) -> None:
-        """Stop all work in the background: the ranks that this step was for may be gone."""
+        """Stop all work in the background, after an error. Gradients are not read or written any more."""
         with self._lock:
             self._abandoned = True
             self._join()
-
-    def run_out(self, seconds: float = 0.0) -> bool:
-        """Of a cancelled step: send what the others wait for; return whether nothing is in flight.
-
-        Args:
-            seconds: how long to block until then, at most.
-        """
-        until = time.monotonic() + seconds
-        self.more_comes = False
-        while True:
-            with self._lock:
-                if self._has_run_out():
-                    return True
-                task = self._first_under_way()
-                handle = task.handle
-            left = until - time.monotonic()
-            if left <= 0 or not task.wait_for(handle, left):
-                return False
-            with self._lock:
-                if task.handle is handle:  # nobody has gone on in the background
-                    task.wait()
-
-    def _has_run_out(self) -> bool:
-        if not self.greeted:  # nor will it be: whatever this rank sends next tells the others
-            return True
-        if not (self._abandoned or self._agreement.advance()):
-            return False
-        # If the agreement was interrupted, the others may have agreed.
-        if self._abandoned or self.refused:
-            return True
-        more = self.more_comes and not all(exchange.complete for exchange in self._exchanges)
-        if not more:
-            self._start_all()
-        tasks: list[Task] = [*self._under_way, *self._sums.tasks, *([] if more else self._sum_tickets())]
-        return all([task.advance() for task in tasks]) and not more  # a list: each goes on
-
-    def _first_under_way(self) -> Task:
-        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sums.tasks, *self._sum_tickets()]
-        return next((task for task in tasks if not task.done), self._agreement)
 
     @property
     def _streams(self) -> set[Streams]:
@@ -377,9 +299,15 @@ class Step:
 
     def _advance(self) -> None:
         if self._is_first() and self._agreement.advance() and self._agreement.error is None:
-            self._under_way = [exchange for exchange in self._under_way if not exchange.advance()]
+            under_way = []
+            for exchange in self._under_way:
+                if not exchange.advance():
+                    under_way.append(exchange)
+                self._raise_error_of(exchange)
+            self._under_way = under_way
             for task in self._sums.tasks:
                 task.advance()
+                self._raise_error_of(task)
             if all(exchange.complete for exchange in self._exchanges):
                 for tickets in self._sum_tickets():
                     tickets.advance()
@@ -397,9 +325,7 @@ class Step:
             return False
         try:
             # Errors are the program's thread's: its task keeps them. As there, no graph is made.
-            with contextlib.suppress(BaseException), torch.no_grad():
-                if self._cancelled:
-                    return self._has_run_out()
+            with contextlib.suppress(Exception), torch.no_grad():
                 if not (self.over or self._abandoned):
                     self._advance()
             return self.over or self._abandoned
@@ -409,20 +335,16 @@ class Step:
     def _finish(self) -> None:
         tickets = self._sum_tickets()
         self._exchange()
-        if tickets:
-            self._raise_errors()  # of ranks that may never send theirs
         left = [slot for task in tickets for slot in task.outcome()]
         for task in self._sums.tasks:
             task.start()
         for task in self._sums.tasks:
             task.outcome()
         for streams in self._streams:
-            streams.catch_up()
+            streams.catch_up(self._plan.transport.check_peers)
         for exchange in self._exchanges:
             exchange.conclude()
-        self._raise_errors()
-        for task in self._sums.tasks:
-            task.conclude()
+            self._raise_error_of(exchange)
         for slot in [*left, *filter(None, map(self._plan.slots.get, self._absent))]:
             self.leave(slot)
         self._count()
@@ -430,10 +352,10 @@ class Step:
             for bucket in self._buckets:
                 bucket.residuals.released(self._fresh)
 
-    def _raise_errors(self) -> None:
-        for exchange in self._exchanges:
-            if exchange.error is not None:
-                raise exchange.error
+    def _raise_error_of(self, task: Task) -> None:
+        """Raise what has ended a task: where collectives match by their order, nothing may start behind it."""
+        if task.error is not None:
+            raise task.error
 
     def _start_all(self) -> None:
         """Start what is complete, in order, and then what is not, with zeros for what is missing."""
@@ -442,22 +364,22 @@ class Step:
             exchange.start()
             if self._in_order:
                 exchange.advance()
+            self._raise_error_of(exchange)
         self.started = True
 
     def _exchange(self) -> None:
         self._start_all()
-        # Every exchange sends all that others wait for, even after an error in another one. All ranks wait for the
-        # least advanced one first: so no two wait for each other, and one bucket is summed while another's values
-        # travel.
+        # All ranks wait for the least advanced one first: so no two wait for each other, and one bucket is summed while
+        # another's values travel.
         while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
-            for exchange in self._exchanges:  # an interruption; between two collectives it has sent no abort
-                if exchange.error is not None and not isinstance(exchange.error, Exception):
-                    raise exchange.error
-            min(under_way, key=lambda exchange: exchange.collectives).wait()
+            first = min(under_way, key=lambda exchange: exchange.collectives)
+            first.wait()
+            self._raise_error_of(first)
             self._advance()
         self._set_apart()
         for exchange in self._exchanges:
             exchange.write()
+            self._raise_error_of(exchange)
 
     def _set_apart(self) -> None:
         """Give memory of its own to each gradient that shares some with another one; it keeps its values.
@@ -477,11 +399,9 @@ class Step:
         """Ask which parameters no rank uses, if that may be any and the source of gradients does not tell."""
         if not self._exchanges or not self._plan.source.sums_tickets or not self._agreement.done:
             return []
-        # After an interruption it is unknown whether gradients are fresh; the others probably wait.
-        interrupted = self._agreement.error is not None and not self.refused
-        if not (self.fresh or interrupted):
+        if not self.fresh:
             return []
-        if self._unused is None or (self._unused.error is not None and not self._unused.collectives):
+        if self._unused is None:
             transport, name = self._plan.transport, f"hvd_dyncomp.{self._plan.source.label}.tickets"
             self._unused = Task(transport, unused(transport, name, self._plan.slots, self._doubtful))
             self._unused.begin()

@@ -11,13 +11,16 @@ Without a GPU, tests/exchange/test_streams.py looks for races with simulated str
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from hvd_dyncomp.ranges import marked
+
+_POLL_SECONDS = 1e-4
 
 
 class Streams:
@@ -51,8 +54,12 @@ class Streams:
     def keep(self, *tensors: torch.Tensor) -> None:
         """Keep the memory of tensors that were made elsewhere until `incoming` has used it."""
 
-    def catch_up(self) -> None:
-        """Block until everything queued in `incoming` is done."""
+    def catch_up(self, check_peers: Callable[[], None]) -> None:
+        """Block until everything queued in `incoming` is done.
+
+        Args:
+            check_peers: called now and then; what it raises ends the wait.
+        """
 
 
 class CudaStreams(Streams):
@@ -93,8 +100,12 @@ class CudaStreams(Streams):
             tensor.record_stream(self._incoming)  # type: ignore[arg-type]  # torch's stub has the base class
 
     @marked("catch_up")
-    def catch_up(self) -> None:
-        self._incoming.synchronize()
+    def catch_up(self, check_peers: Callable[[], None]) -> None:
+        done = torch.cuda.Event()
+        done.record(self._incoming)
+        while not done.query():
+            time.sleep(_POLL_SECONDS)
+            check_peers()
 
 
 _CPU = Streams()

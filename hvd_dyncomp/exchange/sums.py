@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.streams import Streams, streams_of
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
 from hvd_dyncomp.transport.base import Transport
 
 
 class Sum(Task[None]):
-    """One all-reduce. A last value tells whether a rank has given up; a sparse tensor has no room for it.
+    """One all-reduce.
 
     Args:
         transport, name: of the collective.
@@ -39,11 +38,10 @@ class Sum(Task[None]):
         self.name, self._gradients, self._factor = name, gradients, factor
         self._sparse = wires[0].is_sparse
         self._agreed = False
-        self._status: torch.Tensor | None = None  # on its way from a GPU
         if self._sparse:
             self._flat = wires[0]
         else:
-            self._flat = torch.cat([*(wire.reshape(-1) for wire in wires), wires[0].new_zeros(1)])
+            self._flat = torch.cat([wire.reshape(-1) for wire in wires])
             if self._flat.dtype is torch.float16:  # whose sum may be too large where the mean is not
                 self._flat *= factor
                 self._factor = 1.0
@@ -73,35 +71,14 @@ class Sum(Task[None]):
         with self.streams.incoming():
             super().wait()
 
-    def conclude(self) -> None:
-        """Check that no rank has given up. Call it when all is over and the device has caught up.
-
-        Raises:
-            LockstepError: a rank has.
-        """
-        self.outcome()
-        if self._status is not None and float(self._status):
-            raise self._given_up()
-
-    def _given_up(self) -> LockstepError:
-        return LockstepError(f"{self.name}: a rank gave up this step: its own error says why")
-
     @torch.no_grad()
     def _all_of_it(self) -> Collectives[None]:
         yield Gate.SEND
-        if self._reason is not None and not self._sparse:
-            self._flat.zero_()[-1] = 1
         yield self._transport.sum(self._flat, self.name)
-        if self._reason is not None:
-            raise self._reason
         if self._sparse:
             self._flat *= self._factor
             return
-        *parts, status = self._flat.split([*map(_room, self._gradients), 1])
-        if self.streams.late:
-            self._status = status.to("cpu", non_blocking=True)
-        elif float(status):
-            raise self._given_up()
+        parts = self._flat.split([*map(_room, self._gradients)])
         for gradient, part in zip(self._gradients, parts, strict=True):
             part *= self._factor
             if gradient.is_complex():
@@ -127,31 +104,15 @@ class Sums:
 
     def __init__(self, transport: Transport, label: str, factor: float) -> None:
         self._transport, self._label, self._factor = transport, label, factor
-        self._by_name: dict[str, Sum] = {}
-        self._places: set[str] = set()
+        self.tasks: list[Sum] = []
 
-    def has(self, place: str) -> bool:
-        """Whether `add` was called for a place."""
-        return place in self._places
-
-    @property
-    def tasks(self) -> list[Sum]:
-        return list(self._by_name.values())
-
-    def add(
-        self,
-        place: str,
-        wires: Mapping[str, torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
-        failure: BaseException | None,
-    ) -> None:
-        """Take some gradients. Once for each place; again, if it was interrupted.
+    def add(self, place: str, wires: Mapping[str, torch.Tensor], gradients: Mapping[str, torch.Tensor]) -> None:
+        """Take some gradients.
 
         Args:
             place: what they have in common: part of the names of collectives.
-            wires: what travels in place of each, by parameter's name; of the right dtype and shape, whatever failed.
+            wires: what travels in place of each, by parameter's name.
             gradients: by parameter's name.
-            failure: why nobody will have their means, or None. The other ranks hear of it.
         """
         alike: dict[str, list[str]] = {}
         for name, wire in wires.items():
@@ -159,13 +120,8 @@ class Sums:
             alike.setdefault(f"{kind}.{wire.device.type}", []).append(name)
         for kind, names in alike.items():
             name = f"hvd_dyncomp.{self._label}.{place}.{kind}.uncompressed"
-            if name not in self._by_name:
-                reals = [_real(wires[each]) for each in names]
-                one = Sum(self._transport, name, reals, [gradients[each] for each in names], self._factor)
-                self._by_name[name] = one
-            if failure is not None:
-                self._by_name[name].cancel(failure)
-        self._places.add(place)
+            reals = [_real(wires[each]) for each in names]
+            self.tasks.append(Sum(self._transport, name, reals, [gradients[each] for each in names], self._factor))
 
 
 def _real(wire: torch.Tensor) -> torch.Tensor:

@@ -24,15 +24,13 @@ class Gate(Enum):
     WRITE = "write"
 
 
-# One collective after the other. Yields the handle of each collective that it starts, also after an error, and is sent
-# what was received. Yields a gate, and is resumed when it is open.
+# One collective after the other. Yields the handle of each collective that it starts, and is sent what was received.
+# Yields a gate, and is resumed when it is open.
 Collectives = Generator[Any, Any, Result]
 
 
 class Task(Generic[Result]):
     """Runs a generator of collectives, as far as it can go without waiting.
-
-    Every handle is yielded, so nothing of a task that is done is in flight, unless a rank was lost.
 
     Args:
         transport: carries the collectives.
@@ -55,11 +53,10 @@ class Task(Generic[Result]):
         self._work = work
         self._begun = False
         self.handle: Any = None
-        self._reason: BaseException | None = None
         self._result: Any = None
         self.gate: Gate | None = None
         self.done = False
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.collectives = 0
 
     def is_open(self, gate: Gate) -> bool:
@@ -77,10 +74,6 @@ class Task(Generic[Result]):
         while self.gate is not None and self.is_open(self.gate):
             self._resume(None)
 
-    def cancel(self, error: BaseException) -> None:
-        """Make the generator fail at each collective: the others get aborts in place of what they still wait for."""
-        self._reason = self._reason or error
-
     def advance(self) -> bool:
         """Go on without waiting; return whether it is done."""
         self.begin()
@@ -94,28 +87,12 @@ class Task(Generic[Result]):
         if self.done or self.gate is not None:
             return
         try:
-            try:
-                received = self.receive(self.handle)
-            except Exception as error:  # noqa: BLE001  # raised by `outcome`
-                self.done, self.error = True, error
-            else:
-                self._resume(received)
-                self.begin()
-        except BaseException as error:  # a signal handler's
-            if self.handle is not None and self._has_arrived():  # what was received is lost
-                self.cancel(error)
-                self._resume(None)
-            raise
-
-    def wait_for(self, handle: Any, seconds: float) -> bool:
-        """Block until a collective that was in flight is over, for about `seconds` at most; return whether it is.
-
-        Another thread may go on meanwhile.
-        """
-        try:
-            return self._transport.wait_for(handle, seconds)
-        except Exception:  # noqa: BLE001  # as in `_has_arrived`; or the other thread has received it
-            return True
+            received = self.receive(self.handle)
+        except Exception as error:  # noqa: BLE001  # raised by `outcome`
+            self.done, self.error = True, error
+        else:
+            self._resume(received)
+            self.begin()
 
     def outcome(self) -> Result:
         """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""
@@ -132,17 +109,14 @@ class Task(Generic[Result]):
             return True
 
     def _resume(self, received: torch.Tensor | None) -> None:
-        """Continue the generator: with what was received, with the reason to fail, or from its beginning or a gate."""
-        fails = self._reason if self.handle is not None else None
+        """Continue the generator: with what was received, or from its beginning or a gate."""
         self.handle, self.gate, self._begun = None, None, True
         try:
-            at = self._work.send(received) if fails is None else self._work.throw(fails)
+            at = self._work.send(received)
         except StopIteration as end:
             self.done, self._result = True, end.value
-        except BaseException as error:  # raised by `outcome`
+        except Exception as error:  # noqa: BLE001  # raised by `outcome`
             self.done, self.error = True, error
-            if not isinstance(error, Exception) and error is not self._reason:
-                raise  # a signal handler's: the program must not wait for the others now
         else:
             if isinstance(at, Gate):
                 self.gate = at

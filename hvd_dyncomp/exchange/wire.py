@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 
 # Of a step's `agreed`: whether optimizers of it step; None if that is not known. It travels as flags.
 MOMENTUM = "less_momentum"
 
-# step, status; little-endian
-_HEADER = struct.Struct("<II")
-HEADER_BYTES = _HEADER.size
+# A message begins with the number of its step; little-endian.
+HEADER = struct.Struct("<Q")
+HEADER_BYTES = HEADER.size
 # version, phase, level and proposal as `level_code` has them, composition, step, flags, host, topology; little-endian
 _GREETING = struct.Struct("<BBbbIIIII")
 GREETING_BYTES = _GREETING.size
@@ -43,35 +43,6 @@ class Phase(IntEnum):
     PAIR = 3
     LOCAL_SCATTER = 4
     LOCAL_GATHER = 5
-
-
-class Status(IntEnum):
-    """The kind of a message.
-
-    REAL: codes or values follow. ABORT: it replaces what a rank cannot send, and nothing follows.
-    """
-
-    REAL = 0
-    ABORT = 1
-
-
-class Header(NamedTuple):
-    """The beginning of a message. Greetings have compared everything else.
-
-    Attributes:
-        step: number of the exchange, modulo 2^32.
-        status: see `Status`.
-    """
-
-    step: int
-    status: int
-
-    def to_bytes(self) -> bytes:
-        return _HEADER.pack(*self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Header:
-        return cls(*_HEADER.unpack(data))
 
 
 class Greeting(NamedTuple):

@@ -114,21 +114,11 @@ class Backward:
             step.traffic.seconds += time.perf_counter() - began
 
     @property
-    def greeted(self) -> bool:
+    def refused(self) -> bool:
         """As in `Step`."""
-        return any(step.greeted for step in self._steps)
-
-    @property
-    def told(self) -> bool:
-        """As in `Step`: after an error no rank begins another backward pass."""
         return any(step.refused for step in self._steps)
 
-    def cancel(self, error: BaseException) -> None:
+    def abandon(self) -> None:
         """As in `Step`."""
         for step in self._steps:
-            step.cancel(error)
-
-    def run_out(self, seconds: float = 0.0) -> bool:
-        """As in `Step`."""
-        until = time.monotonic() + seconds
-        return all(step.run_out(max(0.0, until - time.monotonic())) for step in self._steps)
+            step.abandon()

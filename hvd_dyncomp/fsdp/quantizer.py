@@ -38,11 +38,10 @@ class Quantizer(Session):
         LockstepError: the ranks differ in parameters, settings, level, step or modules.
         ConnectionError: another rank has ended.
         TimeoutError: another rank does not answer in time.
-        RuntimeError: an error has left an earlier step.
+        RuntimeError: an error has ended an earlier step.
     """
 
     called = "a quantizer of hvd_dyncomp.fsdp"
-    remedy = "start all ranks again from a checkpoint"
 
     def __init__(
         self,
@@ -88,7 +87,6 @@ class Quantizer(Session):
         super().__init__(controller, everyone, kind="fsdp.compress", **arguments)
         self._unchecked = set(self._units)
         self._error: BaseException | None = None  # that backward has not raised yet
-        self._over = False  # whether an error has ended all
         return group
 
     def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Any:
@@ -125,11 +123,7 @@ class Quantizer(Session):
 
         Raises:
             ValueError: also if it is of other shards; nothing has changed.
-            RuntimeError: also after an error within a step.
         """
-        self._check_between_steps("load_state_dict")
-        if self._failure is not None:
-            raise self._failure
         if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
             raise ValueError(
                 f"state is that of shard {state['shard']} (number, of how many), loaded on that of "
@@ -142,11 +136,10 @@ class Quantizer(Session):
     @torch.no_grad()
     def _take(self, unit: Unit, flat: torch.Tensor) -> None:
         """The hook. What is raised in it is raised where backward ends: FSDP could not go on otherwise."""
-        ends = call_at_end(self._at_end)  # in each: a backward pass that has raised has called none
+        ends = False
         try:
-            if self._over:
-                self._error = self._error or self._failure
-            elif self._error is None:
+            ends = call_at_end(self._at_end)  # in each: a backward pass that has raised has called none
+            if self._error is None:
                 step: Any = self._step or self._begin()
                 if not isinstance(step, FailedStep):
                     step.take(unit, flat, ends=ends)
@@ -158,13 +151,9 @@ class Quantizer(Session):
             self._at_end()
 
     def _break(self, error: BaseException) -> None:
-        """Leave the step, because of an error, and tell the other ranks: they may wait for this one's next greeting."""
-        began = self._step
-        self._leave(error)
+        """End the step, because of an error."""
+        self._fail(error)
         self._error = self._error or error
-        if not isinstance(began, FailedStep) and not isinstance(error, ConnectionError | TimeoutError):
-            self._fail("a step", error)
-            self._begin()
 
     @torch.no_grad()
     def _at_end(self) -> None:
@@ -174,11 +163,8 @@ class Quantizer(Session):
                 self._collect()
             except BaseException as error:  # noqa: BLE001  # raised below
                 self._break(error)
-        if self._error is not None:
-            self._fail("a step", self._error)
-            self._over = True  # all ranks know it
-            if not call_at_end(self._raise):
-                self._raise()
+        if self._error is not None and not call_at_end(self._raise):
+            self._raise()
 
     def _collect(self) -> None:
         step: Any = self._step

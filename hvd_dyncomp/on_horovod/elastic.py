@@ -43,6 +43,10 @@ class QuantizerHandler(ControllerHandler):
         # The rank's number may differ when this is restored.
         self._saved = {**self.value.state_dict(), "rank": None}
 
+    def restore(self) -> None:
+        self.value._reset()
+        super().restore()
+
 
 horovod.register_state_handler(DynamicQuantizer, QuantizerHandler)
 horovod.register_state_handler(Controller, ControllerHandler)

@@ -10,13 +10,11 @@ from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.uncompressed import wire_form
 from hvd_dyncomp.exchange.unused import has_values
 from hvd_dyncomp.kernels import portable
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
-from hvd_dyncomp.transport.base import Transport
 
 
 class Context(NamedTuple):
@@ -107,10 +105,3 @@ def _tells_of_writes(gradient: torch.Tensor) -> bool:
     kernel = kernels.backends.get("cpu" if gradient.is_cpu else gradient.device.type, portable)
     native = kernel is not portable and gradient.dtype is torch.float32 and gradient.is_contiguous()
     return native and not gradient._is_view()
-
-
-def wire_after_failure(gradient: torch.Tensor, bits: float, transport: Transport) -> torch.Tensor:
-    """A tensor of the other ranks' shape for Horovod, so that they get far enough to hear of this rank's error."""
-    # Except for tensors that they skip: perhaps `skip` itself has failed here.
-    compressed = bits != UNCOMPRESSED and gradient.is_floating_point() and bool(gradient.numel())
-    return torch.zeros(1, dtype=torch.float32, device="cpu") if compressed else wire_form(gradient, transport)

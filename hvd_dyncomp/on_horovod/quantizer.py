@@ -15,7 +15,7 @@ import torch
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import (
     ASSIGNED,
-    LOADED,
+    FORGOTTEN,
     OVERWRITTEN,
     REDUCED_AGAIN,
     SPARSE,
@@ -28,7 +28,7 @@ from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.tally import count_outside
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
-from hvd_dyncomp.on_horovod.handover import Context, wire_after_failure
+from hvd_dyncomp.on_horovod.handover import Context
 from hvd_dyncomp.on_horovod.session import OptimizerSession
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.transport import given_or_horovod
@@ -156,16 +156,13 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Bind the quantizer to an optimizer now, instead of at the first gradient.
 
-        After an error within a step, it makes the quantizer work again: call it on every rank. It waits, a minute at
-        most, until they have left the step, too.
-
         Args:
             optimizer: what `hvd.DistributedOptimizer(..., compression=this quantizer)` returned.
 
         Raises:
             ValueError: `optimizer` has another compressor, or is unusable (its `op`, or a parameter without a name), or
                 gradients are in flight.
-            RuntimeError: other ranks are still in a step that this one has left.
+            RuntimeError: an error has ended a step.
         """
         if horovod_optimizer.compressor_of(optimizer) is not self:
             raise ValueError(
@@ -197,7 +194,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             try:
                 taken = take(*arguments)
             except BaseException as error:
-                self._leave(error)
+                self._fail(error)
                 raise
         if self._step is not None:
             self._step.traffic.seconds += time.perf_counter() - began
@@ -212,17 +209,14 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         if optimizer is not None and horovod_optimizer.stays_sparse(optimizer, parameter):
             self._warn_of_sparse(parameter)
             return None
-        step: Step | FailedStep | None = self._step or self._rest_of
-        if step is None or (isinstance(step, Step) and self._forgotten):
-            if optimizer is not None:
-                self._open(optimizer, parameter)
-            step = self._step
+        if optimizer is not None and (self._step is None or (isinstance(self._step, Step) and self._forgotten)):
+            self._open(optimizer, parameter)
         slot = self._slots.get(parameter) if self._direct else None
         if slot is None:
             return None
         gradient = horovod_optimizer.gradient_of(parameter)
-        if step is not self._step or isinstance(step, FailedStep):
-            return horovod_optimizer.nothing, Context(gradient, step, slot)
+        if isinstance(self._step, FailedStep):
+            return horovod_optimizer.nothing, Context(gradient, self._step, slot)
         return horovod_optimizer.nothing, self._handover.take(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
 
     def _warn_of_sparse(self, parameter: torch.Tensor) -> None:
@@ -230,24 +224,15 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             self._advice.warn("sparse", SPARSE.format(self._slots[parameter].name))
 
     def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
-        if (left := self._rest_of) is not None:
-            return self._rest(left, gradient, caller), Context(gradient, left)
         found = self._searched(gradient, caller)
         if isinstance(self._step, FailedStep):
-            return wire_after_failure(gradient, self._step.bits, self._transport), Context(gradient, self._step)
+            # Nobody waits for it: all ranks hear why before they do.
+            return torch.zeros(1, dtype=torch.float32, device="cpu"), Context(gradient, self._step)
         if found is None:
             self._note_uncompressed(gradient)
             return gradient, Context(gradient)
         name, parameter = found
         return self._handover.take_for_horovod(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
-
-    def _rest(self, left: Step, gradient: torch.Tensor, caller: FrameType) -> torch.Tensor:
-        """What Horovod gets for the rest of a step that was left: the other ranks wait for it."""
-        _, parameter = horovod_optimizer.calling(self, caller)
-        name = None if self._source is None else self._source.name_of(parameter)
-        if name is None or self._plan is None or name in self._plan.slots:
-            return wire_after_failure(gradient, left.bits, self._transport)
-        return left.uncompressed(name, gradient)
 
     def decompress(self, tensor: torch.Tensor | None, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.
@@ -277,8 +262,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             if slot is None:
                 mean.copy_(tensor)
         except BaseException as error:
-            self._step = self._step or step
-            self._leave(error)
+            self._fail(error)
             raise
         step.traffic.seconds += time.perf_counter() - began
         return mean
@@ -287,7 +271,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     def _collect(self, step: Step | FailedStep) -> None:
         """End a step, and tell the optimizer, which steps next, at how many bits its gradients came."""
         if step is not self._step:
-            raise self._failure or RuntimeError(LOADED)
+            raise self._failure or RuntimeError(FORGOTTEN)
         handover, optimizer = self._handover, self._optimizer()
         overwritten = handover is not None and handover.overwritten
         self._settle(step)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +12,7 @@ import torch
 
 from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, IN_FLIGHT, INFERENCE, THROWN_AWAY
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange.failed_step import PATIENCE_SECONDS, FailedStep
+from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
@@ -81,9 +79,10 @@ class OptimizerSession(Session):
         if isinstance(self._step, Step):
             if not self._forgotten:
                 raise ValueError(IN_FLIGHT)
-            self._leave(RuntimeError(FORGOTTEN))
+            self._fail(RuntimeError(FORGOTTEN))
+        if self._failure is not None:
+            raise self._failure
         self._step = None
-        self._recover()
         self._bind(optimizer)
 
     @property
@@ -91,11 +90,6 @@ class OptimizerSession(Session):
         """Whether Horovod will never ask for the gradients of the latest step."""
         optimizer = self._optimizer()
         return optimizer is None or horovod_optimizer.pending_of(optimizer) is not self._pending
-
-    @property
-    def _rest_of(self) -> Step | None:
-        """A step that was left, and that Horovod still hands gradients over for."""
-        return self._left if self._step is None and not (self._left is None or self._forgotten) else None
 
     def _open(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
         """Begin a step, unless there is one, with a gradient of (or as) `tensor`. Raises what `_searched` does."""
@@ -123,9 +117,9 @@ class OptimizerSession(Session):
         return None if name is None else (name, parameter)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note whose gradients come. A step that Horovod has forgotten is left."""
+        """Note whose gradients come. A step that Horovod has forgotten has failed."""
         if self._step is not None and self._forgotten:
-            self._leave(RuntimeError(FORGOTTEN))
+            self._fail(RuntimeError(FORGOTTEN))
         if self._plan is not None and self._source is not None:
             bound = self._source.optimizer
             if bound is optimizer and not self._source.outdated:
@@ -218,51 +212,35 @@ class OptimizerSession(Session):
 
         Residuals belong to each rank: a worker that joins has none.
         """
+        self._reset()
         # Ranks may have come or gone: residuals stay this process's own, whatever its rank.
-        for step in (self._step, self._left):
-            if isinstance(step, Step):
-                step.abandon()
         self._saved, self._plan = {**self._residuals(), "rank": None}, None
-        self._step = self._left = self._failure = None
         [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
         self._levels.load_state_dict(first)
+
+    def _reset(self) -> None:
+        """Forget a step in flight, and an error: what they were for is over, as elastic training forms the job anew."""
+        if self._step is not None:
+            self._step.abandon()
+        self._step = self._failure = None
 
     @torch.no_grad()
     def _check_step(self) -> None:
         """Check that all ranks do the same, before Horovod waits for gradients that may never come."""
+        if self._failure is not None:
+            raise self._failure
+        if self._step is not None and torch.is_inference_mode_enabled():
+            raise RuntimeError(INFERENCE)  # nothing is lost: the program may call it again
         try:
-            if self._step is None and self._failure is not None:
-                if self._left is not None and not self._forgotten:
-                    raise self._failure
-                self._begin()
             if self._step is not None:
-                if torch.is_inference_mode_enabled():
-                    raise RuntimeError(INFERENCE)
                 self._settle(self._step)
         except BaseException as error:
-            step = self._step or self._left
-            if isinstance(self._step, Step):
-                self._leave(error)
-            optimizer = self._optimizer()
-            if optimizer is not None:
-                with contextlib.suppress(Exception):
-                    if step is not None and (step.refused or step.anew):
-                        self._through_horovod()
-                    horovod_optimizer.hand_in(optimizer)  # the other ranks wait for it
-            self._leave(error)
-            if error is self._failure:
-                self._await_rest()
+            self._fail(error)
             raise
 
     def _settle(self, step: Step | FailedStep) -> None:
         """Wait until all ranks are known to do the same in a step. Raises what `Step.check` does."""
-        try:
-            step.check()
-        except BaseException:
-            if step.refused:
-                with contextlib.suppress(Exception):
-                    self._through_horovod()
-            raise
+        step.check()
         if step.anew:
             self._through_horovod()
 
@@ -273,16 +251,6 @@ class OptimizerSession(Session):
             self._direct = False
             horovod_optimizer.take_back(optimizer)
             horovod_optimizer.hand_in(optimizer)
-
-    def _await_rest(self) -> None:
-        """Wait, a minute at most, until Horovod has reduced what it has of the step that was left."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        for handle, _ in (self._pending or {}).values():
-            if handle is horovod_optimizer.nothing:
-                continue
-            with contextlib.suppress(Exception):  # it was waited for before
-                if not self._ranks()[0].wait_for(handle, max(0.0, until - time.monotonic())):
-                    return
 
 
 def _compare(session: OptimizerSession | None) -> None:

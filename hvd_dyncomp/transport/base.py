@@ -161,6 +161,22 @@ class Transport(ABC):
         `work` must be quick, never block and never raise.
         """
 
+    def abort(self, reason: str) -> None:  # noqa: B027  # likewise
+        """End all collectives of one model (`for_exchanges`): ranks that wait for this one get a LockstepError.
+
+        Where a transport has nothing of its own for a model, they hear of the error when this rank's process ends.
+
+        Args:
+            reason: what their error says.
+        """
+
+    def check_peers(self) -> None:  # noqa: B027  # likewise
+        """Look now and then whether another rank has called `abort`: for waits of a GPU, which would not end then.
+
+        Raises:
+            LockstepError: one has.
+        """
+
     def give_way(self) -> None:  # noqa: B027  # most need nothing
         """Give this thread's core to the sender of the bytes for a moment, if started collectives need that."""
 

@@ -13,11 +13,12 @@ runs. No clock is read: the time of a `wait_for` is up when no rank can run. Run
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.transport.base import Transport, of_all
 from hvd_dyncomp.transport.rendezvous import Collective, Mismatch
 
@@ -28,11 +29,19 @@ class Deadlock(RuntimeError):
     """All ranks that still run wait for something that will never arrive. The message says which waits for what."""
 
 
-class InProcessTransport(Transport):
-    """One rank's end of a `World`."""
+class Ended(LockstepError):
+    """The program of a rank that is waited for has ended with an error."""
 
-    def __init__(self, world: World, rank: int) -> None:
-        self._world, self._rank = world, rank
+
+class InProcessTransport(Transport):
+    """One rank's end of a `World`.
+
+    Args:
+        model: number of the one for whose exchanges this is; 0 for everything else.
+    """
+
+    def __init__(self, world: World, rank: int, model: int = 0) -> None:
+        self._world, self._rank, self._model, self._made = world, rank, model, 0
 
     @property
     def rank(self) -> int:
@@ -49,6 +58,14 @@ class InProcessTransport(Transport):
     @property
     def local_size(self) -> int:
         return self._world.hosts.count(self._world.hosts[self._rank])
+
+    @property
+    def shared(self) -> InProcessTransport:
+        return self._world.transports[self._rank]
+
+    def for_exchanges(self, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> InProcessTransport:
+        self._made += 1
+        return InProcessTransport(self._world, self._rank, self._made)
 
     def alltoall(
         self,
@@ -77,16 +94,19 @@ class InProcessTransport(Transport):
     ) -> Collective:
         self._world.take_turns(self._rank)
         collective = self._world.start(self._rank, kind, tensor, splits, name, arriving)
+        collective.model = self._model
         if tensor.is_cuda:  # who reads what was sent, or has come of it, does so in any stream
             torch.cuda.current_stream(tensor.device).synchronize()
         return collective
 
     def poll(self, handle: Collective) -> bool:
         self._world.take_turns(self._rank)
-        return handle.over and self._world.has_arrived()
+        return self._world.ends(handle) and self._world.has_arrived()
 
     def wait(self, handle: Collective) -> torch.Tensor:
         self._world.block(self._rank, handle)
+        if not handle.over:
+            raise self._world.why_none(handle) or Deadlock(f"nobody can go on: {handle.name}")
         if handle.error is not None:
             raise handle.error
         return handle.received[self._rank]  # type: ignore[index]  # it is over, and without an error
@@ -99,6 +119,10 @@ class InProcessTransport(Transport):
 
     def in_background(self, work: Callable[[], bool]) -> None:
         self._world.add_background(self._rank, work)
+
+    def abort(self, reason: str) -> None:
+        if self._model:
+            self._world.aborted.setdefault(self._model, reason)
 
 
 class World:
@@ -115,12 +139,16 @@ class World:
         hosts: see above.
         bytes_sent: by rank, what it has handed over for other ranks.
         bytes_leaving: by rank, so much of it as was for ranks of other hosts, in what goes from rank to rank.
+        aborted: by model, why a rank has aborted its collectives.
+        ended: by rank, the error that has ended its program.
     """
 
     def __init__(self, size: int, choices: Sequence[int] = (), hosts: Sequence[int] = ()) -> None:
         self.transports = [InProcessTransport(self, rank) for rank in range(size)]
         self.hosts = list(hosts) or list(range(size))
         self.bytes_sent, self.bytes_leaving = [0] * size, [0] * size
+        self.aborted: dict[int, str] = {}
+        self.ended: dict[int, BaseException] = {}
         self._choices, self._next = list(choices), 0
         self._open: dict[str, Collective] = {}
         self._background: list[list[Callable[[], bool]]] = [[] for _ in range(size)]
@@ -143,7 +171,7 @@ class World:
             Exception: what the first rank raised that raised anything.
         """
         results: list[Any] = [None] * len(self.transports)
-        errors: dict[int, BaseException] = {}
+        errors = self.ended
         self._running = set(range(len(self.transports)))
         over = threading.Event()
 
@@ -168,9 +196,21 @@ class World:
             thread.join()
         if self._broken is not None:
             raise RuntimeError("work in the background has raised an error") from self._broken
-        for rank in sorted(errors, key=lambda rank: (isinstance(errors[rank], Deadlock), rank)):
+        for rank in sorted(errors, key=lambda rank: (isinstance(errors[rank], Deadlock | Ended), rank)):
             raise errors[rank]
         return results
+
+    def why_none(self, collective: Collective) -> LockstepError | None:
+        """Why a collective that is not over will never be; None if it may be."""
+        if collective.model in self.aborted:
+            return LockstepError(self.aborted[collective.model])
+        for rank in sorted(set(self.ended) - set(collective.sent)):
+            return Ended(f"{collective.name}: rank {rank} has ended with {self.ended[rank]!r}")
+        return None
+
+    def ends(self, collective: Collective) -> bool:
+        """Whether `wait` returns at once, or raises."""
+        return collective.over or self.why_none(collective) is not None
 
     def choose(self, count: int) -> int:
         """A number below `count`."""
@@ -217,20 +257,20 @@ class World:
             self._pass_on(rank)
 
     def block(self, rank: int, collective: Collective) -> None:
-        """Returns when `collective` is over, and what this rank has received is where it is to be."""
-        while not collective.over:
+        """Returns when `collective` ends, and what this rank has received is where it is to be."""
+        while not self.ends(collective):
             self._wait_for_a_turn(rank, collective)
         collective.place(rank)
 
     def block_awhile(self, rank: int, collective: Collective) -> bool:
-        """Returns when `collective` is over, or no rank can go on; whether it is over."""
-        if not collective.over:
+        """Returns when `collective` ends, or no rank can go on; whether it ends."""
+        if not self.ends(collective):
             self._awhile.add(rank)
             try:
                 self._wait_for_a_turn(rank, collective)
             finally:
                 self._awhile.discard(rank)
-        return collective.over
+        return self.ends(collective)
 
     def _wait_for_a_turn(self, rank: int, collective: Collective) -> None:
         if rank not in self._running or self._in_background:
@@ -253,7 +293,7 @@ class World:
     def _who_is_next(self) -> int:
         if self._choices and self.chance():
             self._work_in_background()
-        while not (able := [r for r in sorted(self._running) if r not in self._waits or self._waits[r].over]):
+        while not (able := [r for r in sorted(self._running) if r not in self._waits or self.ends(self._waits[r])]):
             before = self._progress()
             self._patient = True
             self._work_in_background()
@@ -267,7 +307,7 @@ class World:
         return able[self.choose(len(able))]
 
     def _progress(self) -> tuple[int, int]:
-        return self._started, sum(wait.over for wait in self._waits.values())
+        return self._started, sum(map(self.ends, self._waits.values()))
 
     def _work_in_background(self) -> None:
         """Done by whoever has the turn, in the name of a rank or, without choices, of all."""

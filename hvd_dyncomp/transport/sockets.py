@@ -77,6 +77,11 @@ def keep_from_children(sockets: Sockets) -> None:
     _ours.update(sockets)
 
 
+def any_closed(sockets: Sockets) -> bool:
+    """Whether any is no longer open: Gloo closes one when it notices that the other end is gone."""
+    return len(list(_open(sockets))) < len(sockets)
+
+
 def shut(sockets: Sockets) -> None:
     """End connections, but leave their descriptors to whoever has them. Both ends notice."""
     for number in _open(sockets):

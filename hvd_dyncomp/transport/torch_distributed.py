@@ -28,15 +28,15 @@ from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
 from hvd_dyncomp.transport.lanes import Groups, Turns, leave, leave_at_exit
-from hvd_dyncomp.transport.sockets import Sockets
+from hvd_dyncomp.transport.sockets import Sockets, any_closed
 from hvd_dyncomp.transport.works import Works, lost, timed_out, told
 
 logger = logging.getLogger(__name__)
 
 _BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if nothing arrives
-_LONG_SECONDS = 1e6  # the process group's time limit ends a wait
 _CLOSE_SECONDS = 10.0  # for messages that others wait for
 _LAST_SECONDS = 0.01  # in which a thread of torch's returns that has just told that something has arrived
+_CHECK_SECONDS = 1.0  # between two looks whether other ranks are still there
 _NOTE_SECONDS = 1.0  # ranks that wait for the same collective note it within this time
 
 _news = threading.Event()
@@ -88,9 +88,11 @@ class ProcessGroupTransport(base.Transport):
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[Works] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
+        self._checked, self._closed = 0.0, False  # when `check_peers` last looked, and whether sockets were closed
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
         self._leave = functools.partial(leave, groups.made, quiet=False)
+        self._sockets = [sockets for group, sockets in groups.made.items() if len(sockets) == group.size()]
         _alive.add(self)
         self._keep_sockets(groups)
         self.hosts: list[str] = gather_json(self, self.host, "hvd_dyncomp.hosts") if phases is None else []
@@ -217,13 +219,19 @@ class ProcessGroupTransport(base.Transport):
             ConnectionError: a rank has ended.
             TimeoutError: a rank has not started the collective in the process group's time limit.
         """
-        if not handle.waited and not self.wait_for(handle, LATE_SECONDS):
-            self._report(handle)
-        self.wait_for(handle, _LONG_SECONDS)
+        speaks, late = not handle.waited, time.monotonic() + LATE_SECONDS
         try:
+            while not self.wait_for(handle, min(_CHECK_SECONDS, LATE_SECONDS) if speaks else _CHECK_SECONDS):
+                self.check_peers(handle.name.partition("#")[0] + ": ")
+                if speaks and time.monotonic() >= late:
+                    speaks = False
+                    self._report(handle)
             return handle.result()
-        except (ConnectionError, TimeoutError):
+        except (ConnectionError, TimeoutError) as error:
+            reason = self._reason_of_abort()
             self._leave()  # or a rank that lives on would leave those waiting that do not hear from the lost one
+            if reason:
+                raise LockstepError(reason) from error
             raise
 
     def wait_for(self, handle: Works, seconds: float) -> bool:
@@ -260,6 +268,42 @@ class ProcessGroupTransport(base.Transport):
 
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
+
+    def abort(self, reason: str) -> None:
+        """As `base.Transport.abort`. Ranks that notice the end of connections read the reason in the job's store."""
+        with contextlib.suppress(Exception):  # the store has ended with its rank
+            self._store().compare_set("reason", "", reason)  # the first of all ranks
+        self._leave()
+        self._started.clear()  # at exit nobody waits for them
+
+    def check_peers(self, what: str = "") -> None:
+        """As `base.Transport.check_peers`. Gloo, too, may go on waiting for a rank whose connection it has closed.
+
+        Args:
+            what: begins the error's text.
+
+        Raises:
+            LockstepError: a rank has called `abort`.
+            ConnectionError: a rank has ended.
+        """
+        if time.monotonic() - self._checked < _CHECK_SECONDS:
+            return
+        self._checked = time.monotonic()
+        if reason := self._reason_of_abort():
+            raise LockstepError(reason)
+        before, self._closed = self._closed, any(map(any_closed, self._sockets))
+        if before and self._closed:  # a second later what has come before the end has been received
+            raise ConnectionError(f"{what}the connection to a rank was lost: its output says why")
+
+    def _reason_of_abort(self) -> str:
+        """Why a rank has called `abort`; "" if none has said so."""
+        with contextlib.suppress(Exception):
+            store = self._store()
+            return store.get("reason").decode() if store.check(["reason"]) else ""
+        return ""
+
+    def _store(self) -> Any:
+        return dist.PrefixStore(f"{self._name}.aborted", dist.distributed_c10d._get_default_store())
 
     # No `give_way`: Gloo's threads sleep until they are woken, and then run at once; a pause there cost 7 % of a step.
 

@@ -8,11 +8,12 @@ import torch
 
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.wire import HEADER_BYTES, Header, Status
+from hvd_dyncomp.exchange.wire import HEADER as HEADER_FORMAT
+from hvd_dyncomp.exchange.wire import HEADER_BYTES
 from hvd_dyncomp.kernels import block_bytes
 
 STEP = 0xBADCAB1E
-HEADER = Header(STEP, Status.REAL)
+HEADER = HEADER_FORMAT.pack(STEP)
 
 
 def message_bytes(blocks: int, bits: float, block_size: int) -> int:
@@ -20,9 +21,9 @@ def message_bytes(blocks: int, bits: float, block_size: int) -> int:
     return HEADER_BYTES + blocks * block_bytes(bits, block_size)
 
 
-def message(payload: torch.Tensor, header: Header = HEADER) -> torch.Tensor:
+def message(payload: torch.Tensor, header: bytes = HEADER) -> torch.Tensor:
     """What a rank sends."""
-    return torch.cat([torch.tensor(list(header.to_bytes()), dtype=torch.uint8), payload])
+    return torch.cat([torch.tensor(list(header), dtype=torch.uint8), payload])
 
 
 def payloads(received: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -58,7 +58,7 @@ def test_a_damaged_message_is_refused_or_decoded(data, bits, blocks):
     """Cut, lengthened, or with a byte changed: what the header can see is an error, the rest other numbers."""
     size = message_bytes(blocks, bits, BLOCK_SIZE)
     whole = bytearray(size)
-    whole[:HEADER_BYTES] = HEADER.to_bytes()
+    whole[:HEADER_BYTES] = HEADER
     kind = data.draw(st.sampled_from(["cut", "longer", "changed"]))
     if kind == "cut":
         whole = whole[: data.draw(st.integers(0, size - 1))]

@@ -1,26 +1,40 @@
-"""Something leaves a rank between two collectives: it ends, and so does the job; the other ranks wait for ever."""
+"""An error ends a step on one rank, whose process ends with it, and so does the job: the others wait for it."""
+
+import os
+import time
 
 import pytest
 from problem import Linear, distribute, ours
 
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.step import Step
+
+WHERE = {"in a hook": (Step, "add", MemoryError), "in an exchange": (Messages, "name", KeyboardInterrupt)}
 
 
 def test_the_job_ends(rank, monkeypatch):
-    def interrupted(self, phase):
-        raise KeyboardInterrupt
-
     model = Linear()
     optimizer = distribute(model, ours(4))
-    model(0).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    if rank == 1:
-        monkeypatch.setattr(Messages, "name", interrupted)
-    model(1).backward()
-    if rank == 0:
+
+    def step(seed: int) -> None:
+        optimizer.zero_grad()
+        model(seed).backward()
         optimizer.step()
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            optimizer.step()
-        raise SystemExit("rank 1 ends")
+
+    step(0)
+    if rank != 1:
+        step(1)
+        return
+    owner, name, error = WHERE[os.environ["HVD_DYNCOMP_TEST_WHERE"]]
+
+    def fails(*arguments):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fails)
+        with pytest.raises(error):
+            step(1)
+    with pytest.raises(RuntimeError, match=f"was left in the middle by {error.__name__}.*start all ranks again"):
+        optimizer.synchronize()
+    print(f"\nrank 1 ends at {time.time()}\n", flush=True)
+    raise SystemExit("rank 1 ends")

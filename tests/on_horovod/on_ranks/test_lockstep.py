@@ -17,7 +17,6 @@ from hvd_dyncomp import (
     StepFunction,
 )
 from hvd_dyncomp.exchange import plan
-from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.wire import WIRE_VERSION
 
 pytestmark = pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
@@ -140,24 +139,6 @@ def test_one_rank_cannot_begin(rank, request):
     expected = (ValueError, "must name every") if rank == 1 else (LockstepError, "rank 1 cannot .* must name every")
     with pytest.raises(expected[0], match=expected[1]):
         problem.reduce(problem.draw(seed=1))
-
-
-def after_a_step(request, **arguments):
-    """A problem whose ranks were in agreement for a step, and what goes wrong later, with names of its own."""
-    problem = Problem(names=["bias", "long", "odd"], prefix=request.node.name, **arguments)
-    problem.reduce(problem.draw(seed=1))
-    return problem
-
-
-def test_messages_of_an_earlier_step_from_one_rank(rank, request, monkeypatch):
-    """They are late, or come twice; the rank's handshake is that of the step."""
-    problem = after_a_step(request, compression=DynamicQuantizer(Controller(Static(4))))
-    make = Exchange.__init__
-    if rank == 1:
-        late = lambda self, *arguments, step, **others: make(self, *arguments, step=step - 1, **others)  # noqa: E731
-        monkeypatch.setattr(Exchange, "__init__", late)
-    with pytest.raises(LockstepError, match="has step|gave up"):
-        problem.reduce(problem.draw(seed=2))
 
 
 def test_a_slow_rank_does_not_block_the_backward_pass_of_the_others(rank):
