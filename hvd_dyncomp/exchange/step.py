@@ -264,7 +264,8 @@ class Step:
     @property
     def refused(self) -> bool:
         """Whether the ranks do not agree: all of them know it."""
-        return isinstance(self._agreement.error, LockstepError)
+        # By their greetings: not if an error has ended the wait for these.
+        return isinstance(self._agreement.error, LockstepError) and self._agreement.handle is None
 
     def abandon(self) -> None:
         """Stop all work in the background, after an error. Gradients are not read or written any more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import secrets
@@ -27,6 +28,7 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
+from hvd_dyncomp.transport.crossed import Wait, Watch
 from hvd_dyncomp.transport.lanes import Groups, Turns, leave, leave_at_exit
 from hvd_dyncomp.transport.sockets import Sockets, any_closed
 from hvd_dyncomp.transport.works import Works, lost, timed_out, told
@@ -40,6 +42,8 @@ _CHECK_SECONDS = 1.0  # between two looks whether other ranks are still there
 _NOTE_SECONDS = 1.0  # ranks that wait for the same collective note it within this time
 
 _news = threading.Event()
+_waiters: set[int] = set()  # threads that have waited for a collective
+_turns = itertools.count(1)  # of long waits
 
 
 def _pause() -> None:
@@ -88,6 +92,8 @@ class ProcessGroupTransport(base.Transport):
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[Works] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
+        self._number = 0  # of those that all ranks start in one order
+        self._global_ranks: list[int] = dist.get_process_group_ranks(group)
         self._checked, self._closed = 0.0, False  # when `check_peers` last looked, and whether sockets were closed
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
@@ -196,7 +202,7 @@ class ProcessGroupTransport(base.Transport):
 
     def sum(self, tensor: torch.Tensor, name: str) -> Works:
         lane = self._sums if name.endswith(".uncompressed") else self._all
-        return self._begun(name, tensor, lambda: ([lane.sum(tensor)], tensor))
+        return self._begun(name, tensor, lambda: ([lane.sum(tensor)], tensor), numbered=lane is self._all)
 
     def _new(self, name: str, tensor: torch.Tensor) -> Works:
         self._counts[name] += 1
@@ -204,8 +210,19 @@ class ProcessGroupTransport(base.Transport):
         self._started.add(works)
         return works
 
-    def _begun(self, name: str, tensor: torch.Tensor, start: Callable[[], tuple[list[Any], torch.Tensor]]) -> Works:
+    def _begun(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        start: Callable[[], tuple[list[Any], torch.Tensor]],
+        *,
+        numbered: bool = True,
+    ) -> Works:
+        """Start a collective; `numbered`: one of those that all ranks start in one order."""
         works = self._new(name, tensor)
+        if numbered:
+            self._number += 1
+            works.number = self._number
         works.start(start)
         return works
 
@@ -219,13 +236,19 @@ class ProcessGroupTransport(base.Transport):
             ConnectionError: a rank has ended.
             TimeoutError: a rank has not started the collective in the process group's time limit.
         """
-        speaks, late = not handle.waited, time.monotonic() + LATE_SECONDS
+        speaks, watch = handle.since is None, None
         try:
             while not self.wait_for(handle, min(_CHECK_SECONDS, LATE_SECONDS) if speaks else _CHECK_SECONDS):
                 self.check_peers(handle.name.partition("#")[0] + ": ")
-                if speaks and time.monotonic() >= late:
+                if time.monotonic() < handle.since + LATE_SECONDS:  # type: ignore[operator]  # there is one
+                    continue
+                if speaks:
                     speaks = False
                     self._report(handle)
+                watch = watch or self._watch(handle)
+                if watch is not None and (said := watch.crossed()):
+                    self.abort(said)  # ranks would count its collectives differently from now on
+                    raise LockstepError(said)
             return handle.result()
         except (ConnectionError, TimeoutError) as error:
             reason = self._reason_of_abort()
@@ -233,10 +256,32 @@ class ProcessGroupTransport(base.Transport):
             if reason:
                 raise LockstepError(reason) from error
             raise
+        finally:
+            if watch is not None:
+                watch.end()
 
     def wait_for(self, handle: Works, seconds: float) -> bool:
-        handle.waited = True
+        handle.since = handle.since or time.monotonic()
+        if not handle.over:  # the background's thread only receives what has come
+            _waiters.add(threading.get_ident())
         return handle.wait(seconds)
+
+    def _watch(self, handle: Works) -> Watch | None:
+        """A watch over a long wait; None if it cannot be known that a rank will not start what is waited for."""
+        if not handle.number or len(_waiters) > 1:
+            return None
+        under_way = [works for each in list(_alive) for works in list(each._started) if not works.over]
+        started = {each._name: each._number for each in list(_alive)}
+        wait = Wait(
+            handle.name.partition("#")[0],
+            self._name,
+            handle.number,
+            self._global_ranks,
+            started,
+            alone=under_way == [handle],
+            turn=next(_turns),
+        )
+        return Watch(wait)
 
     def missing(self, handle: Works) -> list[int]:
         """As `base.Transport.missing`. Each rank that asks notes in the job's store that it waits; blocks for a second.

@@ -47,13 +47,15 @@ class Works:
     Attributes:
         name: see above.
         then: what starts a second part, from the result of the first.
-        waited: whether somebody has waited for it.
+        since: when somebody began to wait for it, in seconds; None if nobody has.
+        number: see `ProcessGroupTransport._begun`; 0 for others.
     """
 
     def __init__(self, name: str, sent: torch.Tensor, news: Callable[[], None], *, in_order: bool) -> None:
         self.name, self._sent, self._news, self._in_order = name, sent, news, in_order
         self.then: Callable[[torch.Tensor], tuple[list[Any], torch.Tensor]] | None = None
-        self.waited = False
+        self.since: float | None = None
+        self.number = 0
         self._works: list[Any] | None = None
         self._result = sent
         self._error: Exception | None = None
