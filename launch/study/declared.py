@@ -9,6 +9,7 @@ from study.methods import (
     BY_RATE,
     FEEDBACK,
     FIRST_STEPS,
+    MORE_FIRST,
     NESTEROV,
     NOT_CLIPPED,
     NOT_CLIPPED_LESS,
@@ -22,7 +23,7 @@ from study.methods import (
 )
 from study.parts import FRESH, TUNING, Largest, Part, Tuned
 from study.record import Key
-from study.tasks import FEW_RATES, LARGE_RATES, LIMITS, REGRESSION_RATES, varied
+from study.tasks import FEW_RATES, LARGE_RATES, LIMITS, RECIPE_RATES, REGRESSION_RATES, varied
 
 # In a few hundred steps losses show; the others are there to see what longer trainings and larger models make of them.
 SHORT = ("mlp", "resnet8, short", "text, sgd, short", "text, adamw, short")
@@ -272,6 +273,36 @@ WITH_NESTEROV = Part(
     seed=FRESH,
 )
 
+# What 4 bits cost as most people train, and whether more bits in the first steps make it less. 8 bits show how far
+# trainings part that differ by next to nothing.
+RECIPE = Part(
+    "recipe",
+    ("recipe, text",),
+    (
+        *("uncompressed", "8", "5", NOT_CLIPPED[0].name, *(method.name for method in MORE_FIRST[:3])),
+        *(NOT_CLIPPED[1].name, MORE_FIRST[3].name),
+    ),
+    seeds=6,
+)
+RECIPE_ELSEWHERE = Part(
+    "recipe, other tasks",
+    (
+        "recipe, text, 4,000 steps",
+        "recipe, text, momentum 0.7",
+        "recipe, text, momentum 0.7, x2",
+        "recipe, resnet8, x4",
+    ),
+    ("uncompressed", NOT_CLIPPED[0].name, *(method.name for method in MORE_FIRST[:2])),
+)
+# At which of two rates, by the seed that chooses.
+RECIPE_AT_RATES = Part(
+    "recipe, rates",
+    tuple(varied(task, rate) for task, other in RECIPE_RATES.items() for rate in (1, other)),
+    ("uncompressed", NOT_CLIPPED[0].name),
+    seeds=1,
+    seed=TUNING[0],
+)
+
 # The same where trainings are lost most easily.
 LEVELS_BY_RATE = Part(
     "levels that follow the rate",
@@ -372,6 +403,9 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
         LESS_MOMENTUM,
         UNCLIPPED,
         WITH_NESTEROV,
+        RECIPE,
+        RECIPE_ELSEWHERE,
+        RECIPE_AT_RATES,
         FIRST,
         LEVELS_BY_RATE,
         BREADTH,

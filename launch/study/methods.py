@@ -85,7 +85,7 @@ def _ladder(*steps: tuple[float, float]) -> Method:
     return Method(f"ladder {'-'.join(level(bits) for _, bits in steps)}", budget=steps)
 
 
-ONE_LEVEL = tuple(_one(bits) for bits in (8, 4, 3, 2, 1, 1 / 2, 1 / 4, 1 / 8))
+ONE_LEVEL = tuple(_one(bits) for bits in (8, 5, 4, 3, 2, 1, 1 / 2, 1 / 4, 1 / 8))
 
 # The paper's climb as accuracies are reached; here when 15 and 40 % of the training are over, which is about where
 # `study.scenarios` has its thresholds. The others spend a quarter of the training at each level.
@@ -187,6 +187,11 @@ def _ablations() -> list[Method]:
 # value of a block arrives as 0.7 of itself.) What else has such
 # levels was trained before, with codes that clipped the largest values of a block.
 NOT_CLIPPED = tuple(Method(f"{bits}, not clipped", budget=((0.0, bits),), no_momentum_up_to=0) for bits in (4, 3, 2))
+# More bits first: 8, and so many when this part of the steps is over.
+MORE_FIRST = tuple(
+    replace(later, name=f"{later.name}, first {until:.0%} at 8", budget=((0.0, 8), (until, later.bits_at(1))))
+    for later, until in (*((NOT_CLIPPED[0], until) for until in (0.03, 0.1, 0.3)), (NOT_CLIPPED[1], 0.1))
+)
 NOT_CLIPPED_LESS = replace(NOT_CLIPPED[2], name="2, not clipped, momentum 0.7", momentum=0.7, no_momentum_up_to=2)
 
 
@@ -220,7 +225,7 @@ METHODS = {
         *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *BY_RATE, AGAINST_RATE),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
-        *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *NESTEROV),
+        *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *MORE_FIRST, *NESTEROV),
     )
 }
 

@@ -79,6 +79,8 @@ _SHORT = replace(_RESNET8, name="resnet8, short", batch=64, epochs=8)
 _TEXT_SHORT = replace(_TEXT, name="text, sgd, short", rate=0.3, epochs=15, context=64)
 _ADAMW_SHORT = replace(_TEXT, name="text, adamw, short", optimizer="adamw", rate=3e-3, epochs=15, context=64)
 _LARGE = replace(_ADAMW_SHORT, name="text, adamw, 10 million")
+# As most people train: a warm-up of 3 to 5 % of the steps; AdamW with gradients clipped to 1 on text, SGD on images.
+_RECIPE = replace(_ADAMW_SHORT, name="recipe, text", clip=1.0, warm_up=0.03)
 
 TASKS = {
     task.name: task
@@ -107,6 +109,10 @@ TASKS = {
             replace(_SHORT, name=f"resnet8, {n} workers, batch x{n // 4}", workers=n, batch=32, rate=0.4)
             for n in (8, 16)
         ),
+        _RECIPE,
+        replace(_RECIPE, name="recipe, text, 4,000 steps", epochs=40),
+        replace(_RECIPE, name="recipe, text, momentum 0.7", momentum=0.7),
+        replace(_SHORT, name="recipe, resnet8", warm_up=0.05),
     )
 }
 
@@ -150,6 +156,12 @@ for _name in ("resnet18, 4 workers", "resnet8, 8 workers, batch x2", "resnet8, 1
     _vary(_name, FEW_RATES)
 for _name, _rates in LIMITS.items():
     _vary(_name, _rates, WARM_UPS)
+
+# A second rate at which each is tried, with its own warm-up.
+RECIPE_RATES = {"recipe, text": 2, "recipe, text, momentum 0.7": 2, "recipe, resnet8": 4}
+for _name, _times in RECIPE_RATES.items():
+    _own = varied(_name, _times)
+    TASKS[_own] = replace(TASKS[_name], name=_own, rate=TASKS[_name].rate * _times)
 
 STEPS = 100
 

@@ -109,7 +109,7 @@ def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
     # Rates or momenta only; a rate that is chosen, with seeds that compare.
     shown = (
         *(declared.OTHERS_MLP, declared.LARGE_AT_RATES, declared.BATCH_RATE),
-        declared.MOMENTUM_LEFT,
+        *(declared.MOMENTUM_LEFT, declared.RECIPE_AT_RATES),
         *(declared.LESS_MOMENTUM, declared.UNCLIPPED, declared.WITH_NESTEROV),
         declared.RESNET18,
     )
