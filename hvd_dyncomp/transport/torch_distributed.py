@@ -281,7 +281,7 @@ class ProcessGroupTransport(base.Transport):
             alone=under_way == [handle],
             turn=next(_turns),
         )
-        return Watch(wait)
+        return Watch(wait, self._global_ranks[self._rank])
 
     def missing(self, handle: Works) -> list[int]:
         """As `base.Transport.missing`. Each rank that asks notes in the job's store that it waits; blocks for a second.
