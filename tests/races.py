@@ -50,6 +50,7 @@ class Machine:
     def __init__(self) -> None:
         self._here = threading.local()
         self._clocks: defaultdict[Stream, Clock] = defaultdict(dict)
+        self.asked: set[Stream] = set()  # streams that were asked whether all is done, and will say so next time
         self._memory: dict[int, Memory] = {}
 
     @contextmanager
@@ -208,8 +209,13 @@ class SimulatedCuda:
             def wait_stream(self, other: Stream) -> None:
                 machine.wait(self.place, other.place)
 
-            def synchronize(self) -> None:
+            def query(self) -> bool:
+                """Whether all is done: not at the first question."""
+                machine.asked ^= {self.place}
+                if self.place in machine.asked:
+                    return False
                 machine.host_waits(machine.clock(self.place))
+                return True
 
         class Current(Stream):
             def __init__(self, device: torch.device) -> None:

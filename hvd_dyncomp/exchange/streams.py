@@ -101,9 +101,7 @@ class CudaStreams(Streams):
 
     @marked("catch_up")
     def catch_up(self, check_peers: Callable[[], None]) -> None:
-        done = torch.cuda.Event()
-        done.record(self._incoming)
-        while not done.query():
+        while not self._incoming.query():
             time.sleep(_POLL_SECONDS)
             check_peers()
 
