@@ -1,7 +1,7 @@
 """The only holder of what is known of FSDP2 beyond its documentation: where gradients lie in what a hook gets.
 
-Read from torch 2.13; 2.14 and 2.15 worked, too. `Unit` checks what it can where it is made, and in every step where the
-gradients have gone.
+Read from torch 2.13; docs/contributing.md has the versions that were run. `Unit` checks what it can where it is made,
+and in every step where the gradients have gone.
 """
 
 from __future__ import annotations
@@ -12,21 +12,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp as torch_fsdp
 from torch import nn
 
 from hvd_dyncomp.autograd import check_engine
 from hvd_dyncomp.checks import shown
+from hvd_dyncomp.torch_names import check_names
 from hvd_dyncomp.wrappers import REPLICATE, replicated, unwrapped
 
-try:
-    from torch.distributed.fsdp import FSDPModule
-except ImportError:  # before torch 2.6
-    FSDPModule = None  # type: ignore[assignment,misc]
-
-VERSION = (
-    "hvd_dyncomp.fsdp knows FSDP2 as it is in torch 2.13, 2.14 and 2.15, and that of torch {} is another one ({}); use "
-    "one of these, or a newer hvd_dyncomp"
-)
 NOT_ALL = (
     "parameters of {} have come without a gradient ({} values have come in place of {}); call "
     "model.set_reduce_scatter_unused_params(True)"
@@ -192,23 +185,21 @@ def units_of(model: Any) -> list[Unit]:
         ValueError: some parameters belong to no unit; or to one that cannot be compressed.
         RuntimeError: this version of torch has another FSDP2.
     """
+    check_names(torch_fsdp, ("FSDPModule",))
     model = unwrapped(model)
-    if FSDPModule is None or not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module that fully_shard was applied to, got {shown(model)}")
     if replicated(model):
         raise TypeError(
             f"model must be a module that torch's fully_shard was applied to, got {shown(model)}{REPLICATE}"
         )
-    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+    if not any(isinstance(module, torch_fsdp.FSDPModule) for module in model.modules()):
         raise TypeError(
             f"model must be a module that torch's fully_shard was applied to, got {shown(model)}; for "
             "DistributedDataParallel there is hvd_dyncomp.ddp.compress"
         )
     check_engine()
-    try:
-        units = list(_units(model))
-    except AttributeError as error:
-        raise RuntimeError(VERSION.format(torch.__version__, error)) from error
+    units = list(_units(model))
     for unit in units:
         unit.check()
     _check_all_in(model, units)
@@ -219,8 +210,10 @@ def _units(model: nn.Module) -> Iterator[Unit]:
     prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
     seen: set[int] = set()
     for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, torch_fsdp.FSDPModule):
             module.reshard()  # after a forward pass alone, the parameters may be the whole ones
+            check_names(module, ("_get_fsdp_state",))
+            check_names(module._get_fsdp_state(), ("_fsdp_param_groups",))
             groups = module._get_fsdp_state()._fsdp_param_groups
             if len(groups) > 1:
                 raise ValueError(
@@ -235,11 +228,11 @@ def _units(model: nn.Module) -> Iterator[Unit]:
 
 
 def _look_up(group: Any) -> None:
-    """Raises: AttributeError: a name that is read later is gone."""
-    owners = [(group, _OF_GROUP), (group.mesh_info, _OF_MESH), *((each, _OF_PARAMETER) for each in group.fsdp_params)]
-    for owner, names in owners:
-        for name in names:
-            getattr(owner, name)
+    """Raises: RuntimeError: a name that is read later is gone."""
+    check_names(group, _OF_GROUP)
+    check_names(group.mesh_info, _OF_MESH)
+    for each in group.fsdp_params:
+        check_names(each, _OF_PARAMETER)
 
 
 def _check_all_in(model: nn.Module, units: list[Unit]) -> None:
