@@ -263,12 +263,13 @@ def test_a_model_that_never_exchanges_is_warned_of_once(synced, rank, monkeypatc
     assert same_on_all_ranks(gradients(model))
 
 
-def test_mixed_precision_of_the_model_has_a_hook_of_its_own():
+def test_mixed_precision_of_the_model_has_a_hook_of_its_own(monkeypatch):
     from torch.nn.parallel.distributed import _MixedPrecision
 
-    model = DistributedDataParallel(
-        Linear(), mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    )
+    both = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "Stream", object)  # builds for CUDA make none without a GPU; only forward would use it
+        model = DistributedDataParallel(Linear(), mixed_precision=both)
     with pytest.raises(ValueError, match="mixed_precision= of DistributedDataParallel has a communication hook"):
         ddp.compress(model, 4)
 
