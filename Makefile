@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.html' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train train-ddp test soak mutants faults lint lock audit docs dist study bench gpu-pack gpu clean
+.PHONY: setup train train-ddp test soak mutants faults lint lock audit docs dist versions study bench gpu-pack gpu clean
 
 setup: .venv/package.stamp
 
@@ -91,6 +91,10 @@ dist: $(MAINTAIN)/stamp
 	rm -rf dist *.egg-info
 	PIP_CONSTRAINT=tools/requirements.txt $(MAINTAIN)/bin/python -m build $(ARGS)
 	$(MAINTAIN)/bin/twine check --strict dist/*
+
+# The wheel with each version of torch that pip finds, which is hours and many gigabytes. ARGS="2.8.0 2.13.0": these.
+versions: dist
+	tools/versions.sh $(ARGS)
 
 $(MAINTAIN)/stamp: tools/maintain.txt
 	python3 -m venv --clear $(MAINTAIN)
