@@ -86,10 +86,14 @@ docs: $(MAINTAIN)/stamp
 	$(MAINTAIN)/bin/python docs/site/api.py && $(MAINTAIN)/bin/ruff format -q docs/api.md
 	NO_MKDOCS_2_WARNING=1 $(MAINTAIN)/bin/mkdocs build --quiet --strict -f docs/site/mkdocs.yml $(ARGS)
 
-# The wheel is built from the source distribution, with the versions of build tools that the lock has.
+# The wheel is built from the source distribution, with the versions of build tools that the lock has. auditwheel refuses one
+# without compiled kernels, or that Linuxes of the last years would not run; abi3audit, one that some Python would not.
 dist: $(MAINTAIN)/stamp
-	rm -rf dist *.egg-info
-	PIP_CONSTRAINT=tools/requirements.txt $(MAINTAIN)/bin/python -m build $(ARGS)
+	rm -rf dist build/dist *.egg-info
+	PIP_CONSTRAINT=tools/requirements.txt $(MAINTAIN)/bin/python -m build --outdir build/dist
+	PATH="$(abspath $(MAINTAIN))/bin:$$PATH" auditwheel repair --plat manylinux_2_28_$$(uname -m) -w dist build/dist/*.whl
+	$(MAINTAIN)/bin/abi3audit --strict dist/*.whl
+	mv build/dist/*.tar.gz dist/
 	$(MAINTAIN)/bin/twine check --strict dist/*
 
 # The wheel with each version of torch that pip finds, which is hours and many gigabytes. ARGS="2.8.0 2.13.0": these.
@@ -111,7 +115,7 @@ bench: setup
 	python launch/bench $(ARGS)
 
 # What a machine with a GPU and no network is to be brought: tools/gpu-pack.
-gpu-pack: setup
+gpu-pack: setup dist
 	tools/gpu_pack.sh
 
 # On such a machine, or with ARGS=--rehearse without one: everything that wants a GPU, in stages (ARGS="--stage 1").

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fills tools/gpu-pack with what tools/on_gpu.sh may not find on a machine with a GPU and no network: this package as a wheel,
+# Fills tools/gpu-pack with what tools/on_gpu.sh may not find on a machine with a GPU and no network: the wheel of `make dist`,
 # Horovod's source, the small packages of tests and benchmarks, and the NCCL that NCCL_LIBRARY names. Under 40 MB; for
 # x86-64, Python 3.11 to 3.13.
 set -euo pipefail
@@ -31,8 +31,7 @@ for version in 3.11 3.12 3.13; do
         die "cannot download the packages for Python $version; pip's message is above"
 done
 # It serves every CPython from 3.11 on and every torch; on_gpu.sh compares the sums.
-rm -rf build/lib* build/bdist* build/temp* # stale modules would be in it
-.venv/bin/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w "$pack" .
+cp dist/hvd_dyncomp-*-abi3-*.whl "$pack" || die "there is no wheel in dist/: make dist"
 find setup.cfg setup.py pyproject.toml hvd_dyncomp -type f ! -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum \
     >"$pack/package.sums"
 [ -z "${NCCL_LIBRARY:-}" ] || cp "$NCCL_LIBRARY" "$pack/libnccl.so.2$(case $NCCL_LIBRARY in *.xz) echo .xz ;; esac)"
