@@ -111,7 +111,9 @@ class Session:
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
         self._resumed = False  # since the latest step
         self._step: Step | FailedStep | None = None  # in flight
-        self._failure: Exception | None = None  # why no further step begins
+        # Why no further step begins. Not the error, whose traceback has frames that hold the model: the model's hook
+        # holds this, in C++, where Python's garbage collector sees no cycle.
+        self._failure = ""
         self._begun = 0  # changes when a step begins or a state is loaded; for other threads
 
     def __repr__(self) -> str:
@@ -230,7 +232,7 @@ class Session:
             RuntimeError: gradients are in flight, or another thread has begun a step meanwhile.
         """
         with self._between_steps("state_dict"):
-            if self._failure is not None:
+            if self._failure:
                 logger.warning("this state has the residuals of a step that was left: %s", self._failure)
             # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
             return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
@@ -248,8 +250,7 @@ class Session:
                 has begun a step meanwhile.
         """
         self._check_between_steps("load_state_dict")
-        if self._failure is not None:
-            raise self._failure
+        self._check_failure()
         with comes_from("state_dict()", state):
             state = residual_state.checked(state)
             StepLevels.check(state)
@@ -321,8 +322,7 @@ class Session:
         Raises:
             RuntimeError: an error has ended an earlier step.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._check_failure()
         self._begun += 1
         try:
             if wrong is not None:
@@ -398,6 +398,11 @@ class Session:
     def _warn_of_momentum(self, text: str) -> None:
         self._advice.warn("momentum", text)
 
+    def _check_failure(self) -> None:
+        """Raise a RuntimeError if an error has ended an earlier step."""
+        if self._failure:
+            raise RuntimeError(self._failure)
+
     def _fail(self, error: BaseException) -> None:
         """End a step because of an error that has left it: no further one begins, and the other ranks are told."""
         step, self._step = self._step, None
@@ -406,12 +411,10 @@ class Session:
             return
         name = "a step" if step is None else f"step {step.number}"
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        if self._failure is None:
-            self._failure = RuntimeError(
-                f"{name} was left in the middle by {cause}. Gradients and residuals may be half done: start all ranks "
-                "again from a checkpoint"
-            )
-            self._failure.__cause__ = error
+        self._failure = self._failure or (
+            f"{name} was left in the middle by {cause}. Gradients and residuals may be half done: start all ranks "
+            "again from a checkpoint"
+        )
         if step is not None:
             step.abandon()
         if step is None or not step.refused:

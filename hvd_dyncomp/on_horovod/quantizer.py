@@ -271,7 +271,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     def _collect(self, step: Step | FailedStep) -> None:
         """End a step, and tell the optimizer, which steps next, at how many bits its gradients came."""
         if step is not self._step:
-            raise self._failure or RuntimeError(FORGOTTEN)
+            raise RuntimeError(self._failure or FORGOTTEN)
         handover, optimizer = self._handover, self._optimizer()
         overwritten = handover is not None and handover.overwritten
         self._settle(step)

@@ -80,8 +80,7 @@ class OptimizerSession(Session):
             if not self._forgotten:
                 raise ValueError(IN_FLIGHT)
             self._fail(RuntimeError(FORGOTTEN))
-        if self._failure is not None:
-            raise self._failure
+        self._check_failure()
         self._step = None
         self._bind(optimizer)
 
@@ -222,13 +221,12 @@ class OptimizerSession(Session):
         """Forget a step in flight, and an error: what they were for is over, as elastic training forms the job anew."""
         if self._step is not None:
             self._step.abandon()
-        self._step = self._failure = None
+        self._step, self._failure = None, ""
 
     @torch.no_grad()
     def _check_step(self) -> None:
         """Check that all ranks do the same, before Horovod waits for gradients that may never come."""
-        if self._failure is not None:
-            raise self._failure
+        self._check_failure()
         if self._step is not None and torch.is_inference_mode_enabled():
             raise RuntimeError(INFERENCE)  # nothing is lost: the program may call it again
         try:

@@ -8,6 +8,7 @@ its own, and there a thing waits until those before it have started.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import threading
 import time
@@ -205,14 +206,27 @@ def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
     """
     of_torch = isinstance(threading.current_thread(), threading._DummyThread)  # which Python has not started
     for group, sockets in groups.items():
+        gloo = isinstance(group, dist.ProcessGroupGloo)
         if not quiet:
             shut(sockets)
             with contextlib.suppress(Exception):
                 group.abort()
-        if quiet and not isinstance(group, dist.ProcessGroupGloo):
+        if gloo and not quiet:
+            _keep_for_ever(group)
+        elif quiet and not gloo:
             _until_exit[group] = sockets
         elif of_torch:
             _until_next.append(group)
+
+
+def _keep_for_ever(group: Any) -> None:
+    """Have a group of Gloo's never be deleted, not even when Python exits: that may take as long as its time limit.
+
+    It would wait for what is in flight, and that may not end, though its connections have. Gloo reads nothing more from
+    a rank once something has come for a receive that is over, such as one that another rank's end has ended. So it
+    does not see the end of that connection, and its thread does not sleep any more.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def leave_at_exit(seconds: float) -> None:

@@ -168,7 +168,7 @@ def test_horovod_s_optimizer_that_is_interrupted_at_any_call(ranks, hosts, level
                     seen[transport.rank] = worker.step(worker.noise(1))
             except Interrupted:
                 worker.optimizer.forget()
-                if worker.quantizer._failure is not None:  # otherwise nothing was begun, or all was over
+                if worker.quantizer._failure:  # otherwise nothing was begun, or all was over
                     with pytest.raises(RuntimeError) as error:
                         worker.step(worker.noise(2))
                     assert_final(error.value, "Interrupted")

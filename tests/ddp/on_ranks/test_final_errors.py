@@ -4,6 +4,7 @@ Until then every rank has the same means as without it. A new model, compressed 
 """
 
 import contextlib
+import gc
 import re
 import signal
 import time
@@ -29,6 +30,14 @@ BUCKETS = {"bucket_bytes": 4000}
 
 def interrupt(*signal_and_frame):
     raise Interrupted
+
+
+@pytest.fixture(autouse=True)
+def all_deleted():
+    """No model is left after an error, and what it had of process groups is given up without waiting for anything."""
+    yield
+    gc.collect()
+    assert all(each.shared is each for each in torch_distributed._alive), "a model's groups are kept, and the model"
 
 
 @pytest.fixture
