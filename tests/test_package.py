@@ -139,6 +139,8 @@ ROOMS = {
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "report": set(),
+    "probe": {"ddp", "on_horovod", "transport"},
+    "__main__": {"probe"},
 }
 EXCHANGE = {
     "wire": set(),

@@ -19,11 +19,11 @@ from typing import Any
 from bench import workloads
 from bench.results import SHARED_MEMORY, about, load, origin, save, typed
 from bench.start import environment_of, start, worker
-from bench.steppers import AUTO
 from bench.steps import add_shared_arguments, checked_rate
 from bench.tables import by_rate, rate_title, title
 from common.markdown import markdown
 from common.values import at_least_zero, count, listed
+from hvd_dyncomp.probe.methods import AUTO
 from netlab.hosts import WITH_HOROVOD, hosts
 
 _CONSTANT = ("none", "4bit", "8bit", "16bit")

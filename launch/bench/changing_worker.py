@@ -16,10 +16,10 @@ import horovod.torch as hvd
 import torch
 
 from bench import workloads
-from bench.alternation import measure
-from bench.steppers import Stepper
 from bench.worker import WARM_UP, values_and_tensors
-from netlab.shaping import shape
+from hvd_dyncomp.probe.methods import Stepper
+from hvd_dyncomp.probe.turns import interface, measure
+from netlab.shaping import INTERFACE, shape
 
 _AS_LONG_AS_IT_TAKES = 1e9
 
@@ -38,8 +38,9 @@ def main() -> None:
     for rate, steps in spec["phases"]:
         if hvd.local_rank() == 0:
             shape(rate)  # the others wait in the first barrier of what is measured
-        found = measure(constant, seconds=spec["seconds"], rounds=25, seed=spec["seed"], counted=True)
-        found |= measure(adaptive, seconds=_AS_LONG_AS_IT_TAKES, rounds=steps, seed=spec["seed"], counted=True)
+        counter = interface(INTERFACE)
+        found = measure(constant, seconds=spec["seconds"], rounds=25, seed=spec["seed"], counter=counter)
+        found |= measure(adaptive, seconds=_AS_LONG_AS_IT_TAKES, rounds=steps, seed=spec["seed"], counter=counter)
         phases.append({"rate": rate, "steps": steps, "contenders": found})
         if hvd.rank() == 0:
             Path(spec["file"]).write_text(json.dumps({**values_and_tensors(spec), "phases": phases}), encoding="utf-8")

@@ -20,13 +20,15 @@ import torch
 from torch import Tensor
 
 from bench import workloads
-from bench.alternation import sent_bytes
-from bench.steppers import Stepper, start_torch
+from bench.steppers import start_torch
 from bench.worker import values_and_tensors
-from common import ranks
 from common.device import choose
 from hvd_dyncomp import replicas
+from hvd_dyncomp.probe.methods import Stepper
+from hvd_dyncomp.probe.turns import interface
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
+from netlab.shaping import INTERFACE
 from train.profiling import LEAST, Profile
 
 WARM_UP = 10  # steps that do not count for the speed
@@ -64,7 +66,7 @@ def _sent(stepper: Stepper, counted: bool) -> float | None:
     stepper.finish()
     ranks.barrier()
     if counted:
-        return sent_bytes()
+        return interface(INTERFACE)()
     return None if stepper.quantizer is None else stepper.quantizer.meter.total().sent_bytes
 
 

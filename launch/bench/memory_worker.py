@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.steppers import ALONE, Stepper, start_torch
-from bench.workloads import Tensors
-from common import ranks
+from bench.steppers import start_torch
 from common.device import choose
+from hvd_dyncomp.probe.methods import ALONE, Stepper
+from hvd_dyncomp.probe.tensors import Tensors
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 
 TENSOR = 2**22  # values of each but the last

@@ -13,9 +13,9 @@ from matplotlib.ticker import NullFormatter
 
 from bench import time_to_accuracy
 from bench.results import SHARED_MEMORY, Summary
-from bench.steppers import OURS_IN_DDP
 from bench.tables import bits_of, methods_of, rate_title, summaries, title
 from common.drawing import COLOURS, plt
+from hvd_dyncomp.probe.methods import OURS_IN_DDP
 from netlab.shaping import bits_per_second
 
 # Ours are solid, torch's dotted, Horovod's dashed.

@@ -8,9 +8,9 @@ from typing import Any
 from bench import tables
 from bench.results import Summary
 from bench.sharded import NATIVE, OURS_SHARDED, SHARDS_ALONE
-from bench.steppers import ONE_LEVEL, OURS_IN_DDP
 from bench.tables import rate_title, summaries, title
 from common.markdown import DASH, markdown
+from hvd_dyncomp.probe.methods import ONE_LEVEL, OURS_IN_DDP
 
 _OTHERS = ("none", "fp16", "powersgd1")
 _IN_DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")

@@ -21,32 +21,23 @@ has DDP's in place of Horovod's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.sharded import SHARDED, shard
-from common.device import finish
-from common.ranks import transport, under_torchrun
-from hvd_dyncomp import LEVELS
+from hvd_dyncomp.probe.methods import ALONE, AUTO, DDP, HOROVOD, ONE_LEVEL, OURS, OURS_IN_DDP, TORCHS, Loss, Stepper
+from hvd_dyncomp.transport.ranks import transport, under_torchrun
 
-ALONE = "alone"
-HOROVOD = ("none", "fp16")
-OURS = tuple(f"{bits}bit" for bits in LEVELS)
-ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
-OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
-AUTO = "4bit-auto"
-_TORCHS = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
-DDP = (*_TORCHS, "ddp-bf16", *OURS_IN_DDP.values())
 WITHOUT_HOROVOD = (ALONE, *DDP, *SHARDED)
 # What stands in for those that need it.
 _IN_PLACE_OF = {"none": "ddp", "fp16": "ddp-fp16", **OURS_IN_DDP}
 NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), AUTO, *DDP, *SHARDED)
 _MAIN = ("0.25bit", "1bit", "4bit", "8bit")
-_IN_DDP = (*_TORCHS, *(OURS_IN_DDP[name] for name in _MAIN))
+_IN_DDP = (*TORCHS, *(OURS_IN_DDP[name] for name in _MAIN))
 DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
 
 
@@ -56,113 +47,20 @@ def without_horovod(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in found if name in WITHOUT_HOROVOD)
 
 
-# PowerSGD begins after some plain steps; two is the least with which its hook works.
-POWERSGD_START = 2
-# One bucket for everything: over Gloo the PowerSGD hook fails with several.
-_ONE_BUCKET_MB = 1 << 20
-_VIEWS: dict[str, Any] = {"gradient_as_bucket_view": True}  # saves all hooks a copy of the gradients, there and back
-_BUCKET_MB = 8  # as docs/training.md advises
-# Too small to change weights within a benchmark, and the arithmetic is the same.
-_LEARNING_RATE = 1e-6
-
-Loss = Callable[[nn.Module], Tensor]
-
-
-def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=_LEARNING_RATE)
-
-
-class Stepper:
-    """A model, its optimizer and what exchanges gradients between them.
+def stepper_of(name: str, model: nn.Module, loss: Loss, mesh: DeviceMesh | None = None, **arguments: Any) -> Stepper:
+    """The stepper of any method.
 
     Args:
         name: one of `NAMES`.
-        model: its own, on one device; parameters may share memory with other steppers' as long as gradients do not.
-        loss: runs the forward pass of the model it is given.
         mesh: for those of FSDP2, that of `sharded.mesh`.
-        make_optimizer: of the model's parameters; by default SGD whose steps are too small to change weights.
-        norm: to which gradients are clipped when they are means; not with Horovod.
-
-    Attributes:
-        quantizer: that of `hvd_dyncomp.ddp`, if the method is one of its.
+        model, loss, arguments: as in `Stepper`.
     """
-
-    def __init__(
-        self,
-        name: str,
-        model: nn.Module,
-        loss: Loss,
-        mesh: DeviceMesh | None = None,
-        *,
-        make_optimizer: Callable[..., torch.optim.Optimizer] = _sgd,
-        norm: float | None = None,
-    ) -> None:
-        self._model, self._loss, self._norm = model, loss, norm
-        self.quantizer: Any = None
-        if name in SHARDED:
-            if mesh is None:
-                raise ValueError(f"{name} needs a mesh")
-            shard(name, model, mesh)
-        self._optimizer: Any = make_optimizer(model.parameters())
-        if name in DDP:
-            self._model, self.quantizer = _distributed(name, model)
-        elif name not in (ALONE, *SHARDED):
-            self._optimizer = _with_horovod(name, model, self._optimizer)
-
-    def step(self) -> Tensor:
-        """One training step. Returns the loss."""
-        loss = self._loss(self._model)
-        loss.backward()
-        if self._norm is not None:
-            nn.utils.clip_grad_norm_(self._model.parameters(), self._norm)
-        self._optimizer.step()
-        # At its end: eight workers' gradients of all the steppers that wait for their turns do not fit into memory.
-        self._optimizer.zero_grad()
-        return loss.detach()
-
-    def finish(self) -> None:
-        """Blocks until all is done of what a step has queued: on a GPU, a step returns before that."""
-        finish(next(self._model.parameters()).device)
-
-
-def _with_horovod(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    import horovod.torch as hvd
-
-    from hvd_dyncomp import Controller, DynamicQuantizer, Static
-
-    if name in HOROVOD:
-        compression = getattr(hvd.Compression, name)
-    else:
-        bits = float(name.partition("bit")[0])
-        hierarchical: Literal[False] | None = False if name in ONE_LEVEL.values() else None
-        compression = DynamicQuantizer(Controller(Static(bits)), hierarchical=hierarchical, auto_level=name == AUTO)
-    # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
-    named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
-    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
-
-
-def _distributed(name: str, model: nn.Module) -> tuple[nn.Module, Any]:
-    """The model in DistributedDataParallel, and the quantizer, if it is one of ours."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-    from hvd_dyncomp import ddp
-
-    if name in OURS_IN_DDP.values():
-        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB, **_VIEWS)
-        return wrapped, ddp.compress(wrapped, float(name.partition("bit")[0]))
-    if not name.startswith("powersgd"):
-        wrapped = nn.parallel.DistributedDataParallel(model, **_VIEWS)
-        if name == "ddp-fp16":
-            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        elif name == "ddp-bf16":
-            # Not itself: torch built without CUDA refuses it by its name, though its Gloo adds bfloat16.
-            wrapped.register_comm_hook(None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket))
-        return wrapped, None
-    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB, **_VIEWS)
-    rank = int(name.removeprefix("powersgd"))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
-    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return wrapped, None
+    if name not in SHARDED:
+        return Stepper(name, model, loss, **arguments)
+    if mesh is None:
+        raise ValueError(f"{name} needs a mesh")
+    shard(name, model, mesh)
+    return Stepper(ALONE, model, loss, **arguments)  # FSDP2 has exchanged when backward ends
 
 
 def start_torch(backend: str, methods: Iterable[str]) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from bench import workloads
-from bench.alternation import measure
 from bench.results import SHARED_MEMORY
 from bench.sharded import SHARDED, mesh
-from bench.steppers import POWERSGD_START, Stepper, start_torch
-from common import ranks
+from bench.steppers import start_torch, stepper_of
 from common.device import choose
-from netlab.shaping import shape
+from hvd_dyncomp.probe.methods import POWERSGD_START, Stepper
+from hvd_dyncomp.probe.turns import interface, measure
+from hvd_dyncomp.transport import ranks
+from netlab.shaping import INTERFACE, shape
 
 # Negotiation, buckets that DDP builds again after the first step, PowerSGD's plain steps: over after so many.
 WARM_UP = POWERSGD_START + 2
@@ -34,7 +35,7 @@ def build(spec: dict[str, Any], device: torch.device) -> dict[str, Stepper]:
     groups = None
     if any(name in SHARDED for name in spec["methods"]):
         groups = mesh(device, ranks.transport().size // spec["workers_per_host"], spec["workers_per_host"])
-    steppers = {name: Stepper(name, *workload(), groups) for name in spec["methods"]}
+    steppers = {name: stepper_of(name, *workload(), groups) for name in spec["methods"]}
     for stepper in steppers.values():
         for _ in range(WARM_UP):
             stepper.step()
@@ -58,7 +59,7 @@ def main() -> None:
         if rate != SHARED_MEMORY and ranks.local_rank() == 0:
             shape(rate)  # the others wait in the first barrier of what is measured
         limits = {key: spec[key] for key in ("seconds", "rounds", "seed")}
-        measured = measure(steppers, **limits, counted=rate != SHARED_MEMORY)
+        measured = measure(steppers, **limits, counter=interface(INTERFACE) if rate != SHARED_MEMORY else None)
         if ranks.transport().rank == 0:
             result = {**values_and_tensors(spec), "contenders": measured}
             Path(spec["folder"], f"{rate}.json").write_text(json.dumps(result), encoding="utf-8")

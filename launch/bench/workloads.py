@@ -9,13 +9,13 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.steppers import Loss
+from hvd_dyncomp.probe.methods import Loss
+from hvd_dyncomp.probe.tensors import noise
 from train.models import build_model
 
 # Makes one stepper's model and loss; every call a new model.
@@ -93,39 +93,6 @@ def build(name: str) -> nn.Module:
     return build_model(name, in_channels=3 if name == "resnet18" else 1, num_classes=10)
 
 
-class _HandOver(torch.autograd.Function):
-    """Backward gives a parameter the gradient that lay ready, and goes on to the parameter before it."""
-
-    @staticmethod
-    def forward(ctx: Any, before: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return before.view_as(before)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        return grads[0], ctx.gradient, None
-
-
-class Tensors(nn.Module):
-    """Parameters of given shapes, without a network: backward hands over gradients in reverse order, as layers do.
-
-    Args:
-        values: what the parameters hold; the memory is used, not copied.
-        gradients: of the same shapes.
-    """
-
-    def __init__(self, values: list[Tensor], gradients: list[Tensor]) -> None:
-        super().__init__()
-        self.tensors = nn.ParameterList([nn.Parameter(value) for value in values])
-        self._gradients = gradients
-
-    def forward(self) -> Tensor:
-        total = torch.zeros((), requires_grad=True, device=self.tensors[0].device)
-        for parameter, gradient in zip(self.tensors, self._gradients, strict=True):
-            total = _HandOver.apply(total, parameter, gradient)
-        return total
-
-
 def exchange(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
     """Steps that do nothing but exchange: gradients of Gaussian noise in the shapes of a model's parameters.
 
@@ -135,11 +102,8 @@ def exchange(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
         device: where they lie.
     """
     with torch.device("meta"):  # shapes only
-        shapes = [parameter.shape for parameter in build(name).parameters()]
-    generator = torch.Generator().manual_seed(seed)
-    values = [torch.zeros(shape, device=device) for shape in shapes]
-    gradients = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
-    return lambda: (Tensors(values, gradients), lambda model: model())
+        shapes = [tuple(parameter.shape) for parameter in build(name).parameters()]
+    return noise(shapes, seed=seed, device=device)
 
 
 def training(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:

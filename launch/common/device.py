@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from common import ranks
 from common.errors import RunError
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 
 Batch = tuple[Tensor, Tensor]

@@ -13,9 +13,9 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from common import ranks
 from common.errors import RunError
 from common.lines import say
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 
 T = TypeVar("T")

@@ -9,9 +9,8 @@ import os
 
 import torch
 
-from common import ranks
 from common.errors import RunError
-from hvd_dyncomp.transport import mpi_settings
+from hvd_dyncomp.transport import mpi_settings, ranks
 from train import options, tensorboard
 from train.agree import together
 

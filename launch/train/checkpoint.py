@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from common import ranks
 from common.errors import RunError
 from common.files import replace
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from train.agree import alone, together
 from train.compression import Baseline, Quantized

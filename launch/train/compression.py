@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common import ranks
 from hvd_dyncomp import (
     Controller,
     CriticalRegime,
@@ -21,6 +20,7 @@ from hvd_dyncomp import (
 )
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.meter import allreduce_bytes
+from hvd_dyncomp.transport import ranks
 
 if TYPE_CHECKING:
     from hvd_dyncomp.session import Session

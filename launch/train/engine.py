@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.profiler import record_function
 
-from common import ranks
 from common.device import moved
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from train.batches import TrainBatches
 from train.compression import Baseline, Quantized

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from common import device, ranks
+from common import device
+from hvd_dyncomp.transport import ranks
 from train.compression import Baseline, Quantized
 
 # DDP compares the strides of dimensions of size 1, too, which torch's own rule for gradients leaves open: those of a

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from common import ranks
 from common.device import choose
 from common.errors import RunError
 from hvd_dyncomp import less_momentum
 from hvd_dyncomp.exchange.topology import Topology
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from train import begin, checkpoint, data, datasets
 from train.agree import alone, together

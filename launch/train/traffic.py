@@ -8,9 +8,9 @@ from dataclasses import fields
 
 from torch import nn
 
-from common import ranks
 from hvd_dyncomp import Traffic
 from hvd_dyncomp.exchange.topology import Topology
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as program
-from bench import alternation, changing, plots, report
+from bench import changing, plots, report
 from bench.results import Summary, save, summarize
-from bench.steppers import AUTO
 from common.launcher import run
+from hvd_dyncomp.probe import turns
+from hvd_dyncomp.probe.methods import AUTO
 from netlab.hosts import why_not
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
@@ -213,9 +214,9 @@ def test_constant_levels_are_medians_and_what_adapts_is_a_mean_of_all_steps():
 
 
 def test_long_steps_get_fewer_turns_evenly_spread():
-    turns = alternation.turns_of({"short": 0.1, "long": 100.0}, seconds=2.0, rounds=8)
-    assert turns == {"short": 8, "long": 2}
-    assert [turn for turn in range(8) if alternation.takes_part(turn, 2, 8)] == [3, 7]
+    found = turns.turns_of({"short": 0.1, "long": 100.0}, seconds=2.0, rounds=8)
+    assert found == {"short": 8, "long": 2}
+    assert [turn for turn in range(8) if turns.takes_part(turn, 2, 8)] == [3, 7]
 
 
 def test_bits_are_a_workers_mean_and_the_median_of_steps():

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench import __main__ as program
-from bench import alternation, gpus, steps, tables, time_to_accuracy, workloads
+from bench import gpus, steps, tables, time_to_accuracy, workloads
 from bench.results import save
 from common import launcher
+from hvd_dyncomp.probe import turns
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
@@ -120,10 +121,10 @@ def test_over_links_nccl_is_told_to_use_them(monkeypatch):
 
 def test_a_step_is_timed_from_an_idle_device_to_an_idle_device(monkeypatch):
     happened = []
-    monkeypatch.setattr(alternation.ranks, "barrier", lambda: happened.append("barrier"))
-    monkeypatch.setattr(alternation.time, "perf_counter", lambda: happened.append("clock") or 0.0)
+    monkeypatch.setattr(turns.ranks, "barrier", lambda: happened.append("barrier"))
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: happened.append("clock") or 0.0)
     method = SimpleNamespace(step=lambda: happened.append("step"), finish=lambda: happened.append("finish"))
-    alternation.timed(method)
+    turns.timed(method)
     assert happened == ["finish", "barrier", "clock", "step", "finish", "clock"]
 
 

@@ -1,4 +1,4 @@
-"""Who trains together: Horovod's workers or torchrun's, by the launcher that has started this process."""
+"""The ranks of the job that a launcher has started: those of torchrun, or else Horovod's."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import os
 import torch
 import torch.distributed as dist
 
-from hvd_dyncomp.transport import given_or_horovod, has_process_group
+from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.launched import has_process_group
 
 
 def under_torchrun() -> bool:
-    """Whether the workers are torchrun's, and train with DistributedDataParallel."""
+    """Whether torchrun has started the ranks, which then train with DistributedDataParallel."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def start(backend: str = "nccl") -> None:
-    """Has this process find the others. Collective.
+    """Connect this rank with the others. Collective.
 
     Args:
         backend: under torchrun, what carries tensors on GPUs: "nccl" where this torch has NCCL and a GPU, or "gloo".
             Gloo carries those on CPUs.
+
+    Raises:
+        ImportError: other than under torchrun: Horovod is not installed.
     """
     if under_torchrun():
         nccl = backend == "nccl" and torch.cuda.is_available() and dist.is_nccl_available()
@@ -40,7 +44,7 @@ def end() -> None:
 
 
 def barrier() -> None:
-    """Wait for all workers. Collective."""
+    """Wait for all ranks. Collective."""
     if under_torchrun():
         dist.all_reduce(torch.zeros(1))  # by Gloo: torch's own barrier would have a GPU wait as well
     else:
@@ -50,16 +54,16 @@ def barrier() -> None:
 
 
 def transport() -> Transport:
-    """Among all workers, which have called `start`. Collective the first time."""
+    """The transport among all ranks, which have called `start`. Collective the first time."""
     if under_torchrun():
-        from hvd_dyncomp import ddp
+        from hvd_dyncomp.transport import torch_distributed
 
-        return ddp.transport()
+        return torch_distributed.transport()
     return given_or_horovod(None)
 
 
 def local_rank() -> int:
-    """Number of this worker on its machine."""
+    """Number of this rank among those of its host."""
     if under_torchrun():
         return int(os.environ["LOCAL_RANK"])
     import horovod.torch as hvd

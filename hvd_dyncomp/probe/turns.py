@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.steppers import Stepper
-from common import ranks
+from hvd_dyncomp.probe.methods import Stepper
+from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
-from netlab.shaping import INTERFACE
 
-_COUNTER = Path("/sys/class/net", INTERFACE, "statistics/tx_bytes")
+Counter = Callable[[], int]
+Progress = Callable[[int, int], object]  # is told how many turns are over, and how many there are
+
+_INTERFACES = Path("/sys/class/net")  # Linux
+_LOOPBACK = "lo"
 
 
-def sent_bytes() -> int:
-    """What this host's interface has sent since it was made."""
-    return int(_COUNTER.read_text())
+def interface(name: str) -> Counter:
+    """A counter of the bytes that an interface of this host has sent since it was made."""
+    place = _INTERFACES / name / "statistics" / "tx_bytes"
+    return lambda: int(place.read_text())
+
+
+def busiest(work: Callable[[], object], least: int) -> Counter | None:
+    """The counter of the interface that sends most while something is done; None if none sends so many bytes."""
+    names = [each.name for each in _INTERFACES.iterdir()] if _INTERFACES.exists() else []
+    counters = {name: interface(name) for name in names if name != _LOOPBACK}
+    before = {name: counter() for name, counter in counters.items()}
+    work()
+    sent = {name: counter() - before[name] for name, counter in counters.items()}
+    name = max(sent, key=sent.__getitem__, default=_LOOPBACK)
+    return counters[name] if sent.get(name, 0) >= max(least, 1) else None
 
 
 def timed(stepper: Stepper) -> float:
@@ -55,7 +70,13 @@ def takes_part(turn: int, turns: int, rounds: int) -> bool:
 
 
 def measure(
-    steppers: Mapping[str, Stepper], *, seconds: float, rounds: int, seed: int, counted: bool
+    steppers: Mapping[str, Stepper],
+    *,
+    seconds: float,
+    rounds: int,
+    seed: int,
+    counter: Counter | None,
+    said: Progress | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Let the steppers take turns for about `seconds` seconds. Collective.
 
@@ -64,27 +85,32 @@ def measure(
         seconds: for all of them together; long steps may take more.
         rounds: the most turns for one stepper.
         seed: of the order, the same on all ranks.
-        counted: read the interface's counter as well.
+        counter: of what this host has sent; None: not counted. Every rank has one, or none has.
+        said: called after each turn.
 
     Returns:
         For each stepper "ms", the time of each of its steps on the slowest rank, and "sent", the bytes of each host
-        in each of its steps (empty if not counted). The same on all ranks.
+        in each of its steps (empty without a counter). The same on all ranks.
     """
     costs = {name: slowest(timed(stepper), "cost") for name, stepper in steppers.items()}
     turns = turns_of(costs, seconds=seconds, rounds=rounds)
     most = max(turns.values())
     mine: dict[str, list[tuple[float, int]]] = {name: [] for name in steppers}
+    over = 0
     for turn in range(most):
         order = [name for name in steppers if takes_part(turn, turns[name], most)]
         random.Random(f"{seed} {turn}").shuffle(order)
         for name in order:
-            before = sent_bytes() if counted else 0
+            before = counter() if counter else 0
             took = timed(steppers[name])
             ranks.barrier()  # what the others wait for has then left this host, too
-            mine[name].append((took, sent_bytes() - before if counted else 0))
+            mine[name].append((took, counter() - before if counter else 0))
+            over += 1
+            if said is not None:
+                said(over, sum(turns.values()))
     everyone = gather_json(ranks.transport(), mine, "alternation.samples")
     # All workers of a host read the same counter, which counts what any of them sends.
-    speaks = gather_json(ranks.transport(), counted and ranks.local_rank() == 0, "alternation.counters")
+    speaks = gather_json(ranks.transport(), counter is not None and ranks.local_rank() == 0, "alternation.counters")
     return {name: _merge([rank[name] for rank in everyone], speaks) for name in steppers}
 
 
