@@ -45,8 +45,8 @@ PARAMETERS = (
 class Averager(Session):
     """Average tensors over all ranks, compressed to the controller's number of bits, with error feedback.
 
-    For loops of one's own, and for whatever has no hook: gradients, or any tensors of the parameters' shapes, such as
-    what parameters have changed since the last average.
+    It serves training loops that no hook serves. The tensors are gradients, or any others of the parameters' shapes,
+    such as what parameters have changed since the last average.
 
     Args:
         named_parameters: (name, parameter) pairs, the same on all ranks: names in `state_dict`, and the shapes, devices

@@ -15,7 +15,6 @@ from bench import time_to_accuracy
 from bench.results import SHARED_MEMORY, Summary
 from bench.tables import bits_of, methods_of, rate_title, summaries, title
 from common.drawing import COLOURS, plt
-from hvd_dyncomp.probe.methods import OURS_IN_DDP
 from netlab.shaping import bits_per_second
 
 # Ours are solid, torch's dotted, Horovod's dashed.
@@ -50,8 +49,6 @@ def step_times(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     for axes, result in zip(fields[0], results, strict=True):
         rates = summaries(result)
         for name in methods_of(rates):
-            if name in OURS_IN_DDP.values():  # a table shows these
-                continue
             points = [(place(rate), found[name]) for rate, found in rates.items() if name in found]
             _line(axes, name, points)
         axes.set(yscale="log", title=f"{result['model']}, {result['values'] / 1e6:.1f} M values", ylabel="ms per step")
@@ -60,15 +57,22 @@ def step_times(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     _finish(figure, fields[0][0], path)
 
 
-# Of the figure in README: what is compared, and how it is called there.
-_BY_LINK = {
+# Of the figures of one model's steps: what is compared, and how it is called there.
+_WITH_HOROVOD = {
     "none": "Horovod",
     "fp16": "Horovod fp16",
     "powersgd1": "PowerSGD, rank 1",
     "4bit": "4 bits",
     "0.25bit": "0.25 bit",
 }
-_BRIGHTER = {"none": "#4c8dff", "powersgd1": "#b060cc"}
+_WITH_DDP = {
+    "ddp": "DDP",
+    "ddp-fp16": "DDP, fp16 hook",
+    "powersgd1": "PowerSGD, rank 1",
+    "4bit-ddp": "4 bits",
+    "0.25bit-ddp": "0.25 bit",
+}
+_BRIGHTER = {"none": "#4c8dff", "ddp": "#4c8dff", "powersgd1": "#b060cc", "ddp-fp16": COLOURS["orange"]}
 _ON_ANY_GROUND = "#7d8590"  # readable on white and on a dark page
 
 
@@ -77,13 +81,14 @@ def by_link(result: Mapping[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     rates = {rate: found for rate, found in summaries(result).items() if rate != SHARED_MEMORY}
     places = [place(rate) for rate in rates]
-    for name, label in _BY_LINK.items():
-        colour, line = _STYLES[name]
+    with_horovod = all("none" in found for found in rates.values())
+    for name, label in (_WITH_HOROVOD if with_horovod else _WITH_DDP).items():
+        colour, line = _STYLES.get(name) or _STYLES[name.removesuffix("-ddp")]
         colour = _BRIGHTER.get(name, colour)
         steps = [found[name].median for found in rates.values()]
-        ours = name.endswith("bit")
+        ours = name.removesuffix("-ddp").endswith("bit")
         axes.plot(places, steps, line, color=colour, marker="o", lw=3 if ours else 1.8)
-        shift = {"powersgd1": 5, "0.25bit": -5}.get(name, 0)  # they end close to one another
+        shift = {"powersgd1": 5, "0.25bit": -5, "0.25bit-ddp": -5}.get(name, 0)  # they end close to one another
         text = f"{label}: {steps[0] / 1000:.1f} s" if steps[0] >= 1000 else f"{label}: {steps[0]:.0f} ms"
         axes.annotate(
             text,
@@ -101,7 +106,11 @@ def by_link(result: Mapping[str, Any], path: Path) -> None:
     axes.set_yticks(_MILLISECONDS, [f"{one} ms" if one < 1000 else f"{one // 1000} s" for one in _MILLISECONDS])
     axes.minorticks_off()
     axes.yaxis.tick_right()
-    axes.set_title("Time of a training step, ResNet-18, two workers", color=_ON_ANY_GROUND, fontsize=13)
+    axes.set_title(
+        f"Time of a training step, ResNet-18, {'Horovod' if with_horovod else 'DDP'}, two workers",
+        color=_ON_ANY_GROUND,
+        fontsize=13,
+    )
     axes.tick_params(colors=_ON_ANY_GROUND, labelsize=12)
     axes.grid(axis="y", alpha=0.3)
     axes.spines[:].set_visible(False)
@@ -110,7 +119,7 @@ def by_link(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _line(axes: Axes, name: str, points: list[tuple[float, Summary]]) -> None:
-    colour, line = _STYLES.get(name, _OTHER)
+    colour, line = _STYLES.get(name.removesuffix("-ddp"), _OTHER)
     middle = [summary.median for _, summary in points]
     spread = [[s.median - s.low for _, s in points], [s.high - s.median for _, s in points]]
     axes.errorbar(

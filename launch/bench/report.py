@@ -46,6 +46,10 @@ def _by(described: Iterable[Mapping[str, Any]]) -> str:
     return "".join(f", {shown}" for by, shown in _WITHOUT_MPI.items() if by in launchers)
 
 
+def _by_launcher(results: Mapping[str, Any]) -> str:
+    return _by(results["rates"].values())
+
+
 def _heading(results: Mapping[str, Any], text: str) -> str:
     where = "On GPUs, " if on_gpus(results) else ""
     return f"## {where}{text}" if where else f"## {text[0].upper()}{text[1:]}"
@@ -69,13 +73,15 @@ def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
 
 
 def training_section(files: _Files, figures: Path) -> list[str]:
-    parts = [_heading(files[0], "training steps")]
+    by = _by_launcher(files[0])
+    parts = [_heading(files[0], f"training steps{by}")]
+    ending = by.replace(", ", "-").lower()
     if not on_gpus(files[0]):
-        plots.step_times(files, figures / "training-time.png")
-        parts.append(f"![Time per training step]({_FIGURES}/training-time.png)")
+        plots.step_times(files, figures / f"training-time{ending}.png")
+        parts.append(f"![Time per training step]({_FIGURES}/training-time{ending}.png)")
     for results in files:
         if results["model"] == "resnet18" and not on_gpus(results):
-            plots.by_link(results, figures / "steps-resnet18.png")
+            plots.by_link(results, figures / f"steps-resnet18{ending}.png")
         parts += [tables.times(results), tables.caption(results)]
     return parts
 
@@ -121,8 +127,9 @@ def report(folder: Path, figures: Path) -> str:
         exchanges, training, accuracies, memories = _read(folder, lambda one, gpus=gpus: on_gpus(one) == gpus)  # type: ignore[misc]
         for results in exchanges:
             parts += exchange_section(results, figures)
-        if one_worker := [one for one in training if tables.hosts_of(one)[1] == 1]:
-            parts += training_section(one_worker, figures)
+        one_worker = [one for one in training if tables.hosts_of(one)[1] == 1]
+        for by in dict.fromkeys(map(_by_launcher, one_worker)):
+            parts += training_section([one for one in one_worker if _by_launcher(one) == by], figures)
         for results in training:
             if results not in one_worker:
                 parts += sharded_section(results)
@@ -151,6 +158,8 @@ def shown(folder: Path) -> dict[str, str]:
         named[f"{time_to_accuracy.title(one)}, accuracy"] = table
     several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
     named |= {"models": ratios.by_model(training), "hosts": ratios.by_layout(several)}
+    for one in map(load, sorted(folder.glob(f"training-*-{TORCHRUN}.json"))):
+        named[f"{one['model']}, DDP"] = f"{tables.times(one)}\n\n{tables.caption(one)}"
     named["changing links"] = changing.summary(_changing(folder))
     return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 
