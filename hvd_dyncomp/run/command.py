@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import runpy
 
 from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
 from hvd_dyncomp.run.comparison import STEPS_PER_VISIT, WARM_UP
+from hvd_dyncomp.run.program import run
 from hvd_dyncomp.transport.launched import processes
 
+STEPS = 200
 ALONE = "one process exchanges nothing: the program runs as it is (start it by torchrun, horovodrun, mpirun or srun)"
 
 
@@ -32,11 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: of the command; best with `allow_abbrev=False`.
     """
     parser.set_defaults(parser=parser)
+    parser.usage = (
+        f"{parser.prog} [--level BITS] [--compare [--levels ...] [--steps N] [--then go|stop]] [-m] PROGRAM ARGS"
+    )
     parser.add_argument("--level", type=_level, default=4, metavar="BITS", help="bits per value; default: 4")
     parser.add_argument("--compare", action="store_true", help="at first compare steps at several levels, in turns")
     parser.add_argument("--levels", type=_levels, metavar="BITS,...", help="to compare; default: 32, --level and 0.25")
-    parser.add_argument("--steps", type=int, default=200, metavar="N", help="that compare; default: 200")
-    parser.add_argument("--then", choices=("go", "stop"), default="go", help="after them; default: go on at --level")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"that compare; default: {STEPS}")
+    parser.add_argument("--then", choices=("go", "stop"), help="after them; default: go on at --level")
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as with python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or with -m a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="of the program")
@@ -57,36 +60,30 @@ def main(args: argparse.Namespace) -> int:
     from hvd_dyncomp.run.models import Models, say  # late: with torch's compiler, which --help does without
     from hvd_dyncomp.run.patches import changed
 
-    levels = (args.levels or _levels(f"{UNCOMPRESSED},{args.level},0.25")) if args.compare else []
-    least = WARM_UP + STEPS_PER_VISIT * len(levels)
-    if args.compare and args.steps < least:
-        args.parser.error(f"argument --steps: {len(levels)} levels need at least {least}, got {args.steps}")
+    levels, steps = _compared(args)
     if not args.module and not os.path.exists(args.program):
         args.parser.error(f"no such file: {args.program}")
-    alone = processes() == 1
-    if alone:
+    models = Models(args.level, levels, steps, stops=args.then == "stop")
+    if processes() == 1:
         say(ALONE)
-    models = Models(args.level, levels, args.steps, stops=args.then == "stop")
-    folder = None if args.module else os.path.dirname(os.path.realpath(args.program))
-    with changed(models, [args.program, *args.arguments], folder, compress=not alone):
-        if args.module and not _is_there(args.program):
-            args.parser.error(f"no module named {args.program}")
+        run(args.program, args.arguments, module=args.module)
+        return 0
+    with changed(models):
         try:
-            if args.module:
-                runpy.run_module(args.program, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(args.program, run_name="__main__")
+            run(args.program, args.arguments, module=args.module)
         finally:
-            if not alone:
-                models.report()
+            models.report()
     return 0
 
 
-def _is_there(module: str) -> bool:
-    """Whether there is a module. Parent packages are imported, as `python -m` does."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError as error:
-        if f"{module}.".startswith(f"{error.name}."):
-            return False
-        raise
+def _compared(args: argparse.Namespace) -> tuple[list[float], int]:
+    """The levels that are compared, none without `--compare`, and the number of steps."""
+    if not args.compare:
+        if (args.levels, args.steps, args.then) != (None, None, None):
+            args.parser.error("--levels, --steps and --then belong to --compare")
+        return [], 0
+    levels = args.levels or _levels(f"{UNCOMPRESSED},{args.level},0.25")
+    steps, least = STEPS if args.steps is None else args.steps, WARM_UP + STEPS_PER_VISIT * len(levels)
+    if steps < least:
+        args.parser.error(f"argument --steps: {len(levels)} levels need at least {least}, got {steps}")
+    return levels, steps

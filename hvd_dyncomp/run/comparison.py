@@ -32,7 +32,7 @@ class Comparison(AutoLevel):
         super().__init__()
         self._levels, self._count, self._tell = levels, steps, tell
         self._number = 0  # of the next step
-        self._latest: tuple[float, bool, int, float] | None = None  # level, whether it counts, epoch, when
+        self._latest: tuple[float, bool, float] | None = None  # level of a step, whether it counts, when it began
         self.seconds: dict[float, list[float]] = defaultdict(list)
 
     @property
@@ -42,13 +42,13 @@ class Comparison(AutoLevel):
     def next_level(self, floor: float, epoch: int, now: float, *, leads: bool) -> float:
         """Fix the level of a step that begins, and return it; arguments as in `AutoLevel`."""
         if self._latest is not None:
-            level, counts, before, began = self._latest
-            if counts and before == epoch:
+            level, counts, began = self._latest
+            if counts:
                 self.seconds[level].append(now - began)
         turn, place = divmod(self._number - WARM_UP, STEPS_PER_VISIT)
         compares = WARM_UP <= self._number < self._count
         self.bits = self._levels[turn % len(self._levels)] if compares else floor
-        self._latest = (self.bits, compares and place > 0, epoch, now)
+        self._latest = (self.bits, compares and place > 0, now)
         self._number += 1
         if leads and self._number == self._count + 1:
             self._tell(self.table())

@@ -19,7 +19,7 @@ from hvd_dyncomp.transport.launched import has_process_group, initialized_horovo
 
 LEFT = "a DistributedDataParallel is left as it is: {}"
 ITS_OWN = "the program has compressed it, or given it a communication hook"
-NOTHING = "nothing was compressed: nothing has trained that could be, or it was left as it is"
+NOTHING = "nothing was compressed: no DistributedDataParallel and no hvd.DistributedOptimizer has trained"
 
 
 def say(text: str) -> None:
@@ -83,7 +83,7 @@ class Models:
     def add(self, session: Session) -> None:
         """Tell of a session at the end. If levels are compared, its first steps take part."""
         self._meters.append(session.meter)
-        if self._compared:
+        if self._compared and session.everyone.size > 1:
             self._comparisons.append(Comparison(self._compared, self._steps, say))
             session.follow(self._comparisons[-1])
 
@@ -97,7 +97,7 @@ class Models:
         for meter in [one for one in self._meters if one.records]:
             levels = ", ".join(f"{bits:g}" for bits in dict.fromkeys(bits for _, bits in meter.records))
             say(saved(meter.total(), levels))
-        if not any(meter.records for meter in self._meters):
+        if not self._told and not any(meter.records for meter in self._meters):
             say(NOTHING)
 
 

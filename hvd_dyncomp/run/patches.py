@@ -1,4 +1,4 @@
-"""What a run changes in the process of the user's program: all of it is here, and undone at the end."""
+"""What a run changes in torch and Horovod: all of it is here, and undone at the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,42 +27,26 @@ _models: Models | None = None  # of the run; not in hooks, so that a model can b
 
 
 @contextlib.contextmanager
-def changed(models: Models, argv: Sequence[str], folder: str | None, *, compress: bool) -> Iterator[None]:
-    """Within it a program finds what `python program` gives it, but its models are compressed.
-
-    It changes these, and undoes it:
+def changed(models: Models) -> Iterator[None]:
+    """Within it the models that a program makes are compressed. It changes these, and undoes it:
 
     - `DistributedDataParallel.__init__` gives the model a forward pre-hook. It compresses the model at its first call
       with gradients that are to be exchanged: by then the program has registered its own communication hook, or none.
     - `horovod.torch.DistributedOptimizer`, where `compression` is the default, gets a `DynamicQuantizer`.
-    - a first subclass of `FSDPModule`, which `fully_shard` makes of a model's class, gives a warning.
-    - `sys.argv`, and the first entry of `sys.path`.
+    - a subclass of `FSDPModule`, which `fully_shard` makes of a model's class, gives a warning.
 
     Args:
         models: that compress, and report.
-        argv: the program and its arguments.
-        folder: of the program, for `sys.path`; None for a module.
-        compress: False changes `sys` only.
     """
     with contextlib.ExitStack() as changes:
-        set_to = functools.partial(_set, changes)
-        set_to(sys, "argv", list(argv))
-        if folder is not None and not sys.flags.safe_path:
-            changes.enter_context(_first_on_path(folder))
-        if compress:
-            _compress_all(models, set_to)
+        _set(changes, sys.modules[__name__], "_models", models)
+        _set(changes, DistributedDataParallel, "__init__", _initializing(DistributedDataParallel.__init__))
+        if hasattr(torch_fsdp, "FSDPModule"):
+            _set(changes, torch_fsdp.FSDPModule, "__init_subclass__", classmethod(_sharded))
+        for name in ("horovod.torch", "horovod.torch.optimizer"):  # imported by `hvd_dyncomp`, if they are there
+            if (module := sys.modules.get(name)) is not None:
+                _set(changes, module, "DistributedOptimizer", _optimizing(module.DistributedOptimizer, models))
         yield
-
-
-def _compress_all(models: Models, set_to: Callable[[Any, str, Any], None]) -> None:
-    set_to(sys.modules[__name__], "_models", models)
-    set_to(DistributedDataParallel, "__init__", _initializing(DistributedDataParallel.__init__))
-    if hasattr(torch_fsdp, "FSDPModule"):
-        set_to(torch_fsdp.FSDPModule, "__init_subclass__", classmethod(_sharded))
-    for name in ("horovod.torch", "horovod.torch.optimizer"):  # `hvd_dyncomp` has imported them, if they are there
-        if (module := sys.modules.get(name)) is not None:
-            original = module.DistributedOptimizer
-            set_to(module, "DistributedOptimizer", _optimizing(original, models))
 
 
 def _set(changes: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -71,15 +55,6 @@ def _set(changes: contextlib.ExitStack, owner: Any, name: str, value: Any) -> No
     else:
         changes.callback(delattr, owner, name)
     setattr(owner, name, value)
-
-
-@contextlib.contextmanager
-def _first_on_path(folder: str) -> Iterator[None]:
-    """Python has put the current folder first, for `-m`. What the program adds to the path stays: it may end later."""
-    ours, sys.path[0] = sys.path[0], folder
-    yield
-    if sys.path[:1] == [folder]:
-        sys.path[0] = ours
 
 
 def _initializing(original: Callable[..., None]) -> Callable[..., None]:
