@@ -1,4 +1,4 @@
-"""python -m hvd_dyncomp probe: would it pay on my machines?"""
+"""The commands `probe` and `run`; see --help."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import argparse
 import sys
 
 from hvd_dyncomp.probe import command as probe
+from hvd_dyncomp.run import command as run
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a subcommand; return the status to exit with."""
-    parser = argparse.ArgumentParser(prog="hvd_dyncomp", description=__doc__, allow_abbrev=False)
+    """Run a command; return the status to exit with."""
+    parser = argparse.ArgumentParser(prog="python -m hvd_dyncomp", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    about = "time exchanges of gradients on this job's ranks, devices and network, and say whether to compress"
-    probe.add_arguments(commands.add_parser("probe", help=about, description=about, allow_abbrev=False))
+    for name, command, about in (
+        ("probe", probe, "time exchanges of gradients on this job's ranks and network, and say whether to compress"),
+        ("run", run, "run a training program as it is, with its models compressed"),
+    ):
+        added = commands.add_parser(name, help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
+        added.set_defaults(main=command.main)
+        command.add_arguments(added)
     args = parser.parse_args(argv)
-    return args.run(args)
+    return args.main(args)
 
 
 if __name__ == "__main__":

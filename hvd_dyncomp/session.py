@@ -12,6 +12,7 @@ import torch
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
+from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
@@ -180,6 +181,10 @@ class Session:
         if plan is None:
             return {}
         return residual_state.relative_errors(plan.buckets, self._means(plan), plan.source.factor)
+
+    def follow(self, levels: AutoLevel) -> None:
+        """Have an object give the levels from now on. Call it on every rank, between steps."""
+        self._levels.follow(levels)
 
     def check_replicas(self) -> None:
         """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.

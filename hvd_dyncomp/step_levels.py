@@ -65,6 +65,10 @@ class StepLevels:
         self._auto = AutoLevel() if auto_level else None
         self.steps = 0
 
+    def follow(self, levels: AutoLevel) -> None:
+        """Have an object of this kind give the levels, as with `auto_level`."""
+        self._auto = levels
+
     @property
     def bits(self) -> float:
         """See `DynamicQuantizer.bits`."""

@@ -122,7 +122,8 @@ ROOMS = {
     "wrappers": set(),
     "controller": {"policies", "replicas", "transport"},
     "session": {
-        *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels", "transport")
+        *("advice", "auto_level", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels"),
+        "transport",
     },
     "all_ranks": {"exchange", "meter", "session", "transport"},
     "averaging": {"agreement", "controller", "exchange", "policies", "replicas", "session", "transport"},
@@ -140,7 +141,8 @@ ROOMS = {
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "report": set(),
     "probe": {"ddp", "on_horovod", "transport"},
-    "__main__": {"probe"},
+    "run": {"auto_level", "ddp", "meter", "on_horovod", "session", "transport"},
+    "__main__": {"probe", "run"},
 }
 EXCHANGE = {
     "wire": set(),
@@ -192,6 +194,13 @@ REPORT = {
     "page": {"figures", "runs", "tables"},
     "__main__": {"page", "runs"},
 }
+RUN = {
+    "comparison": set(),
+    "program": set(),
+    "models": {"comparison"},
+    "patches": {"models"},
+    "command": {"comparison", "models", "patches", "program"},
+}
 KERNELS = {
     "scales": set(),
     "packing": set(),
@@ -210,7 +219,14 @@ TRITON = {
     "tiles": {"blocks", "exact", "memory", "payload"},
     "operations": {"form", "tiles"},
 }
-INSIDE = {"exchange": EXCHANGE, "on_horovod": ON_HOROVOD, "fsdp": FSDP, "report": REPORT, "kernels": KERNELS}
+INSIDE = {
+    "exchange": EXCHANGE,
+    "on_horovod": ON_HOROVOD,
+    "fsdp": FSDP,
+    "report": REPORT,
+    "run": RUN,
+    "kernels": KERNELS,
+}
 
 
 def test_imports_go_one_way():

@@ -75,14 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=_positive, default=40.0, metavar="S", help="about so long in all; default 40")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where every rank has one")
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
-    parser.set_defaults(run=run)
 
 
 class _Refused(Exception):
     """On all ranks."""
 
 
-def run(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> int:
     """Measure, and print on rank 0.
 
     Returns:

@@ -10,6 +10,7 @@ import torch
 
 # How many processes mpirun, horovodrun, torchrun, srun and others have started, in the words of each.
 _SIZES = ("WORLD_SIZE", "HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANKS = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def processes() -> int:
@@ -28,6 +29,11 @@ def processes() -> int:
 def by_launcher() -> dict[str, int]:
     """How many a launcher has started, by the variable that says so."""
     return {name: int(size) for name in _SIZES if (size := os.environ.get(name, "")).isdecimal()}
+
+
+def rank_by_launcher() -> int:
+    """Which of the processes this is, as its launcher says; 0 without one."""
+    return next((int(rank) for name in _RANKS if (rank := os.environ.get(name, "")).isdecimal()), 0)
 
 
 def initialized_horovod() -> ModuleType | None:

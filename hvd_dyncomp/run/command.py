@@ -1,0 +1,89 @@
+"""The command: its arguments, and the program as Python itself would run it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
+from hvd_dyncomp.run.comparison import STEPS_PER_VISIT, WARM_UP
+from hvd_dyncomp.run.program import run
+from hvd_dyncomp.transport.launched import processes
+
+STEPS = 200
+ALONE = "one process exchanges nothing: the program runs as it is (start it by torchrun, horovodrun, mpirun or srun)"
+
+
+def _level(text: str) -> float:
+    try:
+        return LEVELS[LEVELS.index(float(text))]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(map(str, LEVELS))}, got {text!r}") from None
+
+
+def _levels(text: str) -> list[float]:
+    return list(dict.fromkeys(map(_level, text.split(","))))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments. All that stand after the program are the program's.
+
+    Args:
+        parser: of the command; best with `allow_abbrev=False`.
+    """
+    parser.set_defaults(parser=parser)
+    parser.usage = (
+        f"{parser.prog} [--level BITS] [--compare [--levels ...] [--steps N] [--then go|stop]] [-m] PROGRAM ARGS"
+    )
+    parser.add_argument("--level", type=_level, default=4, metavar="BITS", help="bits per value; default: 4")
+    parser.add_argument("--compare", action="store_true", help="at first compare steps at several levels, in turns")
+    parser.add_argument("--levels", type=_levels, metavar="BITS,...", help="to compare; default: 32, --level and 0.25")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"that compare; default: {STEPS}")
+    parser.add_argument("--then", choices=("go", "stop"), help="after them; default: go on at --level")
+    parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as with python -m")
+    parser.add_argument("program", metavar="PROGRAM", help="a file, or with -m a module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="of the program")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run a program with its models compressed, and say on rank 0 what was saved.
+
+    Args:
+        args: what a parser with `add_arguments` has returned.
+
+    Returns:
+        0. What the program raises is raised, `SystemExit` too.
+
+    Raises:
+        SystemExit: with status 2 and a message, for arguments that do not fit; with 0, after `--then stop`.
+    """
+    from hvd_dyncomp.run.models import Models, say  # late: with torch's compiler, which --help does without
+    from hvd_dyncomp.run.patches import changed
+
+    levels, steps = _compared(args)
+    if not args.module and not os.path.exists(args.program):
+        args.parser.error(f"no such file: {args.program}")
+    models = Models(args.level, levels, steps, stops=args.then == "stop")
+    if processes() == 1:
+        say(ALONE)
+        run(args.program, args.arguments, module=args.module)
+        return 0
+    with changed(models):
+        try:
+            run(args.program, args.arguments, module=args.module)
+        finally:
+            models.report()
+    return 0
+
+
+def _compared(args: argparse.Namespace) -> tuple[list[float], int]:
+    """The levels that are compared, none without `--compare`, and the number of steps."""
+    if not args.compare:
+        if (args.levels, args.steps, args.then) != (None, None, None):
+            args.parser.error("--levels, --steps and --then belong to --compare")
+        return [], 0
+    levels = args.levels or _levels(f"{UNCOMPRESSED},{args.level},0.25")
+    steps, least = STEPS if args.steps is None else args.steps, WARM_UP + STEPS_PER_VISIT * len(levels)
+    if steps < least:
+        args.parser.error(f"argument --steps: {len(levels)} levels need at least {least}, got {steps}")
+    return levels, steps

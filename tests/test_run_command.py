@@ -1,0 +1,135 @@
+"""`python -m hvd_dyncomp run` in one process: programs find what Python gives them, and arguments are checked."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_dyncomp import levels
+from hvd_dyncomp.__main__ import main
+from hvd_dyncomp.run.comparison import STEPS_PER_VISIT, WARM_UP, Comparison
+from hvd_dyncomp.run.models import Models
+from hvd_dyncomp.run.patches import changed
+
+PROGRAM = """
+import atexit, pickle, sys, threading, time
+
+class Mine:
+    pass
+
+def late():
+    time.sleep(0.2)
+    print("late", type(pickle.loads(pickle.dumps(Mine()))), flush=True)
+
+atexit.register(lambda: print("at exit", len(pickle.dumps(Mine()))))
+threading.Thread(target=late).start()
+print(__name__, __file__, __package__, getattr(__spec__, "name", None), sys.argv, sys.path[0])
+print(sorted(set(globals()) - {"__annotations__"}))
+print(sys.modules["__main__"].Mine is Mine, late.__annotations__)
+sys.exit(sys.argv[1] if sys.argv[1:] == ["words"] else len(sys.argv))
+"""
+ALONE = "hvd_dyncomp: one process exchanges nothing: "
+
+
+def python(folder: Path, *line: str) -> tuple[int, str, list[str]]:
+    """Status, output and what was said besides."""
+    done = subprocess.run([sys.executable, *line], cwd=folder, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr.splitlines()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("programs")
+    for name in ("train.py", "own/__main__.py", "own/inner.py", "other/train.py"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(PROGRAM)
+    (path / "own" / "linked.py").symlink_to(path / "other" / "train.py")
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["train.py", "--level", "8", "-m", "--", "-h"],
+        ["-m", "own.inner", "--compare"],
+        ["own", "words"],
+        ["own/linked.py"],
+        ["-m", "own.missing"],
+    ],
+    ids=" ".join,
+)
+def test_a_program_finds_what_python_gives_it(line, folder):
+    status, output, said = python(folder, *line)
+    *ours, (alone, *others) = python(folder, "-m", "hvd_dyncomp", "run", *line)
+    assert ours == [status, output] and alone.startswith(ALONE) and others == said
+    assert status and (output or said)
+
+
+def test_a_traceback_ends_with_the_programs_own_frames(folder):
+    (folder / "fails.py").write_text("def train():\n    raise ValueError('mine')\n\n\ntrain()\n")
+    status, _, said = python(folder, "fails.py")
+    ours = python(folder, "-m", "hvd_dyncomp", "run", "fails.py")
+    assert ours[0] == status == 1 and ours[2][-len(said) + 1 :] == said[1:]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ([], "the following arguments are required: PROGRAM"),
+        (["missing.py"], "no such file: missing.py"),
+        (["--level", "9", "train.py"], "argument --level: must be one of 0.125, .*, got '9'"),
+        (["--compare", "--levels", "4,x", "train.py"], "argument --levels: must be one of .*, got 'x'"),
+        (["--compare", "--steps", "19", __file__], "argument --steps: 3 levels need at least 20, got 19"),
+        (["--then", "stop", __file__], "--levels, --steps and --then belong to --compare"),
+        (["--lev", "4", __file__], "unrecognized arguments: --lev"),
+    ],
+)
+def test_bad_arguments_are_errors_of_one_line(line, why, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *line])
+    assert ended.value.code == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: python -m hvd_dyncomp")
+    assert re.search(f": error: {why}", error), error
+
+
+def test_levels_take_turns_and_the_first_step_of_each_does_not_count():
+    told, now = [], 0.0
+    compared = Comparison([32, 4], WARM_UP + 4 * STEPS_PER_VISIT, told.append)
+    used = []
+    for _ in range(WARM_UP + 4 * STEPS_PER_VISIT + 3):
+        assert not (told or compared.over)
+        used.append(compared.next_level(2, 0, now, leads=True))
+        first = len(used) > 1 and used[-1] != used[-2]
+        now += {32: 0.008, 4: 0.004, 2: 1.0}[used[-1]] + (10.0 if first else 0.0)
+        if compared.over:
+            break
+    turns = [32] * STEPS_PER_VISIT + [4] * STEPS_PER_VISIT
+    assert used == [*[2] * WARM_UP, *turns, *turns, 2]
+    assert {level: len(times) for level, times in compared.seconds.items()} == dict.fromkeys((32, 4), 8)
+    [table] = told
+    assert [line.split() for line in table.splitlines()[2:]] == [
+        ["32", "8.00", "8.00", "to", "8.00", "8", "1.00"],
+        ["4", "4.00", "4.00", "to", "4.00", "8", "0.50"],
+    ]
+    assert compared.next_level(2, 0, now, leads=True) == 2 and len(told) == 1
+
+
+def test_other_ranks_say_nothing_and_a_table_may_have_gaps():
+    compared = Comparison([32, 4], WARM_UP + 2 * STEPS_PER_VISIT, pytest.fail)
+    for step in range(WARM_UP + 3):
+        assert compared.next_level(4, 0, float(step), leads=False) in levels.LEVELS
+    assert [line.split()[:2] for line in compared.table().splitlines()[2:]] == [["32", "1000.00"], ["4", "-"]]
+
+
+def test_torch_is_as_before_afterwards():
+    from torch.distributed.fsdp import FSDPModule
+
+    before = vars(DistributedDataParallel)["__init__"], "__init_subclass__" in vars(FSDPModule)
+    with pytest.raises(KeyError), changed(Models(4)):
+        assert DistributedDataParallel.__init__ is not before[0] and "__init_subclass__" in vars(FSDPModule)
+        raise KeyError
+    assert (vars(DistributedDataParallel)["__init__"], "__init_subclass__" in vars(FSDPModule)) == before
