@@ -49,8 +49,8 @@ class Models:
     def __init__(self, level: float, compared: Sequence[float] = (), steps: int = 0, *, stops: bool = False) -> None:
         self.level, self.stops = level, stops
         self._compared, self._steps = compared, steps
-        # Not deleted by a model, within C++ and with Python's lock: that waits for a thread of the group's, which may be
-        # waiting for the lock.
+        # So that no model deletes them, within C++ and with Python's lock: it would wait for a thread of the group's,
+        # and that may be waiting for the lock.
         self._groups: list[dist.ProcessGroup] = []
         self._met: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._meters: list[Meter] = []  # not sessions, which hold parameters
