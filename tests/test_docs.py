@@ -131,7 +131,7 @@ def test_the_readmes_lines_for_ddp_run(tmp_path: Path) -> None:
         f"torch.distributed.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
         "model = torch.nn.Linear(3, 3)\n"
     )
-    assert run(before + applied(fences(ROOT / "README.md", "diff")[1]) + "print(quantizer.bits)", tmp_path) == "4\n"
+    assert run(before + applied(fences(ROOT / "README.md", "diff")[0]) + "print(quantizer.bits)", tmp_path) == "4\n"
 
 
 # A row of README.md's table, and what its method is called in tables/benchmarks.md and in study.md.
@@ -238,7 +238,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     others = re.compile(r"^# DDP$|hvd\.init\(\)|init_process_group", flags=re.MULTILINE)
     parts = [part for name in names for part in fences(DOCS / f"{name}.md", "python") if not others.search(part)]
     once_more = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"  # one of the two is what a reader types
-    readme = [applied(fences(ROOT / "README.md", "diff")[0]), once_more, *fences(ROOT / "README.md", "python")]
+    readme = [applied(fences(ROOT / "README.md", "diff")[1]), once_more, *fences(ROOT / "README.md", "python")]
     wraps = [
         part.replace("# Horovod\n", f"{once_more}\n") if "DistributedOptimizer(" in part else part for part in parts
     ]

@@ -49,6 +49,9 @@ class Models:
     def __init__(self, level: float, compared: Sequence[float] = (), steps: int = 0, *, stops: bool = False) -> None:
         self.level, self.stops = level, stops
         self._compared, self._steps = compared, steps
+        # So that no model deletes them, within C++ and with Python's lock: it would wait for a thread of the group's,
+        # and that may be waiting for the lock.
+        self._groups: list[dist.ProcessGroup] = []
         self._met: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._meters: list[Meter] = []  # not sessions, which hold parameters
         self._comparisons: list[Comparison] = []
@@ -75,6 +78,7 @@ class Models:
         if model in self._met:
             return
         self._met.add(model)
+        self._groups.append(model.process_group)
         try:
             self.add(ddp.compress(model, self.level))
         except (TypeError, ValueError, RuntimeError) as error:  # all ranks have one, and the model is as it was

@@ -65,8 +65,8 @@ def test_workers_copies_and_forks_are_as_without(does, tmp_path):
 
 ENDS = {
     "exit": r"exitcode *: 3 ",
-    "raise": r"^\S*ValueError: its own error\n(?s:.*)exitcode *: 1 ",
-    "interrupt": r"^\S*KeyboardInterrupt\n(?s:.*)Signal 2 \(SIGINT\)",
+    "raise": r"^(\[rank\d\]: )?ValueError: its own error\n(?s:.*)exitcode *: 1 ",
+    "interrupt": r"^(\[rank\d\]: )?KeyboardInterrupt\n(?s:.*)Signal 2 \(SIGINT\)",
 }
 
 
