@@ -183,7 +183,9 @@ class Session:
         return residual_state.relative_errors(plan.buckets, self._means(plan), plan.source.factor)
 
     def follow(self, levels: AutoLevel) -> None:
-        """Let an object choose the level of every further step, as `auto_level` does. Call it on every rank, between steps.
+        """Let an object choose the level of every further step, as `auto_level` does.
+
+        Call it on every rank, between steps.
 
         Args:
             levels: chooses the same level on all ranks, or proposes it on rank 0.
