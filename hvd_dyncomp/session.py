@@ -182,7 +182,7 @@ class Session:
             return {}
         return residual_state.relative_errors(plan.buckets, self._means(plan), plan.source.factor)
 
-    def follow(self, levels: AutoLevel) -> None:
+    def _follow(self, levels: AutoLevel) -> None:
         """Let an object choose the level of every further step, as `auto_level` does.
 
         Call it on every rank, between steps.

@@ -89,7 +89,7 @@ class Models:
         self._meters.append(session.meter)
         if self._compared and session.everyone.size > 1:
             self._comparisons.append(Comparison(self._compared, self._steps, say))
-            session.follow(self._comparisons[-1])
+            session._follow(self._comparisons[-1])
 
     def report(self) -> None:
         """Say on rank 0 what was saved, and what a comparison has found that was interrupted."""
