@@ -40,7 +40,11 @@ def test_numbers_of_values(text, values):
 
 
 @pytest.mark.parametrize(
-    ("read", "text"), [("values", "2x"), ("values", "0"), ("levels", "4,5.5"), ("positive", "inf")]
+    ("read", "text"),
+    [
+        *(("values", "2x"), ("values", "0"), ("levels", "4,5.5"), ("positive", "inf")),
+        ("new_file", "/missing/a.json"),
+    ],
 )
 def test_bad_arguments_are_named(read, text):
     with pytest.raises(argparse.ArgumentTypeError, match=f"^'{text}' is not"):

@@ -61,6 +61,13 @@ def _positive(text: str) -> float:
     return number
 
 
+def _new_file(text: str) -> Path:
+    """Looked at before anything is measured: a minute's figures would be lost."""
+    if not Path(text).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is not in a folder that exists")
+    return Path(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python -m hvd_dyncomp probe`."""
     add = parser.add_argument
@@ -74,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--levels", type=_levels, default="8,4,1,0.25", metavar="BITS,...", help="default %(default)s")
     add("--seconds", type=_positive, default=40.0, metavar="S", help="about so long in all; default 40")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where every rank has one")
-    add("--json", type=Path, metavar="FILE", help="write all that was measured")
+    add("--json", type=_new_file, metavar="FILE", help="write all that was measured")
 
 
 class _Refused(Exception):
