@@ -28,7 +28,7 @@ class Traffic:
 
     Attributes:
         compressed_bytes: messages of exchanges, with scales and headers, and the handshakes of their steps.
-        uncompressed_bytes: skipped tensors, steps at 32 bits with their handshakes, and tickets.
+        uncompressed_bytes: skipped tensors, and steps at 32 bits with their handshakes.
         float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.
         nonfinite_blocks: blocks (of `block_size` values) in which some rank had a NaN or an infinity; over all steps.

@@ -255,7 +255,7 @@ class WorldOfMachines(RecordingWorld):
         clock = self.machine.clock(self.machine.stream)
         with self.machine.place(off=True):
             collective = super().start(rank, kind, tensor, splits, name, arriving)
-        if kind == "sum":  # at levels below 32: handshakes and tickets
+        if kind == "sum":  # at levels below 32: handshakes
             self.machine.on_host(tensor)
         self._handed_over[rank, id(collective)] = clock
         return collective

@@ -77,7 +77,7 @@ def same_states(one, other) -> bool:
 @LEVELS
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits, rounding):
-    """Means, states and, but for tickets, bytes, over several steps."""
+    """Means, states and bytes, over several steps."""
     arguments = {**SHAPE, "rounding": rounding, "skip": lambda name, _: name == "odd", "warmup_steps": 1}
 
     def ours(transport):
@@ -107,9 +107,7 @@ def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits, round
                     torch.testing.assert_close(mine, other_)
         for key in ("residuals", "shard_residuals", "steps", "hosts", "factor"):
             assert same_states(one[1][key], other[1][key]), key
-        tickets = allreduce_bytes(4 * 4, ranks) * (3 if bits < 32 else 0)  # of four parameters after the warm-up
-        assert other[2].uncompressed_bytes - one[2].uncompressed_bytes == pytest.approx(tickets)
-        for key in ("steps", "compressed_bytes", "compressed_values", "float32_bytes", "float32_leaving_bytes"):
+        for key in ("steps", "compressed_values", *(key for key in vars(one[2]) if key.endswith("bytes"))):
             assert getattr(one[2], key) == getattr(other[2], key), key
 
 

@@ -147,8 +147,7 @@ class ModelGradients(Source):
         super().__init__(among)
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
         # Otherwise the same ones are used in every step, and the others have no residual.
-        self.sums_tickets = bool(model.find_unused_parameters)
-        self.used: dict[str, torch.Tensor] | None = {} if self.sums_tickets else None
+        self.used: dict[str, torch.Tensor] | None = {} if model.find_unused_parameters else None
         self.label = label
         self._counts: RemovableHandle | None = None
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from hvd_dyncomp.exchange.coding import Coding, Span
 from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.slots import Slot, divided, tail
-from hvd_dyncomp.exchange.streams import streams_of
+from hvd_dyncomp.exchange.slots import Slot, divided, marks_of, tail
+from hvd_dyncomp.exchange.streams import streams_of, uploaded
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
+from hvd_dyncomp.exchange.wire import HEADER_BYTES
 
 
 class Bucket:
@@ -25,6 +26,8 @@ class Bucket:
         values: number of gradient values.
         blocks: number of blocks; the last is padded with zeros.
         streams: where its work is queued.
+        header_bytes: of each of its messages.
+        all_used: marks of all slots (`slots.marks_of`), on the device.
         arrangement: which rank reduces which blocks; flat until `arrange` is called.
         residuals: what error feedback carries.
     """
@@ -48,12 +51,20 @@ class Bucket:
         self._coding: tuple[float, Coding] | None = None  # the latest, and its level
         self.block_size, self.rank, self.device = block_size, rank, device
         self.streams = streams_of(device)
+        self.all_used = self.marks(())
+        self.header_bytes = HEADER_BYTES + len(self.all_used)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
         own, summed = self._ranges
         values = self.blocks * block_size
         self.residuals = Residuals(values, own, summed, device, enabled=error_feedback, discardable=discardable)
+
+    def marks(self, unused: Collection[Slot]) -> torch.Tensor:
+        """Marks of all slots but these, on the device; does not wait for it."""
+        marks = uploaded(marks_of(len(self.slots), unused), self.device)
+        self.streams.keep(marks)
+        return marks
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
         """Divide the blocks anew and move the residuals. Call it before a step quantizes or releases anything.

@@ -1,4 +1,8 @@
-"""What all messages of one bucket in one step share: headers, names and randomness."""
+"""What all messages of one bucket in one step share: headers, names and randomness.
+
+Behind the number of the step, a header says which of the bucket's parameters are used: by the ranks whose values the
+message has. Each phase passes on what it has received, so the last one tells every rank which parameters no rank uses.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,21 @@ class Messages:
     Attributes:
         bucket, bits: see above.
         coding: of the bucket's blocks.
+        used: uint8 on the bucket's device, a bit for each slot (`slots.marks_of`): whether this rank, or one that it
+            has heard of, uses the parameter. Set it before `room`.
         where: begins error messages.
     """
 
     def __init__(self, bucket: Bucket, bits: float, step: int, stochastic: bool) -> None:
         self.bucket, self.bits, self._step, self._stochastic = bucket, bits, step, stochastic
         self.coding = bucket.coding(bits)
+        self.used = bucket.all_used
         self.where = f"bucket {bucket.name}"
         self._unread: list[tuple[torch.Tensor, Sequence[int]]] = []  # headers on their way to the host, and the senders
+
+    def lengths(self, sizes: Sequence[int]) -> list[int]:
+        """Bytes of messages, from those of their payloads."""
+        return [self.bucket.header_bytes + size for size in sizes]
 
     def room(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
         """Memory for messages, with their headers written.
@@ -45,12 +56,12 @@ class Messages:
         Returns:
             All messages as one uint8 vector, views of their payloads, their lengths.
         """
-        lengths = [HEADER_BYTES + size for size in sizes]
+        lengths = self.lengths(sizes)
         buffer = torch.empty(sum(lengths), dtype=torch.uint8, device=self.bucket.device)
         header, payloads = self._header(), []
         for message in buffer.split(lengths):
-            message[:HEADER_BYTES] = header
-            payloads.append(message[HEADER_BYTES:])
+            message[: len(header)] = header
+            payloads.append(message[len(header) :])
         return buffer, payloads, lengths
 
     def around(self, codes: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
@@ -65,14 +76,15 @@ class Messages:
         """
         header = self._header()
         messages = torch.cat([part for payload in codes.split(sizes) for part in (header, payload)])
-        return messages, [HEADER_BYTES + size for size in sizes]
+        return messages, self.lengths(sizes)
 
     def _header(self) -> torch.Tensor:
-        """(8,) uint8. Does not wait for the device."""
-        return uploaded(torch.frombuffer(bytearray(HEADER.pack(self._step)), dtype=torch.uint8), self.bucket.device)
+        """(header_bytes,) uint8. Does not wait for the device."""
+        step = torch.frombuffer(bytearray(HEADER.pack(self._step)), dtype=torch.uint8)
+        return torch.cat([uploaded(step, self.bucket.device), self.used])
 
     def payloads(self, received: torch.Tensor, sizes: Sequence[int], senders: Sequence[int]) -> list[torch.Tensor]:
-        """Cut messages apart: the payload of each as a uint8 view into `received`.
+        """Cut messages apart: the payload of each as a uint8 view into `received`. Adds to `used`.
 
         Args:
             received: (bytes,) uint8, the messages one after the other.
@@ -83,15 +95,18 @@ class Messages:
             LockstepError: a message is not as expected; the text names the rank and what differs. For messages on a
                 GPU, `read` raises it instead.
         """
-        lengths = [HEADER_BYTES + size for size in sizes]
+        lengths, begin = self.lengths(sizes), self.bucket.header_bytes
         if received.numel() != sum(lengths):
             raise LockstepError(f"{self.where}: {received.numel()} bytes arrived, expected {sum(lengths)}")
         messages = received.split(lengths)
-        headers = torch.cat([message[:HEADER_BYTES] for message in messages])
+        headers = torch.stack([message[:begin] for message in messages])
+        if self.used is not self.bucket.all_used:  # to which no rank adds anything
+            for used in headers[:, HEADER_BYTES:]:
+                self.used = self.used | used
         self._unread.append((headers.to("cpu", non_blocking=True), senders))
         if not self.bucket.streams.late:  # to look at them now, backward would have to wait for the GPU
             self.read()
-        return [message[HEADER_BYTES:] for message in messages]
+        return [message[begin:] for message in messages]
 
     def read(self) -> None:
         """Check the headers that `payloads` could not read. Call it when the device has caught up.
@@ -101,8 +116,8 @@ class Messages:
         """
         unread, self._unread = self._unread, []
         for headers, senders in unread:
-            for header, rank in zip(headers.split(HEADER_BYTES), senders, strict=True):
-                self._check(header, rank)
+            for header, rank in zip(headers, senders, strict=True):
+                self._check(header[:HEADER_BYTES], rank)
 
     def _check(self, header: torch.Tensor, rank: int) -> None:
         [step] = HEADER.unpack(header.cpu().numpy().tobytes())

@@ -16,9 +16,8 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.memory import are_sole_owners
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.routes import Route, route_of
-from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.slots import Slot, is_marked
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
-from hvd_dyncomp.exchange.uncompressed import sums
 from hvd_dyncomp.exchange.unused import Kept
 from hvd_dyncomp.kernels.reference import PLACEMENTS
 from hvd_dyncomp.ranges import marked
@@ -43,8 +42,6 @@ class Exchange(Task[torch.Tensor]):
         queued: for whoever keeps exchanges in the order in which they were complete: whether it has this one.
         complete: whether all have arrived. Then `prepare` makes the first messages, and `start` sends them once all
             ranks agree; `received` when nothing is in flight; `over` when the means are written.
-        uncompressed: whether they travel as they are: no rank's backward has made them. Set it before `start`.
-        reduced_bytes: of what travelled so.
         nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
             not.
         error: as in `Task`.
@@ -66,11 +63,13 @@ class Exchange(Task[torch.Tensor]):
         self._messages = Messages(bucket, bits, step, stochastic)
         self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
-        self.complete = self.queued = self.uncompressed = False
-        self.reduced_bytes = 0
+        self.complete = self.queued = False
         self._missing = set(range(len(bucket.slots)))
-        self._without: dict[Slot, bool] = {}  # whether gradients may have values all the same
+        # Parameters that this rank does not use; and what their gradients had before, or None for zeros.
+        self._without: dict[Slot, torch.Tensor | None] = {}
+        self._places: dict[Slot, torch.Tensor] = {}  # where their means are
         self._kept: Kept | None = None
+        self._used: torch.Tensor | None = None  # marks of the slots that some rank uses, once the device has caught up
         self._route: Route | None = None
         self._started = False
         self._origins: set[Any] = set()
@@ -83,21 +82,18 @@ class Exchange(Task[torch.Tensor]):
 
         Args:
             gradient: None if there is none on any rank: zeros travel, and nothing is written.
-            used: False if it may be that no rank uses this parameter, and `leave` will be called.
-            lingers: whether the gradient may have values, of earlier steps, even so.
+            used: whether this rank's loss depends on the parameter.
+            lingers: whether the gradient may have values, of earlier steps, even if it does not.
         """
         if slot.index in self._missing:
             if not used:
-                self._without[slot] = lingers
+                self._without[slot] = before = gradient.clone() if lingers and gradient is not None else None
+                if before is not None:
+                    self._streams.keep(before)
             self._origins.add(self._streams.origin())
             self.gradients[slot.index] = gradient
             self._missing.discard(slot.index)
             self.complete = not self._missing
-
-    def leave(self, slot: Slot) -> None:
-        """No rank uses this parameter: its residual is again as it was before the step."""
-        if self._kept is not None:
-            self._kept.put_back(slot)
 
     def prepare(self) -> None:
         """Make the first messages, if `start` or an earlier call has not. No effect on later calls."""
@@ -174,6 +170,18 @@ class Exchange(Task[torch.Tensor]):
         except Exception as error:  # noqa: BLE001  # raised by the step
             self.error = error
 
+    def restore_unused(self) -> None:
+        """Restore gradients and residuals of parameters that no rank uses. Call it after `conclude`."""
+        if self._kept is None or self._used is None:
+            return
+        for slot, before in self._without.items():
+            if is_marked(self._used, slot):
+                continue
+            if slot in self._places:
+                place = self._places[slot]
+                place.zero_() if before is None else place.copy_(before)
+            self._kept.put_back(slot)
+
     def is_open(self, gate: Gate) -> bool:
         """As in `Task`."""
         if gate is Gate.SEND:
@@ -183,14 +191,11 @@ class Exchange(Task[torch.Tensor]):
         return self._may_write or bool(self._sole_owners)
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
-        if self.uncompressed:
-            totals = yield from sums(self._bucket, self.gradients, self._transport)
-            self.reduced_bytes = sum(total.nbytes for total in totals)
-            yield Gate.WRITE
-            self._write([total * self._factor for total in totals])
-            return torch.zeros((), dtype=torch.int64, device="cpu")
         route = self._route or route_of(self._messages, self._transport)
-        self._kept = Kept(self._bucket, self._without)
+        self._without |= {self._bucket.slots[index]: None for index in self._missing}
+        self._kept = Kept(self._bucket, {slot: before is not None for slot, before in self._without.items()})
+        if self._without:
+            self._messages.used = self._bucket.marks(self._without)
         result = yield from route.collectives(self._floats())
         yield Gate.WRITE
         values = self._room()
@@ -199,6 +204,8 @@ class Exchange(Task[torch.Tensor]):
             if gradient is not None and gradient.dtype is torch.float16:
                 values[place] = self._representable(values[place])
         self._write(values)
+        if self._without:
+            self._used = self._messages.used.to("cpu", non_blocking=True)
         return nonfinite_blocks.to("cpu", non_blocking=True)
 
     @torch.no_grad()
@@ -207,6 +214,8 @@ class Exchange(Task[torch.Tensor]):
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient is not value:
                 gradient.copy_(value.view(gradient.shape))
+        found = {slot: self.gradients[slot.index] for slot in self._without}
+        self._places = {slot: gradient for slot, gradient in found.items() if gradient is not None}
         self.gradients = []
 
     def _floats(self) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.task import Collectives, Gate
 from hvd_dyncomp.exchange.topology import Section
-from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
+from hvd_dyncomp.exchange.wire import Phase
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.group import Group
 
@@ -37,7 +37,7 @@ class Reduction(ABC):
     @property
     def result_bytes(self) -> int:
         """Length of what `collectives` returns, bytes."""
-        return sum(HEADER_BYTES + size for size in self._sizes(self._result))
+        return sum(self._messages.lengths(self._sizes(self._result)))
 
     @abstractmethod
     def collectives(self, group: Group, values: list[torch.Tensor], origin: int = 0) -> Collectives[torch.Tensor]:

@@ -12,7 +12,7 @@ from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.reduction import PairReduction, Reduction, ShardedReduction
 from hvd_dyncomp.exchange.task import Collectives, Gate
 from hvd_dyncomp.exchange.topology import Section, dtype_within_host
-from hvd_dyncomp.exchange.wire import HEADER_BYTES, Phase
+from hvd_dyncomp.exchange.wire import Phase
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
@@ -95,7 +95,7 @@ class Hierarchical(Route):
         self._reductions = [_reduction(messages, section) for section in arrangement.sections]
         self._own = self._reductions[arrangement.own]
         self._dtype = dtype_within_host(messages.bits)
-        self._lengths = [HEADER_BYTES + size for size in self._sizes(arrangement.sections)]
+        self._lengths = messages.lengths(self._sizes(arrangement.sections))
         to_owner = self._lengths[arrangement.own]
         self._lengths[arrangement.own] = 0
         self._arriving = [0 if rank == self._bucket.rank else to_owner for rank in neighbours]

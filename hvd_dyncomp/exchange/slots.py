@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,23 @@ class Slot:
 def logical(values: torch.Tensor, shape: Sequence[int], order: Sequence[int]) -> torch.Tensor:
     """(numel,) values of a parameter, as a view of its shape; `order` as in `Slot`."""
     return values.view([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(order))])
+
+
+def marks_of(count: int, unused: Collection[Slot]) -> torch.Tensor:
+    """For the headers of a bucket of `count` slots: a bit for each, from the lowest up; 0 for those in `unused`.
+
+    Returns:
+        uint8, a multiple of 8 bytes: what is behind a header is aligned, as values within a host need it.
+    """
+    marks = (1 << count) - 1
+    for slot in unused:
+        marks &= ~(1 << slot.index)
+    return torch.frombuffer(bytearray(marks.to_bytes(8 * -(-count // 64), "little")), dtype=torch.uint8)
+
+
+def is_marked(marks: torch.Tensor, slot: Slot) -> bool:
+    """Whether the slot's bit is 1, in marks on the host."""
+    return bool(int(marks[slot.index // 8]) >> slot.index % 8 & 1)
 
 
 def divided(

@@ -25,7 +25,6 @@ class Source(ABC):
         own_memory: whether no two gradients share memory, and nobody else uses it before a step is over.
         as_in_memory: whether gradients come with their values in the order in which the parameter's lie in memory, even
             if that is not the logical one (channels_last, transposed).
-        sums_tickets: whether steps have to sum tickets, because it may have parameters that no rank uses.
         parts: of parameters that come together, apart from others: a name, the same for all of them, by parameter's
             name. A bucket holds those of one part. None if any gradients may share a bucket.
     """
@@ -38,7 +37,7 @@ class Source(ABC):
     label: str
     named: list[tuple[str, torch.Tensor]]
     own_memory: bool
-    as_in_memory = sums_tickets = False
+    as_in_memory = False
     parts: Mapping[str, str] | None = None
 
     def __init__(self, transport: Transport) -> None:

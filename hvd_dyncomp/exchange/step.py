@@ -19,11 +19,9 @@ from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.streams import Streams
-from hvd_dyncomp.exchange.sums import Sums
+from hvd_dyncomp.exchange.sums import Sums, wire_form
 from hvd_dyncomp.exchange.tally import Tally, float32_bytes
 from hvd_dyncomp.exchange.task import Collectives, Task
-from hvd_dyncomp.exchange.uncompressed import wire_form
-from hvd_dyncomp.exchange.unused import unused
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
@@ -89,9 +87,6 @@ class Step:
         self.fresh = self.anew = self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program and what is done in the background
         self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
-        # Gradients of parameters that this rank does not use, by name, and copies of those that may not be zero.
-        self._doubtful: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self._unused: Task[list[Slot]] | None = None  # the parameters that no rank uses
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
         self._agreement: Task[None] = Task(plan.transport, self._agree(turn))
@@ -152,11 +147,6 @@ class Step:
             lingers: whether the gradient may have values of earlier steps.
         """
         exchange = self._exchange_of[slot.bucket]
-        if not used:
-            before = gradient.clone() if lingers else None
-            if before is not None:
-                self._plan.buckets[slot.bucket].streams.keep(before)
-            self._doubtful[slot.name] = gradient, before
         exchange.add(slot, gradient, used=used, lingers=lingers)
         if exchange.complete and not exchange.queued:
             self._go_on(exchange)
@@ -246,20 +236,10 @@ class Step:
             try:
                 # First of all: ranks that disagree wait for exchanges that never come.
                 self._agree_now()
-                self._tally.reduced(4 * len(self._plan.slots) if self._sum_tickets() else 0)
                 self._finish()
                 self.over = True
             finally:
                 self._join()
-
-    def leave(self, slot: Slot) -> None:
-        """No rank has used a parameter: its gradient and its residual are as before the step."""
-        if slot.name in self._doubtful:
-            gradient, before = self._doubtful[slot.name]
-            place = self.apart.get(id(gradient), gradient)
-            place.zero_() if before is None else place.copy_(before)
-        if self._exchanges:
-            self._exchange_of[slot.bucket].leave(slot)
 
     @property
     def refused(self) -> bool:
@@ -291,8 +271,6 @@ class Step:
         plan.settle(greetings, turn.bits, self._origins)
         self.fresh, self.proposal = bool(flags_of(greetings) & Flag.FRESH), greetings[0].proposal
         self.anew = not all(greeting.topology for greeting in greetings)
-        for exchange in self._exchanges:
-            exchange.uncompressed = not self.fresh
 
     @marked("agree")
     def _agree_now(self) -> None:
@@ -302,16 +280,14 @@ class Step:
         if self._is_first() and self._agreement.advance() and self._agreement.error is None:
             under_way = []
             for exchange in self._under_way:
-                if not exchange.advance():
+                # If no gradient is fresh on any rank, `collect` takes them out.
+                if not self.fresh or not exchange.advance():
                     under_way.append(exchange)
                 self._raise_error_of(exchange)
             self._under_way = under_way
             for task in self._sums.tasks:
                 task.advance()
                 self._raise_error_of(task)
-            if all(exchange.complete for exchange in self._exchanges):
-                for tickets in self._sum_tickets():
-                    tickets.advance()
             self.started = True
 
     def _is_first(self) -> bool:
@@ -334,9 +310,11 @@ class Step:
             self._lock.release()
 
     def _finish(self) -> None:
-        tickets = self._sum_tickets()
-        self._exchange()
-        left = [slot for task in tickets for slot in task.outcome()]
+        if self.fresh:
+            self._exchange()
+        else:
+            self._reduce_again()
+        self._tally.reduced()
         for task in self._sums.tasks:
             task.start()
         for task in self._sums.tasks:
@@ -346,12 +324,31 @@ class Step:
         for exchange in self._exchanges:
             exchange.conclude()
             self._raise_error_of(exchange)
-        for slot in [*left, *filter(None, map(self._plan.slots.get, self._absent))]:
-            self.leave(slot)
+            exchange.restore_unused()
         self._count()
         if self.bits == UNCOMPRESSED and self.fresh:
             for bucket in self._buckets:
                 bucket.residuals.released(self._fresh)
+
+    def _reduce_again(self) -> None:
+        """Sum gradients unchanged and without residuals in place of exchanges: no rank's backward has made them.
+
+        `optimizer.synchronize()`, clipping, `optimizer.step()` (without `skip_synchronize`) reduces the reduced
+        gradients again, with the user's changes. Horovod does so with a warning. A residual that joined them would undo
+        the clipping.
+        """
+        self._set_apart()
+        for bucket, exchange in zip(self._buckets, self._exchanges, strict=True):
+            both = zip(bucket.slots, exchange.gradients, strict=True)
+            # Zeros for what is missing, so that all ranks send as much.
+            means = {
+                slot.name: torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if mean is None else mean
+                for slot, mean in both
+            }
+            wires = {name: wire_form(mean, self._plan.transport) for name, mean in means.items()}
+            self._tally.hands_over(sum(wire.nbytes for wire in wires.values()), 0)  # as float32 they are counted
+            self._sums.add(bucket.name, wires, means)
+        self._exchanges, self._under_way = [], []
 
     def _raise_error_of(self, task: Task) -> None:
         """Raise what has ended a task: where collectives match by their order, nothing may start behind it."""
@@ -396,22 +393,10 @@ class Step:
         for exchange in waiting:
             exchange.set_apart(self.apart)
 
-    def _sum_tickets(self) -> list[Task[list[Slot]]]:
-        """Ask which parameters no rank uses, if that may be any and the source of gradients does not tell."""
-        if not self._exchanges or not self._plan.source.sums_tickets or not self._agreement.done:
-            return []
-        if not self.fresh:
-            return []
-        if self._unused is None:
-            transport, name = self._plan.transport, f"hvd_dyncomp.{self._plan.source.label}.tickets"
-            self._unused = Task(transport, unused(transport, name, self._plan.slots, self._doubtful))
-            self._unused.begin()
-        return [self._unused]
-
     def _count(self) -> None:
         nbytes = GREETING_BYTES * self._plan.transport.size
         if not self.fresh:
-            self._tally.count_reduced(nbytes + sum(exchange.reduced_bytes for exchange in self._exchanges))
+            self._tally.count_reduced(nbytes)
             return
         self._tally.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
         for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):

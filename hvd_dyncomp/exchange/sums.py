@@ -87,6 +87,13 @@ class Sum(Task[None]):
         self._gradients = ()
 
 
+def wire_form(gradient: torch.Tensor, transport: Transport) -> torch.Tensor:
+    """A gradient as the transport can sum it: contiguous, and as float32 if it takes no such dtype."""
+    if gradient.is_floating_point() and not transport.takes(gradient.dtype):
+        gradient = gradient.float()
+    return gradient.contiguous()
+
+
 def _room(gradient: torch.Tensor) -> int:
     """How many real values a gradient has."""
     return gradient.numel() * (2 if gradient.is_complex() else 1)

@@ -56,9 +56,9 @@ class Tally:
         self._uncompressed_bytes += nbytes
         self._float32_bytes += float32_bytes
 
-    def reduced(self, tickets: int) -> None:
-        """Count what was handed over, and `tickets` bytes of tickets."""
-        self.count_reduced(self._uncompressed_bytes + tickets, self._float32_bytes)
+    def reduced(self) -> None:
+        """Count what was handed over."""
+        self.count_reduced(self._uncompressed_bytes, self._float32_bytes)
 
     def exchanged(self, bucket: Bucket, groups: Iterable[Group]) -> None:
         """Count a bucket's messages."""

@@ -1,4 +1,4 @@
-"""Parameters without a gradient on any rank: their means are thrown away, so what their residuals hold stays there.
+"""Residuals of parameters that no rank uses in a step: nobody takes their means, so nothing of them may be delivered.
 
 A kernel leaves a block of zeros alone. But in a block that a parameter shares with others, or if its gradient still has
 values of an earlier step, it sends residuals. So these are copied first, and written back when it is known that no rank
@@ -7,14 +7,12 @@ has used the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.slots import Slot
-from hvd_dyncomp.exchange.task import Collectives
-from hvd_dyncomp.transport.base import Transport
 
 
 def in_shared_blocks(slot: Slot, values: int, block_size: int) -> list[slice]:
@@ -68,22 +66,3 @@ class Kept:
             place.copy_(copy)
         if (waiting := self._waiting.pop(slot.index, None)) is not None:
             self._residuals.wait_again(slot.range, waiting)
-
-
-def unused(
-    transport: Transport, name: str, slots: Mapping[str, Slot], doubtful: Collection[str]
-) -> Collectives[list[Slot]]:
-    """Find the parameters that no rank uses in a step, by one sum over ranks.
-
-    Args:
-        transport: sends it.
-        name: of the collective.
-        slots: the parameters, by name.
-        doubtful: names of those that this rank does not use.
-
-    Returns:
-        Their slots, the same on all ranks.
-    """
-    own = [float(name not in doubtful) for name in slots]
-    total = yield transport.sum(torch.tensor(own, dtype=torch.float32, device="cpu"), name)
-    return [slot for slot, users in zip(slots.values(), total.tolist(), strict=True) if not users]

@@ -1,6 +1,6 @@
 """The wire format: the content of a message, and how a bucket is cut into shards. docs/wire_format.md mirrors this.
 
-A message is a header of 8 bytes and a number of blocks (`kernels.reference` has their layout). In the scatter phase
+A message is a header and a number of blocks (`kernels.reference` has their layout). In the scatter phase
 rank s sends every rank r one message with its version of shard r. In the gather phase rank r sends everyone one message
 with the reduced shard r. Two workers need only one phase, in which each sends all blocks to the other. On hosts of
 several workers these phases run between hosts, with a phase within hosts before and after. Before any of them, all
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 10
+WIRE_VERSION = 11
 
 # Of a step's `agreed`: whether optimizers of it step; None if that is not known. It travels as flags.
 MOMENTUM = "less_momentum"
 
-# A message begins with the number of its step; little-endian.
+# A message begins with the number of its step, little-endian. Marks of slots follow: `slots.marks_of`.
 HEADER = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size
 # version, phase, level and proposal as `level_code` has them, composition, step, flags, host, topology; little-endian

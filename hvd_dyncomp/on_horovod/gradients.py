@@ -22,7 +22,7 @@ class OptimizerGradients(Source):
         label: of the optimizer, in the names of collectives.
         named: (name, parameter) of every parameter that Horovod reduces, in the optimizer's order.
         grouped: whether Horovod reduces some gradients in one call, which refuses tensors of several devices.
-        kind, as_in_memory, own_memory, sums_tickets: see `Source`.
+        kind, as_in_memory, own_memory: see `Source`.
 
     Raises:
         ValueError: the optimizer's reduction is not a sum or a mean; a parameter is not in `names`, or is on a device
@@ -42,7 +42,7 @@ class OptimizerGradients(Source):
             raise ValueError(f"named_parameters must name every parameter of the optimizer; missing shapes: {unnamed}")
         self.named = [(names[p], p) for p in parameters]
         self.own_memory = False  # autograd hands on what it has
-        self.as_in_memory, self.sums_tickets = False, True  # gradients are made contiguous
+        self.as_in_memory = False  # gradients are made contiguous
         self.grouped = horovod_optimizer.grouped(optimizer)
         self._reduced = set(parameters)
 

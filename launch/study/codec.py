@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.wire import HEADER_BYTES
 from hvd_dyncomp.levels import LEVELS as ALL_LEVELS
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 BLOCK_SIZE = 512
+
+# A message's header: the number of a step, and marks of up to 64 parameters.
+HEADER_BYTES = 16
 
 #: Bits a value that blocks may have, ascending.
 LEVELS = tuple(bits for bits in ALL_LEVELS if bits != UNCOMPRESSED)

@@ -8,12 +8,19 @@ import torch
 
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.slots import marks_of
 from hvd_dyncomp.exchange.wire import HEADER as HEADER_FORMAT
-from hvd_dyncomp.exchange.wire import HEADER_BYTES
 from hvd_dyncomp.kernels import block_bytes
 
 STEP = 0xBADCAB1E
-HEADER = HEADER_FORMAT.pack(STEP)
+
+
+def header(step: int = STEP) -> bytes:
+    """Of a message of a bucket with one slot, which is used."""
+    return HEADER_FORMAT.pack(step) + marks_of(1, ()).numpy().tobytes()
+
+
+HEADER_BYTES = len(header())  # of up to 64 slots
 
 
 def message_bytes(blocks: int, bits: float, block_size: int) -> int:
@@ -21,9 +28,9 @@ def message_bytes(blocks: int, bits: float, block_size: int) -> int:
     return HEADER_BYTES + blocks * block_bytes(bits, block_size)
 
 
-def message(payload: torch.Tensor, header: bytes = HEADER) -> torch.Tensor:
+def message(payload: torch.Tensor, step: int = STEP) -> torch.Tensor:
     """What a rank sends."""
-    return torch.cat([torch.tensor(list(header), dtype=torch.uint8), payload])
+    return torch.cat([torch.tensor(list(header(step)), dtype=torch.uint8), payload])
 
 
 def payloads(received: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

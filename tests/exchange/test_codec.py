@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from coded import STEP, message, payloads
+from coded import STEP, header, message, payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, LockstepError
 from hvd_dyncomp.exchange.messages import noise_for
+from hvd_dyncomp.exchange.slots import Slot, is_marked, marks_of
 from hvd_dyncomp.exchange.topology import shard_bounds
-from hvd_dyncomp.exchange.wire import HEADER
 from hvd_dyncomp.kernels.reference import encode
 
-GOLDEN = Path(__file__).parent / "fixtures" / "wire_v10.txt"
+GOLDEN = Path(__file__).parent / "fixtures" / "wire_v11.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 PAYLOAD = torch.arange(108, dtype=torch.uint8)
 SIZES = [108, 108]
@@ -24,7 +24,7 @@ TWO = torch.cat([message(PAYLOAD), message(PAYLOAD)])
 def golden_lines() -> list[str]:
     """A header, and per level a block of values that make every code appear and one half of padding, as hexadecimal."""
     x = (torch.arange(64) - 31.5) / 8
-    lines = ["header " + HEADER.pack(7).hex()]
+    lines = ["header " + header(7).hex()]
     for bits in COMPRESSED:
         for real in (64, 32):
             payload = encode(x, None, bits=bits, block_size=64, real=real)
@@ -46,7 +46,7 @@ def test_messages_are_cut_as_they_were_sent():
 @pytest.mark.parametrize("step", [0, STEP + 1, STEP + 2**32])
 def test_a_header_that_differs_is_the_reason(step):
     """Of the first rank whose header does."""
-    odd = message(PAYLOAD, HEADER.pack(step))
+    odd = message(PAYLOAD, step)
     with pytest.raises(LockstepError, match=f"bucket here: rank 1 has step {step}, this rank has {STEP}"):
         payloads(torch.cat([message(PAYLOAD), odd, odd]), [*SIZES, 108])
 
@@ -60,10 +60,20 @@ def test_arbitrary_bytes_are_an_error_or_exactly_what_was_expected(data):
         payloads(tensor, SIZES)
 
 
-@pytest.mark.parametrize("received", [TWO[:0], TWO[:100], TWO[:231], torch.cat([TWO, TWO[:1]])], ids=len)
+@pytest.mark.parametrize("received", [TWO[:0], TWO[:100], TWO[:247], torch.cat([TWO, TWO[:1]])], ids=len)
 def test_another_length_is_an_error(received):
-    with pytest.raises(LockstepError, match=f"bucket here: {len(received)} bytes arrived, expected 232"):
+    with pytest.raises(LockstepError, match=f"bucket here: {len(received)} bytes arrived, expected 248"):
         payloads(received, SIZES)
+
+
+@given(count=st.integers(1, 200), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_marks_have_a_bit_for_each_slot(count, data):
+    slots = [Slot(str(i), (1,), 0, i, i, 1, True, "", ()) for i in range(count)]
+    unused = data.draw(st.sets(st.sampled_from(slots)))
+    marks = marks_of(count, unused)
+    assert marks.dtype == torch.uint8 and len(marks) % 8 == 0 and len(marks) < count / 8 + 8
+    assert {slot for slot in slots if not is_marked(marks, slot)} == unused
 
 
 @given(blocks=st.integers(0, 10_000), world_size=st.integers(1, 300))

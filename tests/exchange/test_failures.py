@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from coded import HEADER_BYTES
 from interruption import Interrupted, Interruption
 from simulated import PLACES, RecordingWorld, Worker, mean_of, noise, phases, places
 
@@ -13,7 +14,6 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.routes import Hierarchical
-from hvd_dyncomp.exchange.wire import HEADER_BYTES
 from hvd_dyncomp.transport.in_process import Deadlock
 
 SIZES = {"a": 650, "b": 200}

@@ -4,12 +4,12 @@ import contextlib
 
 import pytest
 import torch
-from coded import HEADER, message, message_bytes, payloads
+from coded import HEADER_BYTES, header, message, message_bytes, payloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, LockstepError
-from hvd_dyncomp.exchange.wire import HEADER_BYTES
+from hvd_dyncomp.exchange.wire import HEADER
 from hvd_dyncomp.kernels import block_bytes, decode_into, reduce_into, reference
 
 pytestmark = pytest.mark.promise("Bytes from another rank are numbers or an error, never a crash.")
@@ -55,10 +55,10 @@ def test_arbitrary_payloads_are_numbers(data, bits, blocks, ranks):
 @SETTINGS
 @given(data=st.data(), bits=LEVEL, blocks=st.integers(1, 4))
 def test_a_damaged_message_is_refused_or_decoded(data, bits, blocks):
-    """Cut, lengthened, or with a byte changed: what the header can see is an error, the rest other numbers."""
+    """Cut, lengthened, or with a byte changed: what the step's number can see is an error, the rest other numbers."""
     size = message_bytes(blocks, bits, BLOCK_SIZE)
     whole = bytearray(size)
-    whole[:HEADER_BYTES] = HEADER
+    whole[:HEADER_BYTES] = header()
     kind = data.draw(st.sampled_from(["cut", "longer", "changed"]))
     if kind == "cut":
         whole = whole[: data.draw(st.integers(0, size - 1))]
@@ -67,7 +67,7 @@ def test_a_damaged_message_is_refused_or_decoded(data, bits, blocks):
     else:
         position = data.draw(st.integers(0, size - 1))
         whole[position] ^= data.draw(st.integers(1, 255))
-    refused = kind != "changed" or position < HEADER_BYTES
+    refused = kind != "changed" or position < HEADER.size
     with pytest.raises(LockstepError) if refused else contextlib.nullcontext():
         [payload] = payloads(as_tensor(bytes(whole)), [size - HEADER_BYTES])
         assert decode([payload], bits).numel() == blocks * BLOCK_SIZE

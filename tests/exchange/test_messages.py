@@ -3,11 +3,12 @@
 import itertools
 
 import torch
+from coded import HEADER_BYTES
 from simulated import WORLDS, Worker, on_ranks, phases
 
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER, HEADER_BYTES, Greeting, Phase
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER, Greeting, Phase
 
 SIZES = {"a": 130, "b": 200}
 
@@ -18,7 +19,7 @@ def greetings(world, rank: int) -> list[Greeting]:
 
 
 def step_of(message: torch.Tensor) -> int:
-    return HEADER.unpack(message[:HEADER_BYTES].numpy().tobytes())[0]
+    return HEADER.unpack(message[: HEADER.size].numpy().tobytes())[0]
 
 
 @WORLDS
