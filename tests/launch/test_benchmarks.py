@@ -139,15 +139,14 @@ def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
 
 @needs_namespaces
 def test_shards_stay_within_a_host_and_only_their_gradients_means_leave_it(folder):
-    shared = ("--methods", "shards-alone,hsdp,hsdp-bf16,4bit-fsdp", *SHORT, "--output-dir", str(folder))
-    said = launched("sharded", "--models", "resnet20", "--rates", "1gbit,shm", "--launcher", "torchrun", *shared)
+    shared = ("--methods", "shards-alone,hsdp-bf16,4bit-fsdp", *SHORT, "--output-dir", str(folder))
+    said = launched("sharded", "--models", "resnet20", "--rates", "1gbit", "--launcher", "torchrun", *shared)
     assert "| FSDP2 bfloat16 |" in said and "2 hosts of 2 workers" in said
     results = json.loads((folder / "training-resnet20-2x2-torchrun.json").read_text())
-    over_link, in_memory = (results["rates"][rate]["contenders"] for rate in ("1gbit", "shm"))
-    assert list(over_link) == list(in_memory) and not any(found["sent"] for found in in_memory.values())
+    over_link = results["rates"]["1gbit"]["contenders"]
     bits = {name: summarize(found, results["values"]).bits for name, found in over_link.items()}
     # A small model: what barriers send shows.
-    assert bits["shards-alone"] < 2 and 32 < bits["hsdp"] < 35 and 16 < bits["hsdp-bf16"] < 19
+    assert bits["shards-alone"] < 2 and 16 < bits["hsdp-bf16"] < 19
     assert 4 < bits["4bit-fsdp"] < 7
 
 

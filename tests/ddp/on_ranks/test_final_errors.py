@@ -222,6 +222,8 @@ def test_ranks_that_wait_for_each_other(call, rank, size, monkeypatch):
     """In a step, and in something else that needs all ranks."""
     for module in (base, torch_distributed):
         monkeypatch.setattr(module, "LATE_SECONDS", 1.0)
+    for name in ("_CHECK_SECONDS", "_NOTE_SECONDS"):
+        monkeypatch.setattr(torch_distributed, name, 0.3)
     monkeypatch.setattr(torch_distributed, "_waiters", set())
     group = dist.new_group()  # of which nothing can be used afterwards
     model, quantizer = distributed(16, ddp_arguments={"process_group": group})
@@ -243,12 +245,14 @@ def test_ranks_that_wait_for_each_other(call, rank, size, monkeypatch):
 def test_a_rank_that_is_late_is_waited_for(call, rank, monkeypatch):
     """However long: it is in no other call."""
     monkeypatch.setattr(torch_distributed, "LATE_SECONDS", 0.2)
+    for name in ("_CHECK_SECONDS", "_NOTE_SECONDS"):
+        monkeypatch.setattr(torch_distributed, name, 0.2)
     monkeypatch.setattr(torch_distributed, "_waiters", set())
     model, quantizer = distributed(16)
     a_step(model, 0)
     if rank == 1:
-        time.sleep(4)
+        time.sleep(2)  # ten times as long as it takes until ranks compare their calls
     call(model, quantizer)
     if rank == 0:
-        time.sleep(4)
+        time.sleep(2)
     assert_a_step(model, 1)
