@@ -1,5 +1,6 @@
 """The bit-widths ("levels") that exist. The rest of the package asks here."""
 
+from argparse import ArgumentTypeError
 from numbers import Real
 
 from hvd_dyncomp.checks import shown
@@ -24,6 +25,19 @@ def check_level(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or value not in LEVELS:
         raise ValueError(f"{name} must be one of the levels {LEVELS} (bits per value), got {shown(value)}")
     return LEVELS[LEVELS.index(value)]
+
+
+def level_argument(text: str) -> float:
+    """A level on a command line: a `type` for `argparse`."""
+    try:
+        return LEVELS[LEVELS.index(float(text))]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not one of the levels {', '.join(map(str, LEVELS))}") from None
+
+
+def levels_argument(text: str) -> list[float]:
+    """Levels separated by commas, each once, likewise."""
+    return list(dict.fromkeys(map(level_argument, text.split(","))))
 
 
 def level_code(bits: float) -> int:

@@ -1,4 +1,4 @@
-"""What every front end has: levels, meter and residuals; the beginning and the end of a step; and how it fails."""
+"""The base class of all front ends: levels, meter and residuals; how a step begins, ends and fails."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hvd_dyncomp.momentum import (
     tell_level,
 )
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.step_levels import StepLevels, Turn
+from hvd_dyncomp.step_levels import StepConfig, StepLevels
 from hvd_dyncomp.transport import processes
 from hvd_dyncomp.transport.base import EVERY_RANK, One, Transport
 
@@ -47,19 +47,19 @@ ANOTHER_THREAD = (
 
 
 class Session:
-    """What every front end is: it takes one model's gradients through steps. `averaging.py` is the shortest.
+    """The base class of all front ends: it takes the gradients of one model through steps.
 
-    A front end begins a step (`_begin`), hands over every gradient, waits until the ranks agree and ends it (`_end`).
-    Whatever is raised in between, it passes to `_fail`.
+    A front end calls `_begin`, adds every gradient to the step, and calls `_end`, which waits until the ranks agree and
+    all gradients are means. It passes every exception in between to `_fail`. `averaging.py` is the shortest front end.
 
-    It is *fail-stop*: an exception that leaves it within a step, whatever it is (`BaseException`), may leave gradients
-    and residuals half done, here or on the ranks that wait for this one. So every further step raises an error in
-    words, and all ranks have to start again from a checkpoint.
+    A session is *fail-stop*: any exception (`BaseException`) that leaves it within a step may leave gradients and
+    residuals half written, on this rank or on ranks that wait for it. Every further step then raises an error that
+    names the cause, and all ranks have to start again from a checkpoint.
 
     Args:
-        controller: gives the level: a controller, or a policy or level for a new one.
+        controller: gives the level: a controller, or a policy or a level for a new controller.
         transport: connects the ranks.
-        kind: name of what takes the arguments, for messages.
+        kind: the name of the user's class or function, for error messages.
         rounding, skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
 
     Attributes:
@@ -344,10 +344,10 @@ class Session:
                 self._plan = self._new_plan()
                 self._saved = None
             fresh = self._fresh()
-            turn = self._levels.next(rank=self._plan.source.rank, alone=self._plan.source.world_size == 1)
-            self._warn_if_rewound(turn.epoch)
-            self.meter.at(turn.epoch, turn.bits).steps += 1
-            self._step = self._new_step(self._plan, turn, fresh=fresh, absent=absent)
+            config = self._levels.next(rank=self._plan.source.rank, alone=self._plan.source.world_size == 1)
+            self._warn_if_rewound(config.epoch)
+            self.meter.at(config.epoch, config.bits).steps += 1
+            self._step = self._new_step(self._plan, config, fresh=fresh, absent=absent)
             self._step.start()
         except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
             transport, label = self._ranks()
@@ -356,11 +356,11 @@ class Session:
             self._begun += 1  # again: before, a step that is about to begin cannot be seen
         return self._step
 
-    def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Step:
+    def _new_step(self, plan: Plan, config: StepConfig, *, fresh: bool, absent: Collection[str]) -> Step:
         """A step that has not begun; arguments as in `Step`."""
         return Step(
             plan,
-            turn=turn,
+            config=config,
             stochastic=self._stochastic,
             fresh=fresh,
             meter=self.meter,
@@ -369,12 +369,12 @@ class Session:
         )
 
     def _agreed(self) -> dict[str, Any]:
-        """What else than plan and turn must be the same on all ranks in a step; as in `Step`."""
+        """What else than plan and config must be the same on all ranks in a step; as in `Step`."""
         return {MOMENTUM: self.stepped}
 
     def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """Those known to step the parameters, as far as that matters here."""
-        return optimizers_of(self._plan.waiting) if self._plan is not None else ()
+        return optimizers_of(self._plan.feedback_parameters) if self._plan is not None else ()
 
     def _end(self, step: Step | FailedStep) -> None:
         """Wait for the means of a step. Raises what `Step.collect` does."""
@@ -384,7 +384,7 @@ class Session:
 
     def _tell_optimizers(self, bits: float) -> None:
         """Tell those that step next at how many bits their gradients came, and warn of their momentum."""
-        waiting = self._plan.waiting if self._plan is not None else frozenset()
+        waiting = self._plan.feedback_parameters if self._plan is not None else frozenset()
         optimizers, self.stepped = self._optimizers(), False
         for optimizer in optimizers:
             tell_level(optimizer, waiting, bits, by=self)

@@ -26,7 +26,7 @@ class LevelSource(Protocol):
         """The epoch of the next step."""
 
 
-class Turn(NamedTuple):
+class StepConfig(NamedTuple):
     """What is fixed about a step when it begins.
 
     Attributes:
@@ -80,7 +80,7 @@ class StepLevels:
         bits = self._source.bits
         return max(bits, self._warmup_bits) if self.steps < self._warmup_steps else bits
 
-    def next(self, *, rank: int, alone: bool) -> Turn:
+    def next(self, *, rank: int, alone: bool) -> StepConfig:
         """Begin a step.
 
         Args:
@@ -94,7 +94,7 @@ class StepLevels:
             bits = self._auto.next_level(bits, epoch, time.monotonic(), leads=rank == 0)
             proposal = self._auto.proposal
         self.steps += 1
-        return Turn(number, bits, proposal, epoch)
+        return StepConfig(number, bits, proposal, epoch)
 
     def learn(self, proposal: float) -> None:
         """Take over what rank 0 proposed in the handshake of a finished step."""

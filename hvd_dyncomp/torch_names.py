@@ -1,6 +1,7 @@
 """Names of torch that its documentation does not have. Where one is gone, an error says so, and names torch's version.
 
-Each front end asks in one place, before it changes anything: `ddp.model`, `fsdp.units`, `transport.lanes`, `momentum`.
+Each front end asks in one place, before it changes anything: `ddp.model`, `fsdp.units`, `transport.phase_groups`,
+`momentum`.
 """
 
 from __future__ import annotations

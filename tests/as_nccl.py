@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_dyncomp.exchange.streams import Streams
-from hvd_dyncomp.transport.lanes import Groups, Lane
+from hvd_dyncomp.transport.phase_groups import Groups, PhaseGroup
 from hvd_dyncomp.transport.sockets import new_sockets, shut
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
@@ -106,14 +106,14 @@ def install(patch: pytest.MonkeyPatch) -> None:
 
     def queued(transport, name, tensor):
         works = new(transport, name, tensor)
-        works._in_order = name.rpartition(".")[2] in transport._lanes or name.endswith(".uncompressed")
+        works._in_order = name.rpartition(".")[2] in transport._phase_groups or name.endswith(".uncompressed")
         return works
 
     patch.setattr(dist, "ProcessGroupNCCL", Communicator, raising=False)
     patch.setattr(Groups, "__init__", with_nccl)
     patch.setattr(Groups, "_store", named)
     patch.setattr(ProcessGroupTransport, "_new", queued)
-    patch.setattr(Lane, "_for", lambda lane, tensor: lane.groups[0] if lane.nccl is None else lane.nccl)
+    patch.setattr(PhaseGroup, "_for", lambda lane, tensor: lane.groups[0] if lane.nccl is None else lane.nccl)
     patch.setattr(Streams, "late", True)
     patch.setattr(torch.cuda, "current_stream", lambda device=None: None)
     patch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)

@@ -19,9 +19,9 @@ from simulated import RecordingWorld
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hvd_dyncomp.transport.collective_handle import CollectiveHandle
 from hvd_dyncomp.transport.in_process import InProcessTransport
 from hvd_dyncomp.transport.rendezvous import Collective
-from hvd_dyncomp.transport.works import Works
 
 Stream = tuple[int, str]  # of a rank
 Clock = dict[Stream, int]
@@ -274,7 +274,7 @@ class InOrderTransport(InProcessTransport):
     in_order = True
 
     def alltoall(self, tensor, ranks, splits, arriving, name, room=None):
-        works = Works(name, tensor, lambda: None, in_order=True)
+        works = CollectiveHandle(name, tensor, lambda: None, in_order=True)
         works.start(lambda: self._queued(tensor, ranks, splits, arriving, name, room))
         return works
 
@@ -292,10 +292,10 @@ class InOrderTransport(InProcessTransport):
         return [_Work(self._world, self.rank, collective, received, end)], received
 
     def poll(self, handle):
-        return handle.over if isinstance(handle, Works) else super().poll(handle)
+        return handle.over if isinstance(handle, CollectiveHandle) else super().poll(handle)
 
     def wait(self, handle):
-        return handle.result() if isinstance(handle, Works) else super().wait(handle)
+        return handle.result() if isinstance(handle, CollectiveHandle) else super().wait(handle)
 
 
 class _Work(NamedTuple):

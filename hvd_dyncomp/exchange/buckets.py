@@ -1,4 +1,4 @@
-"""Buckets: parameters that travel together, and the division of their blocks. Made once, the same on every rank."""
+"""Buckets: groups of parameters that are exchanged together, and the division of their blocks among ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hvd_dyncomp.exchange.wire import HEADER_BYTES
 
 
 class Bucket:
-    """Parameters that travel in one exchange.
+    """Parameters that are exchanged together. Made once, and equal on all ranks.
 
     Attributes:
-        number: among the plan's, as its slots have it.
-        name: of its first parameter, unique among the buckets of an optimizer.
+        number: its index in the plan, as in `Slot.bucket`.
+        name: the name of its first parameter, unique among the buckets of an optimizer.
         collective: prefix of the names of its collectives, unique among the buckets of all optimizers.
-        slots: its parameters, in order; small ones last.
+        slots: the slots of its parameters, in order; small ones last.
         values: number of gradient values.
         blocks: number of blocks; the last is padded with zeros.
-        streams: where its work is queued.
-        header_bytes: of each of its messages.
-        all_used: marks of all slots (`slots.marks_of`), on the device.
+        streams: the streams in which its work is queued.
+        header_bytes: length of the header of each message.
+        all_used: the marks (`slots.marks_of`) if all parameters are used, on the device.
         arrangement: which rank reduces which blocks; flat until `arrange` is called.
-        residuals: what error feedback carries.
+        residuals: of error feedback.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class Bucket:
         self.header_bytes = HEADER_BYTES + len(self.all_used)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
-        self.arrangement: Arrangement = flat(self.blocks, rank, Topology.apart(world_size))
+        self.arrangement: Arrangement = flat(self.blocks, rank, Topology.one_rank_per_host(world_size))
         own, summed = self._ranges
         values = self.blocks * block_size
         self.residuals = Residuals(values, own, summed, device, enabled=error_feedback, discardable=discardable)
 
     def marks(self, unused: Collection[Slot]) -> torch.Tensor:
-        """Marks of all slots but these, on the device; does not wait for it."""
+        """The marks (`slots.marks_of`) on the device, without waiting for it."""
         marks = uploaded(marks_of(len(self.slots), unused), self.device)
         self.streams.keep(marks)
         return marks
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
-        """Divide the blocks anew and move the residuals. Call it before a step quantizes or releases anything.
+        """Divide the blocks by another topology, and move the residuals. Call it before a step quantizes or flushes.
 
         Args:
             topology: which ranks share a host.
@@ -85,7 +85,7 @@ class Bucket:
 
     @property
     def _ranges(self) -> tuple[slice, slice]:
-        """The values that this rank quantizes first, and those whose sum it quantizes (`Residuals`)."""
+        """`own_range` and `shard_range` of the residuals."""
         section, size = self.section, self.block_size
         shard = section.shards[section.ranks.index(self.rank)] if section.sharded else Span(section.first, 0)
         own, summed = (slice(span.first * size, (span.first + span.blocks) * size) for span in (section.span, shard))

@@ -1,4 +1,4 @@
-"""The step of a rank that cannot exchange its gradients: it tells the other ranks why."""
+"""The step of a rank that cannot take part: it sends the other ranks the reason."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from hvd_dyncomp.transport.base import Transport, in_background
 
 
 class FailedStep:
-    """Stands in for a step on a rank that cannot take part: tells the other ranks why, then raises on this one, too.
+    """Replaces the step on a rank that cannot take part: sends the reason to the other ranks, then raises it here, too.
 
     Args:
-        error: why.
+        error: the reason.
         transport, label: as in `Source`.
         number, bits: as in `Step`.
 
     Attributes:
         number, bits: see above.
         traffic: counts nothing.
-        unanimous: whether `check` has found that no rank can take part: then nothing has changed, and all may go on.
+        unanimous: whether no rank can take part: nothing has changed then, and all ranks may go on. Valid after
+            `check`.
     """
 
-    over = False  # every request raises the error
-    refused = True  # or will be: all ranks hear of it by the handshake
+    over = False  # every call raises the error
+    refused = True  # or will be: the handshake tells all ranks
     proposal = 0.0
-    anew = False
+    first_of_plan = False
 
-    @torch.inference_mode(False)  # which may be the error
+    @torch.inference_mode(False)  # inference mode may be the error
     def __init__(self, error: Exception, *, transport: Transport, label: str, number: int, bits: float) -> None:
         self.number, self.bits, self.traffic, self.unanimous = number, bits, Traffic(), False
         self._error = error
@@ -59,7 +60,7 @@ class FailedStep:
         """As in `Step`."""
 
     def _in_background(self) -> bool:
-        """The others wait for this rank's error, and it may reach `check` only after them."""
+        """The other ranks wait for this rank's error, perhaps long before the program here calls `check`."""
         if not self._lock.acquire(blocking=False):
             return False
         try:

@@ -1,7 +1,8 @@
-"""What all messages of one bucket in one step share: headers, names and randomness.
+"""The messages of one bucket in one step: their headers, names and randomness.
 
-Behind the number of the step, a header says which of the bucket's parameters are used: by the ranks whose values the
-message has. Each phase passes on what it has received, so the last one tells every rank which parameters no rank uses.
+A header has the number of the step, and marks of the bucket's parameters: a parameter is marked if any rank whose
+values the message holds uses it. Each phase forwards the marks that it has received. So after the last phase every rank
+knows which parameters no rank uses, without a collective of its own.
 """
 
 from __future__ import annotations

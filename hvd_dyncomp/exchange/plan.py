@@ -1,4 +1,4 @@
-"""The plan: which gradient travels in which bucket. Each rank makes its own; handshakes compare them."""
+"""The plan: which parameter is in which bucket. Each rank makes its own, and handshakes compare them."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.exchange.wire import MOMENTUM, WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.step_levels import Turn
+from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
-# Of all messages that a rank sends in one collective: MPI counts bytes in 32 bits, with a sign.
+# The limit for all messages that a rank sends in one collective: MPI counts bytes in a signed 32-bit integer.
 MOST_BYTES = 2**31 - 1
 
 _MOMENTUM = {True: Flag.LESS_MOMENTUM, False: Flag(0), None: Flag.EITHER}
 
 
 class Plan:
-    """What a step needs to know in advance.
+    """The buckets of a model, with their residuals, and the topology of its ranks.
 
     Args:
         source: of the gradients.
         settings: see `Settings`.
         skip: as in `make_buckets`.
-        state: of a quantizer, whose residuals are taken over; None for none.
+        state: of a quantizer, from which the residuals are restored; None for none.
 
     Attributes:
         source, settings: see above.
         buckets: the buckets, with their residuals.
-        parts: those of each part, by its name (`Source.parts`).
-        slots: a compressed parameter's place, by name.
-        waiting: parameters whose residuals always hold something at few bits: large ones, with error feedback.
-        composition: checksum over all that the ranks must agree on, except level and step.
-        topology: which ranks share a host; an assumption before `locate`.
-        topology_checksum: its checksum; 0 before `locate`.
+        parts: the buckets of each part, by its name (`Source.parts`).
+        slots: the slots of compressed parameters, by name.
+        feedback_parameters: large parameters, whose residuals are nonzero in every step at few bits; empty without
+            error feedback.
+        composition: checksum of all that the ranks must agree on, except level and step.
+        topology: which ranks share a host; an assumption until the first handshake.
+        topology_checksum: its checksum; 0 until the first handshake.
         arranged: the topology by which the buckets are divided.
 
     Raises:
@@ -65,7 +66,7 @@ class Plan:
         self.settings = settings
         rank, world_size = self.source.rank, self.source.world_size
         for device in {parameter.device for _, parameter in source.named}:
-            if obstacle := source.transport.obstacle(device):
+            if obstacle := source.transport.unsupported_reason(device):
                 raise ValueError(f"parameters on {device} cannot be sent: {obstacle}")
         self.buckets, self.slots = make_buckets(
             self.source.named,
@@ -84,10 +85,12 @@ class Plan:
         self.parts: dict[str, list[Bucket]] = {}
         for bucket in self.buckets if source.parts else ():
             self.parts.setdefault(source.parts[bucket.name], []).append(bucket)  # type: ignore[index]  # there are some
-        # Assume the topology of the saved state: then nothing moves if it is still the same.
+        # Assume the topology of the saved state: if it is still the same, no residual has to move.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
-        self.topology = Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.apart(world_size)
+        self.topology = (
+            Topology.of([host_of[r] for r in range(world_size)]) if hosts else Topology.one_rank_per_host(world_size)
+        )
         self._names: list[int] = []
         self._fits: tuple[float, Topology] | None = None  # a level and a topology for which lengths were checked
         self.topology_checksum = 0
@@ -97,7 +100,7 @@ class Plan:
             residual_state.restore(self.buckets, state, rank, world_size, self.source.factor)
         large = {slot.name for slot in self.slots.values() if not slot.small}
         waiting = [parameter for name, parameter in source.parameters() if name in large and settings.error_feedback]
-        self.waiting = frozenset(waiting)
+        self.feedback_parameters = frozenset(waiting)
         self.composition = checksum(json.dumps(self._about()))
         logger.info(
             "bound to %s: %d of %d parameters compressed, in %d buckets",
@@ -117,11 +120,11 @@ class Plan:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
 
-    def greeting(self, turn: Turn, agreed: Mapping[str, Any], *, fresh: bool) -> Greeting:
+    def greeting(self, config: StepConfig, agreed: Mapping[str, Any], *, fresh: bool) -> Greeting:
         """This rank's greeting for a step.
 
         Args:
-            turn: the step's number and level.
+            config: the step's number and level.
             agreed: as in `Step`.
             fresh: whether backward has run on this rank since the last exchange.
         """
@@ -130,17 +133,17 @@ class Plan:
         return Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
-            turn.bits,
-            turn.proposal,
+            config.bits,
+            config.proposal,
             checksum(f"{self.composition} {others}") if any(others.values()) else self.composition,
-            turn.number & 0xFFFFFFFF,
+            config.number & 0xFFFFFFFF,
             flags,
             checksum(self.transport.host),
             self.topology_checksum,
         )
 
     def settle(self, greetings: Sequence[Greeting], bits: float, origins: Mapping[Streams, Any]) -> None:
-        """Get ready for a step on which all ranks agree. The same result on all ranks.
+        """Apply the topology, and check message lengths, for a step that all ranks agree on. Same result on all ranks.
 
         Args:
             greetings: of all ranks, in order.
@@ -148,19 +151,19 @@ class Plan:
             origins: the stream in which each device's gradients of the step are made.
 
         Raises:
-            LockstepError: a rank has worked with another topology.
+            LockstepError: a rank has used another topology before.
             ValueError: a message would be too long.
         """
         self._locate(greetings)
-        if bits != UNCOMPRESSED:  # otherwise, residuals are on their way out
+        if bits != UNCOMPRESSED:  # otherwise the residuals are being flushed
             self.arrange(origins)
             self._check_lengths(bits)
 
     def _locate(self, greetings: Sequence[Greeting]) -> None:
-        """Learn from the first handshake which ranks share a host. Later, check that this has not changed.
+        """Read from the first greetings which ranks share a host; later check that this has not changed.
 
         Raises:
-            LockstepError: a rank has worked with another topology. On all ranks.
+            LockstepError: a rank has used another topology before. On all ranks.
         """
         names = [greeting.host for greeting in greetings]
         topology, number = self.topology, self.topology_checksum
@@ -181,7 +184,7 @@ class Plan:
             self._say()
 
     def _check_lengths(self, bits: float) -> None:
-        """Check that every bucket can be sent at this level. Needs the topology; same result on all ranks.
+        """Check that every bucket's messages fit at this level. Needs the topology; same result on all ranks.
 
         Raises:
             ValueError: a message would be too long.
@@ -205,11 +208,11 @@ class Plan:
         Args:
             origins: as in `settle`; on a CPU it may be empty.
         """
-        if self.arranged == self.topology:  # in all steps but one; nothing may wait for the streams then
+        if self.arranged == self.topology:  # in all steps but one, which must not wait for the streams
             return
         self.arranged = self.topology
         with contextlib.ExitStack() as stack:
-            for streams, origin in origins.items():  # as the messages that come after it
+            for streams, origin in origins.items():  # in the stream of the messages that follow
                 stack.enter_context(streams.outgoing([origin]))
             for bucket in self.buckets:
                 bucket.arrange(self.topology, by_host=self.hierarchical)
@@ -226,10 +229,10 @@ class Plan:
             )
 
     def discard(self) -> None:
-        """Make all residuals what they were when the latest step began.
+        """Restore all residuals of before the latest step.
 
         Raises:
-            RuntimeError: they were not kept.
+            RuntimeError: no copies were made.
         """
         if not self.settings.discardable:
             raise RuntimeError("discard needs a copy of the residuals: make the quantizer with discardable=True")
@@ -237,7 +240,7 @@ class Plan:
             bucket.residuals.put_back()
 
     def residuals(self) -> dict[str, Any]:
-        """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
+        """All residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
         return {
             "rank": self.source.rank,
             "world_size": self.source.world_size,
@@ -247,7 +250,7 @@ class Plan:
         }
 
     def about(self, bits: float, step: int, agreed: Mapping[str, Any]) -> dict[str, Any]:
-        """What the ranks tell each other when they disagree; see `handshake`.
+        """What ranks send each other if they disagree; see `handshake`.
 
         Args:
             agreed: as in `Step`.

@@ -1,6 +1,6 @@
-"""What error feedback carries from step to step for one bucket: what quantization lost, and what waited.
+"""The residuals of a bucket: values that quantization has not delivered yet, and that error feedback adds later.
 
-All of it arrives once, with a later gradient, unless it is dropped.
+Each residual is delivered once, with a later gradient, unless it is dropped.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ class Residuals:
 
     Args:
         values: number of the bucket's values, padding included.
-        own_range: those that this rank quantizes first: of its gradients, or of its host's sum.
-        shard_range: those whose sum over ranks it quantizes; empty if two ranks exchange all of `own_range`.
+        own_range: the values that this rank quantizes first: those of its gradients, or of its host's sum.
+        shard_range: the values whose sum over ranks it quantizes; empty if two ranks exchange all of `own_range`.
         device: of the gradients.
-        enabled: False: nothing is ever carried.
+        enabled: whether there is error feedback.
         discardable: whether `put_back` can undo a step.
 
     Attributes:
@@ -46,17 +46,17 @@ class Residuals:
         self.own = torch.zeros(own, dtype=RESIDUAL_DTYPE, device=device)
         self.shard = torch.zeros(shard, dtype=RESIDUAL_DTYPE, device=device)
         streams_of(device).keep(self.own, self.shard)
-        # (values of the bucket,) bfloat16: residuals that join gradients before any rank quantizes them. Nonzero for
-        # values that another rank quantizes since the bucket was arranged anew; at 32 bits, for all.
+        # (values of the bucket,) bfloat16: residuals that are added to gradients before any rank quantizes these.
+        # Nonzero for values that another rank quantizes since the bucket was rearranged; at 32 bits for all values.
         self._pending: torch.Tensor | None = None
         self.carries = False
         self._copies = [torch.empty_like(values) for values in (self.own, self.shard) if discardable and enabled]
         self._before: tuple[torch.Tensor | None, bool] | None = None  # what was pending, and `carries`
-        self._waits = False  # whether a gradient that has come since `release` has left what was pending of it
+        self._waits = False  # whether any residual stayed pending since `begin_flush`, as its gradient was zero
 
     @property
     def _whole(self) -> bool:
-        """Whether this rank is the first to quantize every value of the bucket."""
+        """Whether this rank quantizes every value of the bucket first."""
         return self.own.numel() == self._values
 
     def section(self, part: slice = slice(None)) -> torch.Tensor | None:
@@ -85,7 +85,7 @@ class Residuals:
     def _collected(self) -> torch.Tensor:
         """`undelivered` plus the shard's residual, which becomes zero.
 
-        The shard's residual is a part of the sum over ranks: its owner delivers it once, so it arrives once.
+        The shard's residual belongs to the sum over ranks. Only its owner delivers it, and so it arrives once.
         """
         total = self.undelivered()
         if self.shard.numel():
@@ -95,7 +95,7 @@ class Residuals:
         return total
 
     def put(self, undelivered: torch.Tensor) -> None:
-        """Replace all residuals but the shard's by what `undelivered` returned, here or elsewhere.
+        """Replace all residuals but the shard's by a result of `undelivered`, of this or another object.
 
         Args:
             undelivered: (values,), bfloat16 or float32.
@@ -109,7 +109,7 @@ class Residuals:
             self._pending = rest if rest.any() else None
 
     def arranged(self, own_range: slice, shard_range: slice) -> Residuals:
-        """The same residuals for other ranges. This object must not be used afterwards."""
+        """Return the same residuals for other ranges. This object must not be used afterwards."""
         new = Residuals(
             self._values, own_range, shard_range, self._device, enabled=self.enabled, discardable=bool(self._copies)
         )
@@ -121,14 +121,14 @@ class Residuals:
         return new
 
     def remember(self) -> None:
-        """Begin a step that `put_back` may undo: keep a copy of all that is carried, if this is to be possible."""
+        """Copy all residuals before a step, if `discardable`, so that `put_back` can undo the step."""
         if self._copies:
             for copy, values in zip(self._copies, (self.own, self.shard), strict=True):
                 copy.copy_(values)
             self._before = None if self._pending is None else self._pending.clone(), self.carries
 
     def put_back(self) -> None:
-        """Carry again what was carried when the latest step began. No effect on later calls."""
+        """Restore the residuals of before the latest step. No effect on later calls."""
         if self._before is not None:
             for copy, values in zip(self._copies, (self.own, self.shard), strict=True):
                 values.copy_(copy)
@@ -140,8 +140,8 @@ class Residuals:
         self.shard.zero_()
         self._pending, self._before, self.carries = None, None, False
 
-    def release(self) -> None:
-        """Make `join` hand out all residuals from now on."""
+    def begin_flush(self) -> None:
+        """Make all residuals pending: `add_pending` adds them from now on."""
         self._waits = False
         if self.carries:
             self._pending = self._collected()
@@ -149,15 +149,15 @@ class Residuals:
                 self.own.zero_()
 
     @property
-    def releases(self) -> bool:
-        """Whether `join` may change anything."""
+    def has_pending(self) -> bool:
+        """Whether `add_pending` may change anything."""
         return self._pending is not None
 
-    def join(self, slot: Slot, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:
-        """A parameter's gradient plus its pending residual, in the gradient's dtype. The residual becomes zero.
+    def add_pending(self, slot: Slot, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:
+        """Return a gradient plus its pending residual, in the gradient's dtype. The residual becomes zero.
 
-        As in quantization, a gradient of zeros, or one that is not finite, takes no residual along; nor does that of a
-        parameter that this rank does not use.
+        As in quantization, nothing is added to a gradient that is zero or not finite, nor to that of a parameter that
+        this rank does not use: the residual stays pending.
         """
         if self._pending is None:
             return gradient
@@ -175,32 +175,32 @@ class Residuals:
             total = total.clamp_(limits.min, limits.max)
         return total.to(gradient.dtype)
 
-    def join_all(self, slots: list[Slot], values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """`join` for all slots of the bucket."""
+    def add_all_pending(self, slots: list[Slot], values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """`add_pending` for all slots of the bucket."""
         if self._pending is None:
             return values
         self._waits = False
-        total = [self.join(slot, value) for slot, value in zip(slots, values, strict=True)]
+        total = [self.add_pending(slot, value) for slot, value in zip(slots, values, strict=True)]
         if not self._waits:
             self._pending = None
         return total
 
-    def waiting(self, part: slice) -> torch.Tensor | None:
-        """A copy of what is pending of some values; None if nothing is."""
+    def pending_of(self, part: slice) -> torch.Tensor | None:
+        """A copy of the pending residuals of some values; None if all are zero."""
         if self._pending is None or not self._pending[part].any():
             return None
         return self._pending[part].clone()
 
-    def wait_again(self, part: slice, values: torch.Tensor) -> None:
-        """Make pending what `waiting` has returned."""
+    def set_pending(self, part: slice, values: torch.Tensor) -> None:
+        """Restore pending residuals from a result of `pending_of`."""
         if self._pending is None:
             self._pending = torch.zeros(self._values, dtype=RESIDUAL_DTYPE, device=self._device)
         self._pending[part] = values
 
-    def released(self, joined: bool) -> None:
-        """End a step that sent what `join` returned; `joined`: whether `join` was called."""
+    def end_flush(self, joined: bool) -> None:
+        """End a step that has sent pending residuals; `joined`: whether `add_pending` was called."""
         self.carries = self._waits or (self.carries and not joined)
         if self.carries and not self._whole:
-            self.put(self.undelivered())  # as it would be if it was saved and loaded
+            self.put(self.undelivered())  # the same as after saving and loading
         else:
             self._pending = None

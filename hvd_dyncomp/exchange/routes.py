@@ -123,7 +123,7 @@ class Hierarchical(Route):
     def _scatter(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Messages with the neighbours' sections, and all values with what waits in residuals."""
         messages, payloads, _ = self._messages.room(self._sizes(self._others))
-        values = self._bucket.residuals.join_all(self._bucket.slots, values)
+        values = self._bucket.residuals.add_all_pending(self._bucket.slots, values)
         self._bucket.streams.keep(*values)
         for section, payload in zip(self._others, payloads, strict=True):
             message = payload.view(self._dtype)

@@ -50,10 +50,10 @@ def logical(values: torch.Tensor, shape: Sequence[int], order: Sequence[int]) ->
 
 
 def marks_of(count: int, unused: Collection[Slot]) -> torch.Tensor:
-    """For the headers of a bucket of `count` slots: a bit for each, from the lowest up; 0 for those in `unused`.
+    """The marks in the headers of a bucket of `count` slots: a bit for each slot, from the lowest up; 0 if unused.
 
     Returns:
-        uint8, a multiple of 8 bytes: what is behind a header is aligned, as values within a host need it.
+        uint8, a multiple of 8 bytes, so that the payload behind a header is aligned.
     """
     marks = (1 << count) - 1
     for slot in unused:

@@ -22,11 +22,10 @@ class Source(ABC):
         kind: name in log lines.
         label: in the names of collectives; the same on all ranks.
         named: (name, parameter) of every parameter that is reduced, in the same order on all ranks.
-        own_memory: whether no two gradients share memory, and nobody else uses it before a step is over.
-        as_in_memory: whether gradients come with their values in the order in which the parameter's lie in memory, even
-            if that is not the logical one (channels_last, transposed).
-        parts: of parameters that come together, apart from others: a name, the same for all of them, by parameter's
-            name. A bucket holds those of one part. None if any gradients may share a bucket.
+        own_memory: whether no two gradients share memory, and nothing else uses it during a step.
+        as_in_memory: whether gradients have the memory layout of their parameters (channels_last, transposed).
+        parts: by parameter's name, the name of its part: the gradients of one part arrive together, and a bucket holds
+            parameters of one part only. None if any gradients may share a bucket.
     """
 
     transport: Transport

@@ -12,62 +12,62 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.exchange.bucket_exchange import BucketExchange
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.handshake import flags_of, handshake
 from hvd_dyncomp.exchange.memory import overlapping
-from hvd_dyncomp.exchange.one_bucket import Exchange
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
+from hvd_dyncomp.exchange.step_traffic import StepTraffic, float32_bytes
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.sums import Sums, wire_form
-from hvd_dyncomp.exchange.tally import Tally, float32_bytes
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.ranges import marked
-from hvd_dyncomp.step_levels import Turn
+from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import in_background
 
 logger = logging.getLogger(__name__)
 
 
 class Step:
-    """The gradients of one step. A front end makes it, starts it, hands over every gradient and collects it.
+    """One step: the front end makes it, calls `start`, adds every gradient, and calls `collect`.
 
-    What does not have to wait is also done in the background: what other ranks wait for must go out while this rank is
-    busy with something else, such as another optimizer's step. If anything is raised in between, the step must be
-    abandoned: gradients and residuals may be half done.
+    A background thread advances the step, too: other ranks wait for this rank's messages even while its program is busy
+    elsewhere, for instance in another optimizer's step. After an exception in any of these calls the front end must
+    call `abandon`, because gradients and residuals may be half written.
 
     Args:
         plan: the buckets.
-        turn: number, level and epoch; later changes of the controller concern the next step.
+        config: number, level and epoch of the step. Later changes of the controller affect the next step.
         stochastic: round values stochastically instead of to nearest.
         fresh: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
-        absent: names of parameters that have no gradient in this step, the same on all ranks: none is written then.
-        agreed: what else must be the same on all ranks in this step: plain data, by names that errors use.
-        buckets: those of the plan that travel in this step, the same on all ranks; None for all.
-        after: a step that is in flight, too. This one greets when that one has sent what it has: if the ranks do not
-            agree on that one, nothing of this one may be under way.
+        absent: names of parameters without a gradient in this step, equal on all ranks. Nothing is written for them.
+        agreed: what else must be equal on all ranks in this step: plain data, by the names that error messages use.
+        buckets: the buckets of the plan that take part in this step, equal on all ranks; None for all.
+        after: an earlier step that is still in flight. This step greets when that one has been agreed on and sent: if
+            the ranks disagree on the earlier step, nothing of this one may be in flight.
 
     Attributes:
-        number, bits: of the turn.
-        traffic: what this rank has sent in the step's epoch at its level.
-        fresh: whether backward has made any of the gradients, on any rank. Known when `collect` is over.
-        proposal: rank 0's proposed level. Likewise.
-        anew: whether it is the first step of any rank's plan. Known when `check` is over.
-        apart: likewise: by identity of a gradient whose mean is not in its place, because another gradient's is there:
-            the tensor that has the mean.
-        over: whether every gradient is a mean.
-        started: whether all ranks agree, and what was handed over is on its way.
+        number, bits: of `config`.
+        traffic: bytes that this rank has sent in the step's epoch at its level.
+        fresh: whether backward has made any of the gradients on any rank. Valid after `collect`.
+        proposal: the level that rank 0 proposes. Valid after `collect`.
+        first_of_plan: whether this is the first step of the plan of any rank. Valid after `check`.
+        relocated: means that were written to memory of their own, because the gradient's memory holds the mean of
+            another parameter; by `id` of the gradient. Valid after `collect`.
+        over: whether all gradients are means.
+        started: whether all ranks agree and every added gradient is in flight.
     """
 
     def __init__(
         self,
         plan: Plan,
         *,
-        turn: Turn,
+        config: StepConfig,
         stochastic: bool,
         fresh: bool,
         meter: Meter,
@@ -79,43 +79,43 @@ class Step:
         self._plan, self._fresh, self._absent, self._agreed = plan, fresh, absent, agreed or {}
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
-        self.number, self.bits = turn.number, turn.bits
-        self._tally = Tally(plan, meter, epoch=turn.epoch, bits=turn.bits)
-        self.traffic = self._tally.traffic
+        self.number, self.bits = config.number, config.bits
+        self._step_traffic = StepTraffic(plan, meter, epoch=config.epoch, bits=config.bits)
+        self.traffic = self._step_traffic.traffic
         self.proposal: float = 0
-        self.apart: dict[int, torch.Tensor] = {}
-        self.fresh = self.anew = self.over = self._abandoned = False
-        self._lock = threading.Lock()  # between the program and what is done in the background
-        self._copied: list[torch.Tensor] = []  # gradients of which a copy travels uncompressed
+        self.relocated: dict[int, torch.Tensor] = {}
+        self.fresh = self.first_of_plan = self.over = self._abandoned = False
+        self._lock = threading.Lock()  # between the program's thread and the background thread
+        self._copied: list[torch.Tensor] = []  # gradients whose copies are sent uncompressed
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
-        self._agreement: Task[None] = Task(plan.transport, self._agree(turn))
+        self._agreement: Task[None] = Task(plan.transport, self._agree(config))
         for bucket in self._buckets if plan.settings.discardable else ():
             with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
                 bucket.residuals.remember()
-        self._exchanges: list[Exchange] = []
+        self._exchanges: list[BucketExchange] = []
         self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
-        if turn.bits == UNCOMPRESSED:
+        if config.bits == UNCOMPRESSED:
             for bucket in self._buckets:
-                bucket.residuals.release()
+                bucket.residuals.begin_flush()
             for slot in filter(None, map(plan.slots.get, absent)):
-                plan.buckets[slot.bucket].residuals.join(slot, torch.zeros(1, device="cpu"))  # zeros: it waits
+                plan.buckets[slot.bucket].residuals.add_pending(slot, torch.zeros(1, device="cpu"))  # zeros: it waits
         else:
             plan.arrange(self._origins)
-            self._tally.compresses(self._buckets)
+            self._step_traffic.compresses(self._buckets)
             self._exchanges = self._new_exchanges(stochastic=stochastic)
-        # In the order in which they were complete: with DDP, and in `Averager`, the same on all ranks.
+        # In the order of completion, which DDP and `Averager` keep equal on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
-        # What is not compressed is reduced in its place, as without this package, unless a compressed gradient or
-        # something that waits in a residual may be in the same memory.
-        waits = any(bucket.residuals.releases for bucket in self._buckets)
-        self._in_place = plan.source.own_memory or (turn.bits == UNCOMPRESSED and not waits)
+        # Uncompressed gradients are reduced in place, as without this package, unless their memory may also hold a
+        # compressed gradient, or a pending residual has to be added.
+        waits = any(bucket.residuals.has_pending for bucket in self._buckets)
+        self._in_place = plan.source.own_memory or (config.bits == UNCOMPRESSED and not waits)
 
-    def _new_exchanges(self, *, stochastic: bool) -> list[Exchange]:
+    def _new_exchanges(self, *, stochastic: bool) -> list[BucketExchange]:
         """Exchanges of all buckets, with zeros for parameters that have no gradient."""
         source = self._plan.source
         exchanges = [
-            Exchange(
+            BucketExchange(
                 bucket,
                 bits=self.bits,
                 step=self.number,
@@ -132,51 +132,52 @@ class Step:
         return exchanges
 
     def start(self) -> None:
-        """Greet the other ranks. From here on, whatever can be done without waiting is done in the background."""
+        """Send the greeting, and let the background thread advance the step from now on. Does not block."""
         with self._lock:
             if self._is_first():
                 self._agreement.begin()
         in_background(self._plan.transport, self._in_background)
 
-    def add(self, slot: Slot, gradient: torch.Tensor, used: bool = True, lingers: bool = False) -> None:
-        """Take a gradient that travels compressed: that of a slot, in a step below 32 bits. Does not block.
+    def add(self, slot: Slot, gradient: torch.Tensor, used: bool = True, has_stale_grad: bool = False) -> None:
+        """Add the gradient of a compressed parameter, in a step below 32 bits. Does not block.
 
         Args:
-            used: whether this rank's loss depends on the parameter. If not, it may be that no rank's does: then the
-                gradient keeps what it has of earlier steps, and the residual stays.
-            lingers: whether the gradient may have values of earlier steps.
+            used: whether this rank's loss depends on the parameter. If no rank's does, gradient and residual stay as
+                they were before the step.
+            has_stale_grad: whether the gradient of an unused parameter may hold values of earlier steps.
         """
         exchange = self._exchange_of[slot.bucket]
-        exchange.add(slot, gradient, used=used, lingers=lingers)
+        exchange.add(slot, gradient, used=used, has_stale_grad=has_stale_grad)
         if exchange.complete and not exchange.queued:
             self._go_on(exchange)
-            # After the last one the program will wait soon, and with a GPU the core is idle anyway.
+            # After the last bucket the program is about to wait anyway, and with a GPU the core is idle.
             if not (gradient.is_cuda or all(exchange.complete for exchange in self._exchanges)):
-                self._plan.transport.give_way()
+                self._plan.transport.yield_cpu()
 
-    def _go_on(self, exchange: Exchange) -> None:
+    def _go_on(self, exchange: BucketExchange) -> None:
         with self._lock:
             self._under_way.append(exchange)
-            exchange.queued = True  # not before: if this is interrupted, it is added again
-            # If no gradient is fresh here, perhaps none is on any rank: then there is nothing to quantize. And before
-            # the first handshake it is unknown which rank quantizes what.
+            exchange.queued = True  # last: after an interrupt in between, `add` queues the exchange again
+            # Without a fresh gradient on this rank there may be none on any rank, and then nothing is quantized. Before
+            # the first handshake no rank knows which blocks it quantizes.
             if self._fresh and self._plan.topology_checksum:
                 exchange.prepare()
             self._keep_order()
             self._advance()
 
     def _keep_order(self) -> None:
-        """Greetings arrive at another time on each rank: if the order of all counts, nothing may begin just then.
+        """Wait for the greetings, if collectives match by their order: they arrive at another time on each rank.
 
-        Behind a step that was refused nothing begins, and no greeting is sent: the other ranks send none either.
+        After a step that the ranks refused, nothing begins and no greeting is sent, because the other ranks send none.
         """
         while self._in_order and self._is_first() and not self._agreement.done:  # this waits for no GPU
             self._agreement.wait()
 
     def uncompressed(self, name: str, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:
-        """Take a gradient that is skipped, or at 32 bits; return what travels in its place, with what its residual had.
+        """Prepare a gradient that is not compressed (skipped, or at 32 bits); return the tensor to sum in its place.
 
-        The caller sums it over ranks, and writes the mean to the gradient's place (`apart`).
+        The tensor includes the parameter's pending residual. The caller sums it over ranks, and writes the mean to the
+        gradient, or to its entry in `relocated`.
 
         Args:
             used: as in `add`.
@@ -184,21 +185,21 @@ class Step:
         wire, slot = self._wire_form(name, gradient), self._plan.slots.get(name)
         # A gradient that is not fresh was reduced before, with its residual.
         if slot is not None and self._fresh:
-            wire = self._plan.buckets[slot.bucket].residuals.join(slot, wire, used)
+            wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire, used)
         if wire is gradient and not self._in_place:
             wire = gradient.clone()
         if wire is not gradient:
             self._copied.append(gradient)
-        self._tally.hands_over(wire.nbytes, float32_bytes(wire))
+        self._step_traffic.hands_over(wire.nbytes, float32_bytes(wire))
         return wire
 
     def reduce(self, place: str, gradients: Mapping[str, torch.Tensor], unused: Collection[str] = ()) -> None:
-        """Take gradients that travel uncompressed, as `uncompressed` has it, and write their means. Does not block.
+        """Sum gradients that are not compressed, and write their means. Does not block.
 
         Args:
-            place: what they have in common, the same on all ranks.
+            place: a name for this group of gradients, equal on all ranks.
             gradients: by parameter's name, in the same order on all ranks: dense ones, or a single sparse one.
-            unused: names of those that this rank's loss does not depend on.
+            unused: names of the parameters that this rank's loss does not depend on.
         """
         wires = {
             name: gradient if gradient.is_sparse else self.uncompressed(name, gradient, name not in unused)
@@ -215,10 +216,10 @@ class Step:
         return wire.half() if half else wire
 
     def check(self) -> None:
-        """Block until all ranks are known to do the same in this step.
+        """Block until all ranks have agreed on this step.
 
         Raises:
-            LockstepError: they do not.
+            LockstepError: they disagree.
             ValueError: a message would be too long.
         """
         with self._lock:
@@ -226,7 +227,7 @@ class Step:
             self._advance()  # the caller may wait for something else next
 
     def collect(self) -> None:
-        """End all exchanges. Called when every gradient of the step is in, so that every wait ends.
+        """Block until all gradients are means. Call it when every gradient has been added, so that every wait ends.
 
         Raises:
             LockstepError: the ranks differ in level, step or parameters.
@@ -243,34 +244,34 @@ class Step:
 
     @property
     def refused(self) -> bool:
-        """Whether the ranks do not agree: all of them know it."""
-        # By their greetings: not if an error has ended the wait for these.
+        """Whether the ranks disagree, which all of them know."""
+        # From the greetings themselves, not because an error ended the wait for them.
         return isinstance(self._agreement.error, LockstepError) and self._agreement.handle is None
 
     def abandon(self) -> None:
-        """Stop all work in the background, after an error. Gradients are not read or written any more."""
+        """Stop the background work after an error: gradients are neither read nor written from now on."""
         with self._lock:
             self._abandoned = True
             self._join()
 
     @property
     def _streams(self) -> set[Streams]:
-        """Those in which anything of the step may be queued."""
+        """The streams that may hold work of this step."""
         return {*self._origins, *(task.streams for task in self._sums.tasks)}
 
     def _join(self) -> None:
         for streams in self._streams:
             streams.join()
 
-    def _agree(self, turn: Turn) -> Collectives[None]:
-        """All ranks do the same in this step, or nothing is sent that fits only then."""
+    def _agree(self, config: StepConfig) -> Collectives[None]:
+        """Exchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
         plan = self._plan
-        greeting = plan.greeting(turn, self._agreed, fresh=self._fresh)
-        about = functools.partial(plan.about, turn.bits, turn.number, self._agreed)
+        greeting = plan.greeting(config, self._agreed, fresh=self._fresh)
+        about = functools.partial(plan.about, config.bits, config.number, self._agreed)
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
-        plan.settle(greetings, turn.bits, self._origins)
+        plan.settle(greetings, config.bits, self._origins)
         self.fresh, self.proposal = bool(flags_of(greetings) & Flag.FRESH), greetings[0].proposal
-        self.anew = not all(greeting.topology for greeting in greetings)
+        self.first_of_plan = not all(greeting.topology for greeting in greetings)
 
     @marked("agree")
     def _agree_now(self) -> None:
@@ -280,7 +281,7 @@ class Step:
         if self._is_first() and self._agreement.advance() and self._agreement.error is None:
             under_way = []
             for exchange in self._under_way:
-                # If no gradient is fresh on any rank, `collect` takes them out.
+                # Without a fresh gradient on any rank, `collect` sums these gradients uncompressed.
                 if not self.fresh or not exchange.advance():
                     under_way.append(exchange)
                 self._raise_error_of(exchange)
@@ -291,17 +292,17 @@ class Step:
             self.started = True
 
     def _is_first(self) -> bool:
-        """Whether there is no step before it that has yet to be agreed upon and sent."""
+        """Whether every earlier step has been agreed on and sent."""
         if self._after is not None and self._after.started:
-            self._after = None  # which would keep all that were before it
+            self._after = None  # a reference would keep the whole chain of earlier steps alive
         return self._after is None
 
     def _in_background(self) -> bool:
-        """Do what is possible without waiting, unless the program does so itself; return whether all is done."""
+        """Advance without blocking, unless the program's thread does so now; return whether the step is over."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            # Errors are the program's thread's: its task keeps them. As there, no graph is made.
+            # The task keeps an error, and the program's thread raises it. As there, autograd records nothing.
             with contextlib.suppress(Exception), torch.no_grad():
                 if not (self.over or self._abandoned):
                     self._advance()
@@ -314,7 +315,7 @@ class Step:
             self._exchange()
         else:
             self._reduce_again()
-        self._tally.reduced()
+        self._step_traffic.reduced()
         for task in self._sums.tasks:
             task.start()
         for task in self._sums.tasks:
@@ -328,35 +329,35 @@ class Step:
         self._count()
         if self.bits == UNCOMPRESSED and self.fresh:
             for bucket in self._buckets:
-                bucket.residuals.released(self._fresh)
+                bucket.residuals.end_flush(self._fresh)
 
     def _reduce_again(self) -> None:
-        """Sum gradients unchanged and without residuals in place of exchanges: no rank's backward has made them.
+        """Sum the gradients uncompressed and without residuals, since no rank's backward has made them.
 
-        `optimizer.synchronize()`, clipping, `optimizer.step()` (without `skip_synchronize`) reduces the reduced
-        gradients again, with the user's changes. Horovod does so with a warning. A residual that joined them would undo
-        the clipping.
+        `optimizer.synchronize()`, clipping and `optimizer.step()` without `skip_synchronize` reduce gradients a second
+        time, with the user's changes. Horovod does so, too, with a warning. An added residual would undo the clipping.
         """
-        self._set_apart()
-        for bucket, exchange in zip(self._buckets, self._exchanges, strict=True):
+        self._relocate_shared()
+        for exchange in self._exchanges:
+            bucket = exchange.bucket
             both = zip(bucket.slots, exchange.gradients, strict=True)
-            # Zeros for what is missing, so that all ranks send as much.
+            # Zeros for missing gradients, so that all ranks send equally much.
             means = {
                 slot.name: torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if mean is None else mean
                 for slot, mean in both
             }
             wires = {name: wire_form(mean, self._plan.transport) for name, mean in means.items()}
-            self._tally.hands_over(sum(wire.nbytes for wire in wires.values()), 0)  # as float32 they are counted
+            self._step_traffic.hands_over(sum(wire.nbytes for wire in wires.values()), 0)  # as float32 they are counted
             self._sums.add(bucket.name, wires, means)
         self._exchanges, self._under_way = [], []
 
     def _raise_error_of(self, task: Task) -> None:
-        """Raise what has ended a task: where collectives match by their order, nothing may start behind it."""
+        """Raise the error that ended a task: where collectives match by their order, nothing may start after it."""
         if task.error is not None:
             raise task.error
 
     def _start_all(self) -> None:
-        """Start what is complete, in order, and then what is not, with zeros for what is missing."""
+        """Start complete exchanges in order, then the others, with zeros for missing gradients."""
         self._under_way = list(dict.fromkeys([*self._under_way, *self._exchanges]))
         for exchange in self._under_way:
             exchange.start()
@@ -367,42 +368,42 @@ class Step:
 
     def _exchange(self) -> None:
         self._start_all()
-        # All ranks wait for the least advanced one first: so no two wait for each other, and one bucket is summed while
-        # another's values travel.
+        # Every rank waits for the least advanced exchange first. So no two ranks wait for each other, and one bucket is
+        # summed while another one is in transit.
         while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
             first = min(under_way, key=lambda exchange: exchange.collectives)
             first.wait()
             self._raise_error_of(first)
             self._advance()
-        self._set_apart()
+        self._relocate_shared()
         for exchange in self._exchanges:
             exchange.write()
             self._raise_error_of(exchange)
 
-    def _set_apart(self) -> None:
-        """Give memory of its own to each gradient that shares some with another one; it keeps its values.
+    def _relocate_shared(self) -> None:
+        """Copy each gradient that overlaps another one in memory, so that both means have a place.
 
-        On another rank the two gradients may differ, and so do the two means. Means that are written already share
+        On another rank the two gradients, and so the two means, may differ. Means that are already written overlap
         nothing.
         """
         if self._plan.source.own_memory:
             return
         waiting = [exchange for exchange in self._exchanges if not exchange.over]
         written = [each for exchange in waiting for each in exchange.gradients if each is not None] + self._copied
-        self.apart = {id(written[i]): written[i].clone() for i in overlapping(written)}
+        self.relocated = {id(written[i]): written[i].clone() for i in overlapping(written)}
         for exchange in waiting:
-            exchange.set_apart(self.apart)
+            exchange.relocate(self.relocated)
 
     def _count(self) -> None:
         nbytes = GREETING_BYTES * self._plan.transport.size
         if not self.fresh:
-            self._tally.count_reduced(nbytes)
+            self._step_traffic.count_reduced(nbytes)
             return
-        self._tally.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
-        for bucket, exchange in zip(self._buckets, self._exchanges, strict=False):
-            self._tally.exchanged(bucket, exchange.groups)
+        self._step_traffic.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
+        for exchange in self._exchanges:
+            self._step_traffic.exchanged(exchange.bucket, exchange.groups)
         blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
-        if blocks and not self.traffic.nonfinite_blocks:  # the first ones of each meter record
+        if blocks and not self.traffic.nonfinite_blocks:  # warn once for each record of the meter
             logger.warning(
                 "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; further ones in "
                 "this epoch are only counted in the meter (nonfinite_blocks)",

@@ -1,4 +1,4 @@
-"""Tasks: whatever waits for other ranks is a generator of collectives, and one class drives all of them."""
+"""Tasks: code that waits for other ranks is a generator of collectives, and `Task` drives it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Result = TypeVar("Result")
 
 
 class Gate(Enum):
-    """What a generator yields where it must not go on by itself.
+    """Where a generator must wait for its caller's permission.
 
-    SEND: the first messages are ready; nothing is sent before all ranks agree. WRITE: the means are ready to be
-    decoded; nothing is written into memory that somebody has yet to read.
+    SEND: the first messages are ready, and nothing is sent before all ranks agree. WRITE: the means can be decoded, and
+    nothing is written to memory that other code has yet to read.
     """
 
     SEND = "send"
     WRITE = "write"
 
 
-# One collective after the other. Yields the handle of each collective that it starts, and is sent what was received.
-# Yields a gate, and is resumed when it is open.
+# A generator that starts one collective after another: it yields each handle, and is sent the received tensor. It may
+# also yield a gate, and is resumed when the gate is open.
 Collectives = Generator[Any, Any, Result]
 
 
@@ -38,10 +38,10 @@ class Task(Generic[Result]):
 
     Attributes:
         done: whether the generator has ended.
-        error: why it has no result; kept, because a backward hook must not raise.
+        error: the exception that ended the generator. Stored, because a backward hook must not raise.
         collectives: number of collectives started.
         handle: of the collective in flight, or None.
-        gate: the gate at which it waits, or None.
+        gate: the closed gate at which the generator waits, or None.
     """
 
     def __init__(
@@ -60,29 +60,29 @@ class Task(Generic[Result]):
         self.collectives = 0
 
     def is_open(self, gate: Gate) -> bool:
-        """Whether the generator may pass a gate. For tasks that have any."""
+        """Whether the generator may pass a gate; tasks with gates override it."""
         return True
 
     def receive(self, handle: Any) -> torch.Tensor:
-        """Block until a collective is over; return what it has brought."""
+        """Block until a collective is over; return the received tensor."""
         return self._transport.wait(handle)
 
     def begin(self) -> None:
-        """Go on to the next collective or closed gate, if none is in flight."""
+        """Run the generator to its next collective or closed gate, if nothing is in flight."""
         if not self._begun:
             self._resume(None)
         while self.gate is not None and self.is_open(self.gate):
             self._resume(None)
 
     def advance(self) -> bool:
-        """Go on without waiting; return whether it is done."""
+        """Run as far as possible without blocking; return whether the generator has ended."""
         self.begin()
         while not self.done and self.gate is None and self._has_arrived():
             self.wait()
         return self.done
 
     def wait(self) -> None:
-        """Block until the collective in flight is over, and go on to the next one or to a closed gate."""
+        """Block until the collective in flight is over, then run to the next one or to a closed gate."""
         self.begin()
         if self.done or self.gate is not None:
             return
@@ -95,7 +95,7 @@ class Task(Generic[Result]):
             self.begin()
 
     def outcome(self) -> Result:
-        """Block to the end; return the result, or raise the error each time that somebody asks. No gate is closed."""
+        """Block until the end; return the result, or raise the error, in every call. All gates must be open."""
         while not self.done:
             self.wait()
         if self.error is not None:
@@ -109,7 +109,7 @@ class Task(Generic[Result]):
             return True
 
     def _resume(self, received: torch.Tensor | None) -> None:
-        """Continue the generator: with what was received, or from its beginning or a gate."""
+        """Continue the generator with a received tensor; with None from its beginning or a gate."""
         self.handle, self.gate, self._begun = None, None, True
         try:
             at = self._work.send(received)

@@ -42,7 +42,7 @@ class Topology(NamedTuple):
         return cls(tuple(map(tuple, hosts.values())))
 
     @classmethod
-    def apart(cls, size: int) -> Topology:
+    def one_rank_per_host(cls, size: int) -> Topology:
         """Every rank on a host of its own: the assumption before anything is known."""
         return cls.of(range(size))
 

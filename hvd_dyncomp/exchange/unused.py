@@ -1,8 +1,8 @@
-"""Residuals of parameters that no rank uses in a step: nobody takes their means, so nothing of them may be delivered.
+"""Keeps residuals of parameters that no rank uses in a step: their means are discarded, so nothing may be delivered.
 
-A kernel leaves a block of zeros alone. But in a block that a parameter shares with others, or if its gradient still has
-values of an earlier step, it sends residuals. So these are copied first, and written back when it is known that no rank
-has used the parameter.
+Kernels skip a block of zeros with its residual. They do send residuals in a block that the parameter shares with
+others, and where its gradient still holds values of an earlier step. These residuals are copied before the exchange,
+and restored when all ranks are known not to use the parameter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvd_dyncomp.exchange.slots import Slot
 
 
 def in_shared_blocks(slot: Slot, values: int, block_size: int) -> list[slice]:
-    """Those of a parameter's values in blocks that hold other parameters' values, too.
+    """The parameter's values in blocks that also hold other parameters' values.
 
     Args:
         values: of the bucket, without padding.
@@ -31,28 +31,28 @@ def in_shared_blocks(slot: Slot, values: int, block_size: int) -> list[slice]:
 
 def has_values(gradient: torch.Tensor) -> bool:
     """Whether any value of a gradient is not zero. Waits for its device."""
-    few = gradient.view(-1)[:64] if gradient.is_contiguous() else gradient  # nearly always, these say it
+    few = gradient.view(-1)[:64] if gradient.is_contiguous() else gradient  # nearly always these decide
     return bool(few.any()) or bool(gradient.any())
 
 
-class Kept:
-    """Copies of a bucket's residuals that a step may send.
+class SavedResiduals:
+    """Copies of residuals of one bucket that this step may send although no rank uses the parameter.
 
     Args:
         bucket: nothing of it has been quantized in this step.
-        slots: the parameters, and whether their gradients may have values.
+        slots: parameters that this rank does not use; True if the gradient may hold values of earlier steps.
     """
 
     def __init__(self, bucket: Bucket, slots: Mapping[Slot, bool]) -> None:
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._waiting: dict[int, torch.Tensor] = {}
         self._residuals = residuals = bucket.residuals
-        for slot, lingers in slots.items() if residuals.enabled else ():
+        for slot, has_stale_grad in slots.items() if residuals.enabled else ():
             copies = self._copies.setdefault(slot.index, [])
-            if (waiting := residuals.waiting(slot.range)) is not None:
+            if (waiting := residuals.pending_of(slot.range)) is not None:
                 self._waiting[slot.index] = waiting
                 bucket.streams.keep(waiting)
-            for part in [slot.range] if lingers else in_shared_blocks(slot, bucket.values, bucket.block_size):
+            for part in [slot.range] if has_stale_grad else in_shared_blocks(slot, bucket.values, bucket.block_size):
                 for residual, where in ((residuals.own, residuals.own_range), (residuals.shard, residuals.shard_range)):
                     first, last = max(part.start, where.start), min(part.stop, where.stop)
                     if first < last:
@@ -60,9 +60,9 @@ class Kept:
                         copies.append((place, place.clone()))
                         bucket.streams.keep(copies[-1][1])
 
-    def put_back(self, slot: Slot) -> None:
+    def restore(self, slot: Slot) -> None:
         """Restore a parameter's residual to what it was."""
         for place, copy in self._copies.pop(slot.index, ()):
             place.copy_(copy)
         if (waiting := self._waiting.pop(slot.index, None)) is not None:
-            self._residuals.wait_again(slot.range, waiting)
+            self._residuals.set_pending(slot.range, waiting)

@@ -13,7 +13,7 @@ from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.fsdp.units import Unit
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.step_levels import Turn
+from hvd_dyncomp.step_levels import StepConfig
 
 
 class Backward:
@@ -24,21 +24,28 @@ class Backward:
 
     Args:
         plan: the buckets.
-        turn: of all its steps.
+        config: of all its steps.
         agreed: as in `Step`, in all its steps.
         stochastic, meter: as in `Step`.
         unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
 
     Attributes:
-        number, bits: of the turn.
+        number, bits: of the config.
     """
 
     def __init__(
-        self, plan: Plan, turn: Turn, agreed: dict[str, Any], *, stochastic: bool, meter: Meter, unchecked: set[Unit]
+        self,
+        plan: Plan,
+        config: StepConfig,
+        agreed: dict[str, Any],
+        *,
+        stochastic: bool,
+        meter: Meter,
+        unchecked: set[Unit],
     ) -> None:
-        self._plan, self._turn, self._agreed, self._stochastic, self._meter = plan, turn, agreed, stochastic, meter
+        self._plan, self._config, self._agreed, self._stochastic, self._meter = plan, config, agreed, stochastic, meter
         self._unchecked = unchecked
-        self.number, self.bits = turn.number, turn.bits
+        self.number, self.bits = config.number, config.bits
         self.proposal: float = 0
         self._steps: list[Step] = []
         self._waiting: dict[Unit, tuple[Step, dict[str, torch.Tensor]]] = {}  # without means yet
@@ -85,7 +92,7 @@ class Backward:
             self._unchecked.discard(unit)
         step = Step(
             self._plan,
-            turn=self._turn,
+            config=self._config,
             stochastic=self._stochastic,
             fresh=True,
             meter=self._meter,

@@ -21,7 +21,7 @@ from hvd_dyncomp.fsdp.shards import ShardGradients, check_replicas, group_of
 from hvd_dyncomp.fsdp.units import Unit, units_of
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.step_levels import Turn
+from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.torch_distributed import transport
 
@@ -89,9 +89,9 @@ class Quantizer(Session):
         self._error: BaseException | None = None  # that backward has not raised yet
         return group
 
-    def _new_step(self, plan: Plan, turn: Turn, *, fresh: bool, absent: Collection[str]) -> Any:
+    def _new_step(self, plan: Plan, config: StepConfig, *, fresh: bool, absent: Collection[str]) -> Any:
         return Backward(
-            *(plan, turn, self._agreed()), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked
+            *(plan, config, self._agreed()), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked
         )
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:

@@ -25,11 +25,11 @@ from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.tally import count_outside
+from hvd_dyncomp.exchange.step_traffic import count_outside
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
-from hvd_dyncomp.on_horovod.handover import Context
 from hvd_dyncomp.on_horovod.session import OptimizerSession
+from hvd_dyncomp.on_horovod.step_gradients import Context
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport
@@ -217,7 +217,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         gradient = horovod_optimizer.gradient_of(parameter)
         if isinstance(self._step, FailedStep):
             return horovod_optimizer.nothing, Context(gradient, self._step, slot)
-        return horovod_optimizer.nothing, self._handover.take(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
+        return horovod_optimizer.nothing, self._step_gradients.take(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
 
     def _warn_of_sparse(self, parameter: torch.Tensor) -> None:
         if parameter in self._slots and self._transport.rank == 0:
@@ -232,7 +232,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             self._note_uncompressed(gradient)
             return gradient, Context(gradient)
         name, parameter = found
-        return self._handover.take_for_horovod(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
+        return self._step_gradients.take_for_horovod(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
 
     def decompress(self, tensor: torch.Tensor | None, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.
@@ -258,7 +258,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
                 self._collect(step)
             if isinstance(step, FailedStep) or (slot is None and tensor is gradient):  # a failed one has raised
                 return tensor
-            mean = step.apart.get(id(gradient), gradient)
+            mean = step.relocated.get(id(gradient), gradient)
             if slot is None:
                 mean.copy_(tensor)
         except BaseException as error:
@@ -272,12 +272,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         """End a step, and tell the optimizer, which steps next, at how many bits its gradients came."""
         if step is not self._step:
             raise RuntimeError(self._failure or FORGOTTEN)
-        handover, optimizer = self._handover, self._optimizer()
-        overwritten = handover is not None and handover.overwritten
+        gradients, optimizer = self._step_gradients, self._optimizer()
+        overwritten = gradients is not None and gradients.overwritten
         self._settle(step)
         self._end(step)
-        self._handover = None
-        if isinstance(step, FailedStep) or handover is None or optimizer is None or self._plan is None:
+        self._step_gradients = None
+        if isinstance(step, FailedStep) or gradients is None or optimizer is None or self._plan is None:
             return
         bits, speaks = step.bits, self._plan.source.rank == 0
         if not step.fresh:
@@ -288,7 +288,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             bits = UNCOMPRESSED
         self._tell_optimizers(bits)
         if speaks:
-            self._advice.warn("assigned", ASSIGNED if handover.in_use and not step.fresh else "")
+            self._advice.warn("assigned", ASSIGNED if gradients.in_use and not step.fresh else "")
             self._advice.warn("overwritten", OVERWRITTEN if overwritten else "")
 
     def discard(self) -> None:

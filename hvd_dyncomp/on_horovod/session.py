@@ -22,7 +22,7 @@ from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.momentum import LessMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
-from hvd_dyncomp.on_horovod.handover import Handover
+from hvd_dyncomp.on_horovod.step_gradients import StepGradients
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.base import Transport, gather_json
@@ -51,7 +51,7 @@ class OptimizerSession(Session):
         self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
         self._source: OptimizerGradients | None = None  # that of the plan
         self._slots: Mapping[torch.Tensor, Slot] = {}  # likewise, by parameter
-        self._handover: Handover | None = None  # of the step in flight
+        self._step_gradients: StepGradients | None = None  # of the step in flight
         # Whether compressed gradients of the latest step do not pass through Horovod; the same on all ranks.
         self._direct = False
         self._pending: dict | None = None  # what Horovod has of the latest step
@@ -143,7 +143,7 @@ class OptimizerSession(Session):
                 step.check()
         elif self._source is not None and self._plan is not None:
             mixed = len(self._plan.slots) < len(self._source.named)
-            self._handover = Handover(step, self._source, on_device=mixed and self._source.grouped)
+            self._step_gradients = StepGradients(step, self._source, on_device=mixed and self._source.grouped)
 
     def _new_plan(self) -> Plan:
         optimizer = self._optimizer()
@@ -200,7 +200,7 @@ class OptimizerSession(Session):
     def _warn_of_waste(self) -> None:
         """Warn, on rank 0, if the means of the step before were reduced for nothing."""
         optimizer, plan = self._optimizer(), self._plan
-        if optimizer is not None and plan is not None and plan.waiting and plan.source.rank == 0:
+        if optimizer is not None and plan is not None and plan.feedback_parameters and plan.source.rank == 0:
             unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_fresh(optimizer)
             if unused and not self._discarded and self._levels.bits < UNCOMPRESSED:
                 self._advice.warn("waste", THROWN_AWAY)
@@ -239,7 +239,7 @@ class OptimizerSession(Session):
     def _settle(self, step: Step | FailedStep) -> None:
         """Wait until all ranks are known to do the same in a step. Raises what `Step.check` does."""
         step.check()
-        if step.anew:
+        if step.first_of_plan:
             self._through_horovod()
 
     def _through_horovod(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.levels import LEVELS
+from hvd_dyncomp.levels import levels_argument
 from hvd_dyncomp.probe import findings, turns
 from hvd_dyncomp.probe.methods import ALONE, POWERSGD_START, Stepper
 from hvd_dyncomp.probe.tensors import MODELS, Shape, count, evenly, noise, shapes_of
@@ -37,18 +37,6 @@ def _values(text: str) -> int:
     if match is None or float(match[1]) * _UNITS[match[2]] < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of values such as 25.6M")
     return round(float(match[1]) * _UNITS[match[2]])
-
-
-def _levels(text: str) -> list[float]:
-    try:
-        levels = [float(part) for part in text.split(",")]
-    except ValueError:
-        levels = []
-    if not levels or any(level not in LEVELS for level in levels):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of levels, of {', '.join(map('{:g}'.format, LEVELS))}"
-        )
-    return levels
 
 
 def _positive(text: str) -> float:
@@ -78,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--values", type=_values, metavar="N", help="so many values, such as 25.6M, in place of a model's"
     )
     add("--backward-ms", type=_positive, default=0.0, metavar="MS", help="backward takes so long beside the exchange")
-    add("--levels", type=_levels, default="8,4,1,0.25", metavar="BITS,...", help="default %(default)s")
+    add("--levels", type=levels_argument, default="8,4,1,0.25", metavar="BITS,...", help="default %(default)s")
     add("--seconds", type=_positive, default=40.0, metavar="S", help="about so long in all; default 40")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where every rank has one")
     add("--json", type=_new_file, metavar="FILE", help="write all that was measured")

@@ -5,24 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 
-from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
+from hvd_dyncomp.levels import UNCOMPRESSED, level_argument, levels_argument
 from hvd_dyncomp.run.comparison import STEPS_PER_VISIT, WARM_UP
 from hvd_dyncomp.run.program import run
 from hvd_dyncomp.transport.launched import processes
 
 STEPS = 200
 ALONE = "one process exchanges nothing: the program runs as it is (start it by torchrun, horovodrun, mpirun or srun)"
-
-
-def _level(text: str) -> float:
-    try:
-        return LEVELS[LEVELS.index(float(text))]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be one of {', '.join(map(str, LEVELS))}, got {text!r}") from None
-
-
-def _levels(text: str) -> list[float]:
-    return list(dict.fromkeys(map(_level, text.split(","))))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         f"{parser.prog} [--level BITS] [--compare [--levels ...] [--steps N] [--then go|stop]] [-m] PROGRAM ARGS"
     )
-    parser.add_argument("--level", type=_level, default=4, metavar="BITS", help="bits per value; default: 4")
+    parser.add_argument("--level", type=level_argument, default=4, metavar="BITS", help="bits per value; default: 4")
     parser.add_argument("--compare", action="store_true", help="at first compare steps at several levels, in turns")
-    parser.add_argument("--levels", type=_levels, metavar="BITS,...", help="to compare; default: 32, --level and 0.25")
+    parser.add_argument(
+        "--levels", type=levels_argument, metavar="BITS,...", help="to compare; default: 32, --level and 0.25"
+    )
     parser.add_argument("--steps", type=int, metavar="N", help=f"that compare; default: {STEPS}")
     parser.add_argument("--then", choices=("go", "stop"), help="after them; default: go on at --level")
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as with python -m")
@@ -82,7 +73,7 @@ def _compared(args: argparse.Namespace) -> tuple[list[float], int]:
         if (args.levels, args.steps, args.then) != (None, None, None):
             args.parser.error("--levels, --steps and --then belong to --compare")
         return [], 0
-    levels = args.levels or _levels(f"{UNCOMPRESSED},{args.level},0.25")
+    levels = args.levels or levels_argument(f"{UNCOMPRESSED},{args.level},0.25")
     steps, least = STEPS if args.steps is None else args.steps, WARM_UP + STEPS_PER_VISIT * len(levels)
     if steps < least:
         args.parser.error(f"argument --steps: {len(levels)} levels need at least {least}, got {steps}")

@@ -1,10 +1,11 @@
-"""The transport: what an exchange needs from whatever sends its bytes.
+"""The transport: the interface between exchanges and the library that sends their bytes.
 
-An exchange knows nothing of Horovod. It gets a `Transport`, one rank's end of a group of ranks, and starts named
-collectives on it: `horovod.HorovodTransport` in training, `in_process.World` where N ranks live in one process.
+Exchanges know nothing of Horovod or torch.distributed. They start named collectives on a `Transport`, which is one
+rank's end of a group of ranks: `horovod.HorovodTransport`, `torch_distributed.ProcessGroupTransport`, or
+`in_process.World`, where all ranks live in one process.
 
-Collectives are matched by name. A name must be the same on all ranks, and must not depend on the order of calls or on
-the type of what is sent.
+Collectives are matched by name. A name must be equal on all ranks, and must not depend on the order of calls or on the
+type of the data.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 One = TypeVar("One", bound="Transport")
 
-LATE_SECONDS = 10.0  # that a rank waits for others without a word
+LATE_SECONDS = 10.0  # after which a rank that waits for others warns
 EVERY_RANK = "every rank must call it: not under 'if {} == 0:'"  # a remedy of `gather_json`
 _POLL_SECONDS = 1e-3
 
@@ -37,7 +38,7 @@ class Transport(ABC):
 
     Attributes:
         rank_call: how a program asks for its rank, for messages.
-        elastic: what keeps quantizers and controllers of elastic training, for messages; "" if nothing does.
+        elastic: the object that keeps quantizers and controllers in elastic training, for messages; "" if none does.
         in_order: whether all ranks must start all collectives of tensors on GPUs in one order, whatever their names.
     """
 
@@ -68,7 +69,7 @@ class Transport(ABC):
     def local_size(self) -> int:
         """The number of workers on this machine, in this group or not."""
 
-    def obstacle(self, device: torch.device) -> str:
+    def unsupported_reason(self, device: torch.device) -> str:
         """Why tensors on a device cannot be sent; "" if they can."""
         return ""
 
@@ -80,11 +81,11 @@ class Transport(ABC):
 
     @property
     def shared(self) -> Transport:
-        """The transport of the same ranks that is not one model's."""
+        """The transport of the same ranks that all models share."""
         return self
 
     def for_exchanges(self: One, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> One:
-        """A transport for the exchanges of one model. Where it has to be made, the call is collective.
+        """A transport for the exchanges of one model. The call is collective if a transport has to be made.
 
         Args:
             phases: returns the ranks that take part in each phase of an exchange, by the phase's name and in order,
@@ -107,9 +108,9 @@ class Transport(ABC):
         All ranks of the transport start it under the same name, each among ranks of its own.
 
         Args:
-            ranks: those that this rank sends to, ascending; the same for all of them.
-            arriving: the bytes that come from each: what that rank has in its `splits`.
-            room: a uint8 vector for what arrives, of just that length; otherwise the transport makes one.
+            ranks: the ranks that take part with this one, ascending; equal on all of them.
+            arriving: the bytes that each of them sends to this rank, as in its `splits`.
+            room: receives the data: a uint8 vector of exactly that length. None: the transport makes one.
         """
 
     @abstractmethod
@@ -117,19 +118,19 @@ class Transport(ABC):
         """Start gathering every rank's uint8 vector, in rank order; lengths may differ; return a handle.
 
         Args:
-            arriving: the length of each rank's, if that is known.
+            arriving: the length of each rank's vector, if it is known.
         """
 
     @abstractmethod
     def sum(self, tensor: torch.Tensor, name: str) -> Any:
-        """Start adding up every rank's `tensor` (int64 or floating), in its own memory; return a handle."""
+        """Start summing `tensor` (int64 or floating) over ranks, in place; return a handle."""
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Whether `sum` takes a floating dtype."""
         return dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
     def new_label(self, kind: str) -> str:
-        """A name for something that works over this transport: the same on ranks that ask in the same order."""
+        """A label for a user of this transport: equal on ranks that ask in the same order."""
         self._labels = getattr(self, "_labels", 0) + 1
         return f"{kind}{self._labels}"
 
@@ -139,7 +140,7 @@ class Transport(ABC):
 
     @abstractmethod
     def wait(self, handle: Any) -> torch.Tensor:
-        """Block until the collective is over; return what was received."""
+        """Block until the collective is over; return the received tensor."""
 
     def wait_for(self, handle: Any, seconds: float) -> bool:
         """Block until `wait(handle)` would return at once, for about `seconds` at most; return whether it would."""
@@ -156,32 +157,32 @@ class Transport(ABC):
 
     @abstractmethod
     def in_background(self, work: Callable[[], bool]) -> None:
-        """Call `work` now and then until it returns True, whatever the program does or waits for.
+        """Call `work` repeatedly until it returns True, even while the program is busy or waits.
 
-        `work` must be quick, never block and never raise.
+        `work` must be quick, and must neither block nor raise.
         """
 
     def abort(self, reason: str) -> None:  # noqa: B027  # likewise
         """End all collectives of one model (`for_exchanges`): ranks that wait for this one get a LockstepError.
 
-        Where a transport has nothing of its own for a model, they hear of the error when this rank's process ends.
+        If the transport has no connections of its own for a model, they get an error when this rank's process ends.
 
         Args:
-            reason: what their error says.
+            reason: the text of their error.
         """
 
     def check_peers(self) -> None:  # noqa: B027  # likewise
-        """Look now and then whether another rank has called `abort`: for waits of a GPU, which would not end then.
+        """Check, at most once a second, whether another rank has called `abort`. A wait for a GPU would not end then.
 
         Raises:
-            LockstepError: one has.
+            LockstepError: a rank has.
         """
 
-    def give_way(self) -> None:  # noqa: B027  # most need nothing
-        """Give this thread's core to the sender of the bytes for a moment, if started collectives need that."""
+    def yield_cpu(self) -> None:  # noqa: B027  # most need nothing
+        """Sleep for a moment, if the thread that sends the bytes needs this core."""
 
     def advise(self, devices: Iterable[torch.device]) -> None:  # noqa: B027  # likewise
-        """Log what would make sending faster here, if anything. Once per process.
+        """Log once per process which setting would make sending faster, if any.
 
         Args:
             devices: of the gradients; they are made in the current stream of each.
@@ -207,22 +208,22 @@ def start_gather_json(transport: Transport, value: Any, name: str) -> Any:
 
 
 def gathered_json(received: torch.Tensor) -> list[Any]:
-    """Every rank's value, in rank order, of what a wait for `start_gather_json` has returned."""
+    """Every rank's value, in rank order, from the tensor that `start_gather_json` has received."""
     return [json.loads(line) for line in received.numpy().tobytes().splitlines()]
 
 
 def gather_json(transport: Transport, value: Any, name: str, late: tuple[str, str] | None = None) -> list[Any]:
     """Every rank's `value`, in rank order, on every rank. Collective; blocks.
 
-    JSON, because what another worker sends should be data and never code. An allgather of bytes, because it works even
-    if the ranks send different shapes: the disagreement can be seen and named, while an allreduce or a broadcast would
-    fail or hang.
+    The values travel as JSON, because a worker should accept data from another one and never code. The collective is an
+    allgather of bytes, which works even if the ranks' values have different shapes, so a disagreement can be named. An
+    allreduce or a broadcast would fail or hang.
 
     Args:
         value: plain data (dicts, lists, numbers with NaN and infinities, strings, None).
         name: of the collective.
-        late: for a warning if ranks do not come for 10 s: what they are waited for in, and what to do ("{}" stands for
-            how a program asks for its rank). People call such things under `if rank == 0:`.
+        late: for a warning after 10 s of waiting: the name of the call, and the remedy, in which "{}" stands for how a
+            program asks for its rank. Such calls are often made under `if rank == 0:`.
 
     Raises:
         LockstepError: another rank gathers something else, where transports match collectives by their order.

@@ -1,7 +1,7 @@
-"""Ranks that wait for each other in different collectives, such as one in a step and one in `Controller.step`.
+"""Detects ranks that wait for each other in different collectives, such as a step and `Controller.step`.
 
-Neither would ever go on. A rank that has waited long notes in the job's store what it waits for, and what it has
-started, and looks for such a note of each rank that it waits for.
+Neither wait would ever end. A rank that has waited long notes in the job's store which collective it waits for, and
+which ones it has started, and reads the notes of the ranks that it waits for.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch.distributed as dist
 
 
 class Wait(NamedTuple):
-    """What a rank waits for.
+    """The note of a rank that waits.
 
     Attributes:
         name: of the collective.
-        group, number: whose collective it is, and which of those that its ranks start in one order.
-        ranks: that take part, by their numbers in the job.
-        started: by group, how many of its collectives this rank has started.
-        alone: whether nothing else is in flight on this rank that could go on meanwhile.
-        turn: tells two waits of a rank apart.
+        group, number: the group of the collective, and its number in the order in which the group's ranks start them.
+        ranks: the ranks that take part, as ranks of the job.
+        started: by group, how many collectives this rank has started.
+        alone: whether no other collective is in flight on this rank.
+        turn: distinguishes the waits of a rank.
     """
 
     name: str
@@ -34,16 +34,16 @@ class Wait(NamedTuple):
     turn: int
 
     def needs(self, rank: int, theirs: Wait) -> bool:
-        """Whether it cannot end before a rank starts the collective, which it has not, and what that one waits for."""
+        """Whether this wait cannot end before `rank`, which waits as noted in `theirs`, has started the collective."""
         return self.alone and rank in self.ranks and theirs.started.get(self.group, 0) < self.number
 
 
-# What the job's store raises when it has ended with its rank, or the program has left it.
+# The errors of the job's store if its rank has ended, or the program has destroyed its group.
 _NO_STORE = (RuntimeError, ValueError)
 
 
 class Watch:
-    """Looks, in one long wait, for a rank that waits for this one. It finds none where the job's store is gone.
+    """Looks, during one long wait, for a rank that waits for this one. Without the job's store it finds none.
 
     Args:
         wait: of this rank.
@@ -55,9 +55,9 @@ class Watch:
         self._note(json.dumps(wait))
 
     def crossed(self) -> str:
-        """Which rank waits for this one, and for what, in words; "" if none is known to.
+        """A text that names the two ranks and their collectives; "" if no rank is known to wait for this one.
 
-        Call it now and then: it says so only if two calls in succession have found the same two waits, here or there.
+        Call it repeatedly: it reports only what two consecutive calls on either rank have found.
         """
         try:
             return self._crossed(_store())
@@ -96,6 +96,6 @@ def _store() -> Any:
 
 
 def _wait_of(store: Any, rank: int) -> Wait | None:
-    """What a rank notes that it waits for."""
+    """The note of a rank, if it waits."""
     said = store.get(str(rank)).decode() if store.check([str(rank)]) else ""
     return Wait(*json.loads(said)) if said else None

@@ -76,7 +76,7 @@ class HorovodTransport(Transport):
     def local_size(self) -> int:
         return hvd.local_size()
 
-    def obstacle(self, device: torch.device) -> str:
+    def unsupported_reason(self, device: torch.device) -> str:
         if device.type != "cuda":
             return ""
         # By its source, it would start a copy to main memory and send before the copy is over.
@@ -142,7 +142,7 @@ class HorovodTransport(Transport):
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
 
-    def give_way(self) -> None:
+    def yield_cpu(self) -> None:
         # Horovod's thread polls and yields. On a core that backward keeps busy it gets every other turn, but needs
         # several in a row to find new requests and to put them on the socket.
         time.sleep(_WAY_SECONDS)

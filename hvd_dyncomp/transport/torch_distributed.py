@@ -28,22 +28,22 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
+from hvd_dyncomp.transport.collective_handle import CollectiveHandle, lost, timed_out, told
 from hvd_dyncomp.transport.crossed import Wait, Watch
-from hvd_dyncomp.transport.lanes import Groups, Turns, leave, leave_at_exit
+from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, leave, leave_at_exit
 from hvd_dyncomp.transport.sockets import Sockets, any_closed
-from hvd_dyncomp.transport.works import Works, lost, timed_out, told
 
 logger = logging.getLogger(__name__)
 
-_BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if nothing arrives
-_CLOSE_SECONDS = 10.0  # for messages that others wait for
-_LAST_SECONDS = 0.01  # in which a thread of torch's returns that has just told that something has arrived
-_CHECK_SECONDS = 1.0  # between two looks whether other ranks are still there
-_NOTE_SECONDS = 1.0  # ranks that wait for the same collective note it within this time
+_BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if no data arrives
+_CLOSE_SECONDS = 10.0  # for messages in flight that other ranks wait for
+_LAST_SECONDS = 0.01  # for one of torch's threads to return from the callback that reports arrived data
+_CHECK_SECONDS = 1.0  # between two checks of the other ranks
+_NOTE_SECONDS = 1.0  # within which ranks that wait for the same collective report it
 
 _news = threading.Event()
 _waiters: set[int] = set()  # threads that have waited for a collective
-_turns = itertools.count(1)  # of long waits
+_waits = itertools.count(1)  # of long waits
 
 
 def _pause() -> None:
@@ -84,13 +84,13 @@ class ProcessGroupTransport(base.Transport):
         everyone = range(self._size)
         with _all_come(self._rank):
             groups = Groups(group, name or f"hvd_dyncomp.{_token(group)}")
-            self._all = groups.lane(everyone, "all")
-            self._sums = groups.lane(everyone, "sums", gpus=True) if phases else self._all
-            self._lanes = groups.lanes(phases or {})
+            self._all = groups.among(everyone, "all")
+            self._sums = groups.among(everyone, "sums", gpus=True) if phases else self._all
+            self._phase_groups = groups.by_phase(phases or {})
         self._name, self.limit = groups.name, groups.limit
-        self._turns = Turns(self._lanes)
+        self._launcher = OrderedLauncher(self._phase_groups)
         self.in_order = groups.nccl
-        self._started: weakref.WeakSet[Works] = weakref.WeakSet()
+        self._started: weakref.WeakSet[CollectiveHandle] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._number = 0  # of those that all ranks start in one order
         self._global_ranks: list[int] = dist.get_process_group_ranks(group)
@@ -133,7 +133,7 @@ class ProcessGroupTransport(base.Transport):
     def local_size(self) -> int:
         return int(os.environ.get("LOCAL_WORLD_SIZE", self._shared.hosts.count(self.host)))  # torchrun's
 
-    def obstacle(self, device: torch.device) -> str:
+    def unsupported_reason(self, device: torch.device) -> str:
         return "" if device.type in ("cpu", "cuda") else "messages are sent from CPUs and from CUDA devices only"
 
     @property
@@ -172,43 +172,45 @@ class ProcessGroupTransport(base.Transport):
         arriving: list[int],
         name: str,
         room: torch.Tensor | None = None,
-    ) -> Works:
-        thing, _, phase = name.rpartition(".")
-        lane = self._lanes.get(phase)
-        if lane is None:
+    ) -> CollectiveHandle:
+        bucket, _, phase = name.rpartition(".")
+        groups = self._phase_groups.get(phase)
+        if groups is None:
             return self._begun(name, tensor, lambda: self._all.alltoall(tensor, splits, arriving, room))
-        works = self._new(name, tensor)
-        # It may be started by whoever takes the turn before it, with buckets of another GPU.
+        handle = self._new(name, tensor)
+        # The call that starts the bucket before it may start it, on behalf of another GPU.
         here = (
             torch.cuda.stream(torch.cuda.current_stream(tensor.device)) if tensor.is_cuda else contextlib.nullcontext()
         )
 
         def start() -> tuple[list[Any], torch.Tensor]:
             with here:
-                return lane.alltoall(tensor, splits, arriving, room)
+                return groups.alltoall(tensor, splits, arriving, room)
 
-        self._turns.take(thing, phase, lambda: works.start(start))
-        return works
+        self._launcher.enqueue(bucket, phase, lambda: handle.start(start))
+        return handle
 
-    def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> Works:
+    def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> CollectiveHandle:
         copies, splits = tensor.repeat(self._size), [tensor.numel()] * self._size
         if arriving is not None:
             return self.alltoall(copies, range(self._size), splits, arriving, name)
         lengths = torch.zeros(self._size, dtype=torch.int64, device="cpu")
         lengths[self._rank] = tensor.numel()
-        works = self.sum(lengths, name)
-        works.then = lambda lengths: self._all.alltoall(copies, splits, lengths.tolist())
-        return works
+        handle = self.sum(lengths, name)
+        handle.then = lambda lengths: self._all.alltoall(copies, splits, lengths.tolist())
+        return handle
 
-    def sum(self, tensor: torch.Tensor, name: str) -> Works:
-        lane = self._sums if name.endswith(".uncompressed") else self._all
-        return self._begun(name, tensor, lambda: ([lane.sum(tensor)], tensor), numbered=lane is self._all)
+    def sum(self, tensor: torch.Tensor, name: str) -> CollectiveHandle:
+        groups = self._sums if name.endswith(".uncompressed") else self._all
+        return self._begun(name, tensor, lambda: ([groups.sum(tensor)], tensor), numbered=groups is self._all)
 
-    def _new(self, name: str, tensor: torch.Tensor) -> Works:
+    def _new(self, name: str, tensor: torch.Tensor) -> CollectiveHandle:
         self._counts[name] += 1
-        works = Works(f"{name}#{self._counts[name]}", tensor, _news.set, in_order=self.in_order and tensor.is_cuda)
-        self._started.add(works)
-        return works
+        handle = CollectiveHandle(
+            f"{name}#{self._counts[name]}", tensor, _news.set, in_order=self.in_order and tensor.is_cuda
+        )
+        self._started.add(handle)
+        return handle
 
     def _begun(
         self,
@@ -217,20 +219,20 @@ class ProcessGroupTransport(base.Transport):
         start: Callable[[], tuple[list[Any], torch.Tensor]],
         *,
         numbered: bool = True,
-    ) -> Works:
-        """Start a collective; `numbered`: one of those that all ranks start in one order."""
-        works = self._new(name, tensor)
+    ) -> CollectiveHandle:
+        """Start a collective. `numbered`: all ranks start it in one order, so it counts in `_number`."""
+        handle = self._new(name, tensor)
         if numbered:
             self._number += 1
-            works.number = self._number
-        works.start(start)
-        return works
+            handle.number = self._number
+        handle.start(start)
+        return handle
 
-    def poll(self, handle: Works) -> bool:
+    def poll(self, handle: CollectiveHandle) -> bool:
         return handle.over
 
-    def wait(self, handle: Works) -> torch.Tensor:
-        """As `base.Transport.wait`. Logs a warning if it takes long, but none after `wait_for`, whose caller says more.
+    def wait(self, handle: CollectiveHandle) -> torch.Tensor:
+        """As `base.Transport.wait`. Warns if it takes long, but not after `wait_for`, whose caller warns itself.
 
         Raises:
             ConnectionError: a rank has ended.
@@ -247,12 +249,12 @@ class ProcessGroupTransport(base.Transport):
                     self._report(handle)
                 watch = watch or self._watch(handle)
                 if watch is not None and (said := watch.crossed()):
-                    self.abort(said)  # ranks would count its collectives differently from now on
+                    self.abort(said)  # from now on the ranks' numbers of collectives would differ
                     raise LockstepError(said)
             return handle.result()
         except (ConnectionError, TimeoutError) as error:
             reason = self._reason_of_abort()
-            self._leave()  # or a rank that lives on would leave those waiting that do not hear from the lost one
+            self._leave()  # otherwise ranks without a connection to the lost one would wait for this rank
             if reason:
                 raise LockstepError(reason) from error
             raise
@@ -260,17 +262,17 @@ class ProcessGroupTransport(base.Transport):
             if watch is not None:
                 watch.end()
 
-    def wait_for(self, handle: Works, seconds: float) -> bool:
+    def wait_for(self, handle: CollectiveHandle, seconds: float) -> bool:
         handle.since = handle.since or time.monotonic()
-        if not handle.over:  # the background's thread only receives what has come
+        if not handle.over:  # the background thread asks only for collectives that are over
             _waiters.add(threading.get_ident())
         return handle.wait(seconds)
 
-    def _watch(self, handle: Works) -> Watch | None:
-        """A watch over a long wait; None if it cannot be known that a rank will not start what is waited for."""
+    def _watch(self, handle: CollectiveHandle) -> Watch | None:
+        """A watch over a long wait; None where another thread may still start the collective on a rank."""
         if not handle.number or len(_waiters) > 1:
             return None
-        under_way = [works for each in list(_alive) for works in list(each._started) if not works.over]
+        under_way = [handle for each in list(_alive) for handle in list(each._started) if not handle.over]
         started = {each._name: each._number for each in list(_alive)}
         wait = Wait(
             handle.name.partition("#")[0],
@@ -279,14 +281,15 @@ class ProcessGroupTransport(base.Transport):
             self._global_ranks,
             started,
             alone=under_way == [handle],
-            turn=next(_turns),
+            turn=next(_waits),
         )
         return Watch(wait, self._global_ranks[self._rank])
 
-    def missing(self, handle: Works) -> list[int]:
-        """As `base.Transport.missing`. Each rank that asks notes in the job's store that it waits; blocks for a second.
+    def missing(self, handle: CollectiveHandle) -> list[int]:
+        """As `base.Transport.missing`. Blocks for a second.
 
-        So it knows only of ranks that wait as long.
+        Each rank that calls this notes in the job's store that it waits. So a rank that has not waited as long counts
+        as missing.
         """
         if handle.over:
             return []
@@ -295,12 +298,12 @@ class ProcessGroupTransport(base.Transport):
             store.set(f"{handle.name}.{self._rank}", "")
             handle.wait(_NOTE_SECONDS)
             late = [rank for rank in range(self._size) if not store.check([f"{handle.name}.{rank}"])]
-        except (RuntimeError, ValueError):  # the store has ended with its rank, or the program has left it
+        except (RuntimeError, ValueError):  # the store's rank has ended, or the program has destroyed its group
             return []
         return [] if handle.over else late
 
-    def _report(self, handle: Works) -> None:
-        """Say what is waited for."""
+    def _report(self, handle: CollectiveHandle) -> None:
+        """Warn of a long wait."""
         ranks = self.missing(handle)
         logger.warning(
             "rank %d has waited %.0f s for %s%s; the time limit of the process group is %s",
@@ -315,14 +318,14 @@ class ProcessGroupTransport(base.Transport):
         _background.add(work)
 
     def abort(self, reason: str) -> None:
-        """As `base.Transport.abort`. Ranks that notice the end of connections read the reason in the job's store."""
-        with contextlib.suppress(Exception):  # the store has ended with its rank
+        """As `base.Transport.abort`. Ranks that lose the connections read the reason in the job's store."""
+        with contextlib.suppress(Exception):  # the store's rank has ended
             self._store().compare_set("reason", "", reason)  # the first of all ranks
         self._leave()
         self._started.clear()  # at exit nobody waits for them
 
     def check_peers(self, what: str = "") -> None:
-        """As `base.Transport.check_peers`. Gloo, too, may go on waiting for a rank whose connection it has closed.
+        """As `base.Transport.check_peers`. Gloo may wait on for a rank whose connection it has closed, too.
 
         Args:
             what: begins the error's text.
@@ -337,11 +340,11 @@ class ProcessGroupTransport(base.Transport):
         if reason := self._reason_of_abort():
             raise LockstepError(reason)
         before, self._closed = self._closed, any(map(any_closed, self._sockets))
-        if before and self._closed:  # a second later what has come before the end has been received
+        if before and self._closed:  # only a second later: data sent before the end has been received by then
             raise ConnectionError(f"{what}the connection to a rank was lost: its output says why")
 
     def _reason_of_abort(self) -> str:
-        """Why a rank has called `abort`; "" if none has said so."""
+        """The reason of the rank that has called `abort`; "" if none has."""
         with contextlib.suppress(Exception):
             store = self._store()
             return store.get("reason").decode() if store.check(["reason"]) else ""
@@ -350,15 +353,15 @@ class ProcessGroupTransport(base.Transport):
     def _store(self) -> Any:
         return dist.PrefixStore(f"{self._name}.aborted", dist.distributed_c10d._get_default_store())
 
-    # No `give_way`: Gloo's threads sleep until they are woken, and then run at once; a pause there cost 7 % of a step.
+    # No `yield_cpu`: Gloo's threads sleep until they are woken, and then run at once; a pause there cost 7 % of a step.
 
 
 @contextlib.contextmanager
 def _all_come(rank: int) -> Iterator[None]:
-    """What is done in this context waits for the other ranks; log a warning if that takes long.
+    """Warn if the code in this context, which waits for all ranks, takes long.
 
     Raises:
-        TimeoutError, ConnectionError: a rank does not come in time, or has ended.
+        TimeoutError, ConnectionError: a rank does not join in time, or has ended.
     """
     timer = threading.Timer(
         LATE_SECONDS,
@@ -384,17 +387,17 @@ def _all_come(rank: int) -> Iterator[None]:
         timer.cancel()
 
 
-def _close(process: int, groups: Mapping[Any, Sockets], started: Iterable[Works]) -> None:
-    """Leave groups when nothing is in flight, or after some seconds: others may wait for messages."""
-    if os.getpid() != process:  # a child has none of them
+def _close(process: int, groups: Mapping[Any, Sockets], started: Iterable[CollectiveHandle]) -> None:
+    """Leave groups when nothing is in flight, or after some seconds: other ranks may wait for messages."""
+    if os.getpid() != process:  # a forked child does not own the groups
         return
     until = time.monotonic() + _CLOSE_SECONDS
-    leave(groups, quiet=all([works.wait(until - time.monotonic()) for works in list(started)]))
+    leave(groups, quiet=all([handle.wait(until - time.monotonic()) for handle in list(started)]))
 
 
 @atexit.register
 def _exit() -> None:
-    """Python exits: no thread may come back to it from C++ afterwards."""
+    """When Python exits: afterwards no thread may return to it from C++."""
     for one in list(_alive):
         one._end()
     leave_at_exit(_CLOSE_SECONDS)
@@ -403,14 +406,14 @@ def _exit() -> None:
 
 
 def _token(group: Any) -> str:
-    """A word that no other group of the job has had. Collective: it travels by the group itself."""
+    """A word that is unique in the job, drawn by the first rank. Collective over the group."""
     device = "cpu" if "cpu:" in dist.get_backend_config(group) else torch.device("cuda", torch.cuda.current_device())
     word = torch.frombuffer(bytearray(secrets.token_bytes(8)), dtype=torch.uint8).to(device)
     dist.broadcast(word, dist.get_global_rank(group, 0), group)
     return word.cpu().numpy().tobytes().hex()
 
 
-# Kept as long as the group exists: all ranks must agree whether a transport has to be made, whatever a rank's garbage
+# A transport lives as long as its group: all ranks must agree whether one has to be made, whatever a rank's garbage
 # collector has done.
 _alive: weakref.WeakSet[ProcessGroupTransport] = weakref.WeakSet()
 _transports: weakref.WeakKeyDictionary[Any, ProcessGroupTransport] = weakref.WeakKeyDictionary()

@@ -155,7 +155,7 @@ def _decide(wish: str, obstacle: str) -> str:
 def _obstacle() -> str:
     if not torch.cuda.is_available():
         return _NO_GPU
-    return ranks.transport().obstacle(torch.device("cuda"))
+    return ranks.transport().unsupported_reason(torch.device("cuda"))
 
 
 def _gpus() -> list[str]:

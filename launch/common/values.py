@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NoReturn, TypeVar
 
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.levels import check_level
+from hvd_dyncomp.levels import level_argument
 
 _FRACTIONS = {str(Fraction(bits)): bits for bits in LEVELS}  # 1/8, 1/4, ...
 DEVICES = ("auto", "cpu", "cuda")  # what --device takes
@@ -89,10 +89,7 @@ def folder(text: str) -> str:
 
 def level(text: str) -> float:
     """One of the library's bit-widths, below one bit as 0.25 or 1/4; 32 is uncompressed."""
-    try:
-        return check_level("level", _FRACTIONS.get(text.strip()) or float(text))
-    except ValueError as error:
-        raise ArgumentTypeError(f"{text!r} is not one of the levels {', '.join(map(str, LEVELS))}") from error
+    return level_argument(str(_FRACTIONS.get(text.strip(), text)))
 
 
 def bit_levels(text: str) -> tuple[float, ...]:

@@ -40,7 +40,7 @@ class Step:
         self._machine, self._streams, self._taken = machine, streams, []
         self._origins = set()
 
-    def add(self, slot, gradient, used, lingers=False) -> None:
+    def add(self, slot, gradient, used, has_stale_grad=False) -> None:
         self._taken.append(gradient)
         self._origins.add(self._streams.origin())
 
@@ -155,7 +155,7 @@ def test_an_error_anywhere_ends_the_pass(monkeypatch, where):
 
     monkeypatch.setattr(backward, "streams_of", lambda device: Plain(where))
     step = SimpleNamespace(
-        add=lambda slot, gradient, used, lingers: None,
+        add=lambda slot, gradient, used, has_stale_grad: None,
         bits=4,
         collect=failing if where == "collecting" else lambda: None,
         traffic=SimpleNamespace(seconds=0.0),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
 from hvd_dyncomp.exchange.topology import Topology
-from hvd_dyncomp.exchange.unused import Kept
+from hvd_dyncomp.exchange.unused import SavedResiduals
 
 SIZES = {"a": 700, "b": 130}
 VALUES = 830
@@ -24,7 +24,7 @@ def new_bucket(rank: int = 5, size: int = 12, **changes) -> Bucket:
 
 
 def arrange(bucket: Bucket, names) -> None:
-    where = Topology.apart(12) if names == "flat" else Topology.of(names)
+    where = Topology.one_rank_per_host(12) if names == "flat" else Topology.of(names)
     bucket.arrange(where, by_host=names != "flat")
 
 
@@ -65,7 +65,7 @@ def test_whatever_arrangements_follow_nothing_of_what_is_owed_is_lost(rank, turn
         assert not all_owed(bucket)[VALUES:].any(), "the padding owes something"
         assert bucket.residuals.own.numel() == bucket.section.blocks * 64
         if seed % 2:  # a step in between, whose zero gradients take nothing along
-            bucket.residuals.join_all(bucket.slots, [torch.zeros(slot.numel) for slot in bucket.slots])
+            bucket.residuals.add_all_pending(bucket.slots, [torch.zeros(slot.numel) for slot in bucket.slots])
             assert torch.equal(all_owed(bucket), owed)
 
 
@@ -79,12 +79,12 @@ def test_what_is_owed_outside_the_section_joins_the_next_gradients_once(names):
     section[bucket.residuals.own_range] = own
     outside = everything - section
     assert own.any() and outside.any() and not outside[bucket.residuals.own_range].any()
-    given, gradients = bucket.residuals.join_all(bucket.slots, ones(bucket)), ones(bucket)
+    given, gradients = bucket.residuals.add_all_pending(bucket.slots, ones(bucket)), ones(bucket)
     for slot, total, gradient in zip(bucket.slots, given, gradients, strict=True):
         torch.testing.assert_close(total - gradient, outside[slot.range], rtol=0, atol=2e-3)
     assert torch.equal(bucket.residuals.own, own), "the kernel adds it, and must find it"
     assert torch.allclose(all_owed(bucket), section)
-    again = bucket.residuals.join_all(bucket.slots, gradients)
+    again = bucket.residuals.add_all_pending(bucket.slots, gradients)
     assert all(total is gradient for total, gradient in zip(again, gradients, strict=True)), "delivered twice"
 
 
@@ -95,10 +95,10 @@ def test_what_is_owed_outside_the_section_can_wait_again():
     arrange(bucket, ARRANGEMENTS[1])
     before = all_owed(bucket)
     unused = bucket.slots[::2]
-    kept = Kept(bucket, dict.fromkeys(unused, True))
-    bucket.residuals.join_all(bucket.slots, ones(bucket))
+    kept = SavedResiduals(bucket, dict.fromkeys(unused, True))
+    bucket.residuals.add_all_pending(bucket.slots, ones(bucket))
     for slot in unused:
-        kept.put_back(slot)
+        kept.restore(slot)
         assert before[slot.range].any() and torch.equal(all_owed(bucket)[slot.range], before[slot.range])
 
 
@@ -109,14 +109,14 @@ def test_a_release_hands_out_everything(names):
     owe(bucket, generator)
     arrange(bucket, names)
     before = all_owed(bucket)
-    bucket.residuals.release()
+    bucket.residuals.begin_flush()
     for slot, one in zip(bucket.slots, ones(bucket), strict=True):
-        taken = bucket.residuals.join(slot, one.view(slot.shape)) - one
+        taken = bucket.residuals.add_pending(slot, one.view(slot.shape)) - one
         torch.testing.assert_close(taken, before[slot.range], rtol=2**-8, atol=2e-3)
-    bucket.residuals.released(joined=True)
+    bucket.residuals.end_flush(joined=True)
     assert not bucket.residuals.carries and not all_owed(bucket).any()
     gradients = ones(bucket)
-    assert bucket.residuals.join_all(bucket.slots, gradients) is gradients
+    assert bucket.residuals.add_all_pending(bucket.slots, gradients) is gradients
 
 
 @pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])
@@ -127,11 +127,11 @@ def test_a_release_that_nothing_takes_along_keeps_everything(names, joined):
     owe(bucket, generator)
     arrange(bucket, names)
     before = all_owed(bucket)
-    bucket.residuals.release()
+    bucket.residuals.begin_flush()
     if joined:
         for slot in bucket.slots:
-            bucket.residuals.join(slot, torch.zeros(slot.shape))
-    bucket.residuals.released(joined)
+            bucket.residuals.add_pending(slot, torch.zeros(slot.shape))
+    bucket.residuals.end_flush(joined)
     assert bucket.residuals.carries
     torch.testing.assert_close(all_owed(bucket), before, rtol=2**-8, atol=2**-6)
     arrange(bucket, ARRANGEMENTS[3])
@@ -149,7 +149,7 @@ def test_without_error_feedback_there_is_nothing_to_move():
     bucket = new_bucket(error_feedback=False)
     arrange(bucket, ARRANGEMENTS[1])
     gradients = ones(bucket)
-    assert not bucket.residuals.enabled and bucket.residuals.join_all(bucket.slots, gradients) is gradients
+    assert not bucket.residuals.enabled and bucket.residuals.add_all_pending(bucket.slots, gradients) is gradients
 
 
 def test_what_is_dropped_is_dropped_outside_the_section_too():

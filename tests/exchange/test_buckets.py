@@ -47,10 +47,10 @@ def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype(d
     bucket = buckets[0]
     bucket.residuals.own[:100] = 1e8
     bucket.residuals.quantized()
-    bucket.residuals.release()
-    total = bucket.residuals.join(slots["p0"], torch.full((100,), 50_000.0, dtype=dtype))
+    bucket.residuals.begin_flush()
+    total = bucket.residuals.add_pending(slots["p0"], torch.full((100,), 50_000.0, dtype=dtype))
     torch.testing.assert_close(total, torch.full((100,), most, dtype=dtype))
-    bucket.residuals.released(joined=True)
+    bucket.residuals.end_flush(joined=True)
     assert not bucket.residuals.own.any() and not bucket.residuals.carries
 
 
@@ -62,17 +62,17 @@ def test_what_is_no_gradient_takes_no_residual_along(value, dtype):
     bucket = buckets[0]
     bucket.residuals.own[:100] = 5
     bucket.residuals.quantized()
-    bucket.residuals.release()
+    bucket.residuals.begin_flush()
     gradient = torch.ones(100, dtype=dtype) * (value == value and value != 0.0)
     gradient[3] = value
     if value == 0.0:
         gradient.zero_()
-    assert torch.equal(bucket.residuals.join(slots["p0"], gradient).nan_to_num(7, 8), gradient.nan_to_num(7, 8))
-    bucket.residuals.released(joined=True)
+    assert torch.equal(bucket.residuals.add_pending(slots["p0"], gradient).nan_to_num(7, 8), gradient.nan_to_num(7, 8))
+    bucket.residuals.end_flush(joined=True)
     assert bucket.residuals.carries and (bucket.residuals.own[:100] == 5).all(), "it waits"
-    bucket.residuals.release()
-    assert (bucket.residuals.join(slots["p0"], torch.ones(100)) > 1).all()
-    bucket.residuals.released(joined=True)
+    bucket.residuals.begin_flush()
+    assert (bucket.residuals.add_pending(slots["p0"], torch.ones(100)) > 1).all()
+    bucket.residuals.end_flush(joined=True)
     assert not bucket.residuals.carries
 
 

@@ -104,7 +104,7 @@ def test_what_horovod_got_on_a_rank_that_cannot_begin_can_be_reduced(ranks, host
 
 
 def test_a_device_that_the_transport_cannot_send_from_is_refused_on_every_rank(monkeypatch):
-    monkeypatch.setattr(InProcessTransport, "obstacle", lambda transport, device: f"no road from {device}")
+    monkeypatch.setattr(InProcessTransport, "unsupported_reason", lambda transport, device: f"no road from {device}")
     texts, _ = said(3, (), {})
     assert texts == ["ValueError: parameters on cpu cannot be sent: no road from cpu"] * 3
 
@@ -112,9 +112,9 @@ def test_a_device_that_the_transport_cannot_send_from_is_refused_on_every_rank(m
 def test_horovod_sends_from_gpus_only_if_it_was_built_for_them(monkeypatch):
     for built in (True, False):
         monkeypatch.setattr(hvd, "cuda_built", lambda built=built: built)
-        said = HorovodTransport().obstacle(torch.device("cuda:1"))
+        said = HorovodTransport().unsupported_reason(torch.device("cuda:1"))
         assert built == (not said) and (built or "build it with HOROVOD_GPU_OPERATIONS=NCCL" in said)
-        assert HorovodTransport().obstacle(torch.device("cpu")) == ""
+        assert HorovodTransport().unsupported_reason(torch.device("cpu")) == ""
 
 
 @pytest.mark.parametrize("torchs", [None, "6.4.43482"])
@@ -125,12 +125,12 @@ def test_a_horovod_for_the_gpus_of_another_maker_is_refused(monkeypatch, torchs,
     monkeypatch.setattr(torch.version, "hip", torchs)
     monkeypatch.setattr(hvd, "cuda_built", lambda: cuda)
     monkeypatch.setattr(hvd, "rocm_built", lambda: rocm)
-    said = HorovodTransport().obstacle(torch.device("cuda:0"))
+    said = HorovodTransport().unsupported_reason(torch.device("cuda:0"))
     if torchs is None:
         assert cuda == (not said) and (cuda or "without CUDA" in said and "HOROVOD_GPU=CUDA" in said)
     else:
         assert rocm == (not said) and (rocm or "without ROCm" in said and "HOROVOD_GPU=ROCM" in said)
-    assert HorovodTransport().obstacle(torch.device("cpu")) == ""
+    assert HorovodTransport().unsupported_reason(torch.device("cpu")) == ""
 
 
 @pytest.mark.parametrize(("value", "refused"), [("1", True), (" 01", True), ("0", False), ("", False), ("yes", False)])
@@ -138,8 +138,8 @@ def test_a_horovod_for_the_gpus_of_another_maker_is_refused(monkeypatch, torchs,
 def test_a_horovod_that_says_too_early_that_a_gpu_is_done_is_refused(monkeypatch, variable, value, refused):
     monkeypatch.setattr(hvd, "cuda_built", lambda: True)
     monkeypatch.setenv(variable, value)
-    assert refused == ("unset it" in HorovodTransport().obstacle(torch.device("cuda:0")))
-    assert HorovodTransport().obstacle(torch.device("cpu")) == ""
+    assert refused == ("unset it" in HorovodTransport().unsupported_reason(torch.device("cuda:0")))
+    assert HorovodTransport().unsupported_reason(torch.device("cpu")) == ""
 
 
 @pytest.mark.parametrize("op", ["Adasum", "Min"])

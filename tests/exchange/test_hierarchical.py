@@ -15,7 +15,7 @@ from simulated import (
     places,
 )
 
-from hvd_dyncomp.exchange import one_bucket, routes
+from hvd_dyncomp.exchange import bucket_exchange, routes
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.transport.in_process import InProcessTransport
 
@@ -126,7 +126,7 @@ def test_messages_and_sums_are_let_go_before_the_step_ends(ranks, hosts, monkeyp
         made.append(weakref.ref(received))
         return received
 
-    monkeypatch.setattr(one_bucket, "route_of", route_of)
+    monkeypatch.setattr(bucket_exchange, "route_of", route_of)
     monkeypatch.setattr(Messages, "room", room)
     monkeypatch.setattr(InProcessTransport, "wait", wait)
     gc.collect()

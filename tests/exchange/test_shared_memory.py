@@ -62,7 +62,7 @@ def play(program: list[list[tuple[str, int, int]]], transport: InProcessTranspor
         gradients = {name: owned[which][start : start + SIZES[name]] for name, which, start in used}
         for name in [name for name, _, _ in used]:
             optimizer.hand_over(named[name], gradients[name])
-            transport.give_way()
+            transport.yield_cpu()
         for each, was in zip(owned, before, strict=True):
             assert torch.equal(each, was), "a mean was written while backward could still read the memory"
         optimizer.synchronize()

@@ -165,7 +165,10 @@ def no_memory_kept(self):
 
 @pytest.mark.parametrize(
     ("name", "without"),
-    [("races.Machine.wait_until", nothing), ("hvd_dyncomp.transport.works.Works.result", no_memory_kept)],
+    [
+        ("races.Machine.wait_until", nothing),
+        ("hvd_dyncomp.transport.collective_handle.CollectiveHandle.result", no_memory_kept),
+    ],
 )
 def test_each_part_is_needed_with_nccl(monkeypatch, name, without):
     """The current stream waits for what arrives; what was sent is not used anew before."""

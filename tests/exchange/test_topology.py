@@ -18,7 +18,7 @@ def test_hosts_are_in_the_order_of_their_first_ranks():
     topology = Topology.of(["b", "a", "b", "c", "a"])
     assert topology.hosts == ((0, 2), (1, 4), (3,)) and topology.size == 5
     assert topology.host_of(2) == (0, 2) and topology.host_of(3) == (3,)
-    assert Topology.apart(3).hosts == ((0,), (1,), (2,))
+    assert Topology.one_rank_per_host(3).hosts == ((0,), (1,), (2,))
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.lists(st.integers(0, 3), min_size=1, max_size=6))

@@ -177,12 +177,12 @@ def test_a_group_may_have_skipped_tensors_on_a_gpu(monkeypatch, groups, skipped,
     """Horovod refuses groups of tensors on several devices: tickets are where the skipped ones are."""
     asked = set()
 
-    class Noted(session.Handover):
+    class Noted(session.StepGradients):
         def __init__(self, step, source, *, on_device):
             asked.add(on_device)
             super().__init__(step, source, on_device=on_device)
 
-    monkeypatch.setattr(session, "Handover", Noted)
+    monkeypatch.setattr(session, "StepGradients", Noted)
 
     def program(transport):
         worker = Worker(transport, {"a": 130, "b": 140}, 4, skip=lambda name, p: name == skipped)

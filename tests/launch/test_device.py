@@ -27,7 +27,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
         monkeypatch.setattr(hvd, "rank", lambda: rank)
         monkeypatch.setattr(hvd, "nccl_built", lambda: int(nccl))
-        monkeypatch.setattr(HorovodTransport, "obstacle", lambda self, where: "" if built else NO_CUDA)
+        monkeypatch.setattr(HorovodTransport, "unsupported_reason", lambda self, where: "" if built else NO_CUDA)
         everyone = [["", list(seen)] if seen in ("A", "AB", "CD") else [seen, []] for seen in others]
         monkeypatch.setattr(device, "gather_json", lambda _, mine, name: [*everyone[:rank], mine, *everyone[rank:]])
         chosen = device.choose(wish)

@@ -29,7 +29,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(HorovodTransport, "obstacle", lambda self, where: "")
+    monkeypatch.setattr(HorovodTransport, "unsupported_reason", lambda self, where: "")
     monkeypatch.setattr(hvd, "nccl_built", lambda: 0)
     return SimpleNamespace(nccl=lambda: monkeypatch.setattr(hvd, "nccl_built", lambda: 1))
 

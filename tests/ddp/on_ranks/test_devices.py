@@ -14,8 +14,8 @@ import torch.distributed as dist
 from problem import Linear, distributed, gradients
 from torch import Tensor
 
-from hvd_dyncomp.transport import lanes
-from hvd_dyncomp.transport.lanes import Groups
+from hvd_dyncomp.transport import phase_groups
+from hvd_dyncomp.transport.phase_groups import Groups
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 CASES = {
@@ -143,19 +143,19 @@ class PretendedNccl:
 
 
 def test_what_is_made_with_nccl(monkeypatch, size):
-    """One communicator for all lanes of the same ranks. CPUs travel by Gloo, in a group of each phase."""
+    """One communicator for all phases of the same ranks. CPUs travel by Gloo, in a group of each phase."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", PretendedNccl, raising=False)
-    groups = Groups(dist.group.WORLD, "test.lanes")
+    groups = Groups(dist.group.WORLD, "test.groups")
     groups.nccl = True
-    made = groups.lanes(dict.fromkeys(["scatter", "gather"], range(size)))
+    made = groups.by_phase(dict.fromkeys(["scatter", "gather"], range(size)))
     scatter, gather = made["scatter"], made["gather"]
-    assert scatter.nccl is gather.nccl is groups.lane(range(size), "sums", gpus=True).nccl is not None
-    assert groups.lane(range(size), "all").nccl is None
+    assert scatter.nccl is gather.nccl is groups.among(range(size), "sums", gpus=True).nccl is not None
+    assert groups.among(range(size), "all").nccl is None
     assert not set(map(id, scatter.groups)) & set(map(id, gather.groups))
     total = torch.ones(3)
     scatter.sum(total).wait()
     assert torch.equal(total, torch.full((3,), float(size)))
-    lanes.leave(groups.made, quiet=True)
+    phase_groups.leave(groups.made, quiet=True)
     assert not scatter.nccl.aborted, "other ranks may still need what is queued on this rank's GPU"
-    lanes.leave_at_exit(0)
+    phase_groups.leave_at_exit(0)
     assert scatter.nccl.aborted

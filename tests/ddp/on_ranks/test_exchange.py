@@ -138,8 +138,8 @@ def test_unused_parameters(rank, size):
 
 @pytest.mark.parametrize("bits", [0.25, 1, 4])
 @pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("lingers", [False, True])
-def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, lingers, rank):
+@pytest.mark.parametrize("has_stale_grad", [False, True])
+def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, has_stale_grad, rank):
     """Also in blocks that it shares with others, if it has the gradient of an earlier step, and at 32 bits."""
     arguments = {"gradient_as_bucket_view": views}
     levels = Schedule({0: bits, 1: 32})
@@ -158,7 +158,7 @@ def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, lingers, rank):
             quantizer.controller.step({})
         before = quantizer.state_dict()
         for i, value in enumerate(model.module.values):
-            if i != 2 or not lingers:
+            if i != 2 or not has_stale_grad:
                 value.grad = None
         lingering = copy.deepcopy(model.module.values[2].grad)
         model(seed, (0, 1, 3) if rank == 0 else (0, 3)).backward()
@@ -168,8 +168,8 @@ def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, lingers, rank):
         then, since = (undelivered(quantizer, state, "values.2") for state in (before, after))
         assert (since - then).abs().max() <= 2.0**-6 * then.abs().max()  # divided anew at 32 bits, and bfloat16
         now = model.module.values[2].grad
-        assert (now is None) != lingers
-        if lingers:  # at 32 bits the mean of equal ones, as without compression
+        assert (now is None) != has_stale_grad
+        if has_stale_grad:  # at 32 bits the mean of equal ones, as without compression
             torch.testing.assert_close(now, lingering, rtol=1e-6 * (seed == 6), atol=0.0)
         assert model.module.values[1].grad.any()
     assert same_on_all_ranks([model.module.values[i].grad for i in (0, 1, 3)])

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_dyncomp import LockstepError, ddp
-from hvd_dyncomp.transport import lanes, torch_distributed, works
+from hvd_dyncomp.transport import collective_handle, phase_groups, torch_distributed
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
@@ -33,7 +33,7 @@ def test_who_it_is(transport, rank, size):
     assert (transport.rank, transport.size) == (rank, size)
     assert gather_json(transport, transport.host, "hosts") == transport.hosts
     assert transport.local_size == transport.hosts.count(transport.host)
-    assert transport.obstacle(torch.device("cpu")) == ""
+    assert transport.unsupported_reason(torch.device("cpu")) == ""
 
 
 def phases_of(rank: int, size: int) -> dict[str, tuple[int, ...]]:
@@ -238,7 +238,7 @@ def test_garbage_that_a_thread_of_torchs_collects(arrived, monkeypatch, rank):
     monkeypatch.setattr(torch_distributed, "_CLOSE_SECONDS", 0.1)
     made, collectors = ProcessGroupTransport(), []
     if rank == 0:
-        is_over = works.Works._one_is_over
+        is_over = collective_handle.CollectiveHandle._one_is_over
 
         def collecting(self, future):
             if arrived:
@@ -246,7 +246,7 @@ def test_garbage_that_a_thread_of_torchs_collects(arrived, monkeypatch, rank):
             gc.collect()
             collectors.append(threading.current_thread())
 
-        monkeypatch.setattr(works.Works, "_one_is_over", collecting)
+        monkeypatch.setattr(collective_handle.CollectiveHandle, "_one_is_over", collecting)
         made.sum(torch.ones(1), "late")
         made.cycle, gone = made, weakref.ref(made)
         del made
@@ -261,7 +261,7 @@ def test_garbage_that_a_thread_of_torchs_collects(arrived, monkeypatch, rank):
             made.wait(made.sum(torch.ones(1), "late"))
         del made
     dist.barrier()
-    lanes.Groups(dist.group.WORLD, "next")  # deletes what such threads have left
+    phase_groups.Groups(dist.group.WORLD, "next")  # deletes what such threads have left
     gc.collect()
 
 

@@ -23,7 +23,7 @@ CASES = {
 def gpu() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
-    if obstacle := HorovodTransport().obstacle(torch.device("cuda")):
+    if obstacle := HorovodTransport().unsupported_reason(torch.device("cuda")):
         pytest.skip(obstacle)
     count = torch.cuda.device_count()
     if hvd.nccl_built() and count < hvd.local_size():

@@ -29,7 +29,7 @@ def count_outside(tensor: torch.Tensor, traffic: Traffic, transport: Transport) 
     traffic.float32_leaving_bytes += allreduce_bytes(plain, hosts) / neighbours
 
 
-class Tally:
+class StepTraffic:
     """The counts of one step.
 
     Args:

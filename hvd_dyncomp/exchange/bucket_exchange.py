@@ -1,8 +1,9 @@
 """The exchange of one bucket in one step.
 
-A complete bucket is read where autograd left the gradients, and the means are written back there: at once if nobody
-else owns that memory, otherwise when all of the step have been read. A copy is made only if dtype or strides require
-it. Everything is asynchronous and named. Only `wait` blocks; a backward hook calls it only for what has arrived.
+The exchange reads the gradients where autograd left them, and writes the means to the same memory: at once if nothing
+else owns that memory, otherwise when all gradients of the step have been read. It copies a gradient only if its dtype
+or strides require it. All collectives are asynchronous and named. Only `wait` blocks, and a backward hook calls it only
+for collectives that have completed.
 """
 
 from __future__ import annotations
@@ -18,32 +19,33 @@ from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot, is_marked
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
-from hvd_dyncomp.exchange.unused import Kept
+from hvd_dyncomp.exchange.unused import SavedResiduals
 from hvd_dyncomp.kernels.reference import PLACEMENTS
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
 
 
-class Exchange(Task[torch.Tensor]):
-    """The exchange of one bucket in one step. Level and step are fixed when it is made; later changes do not affect it.
+class BucketExchange(Task[torch.Tensor]):
+    """The exchange of one bucket in one step. Level and step are fixed at construction.
 
     Args:
-        bucket: what travels. It may be arranged anew until something is quantized or sent.
+        bucket: the parameters. `Bucket.arrange` may be called until something is quantized or sent.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
         factor: multiplies the sum over ranks (1/N for a mean).
         stochastic: round values stochastically instead of to nearest.
         transport: sends the messages.
-        own_memory: whether no two gradients share memory, and nobody else uses it.
+        own_memory: whether no two gradients share memory, and nothing else uses it.
 
     Attributes:
-        gradients: those added so far, by slot. Their memory gets the means.
-        queued: for whoever keeps exchanges in the order in which they were complete: whether it has this one.
-        complete: whether all have arrived. Then `prepare` makes the first messages, and `start` sends them once all
-            ranks agree; `received` when nothing is in flight; `over` when the means are written.
-        nonfinite_blocks: after `conclude`: blocks of the result that are not finite, because some rank's values were
-            not.
+        bucket: see above.
+        gradients: the gradients added so far, by slot. Their memory receives the means.
+        queued: whether the step has put this exchange into its queue.
+        complete: whether all gradients have been added. Then `prepare` makes the first messages, and `start` sends them
+            once all ranks agree; `received` is True when nothing is in flight, `over` when the means are written.
+        nonfinite_blocks: blocks of the result with a NaN, because some rank's values were not finite. Valid after
+            `conclude`.
         error: as in `Task`.
     """
 
@@ -59,35 +61,37 @@ class Exchange(Task[torch.Tensor]):
         own_memory: bool,
     ) -> None:
         super().__init__(transport, self._all_of_it())
-        self._bucket, self._factor, self._streams = bucket, factor, bucket.streams
+        self.bucket, self._factor, self._streams = bucket, factor, bucket.streams
         self._messages = Messages(bucket, bits, step, stochastic)
         self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self.complete = self.queued = False
         self._missing = set(range(len(bucket.slots)))
-        # Parameters that this rank does not use; and what their gradients had before, or None for zeros.
+        # Parameters that this rank does not use, with a copy of the gradient before the step, or None for zeros.
         self._without: dict[Slot, torch.Tensor | None] = {}
         self._places: dict[Slot, torch.Tensor] = {}  # where their means are
-        self._kept: Kept | None = None
-        self._used: torch.Tensor | None = None  # marks of the slots that some rank uses, once the device has caught up
+        self._saved: SavedResiduals | None = None
+        self._used: torch.Tensor | None = None  # on the host: marks of the slots that any rank uses
         self._route: Route | None = None
         self._started = False
         self._origins: set[Any] = set()
         self._may_write = own_memory
-        self._sole_owners: bool | None = None  # None: nobody has looked
+        self._sole_owners: bool | None = None  # None: not asked yet
         self.nonfinite_blocks = 0
 
-    def add(self, slot: Slot, gradient: torch.Tensor | None, *, used: bool = True, lingers: bool = False) -> None:
+    def add(
+        self, slot: Slot, gradient: torch.Tensor | None, *, used: bool = True, has_stale_grad: bool = False
+    ) -> None:
         """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing.
 
         Args:
-            gradient: None if there is none on any rank: zeros travel, and nothing is written.
+            gradient: None if no rank has one: zeros are sent, and nothing is written.
             used: whether this rank's loss depends on the parameter.
-            lingers: whether the gradient may have values, of earlier steps, even if it does not.
+            has_stale_grad: whether the gradient of an unused parameter may hold values of earlier steps.
         """
         if slot.index in self._missing:
             if not used:
-                self._without[slot] = before = gradient.clone() if lingers and gradient is not None else None
+                self._without[slot] = before = gradient.clone() if has_stale_grad and gradient is not None else None
                 if before is not None:
                     self._streams.keep(before)
             self._origins.add(self._streams.origin())
@@ -102,16 +106,16 @@ class Exchange(Task[torch.Tensor]):
             with self._streams.outgoing(self._origins):
                 self.begin()
 
-    def set_apart(self, apart: Mapping[int, torch.Tensor]) -> None:
-        """Use other memory for some gradients, by the gradients' identity. It has their values."""
-        self.gradients = [apart.get(id(gradient), gradient) for gradient in self.gradients]
+    def relocate(self, places: Mapping[int, torch.Tensor]) -> None:
+        """Replace gradients by tensors with the same values, by `id` of the gradient."""
+        self.gradients = [places.get(id(gradient), gradient) for gradient in self.gradients]
 
     def start(self) -> None:
-        """Send the first message, with zeros for missing gradients (sparse ones). No effect on later calls."""
+        """Send the first message, with zeros for missing (sparse) gradients. No effect on later calls."""
         if not self._started:
             self.prepare()
             self._started = True
-            with self._streams.outgoing(()):  # in which the messages were made; later gradients are none of theirs
+            with self._streams.outgoing(()):  # the stream that made the messages; it need not wait for later gradients
                 self.begin()
 
     @property
@@ -120,10 +124,10 @@ class Exchange(Task[torch.Tensor]):
         return self._route.groups if self._route else []
 
     def advance(self) -> bool:
-        """Do what is possible without blocking, once all gradients are in; return whether the exchange is over.
+        """Advance without blocking, once all gradients are added; return whether the exchange is over.
 
-        A backward hook may call it: an error is kept in `error`. Raised in a hook, it would reach the ranks at
-        different points.
+        Backward hooks call this, so an error is stored in `error`: raised in a hook, it would leave the ranks at
+        different points of their programs.
         """
         if self.complete or self._started:
             self.start()
@@ -133,12 +137,12 @@ class Exchange(Task[torch.Tensor]):
 
     @property
     def over(self) -> bool:
-        """Whether every added gradient holds the reduced one, or there is an error."""
+        """Whether all means are written, or there is an error."""
         return self._started and self.done
 
     @property
     def received(self) -> bool:
-        """Whether every gradient has been read, and nothing is in flight; there may be means to `write`."""
+        """Whether all gradients have been read and nothing is in flight. There may be means to `write`."""
         return self._started and (self.done or self.gate is Gate.WRITE)
 
     def write(self) -> None:
@@ -161,7 +165,7 @@ class Exchange(Task[torch.Tensor]):
         return received
 
     def conclude(self) -> None:
-        """Read counts and errors from the host's copy. Call it when all is over and the device has caught up."""
+        """Read counts and check headers on the host, once the exchange is over and the device has caught up."""
         if self.error is not None:
             return
         self.nonfinite_blocks = int(self.outcome())
@@ -172,7 +176,7 @@ class Exchange(Task[torch.Tensor]):
 
     def restore_unused(self) -> None:
         """Restore gradients and residuals of parameters that no rank uses. Call it after `conclude`."""
-        if self._kept is None or self._used is None:
+        if self._saved is None or self._used is None:
             return
         for slot, before in self._without.items():
             if is_marked(self._used, slot):
@@ -180,7 +184,7 @@ class Exchange(Task[torch.Tensor]):
             if slot in self._places:
                 place = self._places[slot]
                 place.zero_() if before is None else place.copy_(before)
-            self._kept.put_back(slot)
+            self._saved.restore(slot)
 
     def is_open(self, gate: Gate) -> bool:
         """As in `Task`."""
@@ -192,10 +196,10 @@ class Exchange(Task[torch.Tensor]):
 
     def _all_of_it(self) -> Collectives[torch.Tensor]:
         route = self._route or route_of(self._messages, self._transport)
-        self._without |= {self._bucket.slots[index]: None for index in self._missing}
-        self._kept = Kept(self._bucket, {slot: before is not None for slot, before in self._without.items()})
+        self._without |= {self.bucket.slots[index]: None for index in self._missing}
+        self._saved = SavedResiduals(self.bucket, {slot: before is not None for slot, before in self._without.items()})
         if self._without:
-            self._messages.used = self._bucket.marks(self._without)
+            self._messages.used = self.bucket.marks(self._without)
         result = yield from route.collectives(self._floats())
         yield Gate.WRITE
         values = self._room()
@@ -210,7 +214,7 @@ class Exchange(Task[torch.Tensor]):
 
     @torch.no_grad()
     def _write(self, values: list[torch.Tensor]) -> None:
-        """Write means into the gradients, where they are not there already."""
+        """Copy means into the gradients to which the kernel has not written directly."""
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient is not value:
                 gradient.copy_(value.view(gradient.shape))
@@ -221,10 +225,10 @@ class Exchange(Task[torch.Tensor]):
     def _floats(self) -> list[torch.Tensor]:
         """All values as contiguous float32 tensors: the gradients themselves where possible."""
         values = [
-            torch.zeros(slot.numel, dtype=torch.float32, device=self._bucket.device)
+            torch.zeros(slot.numel, dtype=torch.float32, device=self.bucket.device)
             if gradient is None
-            else gradient.to(torch.float32).contiguous()  # both leave a contiguous float32 tensor as it is
-            for slot, gradient in zip(self._bucket.slots, self.gradients, strict=True)
+            else gradient.to(torch.float32).contiguous()  # no copy of a contiguous float32 tensor
+            for slot, gradient in zip(self.bucket.slots, self.gradients, strict=True)
         ]
         self._streams.keep(*values)
         return values
@@ -233,19 +237,19 @@ class Exchange(Task[torch.Tensor]):
         """Contiguous float32 tensors for all means: the gradients themselves where possible."""
         room = [
             gradient
-            # What kernels can write to.
+            # Kernels write float32 to contiguous memory.
             if gradient is not None and gradient.dtype is torch.float32 and gradient.is_contiguous()
-            else torch.empty(slot.numel, dtype=torch.float32, device=self._bucket.device)
-            for slot, gradient in zip(self._bucket.slots, self.gradients, strict=True)
+            else torch.empty(slot.numel, dtype=torch.float32, device=self.bucket.device)
+            for slot, gradient in zip(self.bucket.slots, self.gradients, strict=True)
         ]
         self._streams.keep(*room)
         return room
 
     def _representable(self, value: torch.Tensor) -> torch.Tensor:
-        """Keep overshoot of few bits finite in float16: values that fitted before must not become infinite.
+        """Clip quantization's overshoot to float16's range, so that finite gradients have a finite result.
 
-        A mean of float16 values always fits. A sum that is too large by more than `overshoot` becomes infinite, as
-        uncompressed: gradient scalers rely on that.
+        A mean of float16 values always fits. A sum beyond the range by more than `overshoot` becomes infinite, as it
+        does uncompressed, because gradient scalers rely on that.
         """
         most = torch.finfo(torch.float16).max
         clipped = value.clamp(-most, most)

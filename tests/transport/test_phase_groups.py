@@ -1,4 +1,4 @@
-"""What collectives over a process group are made of, without ranks: turns, works, and what children close."""
+"""The parts of collectives over a process group, without ranks: order of starts, handles, and closed sockets."""
 
 import os
 import socket
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp.transport import torch_distributed
-from hvd_dyncomp.transport.lanes import Lane, Turns
+from hvd_dyncomp.transport.collective_handle import CollectiveHandle
+from hvd_dyncomp.transport.phase_groups import OrderedLauncher, PhaseGroup
 from hvd_dyncomp.transport.sockets import keep_from_children, new_sockets
-from hvd_dyncomp.transport.works import Works
 
 pytestmark = pytest.mark.promise("DDP: collectives start in one order on all ranks.")
 
@@ -27,10 +27,10 @@ def test_each_phase_starts_in_the_order_of_the_first_and_nothing_is_held_for_eve
     """Whatever the order in which later phases become due; things are exchanged again, in another order."""
     things = [f"bucket{i}" for i in range(data.draw(st.integers(1, 4)))]
     rounds = [data.draw(st.permutations(things)) for _ in range(data.draw(st.integers(1, 3)))]
-    turns, started = Turns(PHASES), {phase: [] for phase in PHASES}
+    launcher, started = OrderedLauncher(PHASES), {phase: [] for phase in PHASES}
 
     def take(turn: int, thing: str, phase: str) -> None:
-        turns.take(thing, phase, lambda: started[phase].append((turn, thing)))
+        launcher.enqueue(thing, phase, lambda: started[phase].append((turn, thing)))
 
     for turn, order in enumerate(rounds):
         due = []
@@ -50,13 +50,13 @@ def test_each_phase_starts_in_the_order_of_the_first_and_nothing_is_held_for_eve
 
 
 def test_a_later_phase_waits_for_those_before_it_and_then_starts_at_once():
-    turns, started = Turns(PHASES), []
+    launcher, started = OrderedLauncher(PHASES), []
     for thing in "abc":
-        turns.take(thing, "local_scatter", lambda thing=thing: started.append(thing))
+        launcher.enqueue(thing, "local_scatter", lambda thing=thing: started.append(thing))
     for thing in "cb":
-        turns.take(thing, "pair", lambda thing=thing: started.append(f"{thing} pair"))
+        launcher.enqueue(thing, "pair", lambda thing=thing: started.append(f"{thing} pair"))
     assert started == ["a", "b", "c"]
-    turns.take("a", "pair", lambda: started.append("a pair"))
+    launcher.enqueue("a", "pair", lambda: started.append("a pair"))
     assert started[3:] == ["a pair", "b pair", "c pair"]
 
 
@@ -75,10 +75,10 @@ class Group:
 @pytest.mark.parametrize("place", [0, 1])
 def test_between_two_ranks_each_starts_to_receive_before_it_sends(place):
     started: list = []
-    lane = Lane(place, tuple(Group(started, root) for root in (0, 1)))
+    phase_group = PhaseGroup(place, tuple(Group(started, root) for root in (0, 1)))
     splits, arriving = ([2, 3], [2, 4]) if place == 0 else ([3, 2], [4, 2])
     sent = torch.arange(5, dtype=torch.uint8)
-    works, received = lane.alltoall(sent, splits, arriving)
+    works, received = phase_group.alltoall(sent, splits, arriving)
     assert works == [f"from {1 - place}", f"from {place}"]
     (_, room), (_, part) = started
     assert torch.equal(part, sent.split(splits)[1 - place]) and len(room) == 4
@@ -86,7 +86,7 @@ def test_between_two_ranks_each_starts_to_receive_before_it_sends(place):
     kept, came = sent.split(splits)[place], torch.full((4,), 9, dtype=torch.uint8)
     assert torch.equal(received, torch.cat([kept, came] if place == 0 else [came, kept])), "with what it keeps"
     started.clear()
-    lane.alltoall(sent, [5, 0] if place == 0 else [0, 5], [5, 0] if place == 0 else [0, 5])
+    phase_group.alltoall(sent, [5, 0] if place == 0 else [0, 5], [5, 0] if place == 0 else [0, 5])
     assert not started, "nothing to send, nothing to receive"
 
 
@@ -117,66 +117,66 @@ def news() -> list[int]:
 
 
 @pytest.fixture
-def works(news) -> Works:
-    return Works("bucket.pair#3", SENT, lambda: news.append(1), in_order=False)
+def handle(news) -> CollectiveHandle:
+    return CollectiveHandle("bucket.pair#3", SENT, lambda: news.append(1), in_order=False)
 
 
-def test_it_is_over_when_both_works_are_and_tells_it_once(works, news):
+def test_it_is_over_when_both_works_are_and_tells_it_once(handle, news):
     one, other = Work(), Work()
-    assert not works.over and not works.wait(0.01), "it waits for its turn"
-    works.start(lambda: ([one, other], RECEIVED))
+    assert not handle.over and not handle.wait(0.01), "it waits for its turn"
+    handle.start(lambda: ([one, other], RECEIVED))
     for work, over in ((other, False), (one, True)):
-        assert not works.over and not works.wait(0) and not news
+        assert not handle.over and not handle.wait(0) and not news
         work.ends()
-        assert works.over == over
-    assert works.wait(0) and works.result() is RECEIVED and news == [1]
+        assert handle.over == over
+    assert handle.wait(0) and handle.result() is RECEIVED and news == [1]
 
 
-def test_nothing_to_send_is_over_at_once(works):
-    works.start(lambda: ([], RECEIVED))
-    assert works.over and works.wait(0) and works.result() is RECEIVED
+def test_nothing_to_send_is_over_at_once(handle):
+    handle.start(lambda: ([], RECEIVED))
+    assert handle.over and handle.wait(0) and handle.result() is RECEIVED
 
 
 def test_what_is_queued_on_a_gpu_is_over_when_it_has_started():
     """Nobody asks whether it has come: who uses the result queues that."""
-    works, work = Works("it#1", SENT, lambda: None, in_order=True), Work()
-    works.start(lambda: ([work], RECEIVED))
-    assert works.over
+    handle, work = CollectiveHandle("it#1", SENT, lambda: None, in_order=True), Work()
+    handle.start(lambda: ([work], RECEIVED))
+    assert handle.over
 
 
-def test_a_wait_ends_when_it_is_over_or_the_time_is(works):
+def test_a_wait_ends_when_it_is_over_or_the_time_is(handle):
     began = time.monotonic()
-    assert not works.wait(0.1) and 0.1 <= time.monotonic() - began < 5
+    assert not handle.wait(0.1) and 0.1 <= time.monotonic() - began < 5
     work = Work()
-    threading.Timer(0.05, works.start, [lambda: ([work], RECEIVED)]).start()
+    threading.Timer(0.05, handle.start, [lambda: ([work], RECEIVED)]).start()
     threading.Timer(0.1, work.ends).start()
-    assert works.wait(30) and time.monotonic() - began < 20
+    assert handle.wait(30) and time.monotonic() - began < 20
 
 
-def test_a_second_part_starts_when_somebody_sees_the_end_of_the_first(works):
+def test_a_second_part_starts_when_somebody_sees_the_end_of_the_first(handle):
     first, second, given = Work(), Work(), []
-    works.then = lambda result: given.append(result) or ([second], SENT)
-    works.start(lambda: ([first], RECEIVED))
-    assert not works.over and not given
+    handle.then = lambda result: given.append(result) or ([second], SENT)
+    handle.start(lambda: ([first], RECEIVED))
+    assert not handle.over and not given
     first.ends()
-    assert not works.over and given == [RECEIVED]
-    assert not works.over and not works.wait(0) and len(given) == 1
+    assert not handle.over and given == [RECEIVED]
+    assert not handle.over and not handle.wait(0) and len(given) == 1
     second.ends()
-    assert works.over and works.result() is SENT and len(given) == 1
+    assert handle.over and handle.result() is SENT and len(given) == 1
 
 
 def broken():
     raise ValueError("it cannot start")
 
 
-def test_what_cannot_start_is_an_error_where_it_is_waited_for(works):
+def test_what_cannot_start_is_an_error_where_it_is_waited_for(handle):
     """Not where it starts: the others wait for what starts next."""
-    works.then = lambda result: pytest.fail("there is no result")
-    works.start(broken)
+    handle.then = lambda result: pytest.fail("there is no result")
+    handle.start(broken)
     for _ in range(2):
-        assert works.over
+        assert handle.over
         with pytest.raises(ValueError, match="it cannot start"):
-            works.result()
+            handle.result()
 
 
 @pytest.mark.parametrize("part", ["first", "second", "starts"])
@@ -188,27 +188,27 @@ def test_what_cannot_start_is_an_error_where_it_is_waited_for(works):
         ("Connection closed by peer", ConnectionError, "the connection to a rank was lost: Connection closed by peer;"),
     ],
 )
-def test_an_error_of_torch_says_what_it_means(works, part, text, kind, words):
+def test_an_error_of_torch_says_what_it_means(handle, part, text, kind, words):
     first, second = Work(text if part == "first" else ""), Work(text)
     if part != "starts":
-        works.then = lambda result: ([second], SENT)
-    works.start(lambda: ([second if part == "starts" else first], RECEIVED))
+        handle.then = lambda result: ([second], SENT)
+    handle.start(lambda: ([second if part == "starts" else first], RECEIVED))
     first.ends()
     second.ends()
     for _ in range(2):
-        assert works.over
+        assert handle.over
         with pytest.raises(kind, match=f"^bucket.pair: {words}") as error:
-            works.result()
+            handle.result()
         assert "and more" not in str(error.value)
 
 
-def test_what_is_no_matter_of_connections_stays_as_it_is(works):
+def test_what_is_no_matter_of_connections_stays_as_it_is(handle):
     """As where torch was built for another numpy, or a GPU has failed: to look at other ranks would help nobody."""
     work = Work("Numpy is not available")
-    works.start(lambda: ([work], RECEIVED))
+    handle.start(lambda: ([work], RECEIVED))
     work.ends()
     with pytest.raises(RuntimeError, match="^Numpy is not available"):
-        works.result()
+        handle.result()
     with pytest.raises(RuntimeError, match="^Numpy is not available"), torch_distributed._all_come(0):
         raise RuntimeError("Numpy is not available")
     with pytest.raises(ConnectionError, match="not all ranks of the process group"), torch_distributed._all_come(0):

@@ -1,4 +1,4 @@
-"""One collective under way: what torch calls works, of which it may need several."""
+"""The handle of one collective over process groups, which may consist of several of torch's works."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Start = Callable[[], tuple[list[Any], torch.Tensor]]
 
 
 def told(error: Exception) -> str:
-    """What an error of torch's says, without its source's path and general advice."""
+    """The text of an error of torch's, without the path of its source and general advice."""
     return re.sub(r"^\[[^ ]*\] ", "", str(error).partition("\n")[0].partition(". This is")[0])
 
 
 def timed_out(text: str) -> bool:
-    """Whether an error of torch's says that ranks did not come in time; what else was under way then ends with it."""
+    """Whether an error of torch's is a timeout. All other collectives of the group end with it."""
     return "imed out" in text or "imeout" in text
 
 
-# In the errors of torch and Gloo; they have no class of their own. Gloo's have the path of its source.
+# Words in errors of torch and Gloo, which have no class of their own. Gloo's contain the path of its source.
 _LOST = re.compile(r"gloo/transport|connect|peer|socket|network|broken pipe|closed", re.IGNORECASE)
 
 
@@ -35,20 +35,21 @@ def lost(error: Exception) -> bool:
     return isinstance(error, kinds) or _LOST.search(str(error)) is not None
 
 
-class Works:
-    """One collective, as one rank sees it.
+class CollectiveHandle:
+    """One collective on one rank.
 
     Args:
         name: for messages.
-        sent: the tensor that is sent; it is kept until all is over.
-        news: called by any thread when something has arrived.
-        in_order: whether its works and what reads their results are queued on a GPU: nobody waits for them.
+        sent: the tensor that is sent; the handle keeps it until the collective is over.
+        news: called, on any thread, when data has arrived.
+        in_order: whether a GPU executes the works, and the code that reads their results, in the order of its queue.
+            Then a started collective counts as over.
 
     Attributes:
         name: see above.
-        then: what starts a second part, from the result of the first.
-        since: when somebody began to wait for it, in seconds; None if nobody has.
-        number: see `ProcessGroupTransport._begun`; 0 for others.
+        then: starts a second collective from the result of the first, under this handle; or None.
+        since: when a caller began to wait, in seconds; None if none has.
+        number: see `ProcessGroupTransport._begun`; otherwise 0.
     """
 
     def __init__(self, name: str, sent: torch.Tensor, news: Callable[[], None], *, in_order: bool) -> None:
@@ -64,11 +65,11 @@ class Works:
         self._arrived = threading.Event()
 
     def start(self, start: Start) -> None:
-        """Start it. An error is kept."""
+        """Start the collective. An error is stored."""
         self._arrived.clear()
         try:
             works, self._result = start()
-        except Exception as error:  # noqa: BLE001  # raised by `result`; the ranks must start the rest all the same
+        except Exception as error:  # noqa: BLE001  # raised by `result`; the other collectives must start nevertheless
             works, self._error = [], error
         self._missing = 0 if self._in_order else len(works)
         self._works = works
@@ -102,21 +103,21 @@ class Works:
         return True
 
     def wait(self, seconds: float) -> bool:
-        """Block until it is over, for some seconds at most; return whether it is."""
+        """Block until the collective is over, or for some seconds; return whether it is over."""
         until = time.monotonic() + seconds
         while not self.over:
             left = until - time.monotonic()
             if left <= 0:
                 return False
-            # It may still wait for its turn.
+            # Without works it still waits for its turn to start.
             self._arrived.wait(left if self._works is not None else min(left, _POLL_SECONDS))
         return True
 
     def result(self) -> torch.Tensor:
-        """What was received, when it is over. On a GPU, the current stream waits for it.
+        """The received tensor, once the collective is over. On a GPU, the current stream waits for it.
 
         Raises:
-            TimeoutError: a rank has not come in the process group's time limit.
+            TimeoutError: a rank has not joined within the process group's time limit.
             ConnectionError: a rank has ended.
         """
         name = self.name.partition("#")[0]
@@ -132,6 +133,8 @@ class Works:
             if not lost(error):
                 raise
             raise ConnectionError(f"{name}: the connection to a rank was lost: {text}; its output says why") from error
-        if self._in_order:  # its memory belongs to the stream in which it was made, and torch lets go of it in `wait`
+        if (
+            self._in_order
+        ):  # the memory belongs to the stream that allocated it, and torch drops its reference in `wait`
             self._sent.record_stream(torch.cuda.current_stream(self._sent.device))
         return self._result

@@ -1,8 +1,8 @@
-"""Process groups in which collectives start in the same order on all ranks, as torch matches them.
+"""Process groups in which collectives start in the same order on all ranks, because torch matches them by order.
 
-Whoever starts collectives gives each a name, `SOMETHING.PHASE`, and starts the first phase of all things in the same
-order on all ranks. Their later phases become due in an order that differs between ranks. So each phase has groups of
-its own, and there a thing waits until those before it have started.
+A collective's name is `BUCKET.PHASE`. The first phases of all buckets start in the same order on all ranks, but their
+later phases become due in an order that differs between ranks. So each phase has groups of its own, in which a bucket
+waits until the buckets before it have started.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hvd_dyncomp.transport.sockets import Sockets, connections, keep_from_childr
 _POLL_SECONDS = 0.01
 
 
-class Lane(NamedTuple):
-    """Where the collectives of one phase run.
+class PhaseGroup(NamedTuple):
+    """The groups in which the collectives of one phase run.
 
     Attributes:
-        place: this rank's among those that take part.
-        groups: Gloo's, one; or, for two ranks, one for what each of them sends.
-        nccl: NCCL's communicator of these ranks, for tensors on GPUs; None if Gloo sends these, too.
+        place: the index of this rank among the ranks that take part.
+        groups: Gloo groups: one, or for two ranks one for the messages of each.
+        nccl: the NCCL communicator of these ranks, for tensors on GPUs; None if Gloo sends these, too.
     """
 
     place: int
@@ -42,14 +42,14 @@ class Lane(NamedTuple):
     def alltoall(
         self, tensor: torch.Tensor, splits: Sequence[int], arriving: Sequence[int], room: torch.Tensor | None = None
     ) -> tuple[list[Any], torch.Tensor]:
-        """Start sending `splits[i]` bytes of a uint8 vector to the i-th rank, from which `arriving[i]` bytes come.
+        """Start sending `splits[i]` bytes of a uint8 vector to the i-th rank, and receiving `arriving[i]` from it.
 
-        Between two ranks these are two broadcasts, and each rank starts to receive first. In Gloo's alltoall the rank
-        that comes later sends first. The other one may not send before it has heard that it may, and hears that only
-        behind what is sent: the time of a message is lost whenever the link was idle.
+        Between two ranks these are two broadcasts, and each rank starts to receive first. In Gloo's alltoall a sender
+        waits for the receiver's notice, which queues behind the receiver's own message: the ranks send one after the
+        other, although the link could carry both messages at once.
 
         Returns:
-            What is under way, and the vector that receives: `room` if there is one.
+            torch's works, and the vector that receives: `room` if it is given.
         """
         received = tensor.new_empty(sum(arriving)) if room is None else room
         if len(self.groups) == 1 or self._for(tensor) is self.nccl:
@@ -61,57 +61,57 @@ class Lane(NamedTuple):
         return [self.groups[root].broadcast(part, root) for root, part in both if len(part)], received
 
     def sum(self, tensor: torch.Tensor) -> Any:
-        """Start adding up a tensor in its place. Returns what is under way."""
+        """Start summing a tensor in place. Returns torch's work."""
         return self._for(tensor).allreduce([tensor])
 
     def _for(self, tensor: torch.Tensor) -> Any:
         return self.nccl if self.nccl is not None and tensor.is_cuda else self.groups[0]
 
 
-class Turns:
-    """Starts collectives of several phases, each in the order in which their first phases have started.
+class OrderedLauncher:
+    """Starts the collectives of each phase in the order in which the first phases have started.
 
     Args:
-        phases: names of the phases, in the order in which one thing passes them.
+        phases: names of the phases, in the order in which a bucket passes them.
     """
 
     def __init__(self, phases: Iterable[str]) -> None:
         self._phases = list(phases)
-        self._numbers: dict[str, int] = {}  # of the latest first phase of each thing
+        self._numbers: dict[str, int] = {}  # of the latest first phase of each bucket
         self._count = 0
         self._next = dict.fromkeys(self._phases, 0)
         self._early: dict[str, dict[int, Callable[[], None]]] = {phase: {} for phase in self._phases}
         self._lock = threading.Lock()
 
-    def take(self, thing: str, phase: str, start: Callable[[], None]) -> None:
-        """Call `start` when it is its turn: now, or in a later call of this."""
+    def enqueue(self, bucket: str, phase: str, start: Callable[[], None]) -> None:
+        """Call `start` when it is the bucket's turn in a phase: now, or in a later call of this method."""
         with self._lock:
             if phase == self._phases[0]:
-                self._numbers[thing] = self._count
+                self._numbers[bucket] = self._count
                 self._count += 1
             early = self._early[phase]
-            early[self._numbers[thing]] = start
+            early[self._numbers[bucket]] = start
             while (due := early.pop(self._next[phase], None)) is not None:
                 self._next[phase] += 1
                 due()
 
 
 class Groups:
-    """Makes groups of some of a process group's ranks. Every call is collective among these ranks, and blocks.
+    """Makes groups of some ranks of a process group. Every call is collective among these ranks, and blocks.
 
-    They are torch's backends themselves. `torch.distributed.new_group` would need all ranks of the job, or else give a
-    group the name of an earlier one, whose addresses it would then find.
+    The groups are torch's backends, made directly. `torch.distributed.new_group` needs all ranks of the job, or may
+    reuse the name of an earlier group, and with it that group's addresses in the store.
 
     Args:
-        group: whose ranks, and whose time limit.
-        name: of what it makes: the same on all ranks, and in the whole job that of nothing else.
+        group: the process group, whose time limit applies.
+        name: prefix in the job's store: equal on all ranks, and unique in the job.
 
     Attributes:
         name: see above.
-        limit: of every wait.
+        limit: time limit of every wait.
         nccl: whether NCCL sends tensors on GPUs.
-        made: all groups, and their sockets: what has appeared while each was made, until `keep_sockets`.
-        doubtful: whether more has appeared than a group's own.
+        made: all groups with their sockets. Until `keep_sockets`, these are all sockets that appeared meanwhile.
+        doubtful: whether more sockets have appeared than the groups need.
     """
 
     def __init__(self, group: Any, name: str) -> None:
@@ -127,18 +127,20 @@ class Groups:
         self._communicators: dict[tuple[int, ...], Any] = {}
         _until_next.clear()
 
-    def lane(self, ranks: Sequence[int], name: str, *, gpus: bool = False) -> Lane:
-        """A lane for some ranks, among them this one.
+    def among(self, ranks: Sequence[int], name: str, *, gpus: bool = False) -> PhaseGroup:
+        """A group of some ranks, among them this one.
 
         Args:
             gpus: whether it also sends tensors on GPUs.
         """
-        return Lane(ranks.index(self._rank), (self._new_gloo(ranks, name),), self._nccl_of(ranks) if gpus else None)
+        return PhaseGroup(
+            ranks.index(self._rank), (self._new_gloo(ranks, name),), self._nccl_of(ranks) if gpus else None
+        )
 
-    def lanes(self, phases: Mapping[str, Sequence[int]]) -> dict[str, Lane]:
-        """A lane for each phase, among the ranks that it names."""
+    def by_phase(self, phases: Mapping[str, Sequence[int]]) -> dict[str, PhaseGroup]:
+        """A group for each phase, of the ranks that take part in it."""
         return {
-            phase: Lane(
+            phase: PhaseGroup(
                 ranks.index(self._rank),
                 tuple(self._new_gloo(ranks, f"{phase}.{ranks}.{i}") for i in range(2 if len(ranks) == 2 else 1)),
                 self._nccl_of(ranks),
@@ -153,37 +155,36 @@ class Groups:
         with new_sockets() as sockets:
             made = dist.ProcessGroupGloo(self._store(f"{name}.cpu"), ranks.index(self._rank), len(ranks), self.limit)
         self.made[made] = sockets
-        # One connection to each of the others, and one that listens.
+        # One connection to each other rank, and a listening socket.
         self.doubtful = self.doubtful or len(sockets) != len(ranks)
         return made
 
     @property
     def connections(self) -> list[str]:
-        """Of all that has appeared while the groups were made, as both ends know them."""
+        """The connections that appeared while the groups were made, by names that both ends share."""
         return sorted(set().union(*map(connections, self.made.values())))
 
     def keep_sockets(self, everyone: Sequence[Sequence[str]] | None) -> None:
-        """Keep the groups' sockets from this process's children.
+        """Close the groups' sockets in child processes, from their fork on.
 
         Args:
-            everyone: `connections` of each rank; None if only those of the groups have appeared on all of them.
+            everyone: `connections` of each rank; None if no other sockets have appeared on any rank.
         """
         twice = Counter(itertools.chain(*everyone)) if everyone is not None else Counter()
         for group, sockets in self.made.items():
             if everyone is not None and len(sockets) != group.size():
                 between_two = {one for name, one in connections(sockets).items() if twice[name] == 2}
-                # Fewer, if addresses are translated on the way: then all count as the group's.
+                # Fewer if addresses are translated on the way: then all sockets count as the group's.
                 if len(between_two) >= group.size() - 1:
                     sockets.intersection_update(that_belong_to(between_two, sockets))
             keep_from_children(sockets)
 
     def _nccl_of(self, ranks: Sequence[int]) -> Any:
-        """The communicator of some ranks, one for all lanes: its collectives run in the order in which they started.
+        """The one communicator of some ranks, which all phases share.
 
-        Several communicators of the same ranks would run their kernels at the same time: these wait for the other ranks
-        while they occupy the GPU, and each communicator takes GPU memory. All ranks start all collectives of tensors on
-        GPUs in one order (`Transport.in_order`), so one is enough. Making it blocks nobody: the ranks connect in their
-        first collective.
+        Kernels of several communicators would wait for other ranks at the same time, while they occupy the GPU, and
+        each communicator takes GPU memory. One is enough, because all ranks start all collectives of tensors on GPUs in
+        one order (`Transport.in_order`). This call does not block: the ranks connect in their first collective.
         """
         if not self.nccl:
             return None
@@ -198,13 +199,13 @@ class Groups:
 
 
 def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
-    """Leave groups. Ranks that wait for this one then get an error.
+    """Leave groups. Ranks that wait for this rank then get an error.
 
     Args:
-        groups: with their sockets.
-        quiet: whether nothing is in flight; otherwise what is ends with an error, on both sides.
+        groups: the groups, with their sockets.
+        quiet: whether nothing is in flight. Otherwise collectives in flight end with an error on both sides.
     """
-    of_torch = isinstance(threading.current_thread(), threading._DummyThread)  # which Python has not started
+    of_torch = isinstance(threading.current_thread(), threading._DummyThread)  # a thread that torch has started
     for group, sockets in groups.items():
         gloo = isinstance(group, dist.ProcessGroupGloo)
         if not quiet:
@@ -220,17 +221,17 @@ def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
 
 
 def _keep_for_ever(group: Any) -> None:
-    """Have a group of Gloo's never be deleted, not even when Python exits: that may take as long as its time limit.
+    """Never delete a Gloo group, not even when Python exits: its destructor may block until the time limit.
 
-    It would wait for what is in flight, and that may not end, though its connections have. Gloo reads nothing more from
-    a rank once something has come for a receive that is over, such as one that another rank's end has ended. So it
-    does not see the end of that connection, and its thread does not sleep any more.
+    The destructor waits for collectives in flight, which may not end although their connections are closed. Gloo stops
+    reading from a rank when data arrives for a receive that is over, such as one that ended because another rank had
+    exited. From then on Gloo does not notice the end of that connection, and its thread spins.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def leave_at_exit(seconds: float) -> None:
-    """Delete what threads have left. Leave NCCL's groups, when the GPU has done what is queued, or after a while."""
+    """Delete groups left on torch's threads. Leave NCCL's when the GPU has done all queued work, or after `seconds`."""
     _until_next.clear()
     if not _until_exit:
         return
@@ -242,10 +243,10 @@ def leave_at_exit(seconds: float) -> None:
     leave(_until_exit, quiet=False)
 
 
-# NCCL's: nobody knows what other ranks still have to do with what is queued on a GPU, and torch aborts that when it
-# deletes a group.
+# NCCL groups: torch aborts the work that is queued on a GPU when it deletes a group, and other ranks may need it.
 _until_exit: dict[Any, Sockets] = {}
 
-# Those that a thread of torch's has left, until others are made or Python exits. It may be the group's own, which would
-# wait for itself when it deletes it: Python collects garbage in any thread that it is called from.
+# Groups whose last reference was dropped on one of torch's threads, because Python collects garbage on any thread. They
+# are deleted when the next group is made: on that thread, which may be the group's own, the destructor would wait for
+# itself.
 _until_next: list[Any] = []

@@ -33,7 +33,7 @@ class Context(NamedTuple):
     version: int = 0
 
 
-class Handover:
+class StepGradients:
     """The gradients of one step.
 
     Args:
