@@ -134,39 +134,114 @@ def test_the_readmes_lines_for_ddp_run(tmp_path: Path) -> None:
     assert run(before + applied(fences(ROOT / "README.md", "diff")[0]) + "print(quantizer.bits)", tmp_path) == "4\n"
 
 
-# A row of README.md's table, and what its method is called in tables/benchmarks.md and in study.md.
+def rows(page: Path, name: str, table: str = "") -> list[list[str]]:
+    """The cells of the rows of that name, after the name; only those below what begins with `table`."""
+    text = page.read_text(encoding="utf-8")
+    if table:
+        text = text[text.index(table) :].partition("<!-- end of table -->")[0].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith(f"| {name} |")]
+    return [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in lines]
+
+
+# A row of README.md's table; its page and table, what its methods are called there, and which table and column.
+BENCHMARKS, STUDY = DOCS / "tables" / "benchmarks.md", DOCS / "study.md"
 SHOWN = {
-    "Horovod": ("Horovod", "uncompressed"),
-    "Horovod fp16": ("Horovod fp16", "fp16"),
-    "DDP, PowerSGD rank 4": ("DDP PowerSGD r4", "PowerSGD rank 4"),
-    "`hvd_dyncomp`, 4 bits": ("ours, 4 bits", "4"),
-    "`hvd_dyncomp`, 0.25 bit": ("ours, 0.25 bit", "0.25"),
+    "exchange of ResNet-50's gradients, DDP, 1 Gbit/s": (
+        BENCHMARKS,
+        "# The exchange alone: resnet50, 2 workers",
+        ("DDP", "DDP fp16 hook", "ours, 4 bits, DDP"),
+        (0, 1),
+    ),
+    "training step of ResNet-18, Horovod, 1 Gbit/s": (
+        BENCHMARKS,
+        "# Training steps",
+        ("Horovod", "Horovod fp16", "ours, 4 bits"),
+        (1, 1),  # of the models' tables, the second
+    ),
+    "bits sent per gradient value": (
+        BENCHMARKS,
+        "# The exchange alone: resnet50, 2 workers",
+        ("DDP", "DDP fp16 hook", "ours, 4 bits, DDP"),
+        (1, 2),  # of times and bits, the latter; after the goal
+    ),
+    "accuracy, 1,500 steps of AdamW": (STUDY, "<!-- table recipe:", ("uncompressed", "", "4, not clipped"), (0, 1)),
+    "accuracy, 4,000 steps of AdamW": (
+        STUDY,
+        "<!-- table recipe, other tasks:",
+        ("uncompressed", "", "4, not clipped"),
+        (0, 1),
+    ),
 }
-
-
-def rows(page: Path, name: str) -> list[str]:
-    return [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |")]
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) -> None:
-    in_benchmarks, in_study = SHOWN[name]
-    (row,) = rows(ROOT / "README.md", name)
-    bits, *points = [cell.strip() for cell in row.strip("|").split("|")][1:]
-    assert any(f"| {bits} |" in one for one in rows(DOCS / "tables" / "benchmarks.md", in_benchmarks))
-    for figure in points:
-        wanted = figure.removesuffix(" %")
-        found = [*rows(DOCS / "study.md", in_study), *rows(DOCS / "tables" / "study.md", in_study)]
-        assert any(f"| {wanted} |" in one for one in found), figure
+    page, table, methods, (number, column) = SHOWN[name]
+    [cells] = rows(ROOT / "README.md", name)
+    assert len(cells) == len(methods) == 3
+    for cell, method in zip(cells, methods, strict=True):
+        wanted = re.sub(r" (ms|%|points)$", "", cell)
+        found = rows(page, method, table)[number][column].partition(" (")[0] if method else "not measured"
+        assert wanted == found, method
+
+
+def test_powersgd_in_the_readme_has_the_time_of_the_benchmarks() -> None:
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(r"PowerSGD hook of rank 1 exchanges the same gradients in (\d+) ms", text)
+    found = rows(BENCHMARKS, "DDP PowerSGD r1", "# The exchange alone: resnet50, 2 workers")[0][1]
+    assert said and said[1] == found.partition(" (")[0]
+
+
+# The same for a row of comparison.md's table about PowerSGD.
+OTHERS = ("DDP PowerSGD r1", "DDP PowerSGD r4", "ours, 4 bits, DDP", "ours, 0.25 bit, DDP")
+OURS = ("PowerSGD rank 1", "PowerSGD rank 4", "4", "0.25")
+EXCHANGE = "# The exchange alone: resnet50, 2 workers"
+COMPARED = {
+    "bits per value, ResNet-50": (BENCHMARKS, EXCHANGE, OTHERS, 1, 2),
+    "exchange of ResNet-50 under DDP, 100 Mbit/s": (BENCHMARKS, EXCHANGE, OTHERS, 0, 0),
+    "the same, 1 Gbit/s": (BENCHMARKS, EXCHANGE, OTHERS, 0, 1),
+    "points, ResNet-8": (STUDY, "<!-- table tuned, resnet8:", OURS, 0, 3),
+    "bits per value there": (STUDY, "<!-- table tuned, resnet8:", OURS, 0, 1),
+    "points, clipped text, SGD": (STUDY, "<!-- table tuned, text, sgd, clipped:", OURS, 0, 3),
+    "points, text, AdamW": (STUDY, "<!-- table tuned, text, adamw:", OURS, 0, 3),
+    "points, text, 10 million values": (STUDY, "<!-- table tuned, 10 million:", ("", *OURS[1:]), 0, 3),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_the_figures_of_the_comparison_are_those_of_benchmarks_and_study(name: str) -> None:
+    page, table, methods, number, column = COMPARED[name]
+    [cells] = rows(DOCS / "comparison.md", name)
+    assert len(cells) == len(methods)
+    for cell, method in zip(cells, methods, strict=True):
+        found = rows(page, method, table)[number][column].partition(" (")[0] if method else ""
+        assert cell.removesuffix(" ms").replace(",", "") == found, method
+
+
+def paper(name: str) -> list[list[str]]:
+    return rows(DOCS / "tables" / "paper.md", name)
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [("constant 4 bits", "static 4"), ("dynamic 4-8-16", "dynamic 4-8-16"), ("dynamic 1-2-4", "dynamic 1-2-4")],
+)
+def test_the_figures_about_the_paper_are_those_of_its_table(said: str, name: str) -> None:
+    text = (DOCS / "paper.md").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if re.match(rf"\| {said}(,[^|]*)? \|", line))
+    points, share = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    in_all, against = paper(name)[:2]
+    assert (points, share) == (against[0], against[1].partition(" ")[0])
+    assert share == in_all[-2].partition(" ")[0]
 
 
 def test_the_limits_of_the_readme_are_those_of_the_benchmarks() -> None:
     """Memory at 4 bits, and the most workers in anything that was timed."""
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     number = r"([\d.]+(?: to [\d.]+)?)"
-    said = f"4 bits: {number} bytes per value with two workers.*?, {number} with three,"
-    [row] = rows(DOCS / "benchmarks.md", "ours, 4 bits")[-1:]
-    shown = [cell.strip().replace("–", " to ") for cell in row.strip("|").split("|")][1:3]
+    said = f"4 bits: {number} bytes per value with two workers.*?, {number} with three\\."
+    [row] = rows(DOCS / "benchmarks.md", "ours, 4 bits", "<!-- table memory:")
+    shown = [cell.replace("–", " to ") for cell in row[:2]]
     found = re.search(said, text)
     assert found and list(found.groups()) == shown
     assert "Nothing was timed with more than eight workers" in text
@@ -180,12 +255,12 @@ def test_the_readme_names_versions_and_commands_that_there_are() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    versions = r"Python ([\d.]+) or newer, Horovod ([\d.]+) or none, and torch ([\d.]+) .*?older ones from ([\d.]+) on"
+    versions = r"Python ([\d.]+) or newer, torch ([\d.]+) .*?pip accepts ([\d.]+) or newer.*? and Horovod ([\d.]+) if"
     said = re.search(versions, text)
     assert said and setup["options"]["python_requires"] == f">={said[1]}"
-    assert f"torch>={said[4]}" in setup["options"]["install_requires"].split()
-    assert f"\ntorch=={said[3]}." in (ROOT / "tools" / "requirements.in").read_text(encoding="utf-8")
-    assert f"horovod=={said[2]} " in (ROOT / "tools" / "horovod.txt").read_text(encoding="utf-8")
+    assert f"\ntorch=={said[2]}." in (ROOT / "tools" / "requirements.in").read_text(encoding="utf-8")
+    assert f"torch>={said[3]}" in setup["options"]["install_requires"].split()
+    assert f"horovod=={said[4]} " in (ROOT / "tools" / "horovod.txt").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):
         commands = re.findall(r"(?:^    |`)make ([a-z-]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -233,7 +308,7 @@ writer.close()
 
 def test_the_examples_run(tmp_path: Path) -> None:
     """Of README, quickstart and how-to pages, in one script, in this order; a worker alone compresses nothing."""
-    names = ("quickstart", "levels", "training", "runs")
+    names = ("quickstart", "levels", "dynamic_levels", "training", "runs")
     # Whole programs, and what is for DDP, have tests of their own.
     others = re.compile(r"^# DDP$|hvd\.init\(\)|init_process_group", flags=re.MULTILINE)
     parts = [part for name in names for part in fences(DOCS / f"{name}.md", "python") if not others.search(part)]
@@ -252,5 +327,5 @@ def test_the_examples_run(tmp_path: Path) -> None:
 
 def test_the_policy_of_ones_own_runs(tmp_path: Path) -> None:
     after = "print(controller.bits, controller.policy.decide([None] * 45))\n"
-    said = run(fences(DOCS / "levels.md", "python")[-1] + after, tmp_path)
+    said = run(fences(DOCS / "dynamic_levels.md", "python")[-1] + after, tmp_path)
     assert said == "4 Decision(bits=16, reason='second half')\n"

@@ -12,7 +12,7 @@ QUICKSTART = DOCS / "quickstart.md"
 
 def test_the_whole_script(tmp_path):
     page = QUICKSTART.read_text(encoding="utf-8")
-    [script] = re.findall(r"^### A whole script\n.*?^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    [script] = re.findall(r"^##+ A whole script\n.*?^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     program = tmp_path / "whole.py"
     program.write_text(script, encoding="utf-8")
     done = run_limited([*LAUNCHERS["horovodrun"], "-np", "2", sys.executable, "-P", str(program)], 120)
