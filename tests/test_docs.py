@@ -205,6 +205,8 @@ def run(program: str, folder: Path) -> str:
 # What the pages take for granted: the training script that a reader has already.
 BEFORE = """
 import json
+import sys
+from types import SimpleNamespace
 import hvd_dyncomp
 import torch
 from hvd_dyncomp import CriticalRegime, Plateau, less_momentum
@@ -214,6 +216,8 @@ model = torch.nn.Linear(40, 30)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 epochs, first_epoch, validation_shard, rank = 2, 0, range(10), 0
 batches = [(torch.ones(3, 40), torch.arange(3)) for _ in range(4)]
+logged = []
+sys.modules["wandb"] = SimpleNamespace(init=lambda project: None, log=logged.append)
 
 def train_one_epoch(model, optimizer):
     optimizer.zero_grad()
@@ -228,6 +232,8 @@ controller.step({"val_accuracy": 0.85, "train_loss": 0.5})
 write_line(".", 4, controller, quantizer, train_loss=0.5)
 write_scalars(1, quantizer, quantizer.relative_errors(), train_loss=0.5)
 writer.close()
+log_to_wandb(SimpleNamespace(controller=controller, meter=quantizer.meter), train_loss=0.5)
+assert logged == [{"next_level": controller.bits, "bytes_sent": 0.0, "saved": 0.0, "train_loss": 0.5}], logged
 """
 
 
