@@ -1,5 +1,6 @@
 """The documentation: links lead somewhere, the site has every page and name, examples run, figures are copied right."""
 
+import ast
 import configparser
 import importlib
 import inspect
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import hvd_dyncomp
+from hvd_dyncomp.agreement import AVERAGER, COMPRESS
 from hvd_dyncomp.exchange.coding import SMALL_BITS
 from hvd_dyncomp.report.runs import read_run
 
@@ -260,3 +262,26 @@ def test_the_policy_of_ones_own_runs(tmp_path: Path) -> None:
     after = "print(controller.bits, controller.policy.decide([None] * 45))\n"
     said = run(fences(DOCS / "levels.md", "python")[-1] + after, tmp_path)
     assert said == "4 Decision(bits=16, reason='second half')\n"
+
+
+def texts_of_the_package() -> Iterator[str]:
+    """What it may say; … stands for what it puts in."""
+    for path in (ROOT / "hvd_dyncomp").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+    for call in (COMPRESS, AVERAGER):
+        yield f"the ranks {call.differs}"
+
+
+def test_the_messages_of_the_page_about_trouble_are_the_packages() -> None:
+    page = (DOCS / "trouble.md").read_text(encoding="utf-8")
+    texts = "\n".join(re.sub(r"%[-\w.]*[srdgif]|\{[^}]*\}", "…", text) for text in texts_of_the_package())
+    firsts = re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)
+    messages = [message for first in firsts for message in re.findall(r"`([^`]+)`", first)]
+    assert len(messages) > 25
+    for message in messages:
+        for part in message.split("…"):
+            assert part.strip(" :,;.") in texts, message
