@@ -16,7 +16,7 @@ from hvd_dyncomp.transport.lanes import Lane, Turns
 from hvd_dyncomp.transport.sockets import keep_from_children, new_sockets
 from hvd_dyncomp.transport.works import Works
 
-pytestmark = pytest.mark.promise("DDP: collectives start in one order on all ranks.")
+pytestmark = pytest.mark.promise("DDP: all ranks start collectives in the same order.")
 
 PHASES = ["local_scatter", "pair", "local_gather"]
 
