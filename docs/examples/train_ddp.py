@@ -18,7 +18,7 @@ loader = DataLoader(train, batch_size=50, sampler=sampler)
 network = torch.nn.Sequential(torch.nn.Linear(32, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 model = DistributedDataParallel(network, bucket_cap_mb=8, gradient_as_bucket_view=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-quantizer = hvd_dyncomp.ddp.compress(model, 4)  # the only line that compression needs
+quantizer = hvd_dyncomp.ddp.compress(model, 4)  # the line that compresses
 
 for epoch in range(5):
     sampler.set_epoch(epoch)
