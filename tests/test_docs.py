@@ -1,5 +1,6 @@
 """The documentation: links lead somewhere, the site has every page and name, examples run, figures are copied right."""
 
+import argparse
 import ast
 import configparser
 import importlib
@@ -19,6 +20,7 @@ import hvd_dyncomp
 from hvd_dyncomp.agreement import AVERAGER, COMPRESS
 from hvd_dyncomp.exchange.coding import SMALL_BITS
 from hvd_dyncomp.report.runs import read_run
+from hvd_dyncomp.run import command
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -285,3 +287,14 @@ def test_the_messages_of_the_page_about_trouble_are_the_packages() -> None:
     for message in messages:
         for part in message.split("…"):
             assert part.strip(" :,;.") in texts, message
+
+
+def test_the_flags_of_the_run_command_and_their_defaults() -> None:
+    page = (DOCS / "runs.md").read_text(encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
+    shown = dict(re.findall(r"^\| `(--?\w+)[^`]*` \| (.*) \|$", page, flags=re.MULTILINE))
+    assert set(shown) == flags
+    assert shown["--level"].endswith(f"default {parser.get_default('level')}")
+    assert shown["--steps"].endswith(f"default {command.STEPS}")
