@@ -458,7 +458,7 @@ def test_levels_follow_a_controller_that_several_averagers_share(ranks, hosts):
     assert same_on_all(World(ranks, hosts=hosts).run(program))
 
 
-@pytest.mark.promise("`Averager` refuses parameters at less than 8 bits.")
+@pytest.mark.promise("Below 8 bits, `Averager` refuses to average parameters themselves.")
 @pytest.mark.parametrize("bits", [0.25, 4, 8, 32])
 def test_parameters_themselves_are_refused_where_a_mean_would_be_far_from_them(bits):
     """Error feedback delivers in a sum what a mean lacks, and a mean that replaces a parameter is in no sum."""
@@ -483,7 +483,7 @@ def test_parameters_themselves_are_refused_where_a_mean_would_be_far_from_them(b
     assert same_on_all(World(2).run(program))
 
 
-@pytest.mark.promise("A state that is taken while another thread trains is whole, or an error.")
+@pytest.mark.promise("Saving a state while another thread trains gives a complete state or an error.")
 @pytest.mark.parametrize("call", ["state_dict", "drop_residuals", "discard"])
 def test_a_call_between_steps_in_which_another_thread_begins_one(call, monkeypatch):
     """It reads and writes residuals while that step does; here the step even ends before the call does."""

@@ -1,5 +1,7 @@
 """The documentation: links lead somewhere, the site has every page and name, examples run, figures are copied right."""
 
+import argparse
+import ast
 import configparser
 import importlib
 import inspect
@@ -15,8 +17,10 @@ import pytest
 import yaml
 
 import hvd_dyncomp
+from hvd_dyncomp.agreement import AVERAGER, COMPRESS
 from hvd_dyncomp.exchange.coding import SMALL_BITS
 from hvd_dyncomp.report.runs import read_run
+from hvd_dyncomp.run import command
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -280,6 +284,8 @@ def run(program: str, folder: Path) -> str:
 # What the pages take for granted: the training script that a reader has already.
 BEFORE = """
 import json
+import sys
+from types import SimpleNamespace
 import hvd_dyncomp
 import torch
 from hvd_dyncomp import CriticalRegime, Plateau, less_momentum
@@ -289,6 +295,8 @@ model = torch.nn.Linear(40, 30)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 epochs, first_epoch, validation_shard, rank = 2, 0, range(10), 0
 batches = [(torch.ones(3, 40), torch.arange(3)) for _ in range(4)]
+logged = []
+sys.modules["wandb"] = SimpleNamespace(init=lambda project: None, log=logged.append)
 
 def train_one_epoch(model, optimizer):
     optimizer.zero_grad()
@@ -303,6 +311,8 @@ controller.step({"val_accuracy": 0.85, "train_loss": 0.5})
 write_line(".", 4, controller, quantizer, train_loss=0.5)
 write_scalars(1, quantizer, quantizer.relative_errors(), train_loss=0.5)
 writer.close()
+log_to_wandb(SimpleNamespace(controller=controller, meter=quantizer.meter), train_loss=0.5)
+assert logged == [{"next_level": controller.bits, "bytes_sent": 0.0, "saved": 0.0, "train_loss": 0.5}], logged
 """
 
 
@@ -329,3 +339,37 @@ def test_the_policy_of_ones_own_runs(tmp_path: Path) -> None:
     after = "print(controller.bits, controller.policy.decide([None] * 45))\n"
     said = run(fences(DOCS / "dynamic_levels.md", "python")[-1] + after, tmp_path)
     assert said == "4 Decision(bits=16, reason='second half')\n"
+
+
+def texts_of_the_package() -> Iterator[str]:
+    """What it may say; … stands for what it puts in."""
+    for path in (ROOT / "hvd_dyncomp").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+    for call in (COMPRESS, AVERAGER):
+        yield f"the ranks {call.differs}"
+
+
+def test_the_messages_of_the_page_about_trouble_are_the_packages() -> None:
+    page = (DOCS / "trouble.md").read_text(encoding="utf-8")
+    texts = "\n".join(re.sub(r"%[-\w.]*[srdgif]|\{[^}]*\}", "…", text) for text in texts_of_the_package())
+    firsts = re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)
+    messages = [message for first in firsts for message in re.findall(r"`([^`]+)`", first)]
+    assert len(messages) > 25
+    for message in messages:
+        for part in message.split("…"):
+            assert part.strip(" :,;.") in texts, message
+
+
+def test_the_flags_of_the_run_command_and_their_defaults() -> None:
+    page = (DOCS / "runs.md").read_text(encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
+    shown = dict(re.findall(r"^\| `(--?\w+)[^`]*` \| (.*) \|$", page, flags=re.MULTILINE))
+    assert set(shown) == flags
+    assert shown["--level"].endswith(f"default {parser.get_default('level')}")
+    assert shown["--steps"].endswith(f"default {command.STEPS}")

@@ -12,7 +12,7 @@ from hvd_dyncomp.replicas import _number
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
 
 pytestmark = [
-    pytest.mark.promise("Replicas that differ: an error on every rank names the parameter."),
+    pytest.mark.promise("If replicas differ, an error on every rank names the parameter."),
     pytest.mark.timeout(60),
 ]
 

@@ -29,7 +29,7 @@ NEVER_SYNCED = (
     "the first %d backward passes of a compressed model have exchanged nothing, so compress has no effect: all ran in "
     "model.no_sync() or with require_backward_grad_sync=False, as within Accelerate's LocalSGD. Run the last pass "
     "before each optimizer.step() outside of it; for local steps average what parameters have changed, by an "
-    "hvd_dyncomp.Averager (docs/training.md). All is well if as many passes accumulate one step's gradients"
+    "hvd_dyncomp.Averager (docs/averager.md). All is well if as many passes accumulate one step's gradients"
 )
 HOOKED = (
     "the model has a communication hook already; compress a model once, and register no hook of another kind "

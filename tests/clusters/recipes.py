@@ -1,7 +1,7 @@
 """Runs the programs of docs/examples, under a time limit, and reads what their ranks report.
 
 A test skips what is not installed. Install what it names in a copy of `make setup`'s environment, because Spark and
-Lightning need older versions: those of the tables of docs/frameworks.md, and
+Lightning need older versions: those of the tables of docs/frameworks.md and clusters.md, and
 
 - for Ray "ray[default]"; for Spark Java 17, "pyspark<4" "numpy<2" petastorm;
 - for Slurm root, and Debian's munge slurmctld slurmd slurm-client openssh-server iproute2;
@@ -36,7 +36,7 @@ ENVIRONMENT["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envi
 
 
 def need(*modules: str) -> None:
-    """Skips where a module is missing; says which versions there are, for the table in docs/frameworks.md."""
+    """Skips where a module is missing; says which versions there are, for tables of frameworks.md and clusters.md."""
     for module in modules:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed")

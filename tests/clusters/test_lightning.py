@@ -85,11 +85,11 @@ def trained(text: str, folder: Path, *, ranks: int = 2, stop: int | None = None,
 
 CHANGES = {
     "Lightning": {
-        "levels": ("CompressionCallback(4)", "CompressionCallback(StepFunction((4, 8, 16), (0.4, 0.6)))"),
+        "levels": ("CompressionCallback(4)", "CompressionCallback(StepFunction((4, 8, 16), (0.4, 0.5)))"),
         "bf16": ("    devices=2,\n", '    devices=2,\n    precision="bf16-mixed",\n'),
     },
     "Fabric": {
-        "levels": ("compress(model, 4)", "compress(model, StepFunction((4, 8, 16), (0.4, 0.6)))"),
+        "levels": ("compress(model, 4)", "compress(model, StepFunction((4, 8, 16), (0.4, 0.5)))"),
         "bf16": ("devices=2", 'devices=2, precision="bf16-mixed"'),
     },
 }

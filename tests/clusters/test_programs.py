@@ -1,4 +1,4 @@
-"""The Python programs of docs/examples train on two workers as docs/frameworks.md says."""
+"""The Python programs of docs/examples train on two workers as docs/clusters.md says."""
 
 import re
 import shutil

@@ -1,5 +1,6 @@
 """The batch scripts of docs/examples on the two nodes of a Slurm that is started for them."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -38,3 +39,19 @@ def test_batch_scripts(slurm, script, environment):
     said = slurm.run(EXAMPLES / script, "--ntasks-per-node=2", seconds=200, **ENVIRONMENT, **environment, VENV=venv)
     print(said)
     check_reports(said, ranks=4)
+
+
+def test_torchrun(slurm):
+    """DistributedDataParallel, with half the ranks that the script has."""
+    given = {"VENV": str(Path(sys.executable).parents[1]), "RANKS_PER_NODE": "2"}
+    said = slurm.run(EXAMPLES / "slurm_torchrun.sbatch", "--cpus-per-task=2", seconds=200, **ENVIRONMENT, **given)
+    print(said)
+    assert re.search(r"^epoch 4: validation loss", said, re.MULTILINE)
+    [saved] = re.findall(r"^rank 0 sent .*: (\S+)% saved$", said, re.MULTILINE)
+    assert 85 < float(saved) < 88
+
+
+def test_the_page_shows_lines_of_the_script():
+    page = (EXAMPLES.parent / "clusters.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^```bash\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    assert set(shown.splitlines()) <= set((EXAMPLES / "slurm_torchrun.sbatch").read_text(encoding="utf-8").splitlines())

@@ -1,4 +1,4 @@
-"""The examples of docs/training.md run under torchrun as they stand there, and the loops of docs/examples train."""
+"""The examples of docs/training.md and averager.md run under torchrun as they stand there; docs/examples trains."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 120
 
 
-def fences() -> list[str]:
-    page = (DOCS / "training.md").read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+def fences(page: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def share_of(program: str, folder: Path) -> float:
@@ -25,8 +25,22 @@ def share_of(program: str, folder: Path) -> float:
 
 
 def test_the_example(tmp_path: Path) -> None:
-    [example] = [each for each in fences() if "Averager(" in each]
+    [example] = fences("averager.md")
     assert share_of(example, tmp_path) < 0.2
+
+
+def test_the_whole_program_for_ddp() -> None:
+    """It is on the page as it is in the file, learns, and prints what the page shows."""
+    example = DOCS / "examples" / "train_ddp.py"
+    assert fences("training.md")[0] == example.read_text(encoding="utf-8")
+    done = run_program(2, example)
+    assert done.returncode == 0, done.stdout
+    losses = re.findall(r"^epoch (\d): validation loss (\S+), accuracy (\S+)$", done.stdout, re.MULTILINE)
+    assert [int(epoch) for epoch, *_ in losses] == [0, 1, 2, 3, 4], done.stdout
+    assert float(losses[-1][1]) < 0.4 and float(losses[-1][2]) > 0.88
+    [said] = re.findall(r"^rank 0 sent \S+ MB instead of \S+ MB: (\S+)% saved$", done.stdout, re.MULTILINE)
+    assert f"    {re.findall(r'^rank 0 sent.*$', done.stdout, re.MULTILINE)[0]}\n" in (DOCS / "training.md").read_text()
+    assert 85 < float(said) < 88
 
 
 # What the page takes for granted.
@@ -59,8 +73,8 @@ if rank == 0:
 
 def test_the_lines_for_ddp_and_checkpoints(tmp_path: Path) -> None:
     """All of the page that is neither for Horovod nor a whole program, in one script."""
-    others = ("# Horovod\n", "import ")
-    parts = "\n".join(each for each in fences() if not each.startswith(others))
+    others = [each for each in fences("training.md") if each.startswith("# Horovod\n") or "init_process_group" in each]
+    parts = "\n".join(each for each in fences("training.md") if each not in others)
     read = "hvd_dyncomp.AllRanks(quantizer).load_state_dict("
     assert parts.count("\n# DDP\n") >= 1 and parts.count(read) == 1
     assert share_of("\n".join([BEFORE, parts.replace(read, f"dist.barrier()\n{read}"), AFTER]), tmp_path) < 0.2

@@ -17,7 +17,9 @@ from simulated import SimulatedOptimizer, mean_of, noise, parameters, places
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, World
 
-pytestmark = pytest.mark.promise("A loop that stock Horovod completes completes here, with right means.")
+pytestmark = pytest.mark.promise(
+    "A loop that completes with stock Horovod also completes with compression, with correct means."
+)
 
 # Two models, each with small tensors and several buckets; sizes that are no multiple of a block.
 MODELS = {
@@ -123,7 +125,7 @@ def test_any_program_on_three_hosts(ranks, hosts, data):
     any_program(ranks, hosts, data)
 
 
-@pytest.mark.promise("A state loaded during a run is right, or an error on every rank.")
+@pytest.mark.promise("Loading a state during a run gives the correct state, or an error on every rank.")
 @places("2", "3", "2x2")
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())

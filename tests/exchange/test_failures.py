@@ -80,7 +80,7 @@ def is_reached(point: str, names: list[str]) -> bool:
 CASES = [(place, point) for place in HERE for point in POINTS if is_reached(point, phases(*PLACES[place]))]
 
 
-@pytest.mark.promise("An error within a step ends the run on every rank, in words.")
+@pytest.mark.promise("An error within a step ends the run on every rank, with a message that says why.")
 @pytest.mark.parametrize(("place", "point"), CASES)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_an_error_on_any_rank_ends_all(place, point, steps, monkeypatch):
@@ -124,7 +124,7 @@ def test_an_error_on_any_rank_ends_all(place, point, steps, monkeypatch):
                 assert_final(error, "no room")
 
 
-@pytest.mark.promise("An error within a step ends the run on every rank, in words.")
+@pytest.mark.promise("An error within a step ends the run on every rank, with a message that says why.")
 @places("2", "3", "2x2")
 @pytest.mark.parametrize("level", [4, 32], ids=["compressed", "released"])
 def test_an_averager_that_is_interrupted_at_any_call(ranks, hosts, level):
@@ -150,7 +150,7 @@ def test_an_averager_that_is_interrupted_at_any_call(ranks, hosts, level):
             assert isinstance(results[2], RuntimeError), number
 
 
-@pytest.mark.promise("An error within a step ends the run on every rank, in words.")
+@pytest.mark.promise("An error within a step ends the run on every rank, with a message that says why.")
 @places("2", "3", "2x2")
 @pytest.mark.parametrize("level", [4, 32], ids=["compressed", "released"])
 def test_horovod_s_optimizer_that_is_interrupted_at_any_call(ranks, hosts, level):

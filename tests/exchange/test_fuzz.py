@@ -12,7 +12,7 @@ from hvd_dyncomp import LEVELS, LockstepError
 from hvd_dyncomp.exchange.wire import HEADER
 from hvd_dyncomp.kernels import block_bytes, decode_into, reduce_into, reference
 
-pytestmark = pytest.mark.promise("Bytes from another rank are numbers or an error, never a crash.")
+pytestmark = pytest.mark.promise("Any bytes from another rank give numbers or an error, never a crash.")
 
 SETTINGS = settings(max_examples=300, deadline=None)
 LEVEL = st.sampled_from([bits for bits in LEVELS if bits < 32])

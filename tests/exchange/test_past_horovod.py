@@ -14,7 +14,7 @@ def reduced(world: RecordingWorld) -> list[str]:
     return [sent.name for sent in world.sent if sent.rank == 0 and sent.name.startswith("allreduce.")]
 
 
-@pytest.mark.promise("What Horovod's optimizer does works compressed, within the level's error.")
+@pytest.mark.promise("Features of Horovod's optimizer work with compression, within the level's error.")
 @WORLDS
 def test_tickets_in_the_first_step_only(ranks, hosts):
     def program(worker: Worker):
@@ -60,7 +60,7 @@ def test_a_rank_that_begins_anew_is_not_waited_for(ranks, hosts, who, idle):
             assert all(torch.equal(mine[step][name], other[step][name]) for name in SIZES)
 
 
-@pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+@pytest.mark.promise("If ranks disagree, all of them raise an error that names the difference.")
 @pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("level", [8, 32])
 @WORLDS
@@ -81,7 +81,7 @@ def test_ranks_that_differ_in_a_later_step(ranks, hosts, level, idle):
     on_ranks(ranks, program, SIZES, 4, hosts=hosts)
 
 
-@pytest.mark.promise("A step that `optimizer.load_state_dict` abandons ends the run.")
+@pytest.mark.promise("If `optimizer.load_state_dict` abandons a step, the run ends.")
 @WORLDS
 def test_a_step_that_horovod_forgets_ends_the_run(ranks, hosts):
     def program(worker: Worker):

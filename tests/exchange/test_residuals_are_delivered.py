@@ -158,7 +158,7 @@ def all_residuals(worker: Worker) -> dict[str, torch.Tensor]:
     return {**state["residuals"], **shards}
 
 
-@pytest.mark.promise("After `quantizer.discard()` a step leaves no trace.")
+@pytest.mark.promise("After `quantizer.discard()`, the step leaves no trace in the residuals.")
 @WORLDS
 @pytest.mark.parametrize("levels", [(2, 2), (0.25, 0.25), (4, 32)])
 def test_a_discarded_step_leaves_nothing_and_takes_nothing(ranks, hosts, levels):

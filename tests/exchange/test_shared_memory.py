@@ -13,7 +13,7 @@ from hvd_dyncomp.exchange import memory
 from hvd_dyncomp.exchange.memory import are_sole_owners, overlapping
 from hvd_dyncomp.transport.in_process import InProcessTransport, World
 
-pytestmark = pytest.mark.promise("Gradients may share memory; its other contents stay.")
+pytestmark = pytest.mark.promise("Gradients may share memory; other contents of that memory do not change.")
 
 SIZES = {"a": 64, "b": 40, "c": 130, "d": 64, "skipped": 64}
 LENGTH = 200  # of the memory that gradients are cut from

@@ -28,7 +28,7 @@ def test_a_step_in_inference_mode_is_an_error_in_words(ranks, hosts, where):
         assert all(torch.equal(other[name], gradient) for other in seen)
 
 
-@pytest.mark.promise("Values with zero gradients stay; at 1 bit they move a little.")
+@pytest.mark.promise("Parameter values whose gradients are zero do not change; at 1 bit they change a little.")
 @WORLDS
 @pytest.mark.parametrize("bits", [4, 3, 2, 1, 0.5, 0.25, 0.125])
 def test_values_whose_gradient_is_always_zero(ranks, hosts, bits):
@@ -105,7 +105,7 @@ def test_sums_of_huge_values_are_finite(ranks, hosts, bits):
     assert all(got.isfinite().all() and got.any() for each in results for got in each)
 
 
-@pytest.mark.promise("From 5 bits on, float16 sums that do not fit become infinite.")
+@pytest.mark.promise("From 5 bits on, float16 sums that are too large become infinite.")
 @WORLDS
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("bits", [5, 6, 7, 8, 16])

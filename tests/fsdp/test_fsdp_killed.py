@@ -7,7 +7,7 @@ import pytest
 from torchrun import run_program
 
 RANKS = 4
-pytestmark = pytest.mark.promise("A killed rank ends the job: Horovod's within 60 s, others at once.")
+pytestmark = pytest.mark.promise("When a rank is killed, the job ends: with Horovod within 60 s, otherwise at once.")
 
 
 @pytest.mark.timeout(150)

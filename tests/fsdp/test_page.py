@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torchrun import run_program
 
-pytestmark = pytest.mark.promise("A restart equals the uninterrupted run bit for bit.")
+pytestmark = pytest.mark.promise("A restarted run equals the uninterrupted run bit for bit.")
 
 PAGE = Path(__file__).parents[2] / "docs" / "fsdp.md"
 PROGRAM = Path(__file__).with_name("continues.py")

@@ -176,7 +176,7 @@ def owed(rank: Rank) -> dict[str, torch.Tensor]:
 ORDERS = st.lists(st.permutations(sorted(MODEL)), min_size=4, max_size=4)
 
 
-@pytest.mark.promise("FSDP2: modules exchanged one by one get the same means as together.")
+@pytest.mark.promise("FSDP2: exchanging modules one by one gives the same means as exchanging them together.")
 @EVERYWHERE
 @settings(max_examples=40, deadline=None)
 @given(choices=CHOICES, orders=ORDERS, copied=st.sets(st.sampled_from(sorted(MODEL))))
@@ -446,7 +446,7 @@ def test_an_error_in_every_ranks_hook(ranks, hosts, choices, within):
     World(ranks, choices, hosts).run(program)
 
 
-@pytest.mark.promise("An error within a step ends the run on every rank, in words.")
+@pytest.mark.promise("An error within a step ends the run on every rank, with a message that says why.")
 @places("2", "2x2")
 @pytest.mark.parametrize("bits", [4, 32])
 @pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.soak)])

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from hvd_dyncomp.fsdp import units
 
-pytestmark = pytest.mark.promise("Changes in Horovod's optimizer or FSDP2 are noticed.")
+pytestmark = pytest.mark.promise("Changes in Horovod's optimizer or in FSDP2 are detected.")
 
 PAGE = Path(__file__).parents[2] / "docs" / "fsdp.md"
 

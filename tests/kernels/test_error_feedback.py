@@ -10,7 +10,7 @@ from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, encode_into, native, portable, reduce_into
 from hvd_dyncomp.kernels.reference import RESIDUAL_BOUND, bounded, decode, residual_bound
 
-pytestmark = pytest.mark.promise("After any finite gradients, updates soon have their usual quality.")
+pytestmark = pytest.mark.promise("After any finite gradients, updates soon return to their usual quality.")
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 each_level = pytest.mark.parametrize("bits", COMPRESSED)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into, native, reduce_into, reference
 
-pytestmark = pytest.mark.promise("Native and GPU kernels equal the reference, bit for bit.")
+pytestmark = pytest.mark.promise("Native and GPU kernels give the results of the reference kernels, bit for bit.")
 
 needs_native = pytest.mark.skipif(native is None, reason="the package was installed without a C++ compiler")
 each_variant = pytest.mark.parametrize("variant", native.variants() if native else [])

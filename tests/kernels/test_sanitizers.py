@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.promise("Native kernels touch no byte outside their buffers.")
+pytestmark = pytest.mark.promise("Native kernels access no byte outside their buffers.")
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "hvd_dyncomp" / "kernels" / "csrc"

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hvd_dyncomp import kernels
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, portable, reduce_into, reference
 
-pytestmark = pytest.mark.promise("Native and GPU kernels equal the reference, bit for bit.")
+pytestmark = pytest.mark.promise("Native and GPU kernels give the results of the reference kernels, bit for bit.")
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)

@@ -13,8 +13,8 @@ from killed import POINTS
 from runs import HOSTS, PROGRAM, RELEASE, assert_same_checkpoints, metrics, train
 
 pytestmark = pytest.mark.promise(
-    "A killed rank ends the job: Horovod's within 60 s, others at once.",
-    "A restart equals the uninterrupted run bit for bit.",
+    "When a rank is killed, the job ends: with Horovod within 60 s, otherwise at once.",
+    "A restarted run equals the uninterrupted run bit for bit.",
 )
 
 KILLED = str(Path(__file__).with_name("killed.py"))

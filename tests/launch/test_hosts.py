@@ -12,7 +12,7 @@ from train.carried import Carried
 from train.models import build_model
 
 pytestmark = pytest.mark.promise(
-    "A restart equals the uninterrupted run bit for bit.", "A run may continue with workers on other hosts."
+    "A restarted run equals the uninterrupted run bit for bit.", "A run may continue with workers on other hosts."
 )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from hvd_dyncomp.on_horovod import horovod_optimizer
 
-pytestmark = pytest.mark.promise("Changes in Horovod's optimizer or FSDP2 are noticed.")
+pytestmark = pytest.mark.promise("Changes in Horovod's optimizer or in FSDP2 are detected.")
 
 
 class Spy(hvd.Compression.none):

@@ -1,4 +1,4 @@
-"""The whole script of docs/quickstart.md runs as it stands there, and the example of docs/training.md with Horovod."""
+"""The whole script of docs/quickstart.md runs as it stands there, and the example of docs/averager.md with Horovod."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ def test_the_whole_script(tmp_path):
 
 
 def test_the_example_of_the_averager(tmp_path):
-    page = (DOCS / "training.md").read_text(encoding="utf-8")
+    page = (DOCS / "averager.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     [example] = [each for each in examples if "Averager(" in each]
     with_horovod = {

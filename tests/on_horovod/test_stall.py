@@ -3,7 +3,7 @@
 import pytest
 from launchers import run_body
 
-pytestmark = pytest.mark.promise("A late rank is harmless, and warnings tell of the wait.")
+pytestmark = pytest.mark.promise("A late rank does no harm, and warnings report the wait.")
 
 
 def test_the_warning_names_exchange_and_bucket():

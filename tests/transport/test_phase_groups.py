@@ -16,7 +16,7 @@ from hvd_dyncomp.transport.collective_handle import CollectiveHandle
 from hvd_dyncomp.transport.phase_groups import OrderedLauncher, PhaseGroup
 from hvd_dyncomp.transport.sockets import keep_from_children, new_sockets
 
-pytestmark = pytest.mark.promise("DDP: collectives start in one order on all ranks.")
+pytestmark = pytest.mark.promise("DDP: all ranks start collectives in the same order.")
 
 PHASES = ["local_scatter", "pair", "local_gather"]
 

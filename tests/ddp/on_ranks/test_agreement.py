@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_dyncomp import LockstepError, ddp
 from hvd_dyncomp.transport import torch_distributed
 
-pytestmark = pytest.mark.promise("Errors of `compress` on one rank are raised on all.")
+pytestmark = pytest.mark.promise("If `compress` fails on one rank, every rank raises an error.")
 
 
 def model(value: float, group=None, **arguments) -> DistributedDataParallel:

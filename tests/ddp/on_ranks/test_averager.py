@@ -67,7 +67,7 @@ def alike(value: float) -> Linear:
     return module
 
 
-@pytest.mark.promise("Averagers of different models are an error on every rank.")
+@pytest.mark.promise("If ranks create averagers of different models, every rank raises an error.")
 def test_another_order_on_another_rank(rank, size):
     """As from a set: two models of one architecture would be averaged with each other."""
     models, odd = [alike(1), alike(2)], rank == size - 1
@@ -87,7 +87,7 @@ def test_another_order_on_another_rank(rank, size):
         Averager([("b" if odd else "a", torch.zeros(3000))], controller)
 
 
-@pytest.mark.promise("Averagers of different models are an error on every rank.")
+@pytest.mark.promise("If ranks create averagers of different models, every rank raises an error.")
 def test_an_argument_that_is_wrong_on_one_rank(rank, size):
     kind, text = (
         (ValueError, "^block_size") if rank == 0 else (LockstepError, "^rank 0 cannot make its Averager: Value")

@@ -20,7 +20,7 @@ from process_group import BACKEND
 from hvd_dyncomp import Averager, LockstepError, ddp
 from hvd_dyncomp.transport import base, torch_distributed
 
-pytestmark = pytest.mark.promise("An error within a step ends the run on every rank, in words.")
+pytestmark = pytest.mark.promise("An error within a step ends the run on every rank, with a message that says why.")
 
 STRIDE = 23  # of the calls that are interrupted: each needs a model of its own
 SECONDS = 15  # after which all ranks have ended

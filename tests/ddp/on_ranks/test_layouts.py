@@ -8,7 +8,7 @@ import torch.distributed as dist
 from problem import distributed
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.promise("A saved residual belongs to its weight in any memory format.")
+pytestmark = pytest.mark.promise("A saved residual is assigned to the right weights in any memory format.")
 
 SHAPES = {"images": (24, 16, 3, 3), "matrix": (60, 44)}
 

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from hvd_dyncomp import Controller, LockstepError, ddp
 
-pytestmark = pytest.mark.promise("Replicas that differ: an error on every rank names the parameter.")
+pytestmark = pytest.mark.promise("If replicas differ, an error on every rank names the parameter.")
 
 
 def network() -> nn.Sequential:

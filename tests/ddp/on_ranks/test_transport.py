@@ -144,7 +144,7 @@ def test_what_has_come_wakes_the_background(transport, rank, monkeypatch):
         transport.wait(transport.sum(torch.ones(1), "news"))
 
 
-@pytest.mark.promise("DDP: no wait exceeds the process group's time limit.")
+@pytest.mark.promise("DDP: no wait exceeds the timeout of the process group.")
 @pytest.mark.parametrize("waits", ["wait", "poll"])
 def test_the_time_limit_is_that_of_the_process_group(waits, rank, size):
     """Also for `Controller.step`, which polls; and what else waits for that rank ends, too."""
@@ -165,7 +165,7 @@ def test_the_time_limit_is_that_of_the_process_group(waits, rank, size):
     dist.barrier()
 
 
-@pytest.mark.promise("A late rank is harmless, and warnings tell of the wait.")
+@pytest.mark.promise("A late rank does no harm, and warnings report the wait.")
 @pytest.mark.parametrize("waits", ["wait", "wait_for"])
 def test_who_waits_long_says_for_whom_once(waits, transport, monkeypatch, caplog, rank, size):
     """Who waits for a while only is told, and says it."""

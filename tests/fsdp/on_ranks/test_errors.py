@@ -69,7 +69,7 @@ def on_meta() -> nn.Module:
         return sharded(Blocks())
 
 
-@pytest.mark.promise("Errors of `compress` on one rank are raised on all.")
+@pytest.mark.promise("If `compress` fails on one rank, every rank raises an error.")
 @pytest.mark.parametrize(
     ("model", "kind", "text"),
     [
@@ -91,7 +91,7 @@ def test_models_that_cannot_be_compressed(model, kind, text, size):
     fsdp.compress(good, 4, replicas=mesh()["replicate"])  # it is as before
 
 
-@pytest.mark.promise("Errors of `compress` on one rank are raised on all.")
+@pytest.mark.promise("If `compress` fails on one rank, every rank raises an error.")
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
@@ -155,7 +155,7 @@ def test_replicas_that_begin_unequal(rank, size):
         a_step(model, 0)
 
 
-@pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+@pytest.mark.promise("If ranks disagree, all of them raise an error that names the difference.")
 def test_other_levels(rank, size):
     odd = rank == size - 1
     controller = Controller(Static(8 if odd else 4), transport=ddp.transport())
@@ -167,7 +167,7 @@ def test_other_levels(rank, size):
         a_step(model, 0)
 
 
-@pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+@pytest.mark.promise("If ranks disagree, all of them raise an error that names the difference.")
 def test_other_steps(rank, size):
     _, model, quantizer = compressed(4)
     state = quantizer.state_dict()
@@ -179,7 +179,7 @@ def test_other_steps(rank, size):
     assert_left(model, "was left in the middle by LockstepError|cannot use its quantizer")
 
 
-@pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+@pytest.mark.promise("If ranks disagree, all of them raise an error that names the difference.")
 def test_replicas_that_go_through_other_modules(rank, size):
     """As with layers that are dropped at random, by another seed in each replica."""
     _, model, _ = compressed(4)
@@ -197,7 +197,7 @@ def test_parameters_without_a_gradient():
     assert_left(model, "was left in the middle by .*RuntimeError")
 
 
-@pytest.mark.promise("FSDP2: a gradient that would be no mean is an error.")
+@pytest.mark.promise("FSDP2: a gradient that would not be a mean raises an error.")
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -216,7 +216,7 @@ def test_settings_that_would_bend_means(change, text, rank, size):
         a_step(model, 1)
 
 
-@pytest.mark.promise("FSDP2: a gradient that would be no mean is an error.")
+@pytest.mark.promise("FSDP2: a gradient that would not be a mean raises an error.")
 def test_a_gradient_that_is_changed_in_backward(rank, size):
     """By something that runs where backward ends, before the means are there."""
     _, model, _ = compressed(4)

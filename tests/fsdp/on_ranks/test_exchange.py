@@ -29,7 +29,9 @@ from torch.utils.checkpoint import checkpoint
 
 from hvd_dyncomp import AllRanks, Controller, Schedule, fsdp, less_momentum
 
-pytestmark = pytest.mark.promise("FSDP2: modules exchanged one by one get the same means as together.")
+pytestmark = pytest.mark.promise(
+    "FSDP2: exchanging modules one by one gives the same means as exchanging them together."
+)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8, 16, 32])

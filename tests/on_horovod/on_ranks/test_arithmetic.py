@@ -95,7 +95,7 @@ def test_release_delivers_the_residuals(bits, size):
         )
 
 
-@pytest.mark.promise("NaN and infinity become NaN in their block everywhere; residuals stay finite.")
+@pytest.mark.promise("A NaN or an infinity becomes NaN in its block on all ranks; residuals stay finite.")
 def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
     q = quantizer(4)
     problem = Problem(compression=q, names=["long"])

@@ -14,7 +14,7 @@ from problem import Linear, assert_close, distribute, level_of, ours, same_on_al
 from torch import Tensor, nn
 
 pytestmark = [
-    pytest.mark.promise("Loops may clip, skip or drop steps, and freeze parameters."),
+    pytest.mark.promise("Loops may clip gradients, skip or drop steps, and freeze parameters."),
     pytest.mark.timeout(60, method="thread"),
 ]
 

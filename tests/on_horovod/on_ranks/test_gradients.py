@@ -10,7 +10,7 @@ from problem import Problem, assert_close, level_of
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static
 from hvd_dyncomp.exchange.wire import GREETING_BYTES
 
-pytestmark = pytest.mark.promise("What Horovod's optimizer does works compressed, within the level's error.")
+pytestmark = pytest.mark.promise("Features of Horovod's optimizer work with compression, within the level's error.")
 
 PRECISE = 16  # at this level an error in the plumbing cannot hide behind quantization
 LEVELS = [1, 4, PRECISE, 32]

@@ -8,7 +8,7 @@ import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
-pytestmark = pytest.mark.promise("Memory does not grow; one tensor may have 200 million values.")
+pytestmark = pytest.mark.promise("Memory use does not grow during training; one tensor may have 200 million values.")
 
 VALUES = 200_000_000
 

@@ -19,7 +19,7 @@ from hvd_dyncomp import (
 from hvd_dyncomp.exchange import plan
 from hvd_dyncomp.exchange.wire import WIRE_VERSION
 
-pytestmark = pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+pytestmark = pytest.mark.promise("If ranks disagree, all of them raise an error that names the difference.")
 
 
 def test_an_epoch_that_only_one_rank_has_seen(rank):

@@ -8,7 +8,7 @@ from problem import Problem
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
 
-pytestmark = pytest.mark.promise("Memory does not grow; one tensor may have 200 million values.")
+pytestmark = pytest.mark.promise("Memory use does not grow during training; one tensor may have 200 million values.")
 
 
 def resident_bytes() -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Static
 
-pytestmark = pytest.mark.promise("What Horovod's optimizer does works compressed, within the level's error.")
+pytestmark = pytest.mark.promise("Features of Horovod's optimizer work with compression, within the level's error.")
 
 Scenario = Callable[[Compress], list[Tensor]]
 SCENARIOS: dict[str, Scenario] = {}

@@ -12,7 +12,7 @@ from problem import Problem, assert_close
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
 
 pytestmark = pytest.mark.promise(
-    "`hvd.join` of all ranks between steps is harmless; otherwise it is refused, like Adasum."
+    "`hvd.join` by all ranks between steps is harmless; any other join is refused, and so is Adasum."
 )
 
 

@@ -9,7 +9,7 @@ from problem import Problem, same_on_all_ranks
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
 
-pytestmark = pytest.mark.promise("All replicas hold the same bits, also when levels change.")
+pytestmark = pytest.mark.promise("All replicas are equal bit for bit, also when the level changes.")
 
 STEPS = 20_000
 EPOCH = 100  # steps between switches of the level
