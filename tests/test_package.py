@@ -182,7 +182,8 @@ ON_HOROVOD = {
     "elastic": {"quantizer"},
 }
 FSDP = {
-    "units": set(),
+    "alone": set(),
+    "units": {"alone"},
     "shards": {"units"},
     "backward": {"units"},
     "quantizer": {"backward", "shards", "units"},
