@@ -120,7 +120,11 @@ class Quantizer(Session):
         return list(self._source.place), self._source.world_size
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Session.state_dict`, of this rank's shards: save one per rank of the whole job."""
+        """As `Session.state_dict`, of this rank's shards: save one per rank of the whole job.
+
+        Raises:
+            RuntimeError: also if gradients of earlier backward passes wait to be averaged.
+        """
         return {**super().state_dict(), "shard": list(self._source.place)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,6 +132,7 @@ class Quantizer(Session):
 
         Raises:
             ValueError: also if it is of other shards; nothing has changed.
+            RuntimeError: also if gradients of earlier backward passes wait to be averaged; nothing has changed.
         """
         if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
             raise ValueError(
