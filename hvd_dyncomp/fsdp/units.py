@@ -132,6 +132,11 @@ class Unit:
             self._group.mesh_info = info
         self._module.set_all_reduce_hook(hook)
 
+    @property
+    def divide_factor(self) -> float | None:
+        """What FSDP divides sums by. By default, None, these are the ranks; otherwise it would sum over replicas."""
+        return self._group.gradient_divide_factor
+
     def check_settings(self) -> None:
         """Check, in a hook, what a program may set at any time.
 
@@ -146,10 +151,10 @@ class Unit:
                 f"set_requires_all_reduce(False) of {self.name} needs a mesh of two dimensions in fully_shard, "
                 "replicas and shards; with this one, accumulate gradients by set_requires_gradient_sync(False)"
             )
-        if self._group.gradient_divide_factor is not None:
+        if self.divide_factor is not None and self.replica_group is None:
             raise ValueError(
-                f"set_gradient_divide_factor of {self.name} is not supported: gradients become means over all ranks; "
-                "scale the loss instead"
+                f"set_gradient_divide_factor of {self.name} needs a mesh of two dimensions in fully_shard, replicas "
+                "and shards; with this one gradients become means over all ranks: scale the loss instead"
             )
 
     def frozen(self) -> list[str]:

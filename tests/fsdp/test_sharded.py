@@ -56,6 +56,7 @@ class Unit:
     """As `units.Unit`. `keeps`: whether FSDP makes a gradient of what a hook gets, or a copy of it, at once."""
 
     hooked = waits = False
+    divide_factor = None
 
     def __init__(self, name: str, keeps: bool) -> None:
         self.name, self.keeps, self.names = name, keeps, list(MODEL[name])

@@ -22,7 +22,7 @@ from sharded import (
 )
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import Replicate, Shard
 
 from hvd_dyncomp import AllRanks, LockstepError, fsdp
@@ -240,3 +240,29 @@ def test_settings_that_change_after_compress():
         for each in (model, reference):
             step_of(each, [SHARDS, MEANS])
         assert_close(model, reference, 16)
+
+
+def divide_by(model, factor, in_sums):
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(factor)
+            module.set_force_sum_reduction_for_comms(in_sums)  # Gloo cannot multiply first
+
+
+@pytest.mark.parametrize("in_sums", [True, False])
+def test_programs_that_divide_by_a_number_of_their_own(in_sums):
+    """As by all tokens of a step: FSDP then divides by a factor, and sums over replicas."""
+    whole, model, _ = compressed(16, hybrid=True)
+    reference = torchs_own(whole)
+    for each in (model, reference):
+        divide_by(each, 1.0 if in_sums else float(mesh()["shard"].size()), in_sums)
+        step_of(each, [SHARDS, MEANS])
+    assert_close(model, reference, 16)
+
+
+@pytest.mark.promise("Ranks that disagree all raise an error with the difference.")
+def test_programs_that_divide_by_other_numbers(rank, size):
+    _, model, _ = compressed(4, hybrid=True)
+    divide_by(model, 2.0 if rank < size // 2 else 1.0, True)
+    with pytest.raises(LockstepError, match=r"rank 0 has gradient divide factor [12].0, rank . has [12].0"):
+        step_of(model, [MEANS])
