@@ -132,7 +132,7 @@ ROOMS = {
         *("transport", "wrappers"),
     },
     "fsdp": {
-        *("agreement", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
+        *("agreement", "all_ranks", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
         *("step_levels", "transport", "wrappers"),
     },
     "on_horovod": {
@@ -181,10 +181,12 @@ ON_HOROVOD = {
     "elastic": {"quantizer"},
 }
 FSDP = {
-    "units": set(),
+    "alone": set(),
+    "units": {"alone"},
     "shards": {"units"},
     "backward": {"units"},
     "quantizer": {"backward", "shards", "units"},
+    "per_rank": {"quantizer"},
 }
 REPORT = {
     "runs": set(),

@@ -17,7 +17,7 @@ HEAD = """# API
 SECTIONS = {
     "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "less_momentum", "AllRanks"],
     "DistributedDataParallel": ["ddp.compress", "ddp.Quantizer", "ddp.transport"],
-    "FSDP2": ["fsdp.compress", "fsdp.Quantizer"],
+    "FSDP2": ["fsdp.compress", "fsdp.Quantizer", "fsdp.PerRank"],
     "Frameworks": ["integrations.transformers.CompressionCallback", "integrations.lightning.CompressionCallback"],
     "Loops of your own": ["Averager"],
     "Policies": [

@@ -264,7 +264,7 @@ class Step:
             streams.join()
 
     def _agree(self, config: StepConfig) -> Collectives[None]:
-        """Exchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
+        """BucketExchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
         plan = self._plan
         greeting = plan.greeting(config, self._agreed, fresh=self._fresh)
         about = functools.partial(plan.about, config.bits, config.number, self._agreed)

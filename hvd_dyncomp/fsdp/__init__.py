@@ -2,9 +2,9 @@
 
 mesh = init_device_mesh("cuda", (hosts, ranks_per_host), mesh_dim_names=("replicate", "shard"))
 for block in model.blocks:
-    fully_shard(block, mesh=mesh["shard"])
-fully_shard(model, mesh=mesh["shard"])
-quantizer = hvd_dyncomp.fsdp.compress(model, 4, replicas=mesh["replicate"])
+    fully_shard(block, mesh=mesh)
+fully_shard(model, mesh=mesh)
+quantizer = hvd_dyncomp.fsdp.compress(model, 4)
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.fsdp.per_rank import PerRank
 from hvd_dyncomp.fsdp.quantizer import Quantizer
 from hvd_dyncomp.policies import Policy
 
-__all__ = ["Quantizer", "compress"]
+__all__ = ["PerRank", "Quantizer", "compress"]
 
 
 def compress(
     model: torch.nn.Module,
     controller: Controller | Policy | float | None = None,
     *,
-    replicas: Any,
+    replicas: Any = None,
     **arguments: Any,
 ) -> Quantizer:
     """Average the gradients of a sharded model over its replicas, compressed. Call it on every rank of the job.
@@ -33,11 +34,12 @@ def compress(
     over the ranks that have the same shard.
 
     Args:
-        model: torch's `fully_shard` was applied to it and to its modules, with a mesh of the ranks of one replica only;
-            the mesh may have one rank. Not compressed before.
+        model: torch's `fully_shard` was applied to it and to its modules, with one mesh: of replicas and shards
+            (HSDP), or of the shards of one replica only. Either axis may have one rank. Not compressed before.
         controller: gives the number of bits; default: constantly 4. A policy or a level makes a controller among all
             ranks of the job.
-        replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group.
+        replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group. Only
+            needed if the model's mesh has shards only.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, warmup_steps, warmup_bits. Sizes are those of this rank's shards.
 

@@ -67,6 +67,8 @@ class Backward:
         if unit in self._waiting:  # used twice by the loss: FSDP adds to what is not a mean yet
             self.collect()
         unit.check_settings()
+        if unit.divide_factor is not None:
+            flat.mul_(self._plan.source.world_size)  # whose mean is the sum
         gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
         step = self._begin(unit)
         self._waiting[unit] = step, gradients if stays else {}
@@ -84,6 +86,7 @@ class Backward:
     def _begin(self, unit: Unit) -> Step:
         frozen = unit.frozen()
         agreed: dict[str, Any] = {**self._agreed, "module": unit.name, "frozen parameters": frozen}
+        agreed["gradient divide factor"] = unit.divide_factor
         if unit in self._unchecked:
             named = list(zip(unit.names, unit.parameters, strict=True))
             agreed |= {

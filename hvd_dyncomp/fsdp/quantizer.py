@@ -8,22 +8,28 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hvd_dyncomp import replicas as parameters_of_replicas
 from hvd_dyncomp.agreement import agree, description
 from hvd_dyncomp.autograd import call_at_end
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.errors import InFlight, LockstepError
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.fsdp.backward import Backward
-from hvd_dyncomp.fsdp.shards import ShardGradients, check_replicas, group_of
+from hvd_dyncomp.fsdp.shards import ShardGradients, replica_group
 from hvd_dyncomp.fsdp.units import Unit, units_of
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.torch_distributed import transport
+
+WAITING = (
+    "{} must be called between steps, but {} has gradients of earlier backward passes, which no state has: call it "
+    "when a pass has averaged them, with set_requires_gradient_sync(True) and set_requires_all_reduce(True)"
+)
 
 
 class Quantizer(Session):
@@ -56,14 +62,14 @@ class Quantizer(Session):
             group = self._prepare(model, controller, replicas, everyone, **arguments)
         among = transport(group)
         with _told(everyone):
-            self._source = ShardGradients(self._units, among, label)
+            self._source = ShardGradients(self._units, among, dist.get_process_group_ranks(group), label)
             self._plan = self._new_plan()
         with _told(everyone):
             _check_places(among, self._source.place)
             agree(among, description(self._source.named, values=False), None)
         self._source.transport = self._for_exchanges(among)
         for unit in self._units:
-            unit.module.set_all_reduce_hook(functools.partial(self._take, unit))
+            unit.average_by(functools.partial(self._take, unit))
         parameters_of_replicas.register(self.controller, self)
 
     def _prepare(
@@ -80,8 +86,7 @@ class Quantizer(Session):
             TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
         """
         self._units = units_of(model)
-        group = group_of(replicas)
-        check_replicas(group, self._units[0])
+        group = replica_group(replicas, self._units)
         if arguments.get("discardable"):
             raise ValueError("discardable=True is not supported with FSDP; leave it out")
         super().__init__(controller, everyone, kind="fsdp.compress", **arguments)
@@ -115,7 +120,11 @@ class Quantizer(Session):
         return list(self._source.place), self._source.world_size
 
     def state_dict(self) -> dict[str, Any]:
-        """As `Session.state_dict`, of this rank's shards: save one per rank of the whole job."""
+        """As `Session.state_dict`, of this rank's shards: save one per rank of the whole job.
+
+        Raises:
+            RuntimeError: also if gradients of earlier backward passes wait to be averaged.
+        """
         return {**super().state_dict(), "shard": list(self._source.place)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -123,6 +132,7 @@ class Quantizer(Session):
 
         Raises:
             ValueError: also if it is of other shards; nothing has changed.
+            RuntimeError: also if gradients of earlier backward passes wait to be averaged; nothing has changed.
         """
         if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
             raise ValueError(
@@ -132,6 +142,12 @@ class Quantizer(Session):
         super().load_state_dict(state)
         self._plan, self._saved = self._new_plan(), None
         self._unchecked = set(self._units)
+
+    def _check_between_steps(self, what: str) -> None:
+        super()._check_between_steps(what)
+        for unit in self._units:
+            if unit.waits:
+                raise InFlight(WAITING.format(what, unit.name))
 
     @torch.no_grad()
     def _take(self, unit: Unit, flat: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,36 @@ from hvd_dyncomp.fsdp.units import Unit
 from hvd_dyncomp.transport.base import Transport
 
 
-def group_of(replicas: Any) -> dist.ProcessGroup:
+def replica_group(replicas: Any, units: Sequence[Unit]) -> dist.ProcessGroup:
+    """The process group of the ranks that have the same shards.
+
+    Args:
+        replicas: an argument; None for the replicas of the units' mesh.
+        units: of the model, with one mesh.
+
+    Raises:
+        TypeError, ValueError: there is none, it is that of other ranks, or this process is no member.
+    """
+    own = units[0].replica_group
+    if replicas is None:
+        if own is None:
+            raise ValueError(
+                "replicas is missing, and the mesh that fully_shard was given has shards only: give fully_shard a mesh "
+                "of two dimensions, replicas and shards, or pass replicas="
+            )
+        return own
+    given = _group_of(replicas)
+    ours, theirs = sorted(dist.get_process_group_ranks(given)), sorted(dist.get_process_group_ranks(own or given))
+    if ours != theirs:
+        raise ValueError(
+            f"replicas must be left out where the mesh of fully_shard has replicas, or have the same ranks, got ranks "
+            f"{ours} where the mesh has {theirs}"
+        )
+    _check_shards_apart(ours, sorted(dist.get_process_group_ranks(units[0].shard_group)))
+    return given
+
+
+def _group_of(replicas: Any) -> dist.ProcessGroup:
     """The process group of an argument `replicas`.
 
     Raises:
@@ -35,14 +65,28 @@ def group_of(replicas: Any) -> dist.ProcessGroup:
     return replicas
 
 
-def check_replicas(replicas: dist.ProcessGroup, unit: Unit) -> None:
+def _check_shards_apart(replicas: Collection[int], shards: Collection[int]) -> None:
     """Raises: ValueError: two ranks of a group of replicas share the shards of one replica."""
-    ours = set(dist.get_process_group_ranks(replicas)), set(dist.get_process_group_ranks(unit.shard_group))
-    if len(set.intersection(*ours)) > 1:
+    if len(set(replicas) & set(shards)) > 1:
         raise ValueError(
-            f"replicas must connect ranks with the same shard, but ranks {sorted(ours[0])} of replicas and the ranks "
-            f"{sorted(ours[1])} of the mesh of shards have more in common than this rank"
+            f"replicas must connect ranks with the same shard, but ranks {replicas} of replicas and the ranks "
+            f"{shards} of the mesh of shards have more in common than this rank"
         )
+
+
+def _place(mesh: DeviceMesh, replicas: Collection[int]) -> tuple[int, int]:
+    """This rank's number among the ranks of its own replica, and how many these are.
+
+    Args:
+        mesh: of a parameter: with all its axes, which may include that of the replicas.
+        replicas: the ranks that have the same shard. Those that are not in the mesh do not matter.
+    """
+    [here] = (mesh.mesh == dist.get_rank()).nonzero().tolist()
+    alike = [place for rank in replicas for place in (mesh.mesh == rank).nonzero().tolist()]
+    axes = [len({place[axis] for place in alike}) > 1 for axis in range(mesh.ndim)]
+    own = tuple(here[axis] if across else slice(None) for axis, across in enumerate(axes))
+    ranks = mesh.mesh[own].flatten().tolist()
+    return ranks.index(dist.get_rank()), len(ranks)
 
 
 class ShardGradients(Source):
@@ -51,6 +95,7 @@ class ShardGradients(Source):
     Args:
         units: of the model.
         among: connects the replicas.
+        replicas: their ranks, as numbers in the whole job.
         label: as in `Source`.
 
     Attributes:
@@ -61,13 +106,12 @@ class ShardGradients(Source):
     kind = "FSDP"
     own_memory = True  # what a hook gets is FSDP's
 
-    def __init__(self, units: list[Unit], among: Transport, label: str) -> None:
+    def __init__(self, units: list[Unit], among: Transport, replicas: Collection[int], label: str) -> None:
         super().__init__(among)
         self.label = label
         self._units = units
         meshes: list[DeviceMesh] = [parameter.device_mesh for unit in units for parameter in unit.parameters]  # type: ignore[attr-defined]
-        ranks = max(meshes, key=DeviceMesh.size).mesh.flatten().tolist()
-        self.place = ranks.index(dist.get_rank()), len(ranks)
+        self.place = _place(max(meshes, key=DeviceMesh.size), replicas)
         self.named = [pair for unit in units for pair in unit.shards()]
         self.parts = {name: unit.name for unit in units for name in unit.names}
 

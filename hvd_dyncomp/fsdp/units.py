@@ -1,13 +1,14 @@
-"""The only holder of what is known of FSDP2 beyond its documentation: where gradients lie in what a hook gets.
+"""The only holder of what is known of FSDP2 beyond its documentation: how replicas are averaged, where gradients lie.
 
-Read from torch 2.13; docs/contributing.md has the versions that were run. `Unit` checks what it can where it is made,
-and in every step where the gradients have gone.
+Read from torch 2.8 to 2.13; docs/contributing.md has the versions that were run. `Unit` checks what it can where it is
+made, and in every step where the gradients have gone.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,22 +18,29 @@ from torch import nn
 
 from hvd_dyncomp.autograd import check_engine
 from hvd_dyncomp.checks import shown
+from hvd_dyncomp.fsdp.alone import Alone
 from hvd_dyncomp.torch_names import check_names
 from hvd_dyncomp.wrappers import REPLICATE, replicated, unwrapped
 
 NOT_ALL = (
     "parameters of {} have come without a gradient ({} values have come in place of {}); call "
-    "model.set_reduce_scatter_unused_params(True)"
+    "model.set_reduce_scatter_unused_params(True), which torch has from 2.12 on"
 )
-# Of FSDP's parameter group, of its parameters and of its mesh.
+BY_ITSELF = (
+    "FSDP has averaged {} over replicas by itself, uncompressed: torch {} does not ask the process group that "
+    "hvd_dyncomp has given it; use a version of torch that README.md names, or a newer hvd_dyncomp"
+)
+# Of FSDP's parameter group, of its parameters and of its mesh, also where that has shards and where it has replicas.
 _OF_GROUP = (
-    *("_all_reduce_hook", "all_reduce_grads", "device", "force_sum_reduction_for_comms", "fsdp_params"),
-    *("gradient_divide_factor", "mesh_info"),
+    *("_all_reduce_hook", "_partial_reduce_output", "all_reduce_grads", "device", "force_sum_reduction_for_comms"),
+    *("fsdp_params", "gradient_divide_factor", "mesh_info"),
 )
 _OF_PARAMETER = (
     *("_module_info", "offload_to_cpu", "padded_sharded_param_size", "sharded_param", "sharded_size", "sharded_state"),
+    "unsharded_accumulated_grad",
 )
-_OF_MESH = ("shard_process_group",)
+_OF_MESH = ("replicate_mesh_dim", "shard_mesh_dim")
+_OF_SHARDS, _OF_REPLICAS = ("shard_process_group",), ("replicate_process_group",)
 # What FSDP2 does not change any more once a hook has returned: no division, no cast.
 _UNDIVIDED = (torch.float32, torch.bfloat16)
 
@@ -48,12 +56,16 @@ class Unit:
 
     Attributes:
         name: as in messages.
-        module: see above.
         names: of its parameters, in the order in which their gradients lie.
+        replica_group: the ranks over which FSDP would average by itself; None if its mesh has shards only.
     """
 
     def __init__(self, name: str, module: Any, group: Any, prefixes: dict[nn.Module, str]) -> None:
-        self.name, self.module, self._group = name or "(the model)", module, group
+        self.name, self._module, self._group = name or "(the model)", module, group
+        info = group.mesh_info
+        has_replicas = info.replicate_mesh_dim is not None
+        self.replica_group: dist.ProcessGroup | None = info.replicate_process_group if has_replicas else None
+        self._alone = Alone()
         self._places = [(each._module_info.module, each._module_info.param_name) for each in group.fsdp_params]
         self.names = [prefixes[owner] + key for owner, key in self._places]
 
@@ -78,38 +90,71 @@ class Unit:
         """The ranks among which it is sharded."""
         return self._group.mesh_info.shard_process_group
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has gradients of earlier backward passes, which a later one is to average with its own."""
+        return self._group._partial_reduce_output is not None or any(
+            each.unsharded_accumulated_grad is not None
+            or getattr(getattr(each, "_unsharded_param", None), "grad", None) is not None  # none before a forward
+            for each in self._group.fsdp_params
+        )
+
     def check(self) -> None:
         """Check that its gradients can be averaged over replicas by a hook.
 
         Raises:
             ValueError: they cannot.
         """
-        info = self._group.mesh_info
-        if getattr(info, "replicate_mesh_dim", None) is not None or getattr(info, "shard_mesh_dim", None) is None:
+        if self._group.mesh_info.shard_mesh_dim is None:
             raise ValueError(
-                f"{self.name} was given a mesh over whose replicas FSDP averages by itself, uncompressed; give "
-                'fully_shard the mesh of the shards only, such as mesh["shard"], and the other dimension to replicas='
+                f"{self.name} was given a mesh of replicas only; give fully_shard one of two dimensions, with the "
+                "shards in the second one, which may have size 1"
+            )
+        if self.waits:
+            raise ValueError(
+                f"{self.name} has gradients of a backward pass that have not been averaged; call compress before the "
+                "first one"
             )
         if self._group._all_reduce_hook is not None:
             raise ValueError(f"{self.name} has an all-reduce hook already; compress a model once, and set no other one")
         if any(parameter.is_meta for parameter in self.parameters):
             raise ValueError(f"{self.name} has parameters without memory; call compress after model.to_empty(...)")
 
+    def average_by(self, hook: Callable[[torch.Tensor], None]) -> None:
+        """Have a hook average over replicas what FSDP has averaged over shards. FSDP's own all-reduce is over.
+
+        With a mesh of replicas and shards FSDP goes on to do all else for these: it adds up in the shards while
+        `set_requires_all_reduce(False)` holds.
+        """
+        if self.replica_group is not None:
+            info = copy.copy(self._group.mesh_info)  # equal to it, which FSDP looks at; another model may have it, too
+            info.replicate_process_group = self._alone
+            self._group.mesh_info = info
+        self._module.set_all_reduce_hook(hook)
+
+    @property
+    def divide_factor(self) -> float | None:
+        """What FSDP divides sums by. By default, None, these are the ranks; otherwise it would sum over replicas."""
+        return self._group.gradient_divide_factor
+
     def check_settings(self) -> None:
-        """Check what a program may set at any time.
+        """Check, in a hook, what a program may set at any time.
 
         Raises:
             ValueError: means would be wrong.
+            RuntimeError: FSDP has averaged over replicas.
         """
-        if not self._group.all_reduce_grads:
+        if self.replica_group is not None and not self._alone.asked():
+            raise RuntimeError(BY_ITSELF.format(self.name, torch.__version__))
+        if not self._group.all_reduce_grads:  # FSDP looks at it only where its mesh has replicas
             raise ValueError(
-                f"set_requires_all_reduce(False) of {self.name} is for FSDP's own average over replicas; to accumulate "
-                "gradients, use set_requires_gradient_sync(False)"
+                f"set_requires_all_reduce(False) of {self.name} needs a mesh of two dimensions in fully_shard, "
+                "replicas and shards; with this one, accumulate gradients by set_requires_gradient_sync(False)"
             )
-        if self._group.gradient_divide_factor is not None:
+        if self.divide_factor is not None and self.replica_group is None:
             raise ValueError(
-                f"set_gradient_divide_factor of {self.name} is not supported: gradients become means over all ranks; "
-                "scale the loss instead"
+                f"set_gradient_divide_factor of {self.name} needs a mesh of two dimensions in fully_shard, replicas "
+                "and shards; with this one gradients become means over all ranks: scale the loss instead"
             )
 
     def frozen(self) -> list[str]:
@@ -212,9 +257,7 @@ def _units(model: nn.Module) -> Iterator[Unit]:
     for name, module in model.named_modules():
         if isinstance(module, torch_fsdp.FSDPModule):
             module.reshard()  # after a forward pass alone, the parameters may be the whole ones
-            check_names(module, ("_get_fsdp_state",))
-            check_names(module._get_fsdp_state(), ("_fsdp_param_groups",))
-            groups = module._get_fsdp_state()._fsdp_param_groups
+            groups = _groups(module)
             if len(groups) > 1:
                 raise ValueError(
                     f"the parameters of {name or '(the model)'} are sharded over several meshes; give all calls of "
@@ -227,10 +270,23 @@ def _units(model: nn.Module) -> Iterator[Unit]:
                     yield Unit(name, module, group, prefixes)
 
 
+def _groups(module: Any) -> list[Any]:
+    """FSDP's parameter groups of one module."""
+    check_names(module, ("_get_fsdp_state",))
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    check_names(state, ("_fsdp_param_group",))  # up to torch 2.11 one, or None
+    return [group for group in (state._fsdp_param_group,) if group is not None]
+
+
 def _look_up(group: Any) -> None:
     """Raises: RuntimeError: a name that is read later is gone."""
     check_names(group, _OF_GROUP)
-    check_names(group.mesh_info, _OF_MESH)
+    info = group.mesh_info
+    check_names(info, _OF_MESH)
+    check_names(info, _OF_SHARDS if info.shard_mesh_dim is not None else ())
+    check_names(info, _OF_REPLICAS if info.replicate_mesh_dim is not None else ())
     for each in group.fsdp_params:
         check_names(each, _OF_PARAMETER)
 
@@ -244,9 +300,13 @@ def _check_all_in(model: nn.Module, units: list[Unit]) -> None:
                 f"parameter {name} is not sharded, so nobody would average it: apply fully_shard to the model itself, "
                 "too, after its modules, or freeze the parameter"
             )
-    places = {tuple(dist.get_process_group_ranks(unit.shard_group)): unit.name for unit in units}
+    places = {tuple(map(_ranks, (unit.shard_group, unit.replica_group))): unit.name for unit in units}
     if len(places) > 1:
         one, other = list(places.values())[:2]
         raise ValueError(
-            f"{one} and {other} are sharded among different ranks; give all calls of fully_shard the same mesh"
+            f"{one} and {other} have meshes of other ranks or dimensions; give all calls of fully_shard the same mesh"
         )
+
+
+def _ranks(group: dist.ProcessGroup | None) -> tuple[int, ...]:
+    return () if group is None else tuple(dist.get_process_group_ranks(group))

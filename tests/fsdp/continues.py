@@ -1,7 +1,8 @@
-"""Saves after some steps, or loads what was saved then, and trains on. Usage: continues.py save|load FOLDER RECIPE
+"""Saves after some steps, or loads what was saved then, and trains on.
 
-RECIPE is a file with the functions save and load, which know this program's model, optimizer and quantizer. Each rank
-prints checksums of the whole parameters where it begins to train on, and of its shards and residuals at the end.
+Usage: continues.py save|load FOLDER RECIPE [RANKS]. RECIPE is a file with the functions save and load, which know this
+program's model, optimizer and quantizer; RANKS, how many have saved, if they are not as many. Each rank prints
+checksums of the whole parameters where it begins to train on, and of its shards and residuals at the end.
 """
 
 import hashlib
@@ -15,19 +16,20 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hvd_dyncomp import Schedule, fsdp, less_momentum
+import hvd_dyncomp
+from hvd_dyncomp import Schedule, less_momentum
 
-how, folder, recipe = sys.argv[1:]
+how, folder, recipe, *ranks = sys.argv[1:]
 dist.init_process_group("gloo")
 rank, replicas = dist.get_rank(), 2
 mesh = init_device_mesh("cpu", (replicas, dist.get_world_size() // replicas), mesh_dim_names=("replicate", "shard"))
 torch.manual_seed(0 if how == "save" else 1)  # what is loaded replaces all
 model = nn.Sequential(nn.Linear(31, 65), nn.Sequential(nn.Linear(65, 257), nn.Tanh()), nn.Linear(257, 3))
 for module in (model[1], model):
-    fully_shard(module, mesh=mesh["shard"])
+    fully_shard(module, mesh=mesh)
 optimizer = less_momentum(torch.optim.AdamW(model.parameters(), lr=0.01))
 levels = Schedule({0: 1, 3: 4})
-quantizer = fsdp.compress(model, levels, replicas=mesh["replicate"], min_numel=300)
+quantizer = hvd_dyncomp.fsdp.compress(model, levels, min_numel=300)
 exec(Path(recipe).read_text(encoding="utf-8"))  # noqa: S102
 
 
@@ -36,8 +38,10 @@ def train(epochs: Iterable[int]) -> None:
         torch.manual_seed(10 * epoch + rank)
         for _ in range(3):
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(torch.randn(16, 31)), torch.randint(3, (16,)))
-            loss.backward()
+            for last in (False, True):
+                model.set_requires_all_reduce(last)
+                loss = nn.functional.cross_entropy(model(torch.randn(16, 31)), torch.randint(3, (16,)))
+                loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
         quantizer.controller.step({"train_loss": loss.item()})
@@ -49,7 +53,7 @@ def say(when: str, tensors: Iterable[torch.Tensor]) -> None:
 
 
 if how == "load":
-    globals()["load"](folder)
+    globals()["load"](folder, **({"ranks": int(ranks[0])} if ranks else {}))
 else:
     train(range(2))
     globals()["save"](folder)

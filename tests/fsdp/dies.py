@@ -21,8 +21,8 @@ mesh = init_device_mesh("cpu", (2, (last + 1) // 2), mesh_dim_names=("replicate"
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3)))
 for module in (*model, model):
-    fully_shard(module, mesh=mesh["shard"])
-fsdp.compress(model, 4, replicas=mesh["replicate"])
+    fully_shard(module, mesh=mesh)
+fsdp.compress(model, 4)
 for step in range(100):
     if step == 3 and rank == last:
         model[1].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))

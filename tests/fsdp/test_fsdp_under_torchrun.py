@@ -6,11 +6,11 @@ import pytest
 from torchrun import run_bodies
 
 BODIES = Path(__file__).parent / "on_ranks"
-FILES = ["exchange", "errors"]
+FILES = ["exchange", "hybrid", "per_rank", "errors"]
 JOBS = {
-    "3x1": (3, ["exchange"], {}),  # replicas of one shard
+    "3x1": (3, ["exchange", "hybrid", "per_rank"], {}),  # replicas of one shard
     "2x2": (4, FILES, {}),
-    "2x2 as NCCL": (4, ["errors"], {"HVD_DYNCOMP_TEST_BACKEND": "as-nccl"}),
+    "2x2 as NCCL": (4, ["hybrid", "errors"], {"HVD_DYNCOMP_TEST_BACKEND": "as-nccl"}),
 }
 SECONDS = 300
 

@@ -13,6 +13,15 @@ PROGRAM = Path(__file__).with_name("continues.py")
 SECONDS = 120
 
 
+def test_hsdp_is_compressed_by_one_line():
+    """What the page says to change is what its script has."""
+    [diff] = re.findall(r"^```diff\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    [added] = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    script = code("fsdp.compress")
+    before = script.replace(f"{added}\n", "")
+    assert added in script and "hvd_dyncomp.fsdp" not in before and "mesh=mesh)" in before
+
+
 def code(text: str) -> str:
     """The page's only Python code with this text in it."""
     fences = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
@@ -41,14 +50,10 @@ def said(ranks: int, *arguments: object) -> tuple[list[str], list[str]]:
 @pytest.mark.timeout(3 * SECONDS + 20)
 def test_the_recipe_for_checkpoints(tmp_path):
     """At 1 bit, where residuals matter: a new job ends with the same bits. Other numbers of ranks begin from there."""
-    whole, elsewhere = tmp_path / "recipe.py", tmp_path / "elsewhere.py"
-    recipe, last = code("def load"), '    quantizer.load_state_dict(own["quantizer"])\n'
-    assert recipe.endswith(last)
-    whole.write_text(recipe, encoding="utf-8")
-    elsewhere.write_text(recipe.removesuffix(last).replace("rank{dist.get_rank()}", "rank0"), encoding="utf-8")
-
-    saved_at, expected = said(4, "save", tmp_path / "saved", whole)
+    recipe, folder = tmp_path / "recipe.py", tmp_path / "saved"
+    recipe.write_text(code("def load"), encoding="utf-8")
+    saved_at, expected = said(4, "save", folder, recipe)
     assert len(set(saved_at)) == 1 and len(set(expected)) == 4
-    assert said(4, "load", tmp_path / "saved", whole) == (saved_at, expected)
-    begins, ends = said(2, "load", tmp_path / "saved", elsewhere)
+    assert said(4, "load", folder, recipe) == (saved_at, expected)
+    begins, ends = said(2, "load", folder, recipe, 4)
     assert begins == saved_at[:2] and len(set(ends)) == 2

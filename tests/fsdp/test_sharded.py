@@ -55,7 +55,8 @@ def made_up_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 class Unit:
     """As `units.Unit`. `keeps`: whether FSDP makes a gradient of what a hook gets, or a copy of it, at once."""
 
-    hooked = False
+    hooked = waits = False
+    divide_factor = None
 
     def __init__(self, name: str, keeps: bool) -> None:
         self.name, self.keeps, self.names = name, keeps, list(MODEL[name])

@@ -40,8 +40,8 @@ def with_fsdp(module: nn.Module, levels: Any) -> tuple[nn.Module, Any, Callable[
         from torch.distributed._composable.fsdp import fully_shard
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
     for part in (module[0], module):
-        fully_shard(part, mesh=mesh["shard"])
-    return module, hvd_dyncomp.fsdp.compress(module, levels, replicas=mesh["replicate"]), lambda: None
+        fully_shard(part, mesh=mesh)
+    return module, hvd_dyncomp.fsdp.compress(module, levels), lambda: None
 
 
 FRONT_ENDS = {"ddp": with_ddp, "averager": with_averager, "fsdp": with_fsdp}

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from hvd_dyncomp import fsdp
 
@@ -42,6 +43,14 @@ class Blocks(nn.Module):
         return self.last(hidden)
 
 
+class Checkpointed(Blocks):
+    def forward(self, inputs: Tensor, order: Iterable[int] = range(3)) -> Tensor:
+        hidden = self.first(inputs)
+        for i in order:
+            hidden = hidden + checkpoint(self.blocks[i], hidden, use_reentrant=False)
+        return self.last(hidden)
+
+
 class WithUnused(Blocks):
     """With parameters that no step uses."""
 
@@ -58,32 +67,37 @@ def mesh() -> DeviceMesh:
     return init_device_mesh(DEVICE, (size // shards, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def sharded(whole: nn.Module, **arguments: Any) -> Any:
-    """A sharded copy of a model. Arguments: of `fully_shard`."""
+def sharded(whole: nn.Module, *, nested: bool = False, **arguments: Any) -> Any:
+    """A sharded copy of a model. `nested`: each block's first layer is a unit, too. Arguments: of `fully_shard`."""
     model = copy.deepcopy(whole)
     if DEVICE != "cpu":  # models on "meta" cannot be moved
         model = model.to(DEVICE)
     arguments = {"mesh": mesh()["shard"], **arguments}
     for block in model.blocks:
-        fully_shard(block, **arguments)
+        for module in [block[0], block] if nested else [block]:
+            fully_shard(module, **arguments)
     return fully_shard(model, **arguments)
 
 
-def compressed(bits: Any = 4, *, whole: nn.Module | None = None, sharding: Any = None, **arguments: Any):
-    """A whole model, its sharded copy, and that one's quantizer."""
+def compressed(
+    bits: Any = 4, *, whole: nn.Module | None = None, sharding: Any = None, hybrid: bool = False, **arguments: Any
+):
+    """A whole model, its sharded copy, and that one's quantizer. `hybrid`: of one mesh of replicas and shards."""
     if whole is None:
         torch.manual_seed(0)
         whole = Blocks()
-    model = sharded(whole, **(sharding or {}))
+    model = sharded(whole, **{"mesh": mesh() if hybrid else mesh()["shard"], **(sharding or {})})
     arguments = {"block_size": 64, "bucket_bytes": 40_000, "min_numel": 300, **arguments}
-    return whole, model, fsdp.compress(model, bits, replicas=mesh()["replicate"], **arguments)
+    if not hybrid:
+        arguments["replicas"] = mesh()["replicate"]
+    return whole, model, fsdp.compress(model, bits, **arguments)
 
 
 def loss_of(model: nn.Module, seed: int, rank: int, **arguments: Any) -> Tensor:
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     inputs, weights = torch.randn(16, 31, generator=generator), torch.randn(16, 3, generator=generator)
-    device = next(model.parameters()).device
-    return (model(inputs.to(device), **arguments) * weights.to(device)).sum()
+    first = next(model.parameters())
+    return (model(inputs.to(first.device, first.dtype), **arguments) * weights.to(first.device)).sum()
 
 
 def means(whole: nn.Module, seed: int, loss: Callable = loss_of) -> dict[str, Tensor]:
@@ -117,6 +131,14 @@ def assert_means(model: nn.Module, expected: dict[str, Tensor], bits: float) -> 
         error, norm = (found[name] - mean).norm(), mean.norm()
         # Small tensors have at least 8 bits, and may share a block with larger ones.
         assert error <= BOUNDS[bits] * norm + (1e-2 * norm if bits < 16 else 1e-6), f"{name}: {error} of {norm}"
+
+
+def assert_close(model: nn.Module, reference: nn.Module, bits: float) -> None:
+    """Gradients are those of another sharded model, to the level, and the same on all replicas."""
+    whole = {
+        name: each.grad.full_tensor().cpu() for name, each in reference.named_parameters() if each.grad is not None
+    }
+    assert_means(model, whole, bits)
 
 
 def a_step(model: nn.Module, seed: int, loss: Callable = loss_of) -> dict[str, Tensor]:

@@ -10,7 +10,8 @@ from sharded import Blocks, WithUnused, a_step, compressed, loss_of, mesh, shard
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import DataParallelMeshDims, fully_shard
+from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import Controller, LockstepError, Static, ddp, fsdp
@@ -36,9 +37,22 @@ def blocks() -> Blocks:
     return Blocks()
 
 
-def hybrid() -> nn.Module:
+def with_other_replicas() -> nn.Module:
     size = dist.get_world_size()
     return sharded(blocks(), mesh=init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicate", "shard")))
+
+
+def without_shards() -> nn.Module:
+    ranks = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("replicate", "tensor"))
+    return fully_shard(
+        distribute_module(blocks(), ranks), mesh=ranks, dp_mesh_dims=DataParallelMeshDims(replicate="replicate")
+    )
+
+
+def partly_without_replicas() -> nn.Module:
+    model = blocks()
+    fully_shard(model.blocks[1], mesh=mesh()["shard"])
+    return fully_shard(model, mesh=mesh())
 
 
 def without_root() -> nn.Module:
@@ -77,9 +91,11 @@ def on_meta() -> nn.Module:
         (lambda: DistributedDataParallel(blocks()), TypeError, "for DistributedDataParallel there is"),
         (lambda: "x", TypeError, "model must be a module"),
         (replicated, TypeError, r"made by torch's replicate, which calls no communication hook: wrap .* mesh \(N, 1\)"),
-        (hybrid, ValueError, "give fully_shard the mesh of the shards only"),
+        (with_other_replicas, ValueError, r"replicas must be left out .* got ranks \[1, 3\] where the mesh has"),
+        (without_shards, ValueError, r"\(the model\) was given a mesh of replicas only"),
+        (partly_without_replicas, ValueError, r"\(the model\) and blocks.1 have meshes of other ranks or dimensions"),
         (without_root, ValueError, "parameter first.weight is not sharded, so nobody would average it"),
-        (on_two_meshes, ValueError, r"\(the model\) and blocks.1 are sharded among different ranks"),
+        (on_two_meshes, ValueError, r"\(the model\) and blocks.1 have meshes of other ranks or dimensions"),
         (hooked, ValueError, "blocks.1 has an all-reduce hook already"),
         (on_meta, ValueError, "has parameters without memory"),
     ],
@@ -95,7 +111,12 @@ def test_models_that_cannot_be_compressed(model, kind, text, size):
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"replicas": None}, TypeError, "replicas must be a process group or a mesh of one dimension, got None"),
+        (
+            {"replicas": None},
+            ValueError,
+            "replicas is missing, and the mesh .* has shards only: give",
+        ),
+        ({"replicas": 3}, TypeError, "replicas must be a process group or a mesh of one dimension, got 3"),
         ({"replicas": "two"}, ValueError, "replicas must be a mesh of one dimension, such as"),
         ({"replicas": "others"}, ValueError, "replicas must have this process, rank 0 of all, as a member"),
         ({"discardable": True}, ValueError, "discardable=True is not supported with FSDP"),
@@ -117,6 +138,18 @@ def test_bad_arguments(arguments, kind, text, rank, size):
     with on_all(0, kind, text):
         fsdp.compress(model, **{"controller": 4, "replicas": meshes["replicate"], **(arguments if rank == 0 else {})})
     fsdp.compress(model, 4, replicas=meshes["replicate"])
+
+
+def test_a_model_with_gradients_that_wait():
+    """On all ranks, as a pass of one alone would wait for the others."""
+    model = sharded(blocks(), mesh=mesh())
+    model.set_requires_all_reduce(False)
+    a_step(model, 0)
+    with pytest.raises(ValueError, match=r"has gradients of a backward pass that have not been averaged"):
+        fsdp.compress(model, 4)
+    model.set_requires_all_reduce(True)
+    a_step(model, 1)
+    fsdp.compress(model, 4, replicas=mesh()["replicate"])  # which its mesh has, too
 
 
 def test_replicas_that_are_shards(size):
@@ -201,7 +234,7 @@ def test_parameters_without_a_gradient():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda model: model.set_requires_all_reduce(False), r"use set_requires_gradient_sync\(False\)"),
+        (lambda model: model.set_requires_all_reduce(False), r"accumulate gradients by set_requires_gradient_sync"),
         (lambda model: model.blocks[0].set_gradient_divide_factor(2.0), "scale the loss instead"),
     ],
 )
@@ -213,6 +246,17 @@ def test_settings_that_would_bend_means(change, text, rank, size):
     if odd:
         change(model)
     with pytest.raises(ValueError if odd else LockstepError, match=text if odd else f"{LEFT}.*{text}"):
+        a_step(model, 1)
+
+
+@pytest.mark.promise("FSDP2: a gradient that would not be a mean raises an error.")
+def test_a_torch_that_averages_by_itself(rank):
+    """If FSDP does not ask the group that it was given."""
+    _, model, quantizer = compressed(4, hybrid=True)
+    a_step(model, 0)
+    unit = quantizer._units[0]
+    unit._group.mesh_info.replicate_process_group = unit.replica_group
+    with pytest.raises(RuntimeError, match=rf"FSDP has averaged .* torch {re.escape(torch.__version__)} does not ask"):
         a_step(model, 1)
 
 
@@ -233,10 +277,15 @@ def test_a_gradient_that_is_changed_in_backward(rank, size):
             loss.backward()
 
 
-def test_an_exception_in_one_ranks_hook(rank, size, monkeypatch):
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_an_exception_in_one_ranks_hook(hybrid, rank, size, monkeypatch):
     """Of a program's own, within the step: the others hear of it, in the same step."""
-    _, model, _ = compressed(4)
+    _, model, _ = compressed(4, hybrid=hybrid)
     a_step(model, 0)
+    if hybrid:
+        model.set_requires_all_reduce(False)
+        a_step(model, 2)
+        model.set_requires_all_reduce(True)
     if rank == size - 1:
         taken, calls = units.Unit.gradients, []
 
@@ -255,7 +304,8 @@ def test_an_exception_in_one_ranks_hook(rank, size, monkeypatch):
         a_step(model, 1)
 
 
-def test_an_exception_in_the_middle_of_backward():
+@pytest.mark.parametrize("averages", [True, False])
+def test_an_exception_in_the_middle_of_backward(averages):
     """On all ranks; FSDP itself does not go on after it, and neither do means that nobody has."""
 
     class Raises(torch.autograd.Function):
@@ -267,8 +317,8 @@ def test_an_exception_in_the_middle_of_backward():
         def backward(ctx, gradient):
             raise KeyError("in the middle")
 
-    _, model, quantizer = compressed(4)
-    model.zero_grad()
+    _, model, quantizer = compressed(4, hybrid=True)
+    model.set_requires_all_reduce(averages)
     hidden = Raises.apply(model.blocks[0](torch.randn(4, 65, requires_grad=True)))
     with pytest.raises(KeyError):
         model.blocks[1](hidden).sum().backward()

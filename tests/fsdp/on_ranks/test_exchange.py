@@ -10,6 +10,7 @@ import torch.distributed as dist
 from sharded import (
     DEVICE,
     Blocks,
+    Checkpointed,
     WithUnused,
     a_step,
     assert_means,
@@ -25,7 +26,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.utils.checkpoint import checkpoint
 
 from hvd_dyncomp import AllRanks, Controller, Schedule, fsdp, less_momentum
 
@@ -180,14 +180,6 @@ def test_unused_parameters_of_a_module_need_fsdps_zeros():
     assert_means(model, expected | means(whole, 0), 16)
 
 
-class Checkpointed(Blocks):
-    def forward(self, inputs, order=range(3)):
-        hidden = self.first(inputs)
-        for i in order:
-            hidden = hidden + checkpoint(self.blocks[i], hidden, use_reentrant=False)
-        return self.last(hidden)
-
-
 class Compiled(Blocks):
     def __init__(self):
         super().__init__()
@@ -277,7 +269,8 @@ def test_optimizers_that_step_within_backward():
     quantizer.check_replicas()
 
 
-def test_tensors_may_be_parallel_within_a_replica(size):
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_tensors_may_be_parallel_within_a_replica(hybrid, size):
     """Two replicas of two ranks that share each layer's tensors, and no shards."""
     if size != 4:
         pytest.skip("needs four ranks")
@@ -286,8 +279,9 @@ def test_tensors_may_be_parallel_within_a_replica(size):
     whole = nn.Sequential(nn.Linear(31, 64), nn.LayerNorm(64), nn.Tanh(), nn.Linear(64, 3))
     model = copy.deepcopy(whole).to(DEVICE)
     parallelize_module(model, dimensions["tensor"], {"0": ColwiseParallel(output_layouts=Replicate())})
-    fully_shard(model, mesh=dimensions["shard"])
-    quantizer = fsdp.compress(model, 16, replicas=dimensions["replicate"], min_numel=1, block_size=64)
+    fully_shard(model, mesh=dimensions["replicate", "shard"] if hybrid else dimensions["shard"])
+    replicas = {} if hybrid else {"replicas": dimensions["replicate"]}
+    quantizer = fsdp.compress(model, 16, min_numel=1, block_size=64, **replicas)
     replica = dimensions["replicate"].get_local_rank()
     for seed in range(2):
         model.zero_grad()
