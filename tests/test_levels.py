@@ -1,5 +1,6 @@
 """Which numbers are levels, and how a level travels in one byte."""
 
+from argparse import ArgumentTypeError
 from decimal import Decimal
 from fractions import Fraction
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.levels import check_level, level_code, level_of
+from hvd_dyncomp.levels import check_level, level_code, level_of, levels_argument
 
 
 @pytest.mark.parametrize("bits", LEVELS)
@@ -44,3 +45,10 @@ def test_every_level_has_a_byte_of_its_own():
     for code in range(-128, 128):
         bits = level_of(code)
         assert bits == codes[code] if code in codes else bits not in LEVELS
+
+
+def test_levels_of_a_command_line():
+    assert levels_argument("4,0.25,4.0,32") == [4, 0.25, 32]
+    for text, wrong in (("4,5.5", "5.5"), ("", ""), ("4;8", "4;8"), ("nan", "nan")):
+        with pytest.raises(ArgumentTypeError, match=f"^'{wrong}' is not one of the levels 0.125, "):
+            levels_argument(text)

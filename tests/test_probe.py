@@ -42,7 +42,7 @@ def test_numbers_of_values(text, values):
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        *(("values", "2x"), ("values", "0"), ("levels", "4,5.5"), ("positive", "inf")),
+        *(("values", "2x"), ("values", "0"), ("positive", "inf")),
         ("new_file", "/missing/a.json"),
     ],
 )

@@ -53,12 +53,12 @@ def marks_of(count: int, unused: Collection[Slot]) -> torch.Tensor:
     """The marks in the headers of a bucket of `count` slots: a bit for each slot, from the lowest up; 0 if unused.
 
     Returns:
-        uint8, a multiple of 8 bytes, so that the payload behind a header is aligned.
+        uint8, a multiple of 4 bytes, so that the payload behind a header is aligned.
     """
     marks = (1 << count) - 1
     for slot in unused:
         marks &= ~(1 << slot.index)
-    return torch.frombuffer(bytearray(marks.to_bytes(8 * -(-count // 64), "little")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(marks.to_bytes(4 * -(-count // 32), "little")), dtype=torch.uint8)
 
 
 def is_marked(marks: torch.Tensor, slot: Slot) -> bool:

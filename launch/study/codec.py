@@ -8,8 +8,8 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 BLOCK_SIZE = 512
 
-# A message's header: the number of a step, and marks of up to 64 parameters.
-HEADER_BYTES = 16
+# A message's header: the number of a step, and marks of up to 32 parameters.
+HEADER_BYTES = 12
 
 #: Bits a value that blocks may have, ascending.
 LEVELS = tuple(bits for bits in ALL_LEVELS if bits != UNCOMPRESSED)

@@ -20,7 +20,7 @@ def header(step: int = STEP) -> bytes:
     return HEADER_FORMAT.pack(step) + marks_of(1, ()).numpy().tobytes()
 
 
-HEADER_BYTES = len(header())  # of up to 64 slots
+HEADER_BYTES = len(header())  # of up to 32 slots
 
 
 def message_bytes(blocks: int, bits: float, block_size: int) -> int:
