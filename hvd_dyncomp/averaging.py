@@ -77,7 +77,7 @@ class Averager(Session):
         ...     averager = Averager([("weight", torch.zeros(2000))], 16, transport=transport)
         ...     gradient = torch.full((2000,), float(transport.rank))
         ...     averager.mean_([gradient])
-        ...     return gradient[0].item()
+        ...     return round(gradient[0].item(), 6)
         >>> World(2).run(program)
         [0.5, 0.5]
     """

@@ -187,7 +187,7 @@ EPOCH = {"epoch": 0, "bits": 4, "metrics": {"a": 1.0}, "reason": "", "usable": T
 DECIDED = {"bits": 4, "history": [EPOCH], "config": {}}
 MEASURED = dict.fromkeys(("val_accuracy", "train_loss", "val_loss", "gradient_norm"), 0.5)
 RECORDS = [Record(0, MEASURED), Record(1, MEASURED)]
-BYTES, VALUES, HALVES = torch.zeros(36, dtype=torch.uint8), torch.zeros(64), torch.zeros(128, dtype=torch.bfloat16)
+BYTES, VALUES, HALVES = torch.zeros(34, dtype=torch.uint8), torch.zeros(64), torch.zeros(128, dtype=torch.bfloat16)
 
 # Passed while others are bad; what is in it is replaced, too.
 GOOD = {"bits": 4, "low": 4, "high": 8, "levels": (4, 8), "Schedule.levels": {0: 4}, "thresholds": (0.5,), "epoch": 0}
@@ -218,7 +218,7 @@ ALSO: dict[str, list] = {
     "optimizer": [NAdam([WEIGHT]), WEIGHT],
     "attach.optimizer": [SGD([WEIGHT], 0.1)],
     "ctx": [(WEIGHT, None, False)],
-    "out": [torch.zeros(36), BYTES[:35], torch.zeros(72, dtype=torch.uint8)[::2]],
+    "out": [torch.zeros(34), BYTES[:33], torch.zeros(68, dtype=torch.uint8)[::2]],
     "values": [VALUES, iter([VALUES]), [VALUES, VALUES[::2]]],
     "versions": [BYTES, iter([BYTES]), [BYTES, torch.cat([BYTES, BYTES])]],
     "residual": [HALVES[:63], VALUES, VALUES.half(), HALVES[::2]],

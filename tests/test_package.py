@@ -47,7 +47,7 @@ def test_without_horovod_policies_codec_and_kernels_work():
         "import hvd_dyncomp, hvd_dyncomp.exchange.wire, torch\n"
         "from hvd_dyncomp.kernels import encode_into\n"
         "assert hvd_dyncomp.Static(4).decide([]).bits == 4\n"
-        "encode_into(torch.empty(260, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"
+        "encode_into(torch.empty(258, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"
     )
     assert done.returncode == 0, done.stderr
 
@@ -61,10 +61,10 @@ def test_without_horovod_an_averager_works():
         "    averager = hvd_dyncomp.Averager([('a', torch.zeros(2000))], 16, transport=transport)\n"
         "    averager.mean_([tensors[transport.rank]])\n"
         "World(2).run(program)\n"
-        "assert torch.equal(*tensors) and tensors[0][0] == 0.5\n"
+        "assert torch.equal(*tensors) and abs(tensors[0][0] - 0.5) < 1e-6\n"
         "alone = hvd_dyncomp.Averager([('a', torch.zeros(2000))], 16)\n"
         "alone.mean_([tensors[0]])\n"
-        "assert tensors[0][0] == 0.5 and alone.controller.step({'a': 1.0}) == 16\n"
+        "assert abs(tensors[0][0] - 0.5) < 1e-6 and alone.controller.step({'a': 1.0}) == 16\n"
         "import os; os.environ['OMPI_COMM_WORLD_SIZE'] = '2'\n"
         "hvd_dyncomp.Averager([('a', torch.zeros(2000))], 16)\n"
     )
@@ -215,7 +215,7 @@ TRITON = {
     "form": set(),
     "exact": set(),
     "memory": set(),
-    "payload": set(),
+    "payload": {"exact"},
     "blocks": {"exact", "payload"},
     "tiles": {"blocks", "exact", "memory", "payload"},
     "operations": {"form", "tiles"},

@@ -260,9 +260,9 @@ class BucketExchange(Task[torch.Tensor]):
 def overshoot(bits: float, *, stochastic: bool) -> float:
     """By what part of the largest value a step may deliver more than the sum of its gradients; at most 1.
 
-    From 3 bits on nothing is clipped, so the scale is the largest value divided by the outermost code. Half of it is
-    lost in each quantization, as much was lost in the step before, and there may be two quantizations: in all twice the
-    scale, and twice as much with stochastic rounding. At 2 bits the outermost code is at 0.7 of the largest value. With
+    From 3 bits on nothing is clipped, so the outermost code is at the largest value. Half of its distance to the next
+    code is lost in each quantization, as much was lost in the step before, and there may be two quantizations: in all
+    twice that distance, and twice as much with stochastic rounding. At 2 bits the outermost code is at 0.7 of the largest value. With
     what was lost before, each quantization delivers at most 0.7 / 0.65 of it; twice that excess is allowed for. At
     1 bit and less what has waited for several steps comes at once.
     """
@@ -270,4 +270,5 @@ def overshoot(bits: float, *, stochastic: bool) -> float:
         return 1 / 3
     if bits <= 2:
         return 1.0
-    return min(1.0, 2 * (1 + stochastic) / PLACEMENTS[int(bits)].half)
+    placement = PLACEMENTS[int(bits)]
+    return min(1.0, 2 * (1 + stochastic) * placement.widest / placement.top)

@@ -12,7 +12,7 @@ import torch
 from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.streams import uploaded
 from hvd_dyncomp.kernels import Noise, block_bytes, dither_from
-from hvd_dyncomp.kernels.scales import scale_bytes
+from hvd_dyncomp.kernels.scales import SCALE_BYTES, values_per_scale
 
 # Level of a bucket's tail: the blocks with values of small tensors (biases, norms), in a step at fewer bits. They cost
 # next to nothing; as float32 they would cost more than the rest.
@@ -29,21 +29,22 @@ class Span(NamedTuple):
 class Coding:
     """The codes of a bucket's blocks on the wire, in a step at one level.
 
-    The payload of a span is that of its blocks, in order; the level of a block gives its length.
+    The payload of a span is that of its blocks, in order; the level of a block gives its length. To the kernels a block
+    is what shares a scale: from one bit on a part of a bucket's block (`values_per_scale`).
 
     Args:
         bits: level of the blocks before the tail.
         tail: first block of the tail, whose level is `SMALL_BITS`.
-        block_size: values per block.
+        block_size: values per block of the bucket.
     """
 
     def __init__(self, bits: float, tail: int, block_size: int) -> None:
         self._bits, self._tail, self._block_size = bits, tail, block_size
-        self._upper_halves: dict[Span, torch.Tensor] = {}
+        self._where: dict[Span, torch.Tensor] = {}
 
     def nbytes(self, span: Span) -> int:
         """Length of a span's payload, bytes."""
-        return sum(part.blocks * block_bytes(bits, self._block_size) for part, bits in self._levels(span))
+        return sum(part.blocks * self._block_bytes(bits) for part, bits in self._levels(span))
 
     def encode(
         self,
@@ -68,7 +69,7 @@ class Coding:
         whole = _Concatenation(values)
         for part, form, own, [piece] in self._pieces(span, [payload], residual):
             some, begin = whole.part(part.first * self._block_size - origin, part.blocks * self._block_size)
-            kernels.encode_into(piece, some, own, first=begin, **self._rounding(part, noise, dither), **form)
+            kernels.encode_into(piece, some, own, first=begin, **self._rounding(part, form, noise, dither), **form)
 
     def reduce(
         self,
@@ -84,7 +85,7 @@ class Coding:
         """Decode versions of the span, sum, quantize (`kernels.reduce_into`). `values`: of the bucket, unpadded."""
         for part, form, own, [piece, *pieces] in self._pieces(span, [payload, *versions], residual):
             real = max(0, values - part.first * self._block_size)
-            kernels.reduce_into(piece, pieces, own, real=real, **self._rounding(part, noise, dither), **form)
+            kernels.reduce_into(piece, pieces, own, real=real, **self._rounding(part, form, noise, dither), **form)
 
     def decode(
         self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float
@@ -92,7 +93,7 @@ class Coding:
         """Write the sum of the versions of the span, times `factor`, into the bucket's values.
 
         Returns:
-            The number of blocks that are not finite in at least one version: an int64 on the device.
+            The number of scales that are not finite in at least one version: an int64 on the device.
         """
         whole = _Concatenation(values)
         for part, form, _, pieces in self._pieces(span, versions):
@@ -101,22 +102,27 @@ class Coding:
         where = self._scales(span, versions[0].device)
         return count_nonfinite([version[where] for version in versions])
 
-    def _rounding(self, part: Span, noise: Noise | None, dither: int) -> dict:
+    def _rounding(self, part: Span, form: dict, noise: Noise | None, dither: int) -> dict:
         """What rounds a part's values and residuals, from what rounds the bucket's."""
-        noise = noise and noise._replace(first=part.first * self._block_size)
-        return {"noise": noise, "dither": dither_from(dither, part.first)}
+        first = part.first * self._block_size
+        return {"noise": noise and noise._replace(first=first), "dither": dither_from(dither, first // form["block_size"])}
 
     def _scales(self, span: Span, device: torch.device) -> torch.Tensor:
-        """Where the upper halves of the blocks' scales are in a span's payload: (2 * blocks,) int64."""
-        if span not in self._upper_halves:
+        """Where the scales are in a span's payload, in bytes: (2 * scales,) int64."""
+        if span not in self._where:
             found, start = [torch.empty(0, dtype=torch.int64, device="cpu")], 0
             for part, bits in self._levels(span):
-                length = block_bytes(bits, self._block_size)
-                found.append(start + scale_bytes(bits) - 2 + length * torch.arange(part.blocks, device="cpu"))
-                start += length * part.blocks
-            upper = torch.cat(found)
-            self._upper_halves[span] = uploaded(torch.stack([upper, upper + 1], dim=1).flatten(), device)
-        return self._upper_halves[span]
+                size = values_per_scale(bits, self._block_size)
+                length, count = block_bytes(bits, size), part.blocks * (self._block_size // size)
+                found.append(start + length * torch.arange(count, device="cpu"))
+                start += length * count
+            starts = torch.cat(found).view(-1, 1)
+            self._where[span] = uploaded((starts + torch.arange(SCALE_BYTES, device="cpu")).flatten(), device)
+        return self._where[span]
+
+    def _block_bytes(self, bits: float) -> int:
+        size = values_per_scale(bits, self._block_size)
+        return self._block_size // size * block_bytes(bits, size)
 
     def _levels(self, span: Span) -> list[tuple[Span, float]]:
         """The span's blocks before the tail and those in it, with their levels; neither is empty."""
@@ -130,10 +136,10 @@ class Coding:
         """For each level in the span: its blocks, their form, their part of the residual and of each payload."""
         start = 0
         for part, bits in self._levels(span):
-            end = start + part.blocks * block_bytes(bits, self._block_size)
+            end = start + part.blocks * self._block_bytes(bits)
             begin = (part.first - span.first) * self._block_size
             own = None if residual is None else residual[begin : begin + part.blocks * self._block_size]
-            form = {"bits": bits, "block_size": self._block_size}
+            form = {"bits": bits, "block_size": values_per_scale(bits, self._block_size)}
             yield part, form, own, [payload[start:end] for payload in payloads]
             start = end
 
@@ -155,11 +161,11 @@ class _Concatenation:
         return self._tensors[begin:end], first - (self._ends[begin - 1] if begin else 0)
 
 
-def count_nonfinite(upper_halves: list[torch.Tensor]) -> torch.Tensor:
-    """Count the blocks that are not finite in at least one version: an int64 on the versions' device.
+def count_nonfinite(scales: list[torch.Tensor]) -> torch.Tensor:
+    """Count the scales that are not finite in at least one version: an int64 on the versions' device.
 
     Args:
-        upper_halves: of the scales in each version, (2 * blocks,) uint8: one bfloat16 each at every level.
+        scales: of each version, (2 * scales,) uint8: one bfloat16 each.
     """
-    # The scale of a block is NaN if a value is NaN or infinite.
-    return torch.stack([half.view(torch.bfloat16) for half in upper_halves]).isnan().any(dim=0).sum()
+    # A scale is NaN if one of its values is NaN or infinite.
+    return torch.stack([version.view(torch.bfloat16) for version in scales]).isnan().any(dim=0).sum()

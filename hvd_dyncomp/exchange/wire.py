@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 
 # Of a step's `agreed`: whether optimizers of it step; None if that is not known. It travels as flags.
 MOMENTUM = "less_momentum"

@@ -5,10 +5,10 @@ here. Residuals alone are stored as bfloat16, rounded by `stored`. Sums run over
 addition in another order gives other bits. Equation numbers are those of docs/math.md. Tensors may be on any device;
 all are contiguous.
 
-A block is `block_size` consecutive values with one scale. On the wire it is `4 + block_size * bits / 8` bytes: the
-scale as little-endian float32, then the codes, packed as `packing.pack` says. Below one bit it is
-`2 + block_size * bits / 8` bytes: the scale as little-endian bfloat16, then what `sparse` makes of the values. The last
-block of a bucket may be filled up with *padding*: zeros that belong to nobody, have no residual and count in no mean.
+A block is `block_size` consecutive values with one scale. (A bucket's block is several of these from one bit on, see
+`scales.values_per_scale`.) On the wire it is `2 + block_size * bits / 8` bytes: the scale as little-endian bfloat16,
+then the codes, packed as `packing.pack` says, or below one bit what `sparse` makes of the values. The last block of a
+bucket may be filled up with *padding*: zeros that belong to nobody, have no residual and count in no mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from hvd_dyncomp.kernels import scales, sparse
 from hvd_dyncomp.kernels.packing import pack, unpack
-from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes, tree_sum
+from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SCALE_BYTES, SMALLEST_SCALE, block_bytes, rounded_up, tree_sum
 
 # What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one
 # bit on; below one bit see `residual_bound`. docs/math.md says how the number was found.
@@ -38,23 +38,38 @@ class Placement(NamedTuple):
     """The places of a level's codes, as multiples of the scale (equations 2 and 3).
 
     Attributes:
-        half: mid-rise codes are at k + 1/2 for -half <= k < half; mid-tread codes at k for -half <= k <= half.
-        mid_rise: 2^b codes and none at zero; otherwise 2^b - 1 codes with one at zero.
+        half: mid-rise codes are -half <= k < half, mid-tread codes -half <= k <= half.
+        mid_rise: 2^b codes, at k + 1/2 and none at zero; otherwise 2^b - 1 codes with one at zero.
         reach: with nearest rounding the outermost mid-tread code is at this part of the block's maximum, and what is
             beyond is clipped.
+        fine: up to this code, codes are one scale apart; the next fine / 2 are two scales apart, and those behind them
+            four. 0: all are one scale apart.
     """
 
     half: int
-    mid_rise: bool
-    reach: float
+    mid_rise: bool = False
+    reach: float = 1.0
+    fine: int = 0
+
+    @property
+    def top(self) -> int:
+        """Where the outermost code is. (Mid-rise, half a scale closer to zero.)"""
+        return 4 * (self.half - self.fine) if self.fine else self.half
+
+    @property
+    def widest(self) -> int:
+        """How far the outermost code is from its neighbour."""
+        return min(self.fine, 4) or 1
 
 
-# With error feedback it is the largest values of a block that must arrive at once, whatever that costs the others:
-# docs/math.md says why. One bit has its own rule; levels below one bit have `sparse.MAGNITUDES`.
+# With error feedback it is the largest values of a block that must arrive at once, whatever that costs the others; and
+# with few codes, the small values want them: docs/math.md says why. At 4 bits the places are those of the number format
+# E2M1. One bit has its own rule; levels below one bit have `sparse.MAGNITUDES`.
 PLACEMENTS = {
-    1: Placement(1, True, 0.0),
-    2: Placement(1, False, 0.7),
-    **{bits: Placement(2 ** (bits - 1) - 1, False, 1.0) for bits in (3, 4, 5, 6, 7, 8, 16)},
+    1: Placement(1, mid_rise=True, reach=0.0),
+    2: Placement(1, reach=0.7),
+    **{bits: Placement(2 ** (bits - 1) - 1, fine=2 ** (bits - 2)) for bits in (3, 4, 5, 6, 7)},
+    **{bits: Placement(2 ** (bits - 1) - 1) for bits in (8, 16)},
 }
 
 
@@ -131,7 +146,7 @@ def encode(
         finite = ~scale.isnan()
         lost = torch.where(finite & ~waits & is_real, x - decoded, before)
         own.copy_(stored(lost, dither))  # an unchanged residual is bfloat16 already, and stays the same
-    return torch.cat([scales.to_bytes(scale, bits), codes], dim=1)
+    return torch.cat([scales.to_bytes(scale), codes], dim=1)
 
 
 def _encode_each(
@@ -145,7 +160,7 @@ def _encode_each(
     k = torch.where(live, k, 0.0)
 
     # A NaN scale on the wire makes the whole block NaN when it is decoded.
-    finite = scale <= LARGEST_VALUE / placement.half  # False for NaN
+    finite = scale <= LARGEST_VALUE / placement.top  # False for NaN
     scale = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
     return scale, pack((k + placement.half).to(torch.int32), bits), _values(k, scale, placement)
 
@@ -209,7 +224,7 @@ def decode(payload: torch.Tensor, *, bits: float, block_size: int, factor: float
     if payload.numel() == 0:
         return torch.empty(0, dtype=torch.float32, device=payload.device)
     scale = scales.scales(payload, bits, block_size).view(-1, 1) * factor
-    codes = payload[:, scale_bytes(bits) :]
+    codes = payload[:, SCALE_BYTES:]
     if bits < 1:
         return sparse.decode(codes, scale, bits).view(-1)
     placement = PLACEMENTS[int(bits)]
@@ -243,7 +258,7 @@ def _add(gradient: torch.Tensor, residual: torch.Tensor, bound: float) -> tuple[
 
 
 def _scale(x: torch.Tensor, real: torch.Tensor, bits: int, stochastic: bool) -> torch.Tensor:
-    """Scale of every block of `x`, (blocks, 1) float32 (equation 3); float64 inside, for the squares' range.
+    """Scale of every block of `x`, (blocks, 1) float32 that bfloat16 can hold (equation 3); float64 inside.
 
     Args:
         real: (blocks, 1), how many values of the block count; the others are zero.
@@ -255,15 +270,15 @@ def _scale(x: torch.Tensor, real: torch.Tensor, bits: int, stochastic: bool) -> 
         scale = tree_sum(x.abs().to(torch.float64)) * 2.0 / real
     elif stochastic:
         # Unbiased means that nothing may be clipped: the outermost codes sit on the maximum.
-        scale = maximum / (placement.half - 0.5 if placement.mid_rise else placement.half)
+        scale = maximum / (placement.half - 0.5 if placement.mid_rise else placement.top)
     else:
-        scale = maximum * placement.reach / placement.half
-    return scale.to(torch.float32)
+        scale = maximum * placement.reach / placement.top
+    return rounded_up(scale.to(torch.float32))
 
 
 def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: Noise | None) -> torch.Tensor:
     """Integers k as float32, clipped to the placement's range (equation 2)."""
-    q = x * inverse
+    q = _evenly(x * inverse, placement.fine)
     if noise is not None:
         q = q + uniform(noise, x.numel(), x.device).view_as(x)
         k = (q - 0.5).floor() if placement.mid_rise else q.floor()
@@ -272,8 +287,22 @@ def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: 
     return k.clamp(-placement.half, placement.half - placement.mid_rise)
 
 
+def _evenly(q: torch.Tensor, fine: int) -> torch.Tensor:
+    """Multiples of the scale, in the number of codes that they are from zero: linear between any two codes."""
+    if not fine:
+        return q
+    size = q.abs()
+    return torch.minimum(size, torch.minimum(size * 0.5 + fine * 0.5, size * 0.25 + fine)).copysign(q)
+
+
 def _values(k: torch.Tensor, scale: torch.Tensor, placement: Placement) -> torch.Tensor:
-    return (k + 0.5) * scale if placement.mid_rise else k * scale
+    if placement.mid_rise:
+        return (k + 0.5) * scale
+    if placement.fine:  # the inverse of `_evenly`
+        size = k.abs()
+        farther = torch.maximum(size * 2 - placement.fine, size * 4 - placement.fine * 4)
+        k = torch.maximum(size, farther).copysign(k)
+    return k * scale
 
 
 def uniform(noise: Noise, count: int, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -9,22 +9,32 @@ SMALLEST_SCALE = 2.0**-100
 # A block whose outermost code stands for more counts as infinite. It is half of what float32 can hold, so that no code
 # overflows, whatever the rounding of its scale, and no residual becomes infinite.
 LARGEST_VALUE = 2.0**127
+# On the wire a scale is a little-endian bfloat16.
+SCALE_BYTES = 2
+# From one bit on no more values than these share a scale. docs/math.md says why.
+VALUES_PER_SCALE = 128
 
 
-def scale_bytes(bits: float) -> int:
-    """Bytes of a block's scale on the wire: a float32; below one bit, a bfloat16."""
-    return 4 if bits >= 1 else 2
+def values_per_scale(bits: float, block_size: int) -> int:
+    """How many values of a bucket's block share a scale: what is a block to the kernels at this level."""
+    return min(block_size, VALUES_PER_SCALE) if bits >= 1 else block_size
 
 
 def block_bytes(bits: float, block_size: int) -> int:
     """Bytes of one block on the wire."""
-    return scale_bytes(bits) + int(block_size * bits) // 8
+    return SCALE_BYTES + int(block_size * bits) // 8
 
 
-def to_bytes(scale: torch.Tensor, bits: float) -> torch.Tensor:
-    """(blocks, 1) float32, below one bit already rounded to bfloat16, as (blocks, scale_bytes(bits)) uint8."""
+def rounded_up(scale: torch.Tensor) -> torch.Tensor:
+    """The next bfloat16 that is not smaller, as float32; `scale` is not negative. A NaN stays one."""
+    bits = (scale.view(torch.int32).to(torch.int64) + 0xFFFF) & 0x7FFF0000
+    return torch.where(scale.isnan(), scale, bits.to(torch.int32).view(torch.float32))
+
+
+def to_bytes(scale: torch.Tensor) -> torch.Tensor:
+    """(blocks, 1) float32, already rounded to bfloat16, as (blocks, SCALE_BYTES) uint8."""
     # The upper half of a float32 is the bfloat16. Torch's conversion makes other bits of a NaN.
-    return scale.contiguous().view(torch.uint8)[:, 4 - scale_bytes(bits) :]
+    return scale.contiguous().view(torch.uint8)[:, 4 - SCALE_BYTES :]
 
 
 def scales(payload: torch.Tensor, bits: float, block_size: int) -> torch.Tensor:
@@ -37,10 +47,10 @@ def scales(payload: torch.Tensor, bits: float, block_size: int) -> torch.Tensor:
     Returns:
         (blocks,) float32.
     """
-    own = payload.reshape(-1, block_bytes(bits, block_size))[:, : scale_bytes(bits)]
-    # A copy, not `contiguous()`, which keeps a single block at its address: a float may not be aligned there.
+    own = payload.reshape(-1, block_bytes(bits, block_size))[:, :SCALE_BYTES]
+    # A copy, not `contiguous()`, which keeps a single block at its address: a bfloat16 may not be aligned there.
     own = own.clone(memory_format=torch.contiguous_format)
-    return own.view(torch.float32 if bits >= 1 else torch.bfloat16).to(torch.float32).view(-1)
+    return own.view(torch.bfloat16).to(torch.float32).view(-1)
 
 
 def tree_sum(x: torch.Tensor) -> torch.Tensor:

@@ -63,8 +63,10 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         rounding: "nearest" or "stochastic". Stochastic rounding is unbiased and reproducible from rank, step and
             element. Use it for training without error feedback. 1 and 2 bits with error feedback always round
             to nearest.
-        block_size: values that share a scale, a power of two from 64 to 65536. The scale costs 32 / block_size bits per
-            value (below one bit 16). Change it for gradients whose magnitudes differ much within 512 values.
+        block_size: buckets are divided among the workers in blocks of so many values, a power of two from 64 to 65536.
+            Below one bit the values of a block share a scale, which costs 16 / block_size bits per value; from one bit
+            on no more than 128 of them do, which costs 0.125 bit. 64 costs 0.25 bit, and is for gradients whose
+            magnitudes differ much within 128 values.
         min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is lower. Change it for
             models with many small tensors.
         skip: a function of a parameter's name and the parameter. If it returns True, the parameter travels

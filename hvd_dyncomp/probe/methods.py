@@ -16,8 +16,11 @@ OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
 AUTO = "4bit-auto"
+AUTO_IN_DDP = "4bit-auto-ddp"
 TORCHS = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
-DDP = (*TORCHS, "ddp-bf16", *OURS_IN_DDP.values())
+# DistributedDataParallel(model), without an argument.
+DDP_DEFAULTS = ("ddp-defaults", "4bit-ddp-defaults")
+DDP = (*TORCHS, "ddp-bf16", *OURS_IN_DDP.values(), AUTO_IN_DDP, *DDP_DEFAULTS)
 # PowerSGD begins after some plain steps; two is the least with which its hook works.
 POWERSGD_START = 2
 # One bucket for everything: over Gloo the PowerSGD hook fails with several.
@@ -105,11 +108,15 @@ def _distributed(name: str, model: nn.Module) -> tuple[nn.Module, Any]:
 
     from hvd_dyncomp import ddp
 
-    if name in OURS_IN_DDP.values():
-        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB, **_VIEWS)
-        return wrapped, ddp.compress(wrapped, float(name.partition("bit")[0]))
+    settings = {} if name in DDP_DEFAULTS else _VIEWS
+    bits, ours, _ = name.partition("bit")
+    if ours:
+        if settings:
+            settings = {**settings, "bucket_cap_mb": _BUCKET_MB}
+        wrapped = nn.parallel.DistributedDataParallel(model, **settings)
+        return wrapped, ddp.compress(wrapped, float(bits), auto_level=name == AUTO_IN_DDP)
     if not name.startswith("powersgd"):
-        wrapped = nn.parallel.DistributedDataParallel(model, **_VIEWS)
+        wrapped = nn.parallel.DistributedDataParallel(model, **settings)
         if name == "ddp-fp16":
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif name == "ddp-bf16":

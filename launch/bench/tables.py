@@ -17,6 +17,7 @@ TITLES = {
     "none": "Horovod",
     "fp16": "Horovod fp16",
     "ddp": "DDP",
+    "ddp-defaults": "DDP without arguments",
     "ddp-fp16": "DDP fp16 hook",
     "ddp-bf16": "DDP bf16 hook",
     "powersgd1": "DDP PowerSGD r1",
@@ -25,7 +26,10 @@ TITLES = {
     "hsdp": "FSDP2",
     "hsdp-bf16": "FSDP2 bfloat16",
 }
-_KINDS = {"": "", "-auto": ", auto_level", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"}  # of ours
+_KINDS = {  # of ours
+    **{"": "", "-auto": ", auto_level", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"},
+    **{"-auto-ddp": ", DDP, auto_level", "-ddp-defaults": ", DDP without arguments"},
+}
 
 
 def title(method: str) -> str:

@@ -30,12 +30,13 @@ WARM_UP = POWERSGD_START + 2
 
 def build(spec: dict[str, Any], device: torch.device) -> dict[str, Stepper]:
     """The steppers, warmed up. Collective."""
-    make = {"exchange": workloads.exchange, "training": workloads.training}[spec["kind"]]
-    workload = make(spec["model"], seed=1000 * spec["seed"] + ranks.transport().rank, device=device)
+    kind = {"exchange": workloads.exchange, "training": workloads.training}[spec["kind"]]
+    workload = kind(spec["model"], seed=1000 * spec["seed"] + ranks.transport().rank, device=device)
     groups = None
     if any(name in SHARDED for name in spec["methods"]):
         groups = mesh(device, ranks.transport().size // spec["workers_per_host"], spec["workers_per_host"])
-    steppers = {name: stepper_of(name, *workload(), groups) for name in spec["methods"]}
+    make = workloads.tiny_steps_of(spec["model"])
+    steppers = {name: stepper_of(name, *workload(), groups, make_optimizer=make) for name in spec["methods"]}
     for stepper in steppers.values():
         for _ in range(WARM_UP):
             stepper.step()

@@ -24,14 +24,15 @@ Workload = Callable[[], tuple[nn.Module, Loss]]
 EXCHANGE_MODELS = ("resnet50", "resnet18", "resnet20", "vgg16", "mlp", "transformer", "small-tensors", "tiny")
 # Of "curves": samples per worker and step.
 CURVE_MODELS = {"resnet18": 64, "transformer-50m": 16, "resnet8": 16, "transformer": 4, "tiny": 16}
-TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "transformer-short", "tiny")
+TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "transformer-adamw", "transformer-short", "tiny")
 
 _CPU = torch.device("cpu")
 _VOCABULARY, _CONTEXT = 256, 128  # bytes
 # Images (or texts) per worker and step: steps of well under a second on one core.
 _BATCH = {"resnet20": 32, "resnet18": 4, "mlp": 32, "transformer": 4, "transformer-short": 2, "tiny": 4}
+_BATCH["transformer-adamw"] = _BATCH["transformer"]
 # FSDP2 cannot exchange without computing: a step of few tokens is the next best to see the exchange in.
-_LENGTH = {"transformer": _CONTEXT, "transformer-short": 16, "transformer-50m": _CONTEXT}
+_LENGTH = {"transformer": _CONTEXT, "transformer-adamw": _CONTEXT, "transformer-short": 16, "transformer-50m": _CONTEXT}
 _CLASSES = 10
 _COARSE = 4  # pixels a side of a prototype, before it is enlarged
 _SIGNAL = 0.5  # of prototypes, where noise has 1
@@ -153,6 +154,11 @@ def curve(name: str, batch_size: int, *, seed: int, rank: int, device: torch.dev
         return model, loss
 
     return make
+
+
+def tiny_steps_of(name: str) -> Callable[..., torch.optim.Optimizer]:
+    """The optimizer of a model of `TRAINING_MODELS`: its steps change next to nothing, and take what others take."""
+    return functools.partial(torch.optim.AdamW if name.endswith("-adamw") else torch.optim.SGD, lr=1e-6)
 
 
 def optimizer_of(name: str) -> Callable[..., torch.optim.Optimizer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hvd_dyncomp import kernels
+from hvd_dyncomp.kernels.scales import values_per_scale
 from hvd_dyncomp.levels import LEVELS as ALL_LEVELS
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
@@ -16,8 +17,9 @@ LEVELS = tuple(bits for bits in ALL_LEVELS if bits != UNCOMPRESSED)
 
 
 def block_bytes(bits: float) -> int:
-    """Bytes of one block of 512 values with its scale."""
-    return kernels.block_bytes(check_level("bits", bits), BLOCK_SIZE)
+    """Bytes of one block of 512 values with its scales."""
+    size = values_per_scale(check_level("bits", bits), BLOCK_SIZE)
+    return BLOCK_SIZE // size * kernels.block_bytes(bits, size)
 
 
 def message_bytes(values: int, bits: float) -> int:

@@ -8,6 +8,9 @@ from study.methods import (
     AGAINST_RATE,
     BY_RATE,
     FEEDBACK,
+    FINER,
+    FINER_FIRST,
+    FINER_LESS,
     FIRST_STEPS,
     MORE_FIRST,
     NESTEROV,
@@ -273,11 +276,26 @@ WITH_NESTEROV = Part(
     seed=FRESH,
 )
 
+# What the present codes cost there.
+FINER_CODES = Part(
+    "finer codes",
+    UNCLIPPED.tasks,
+    ("uncompressed", *(method.name for method in (*FINER[1:], *FINER_LESS))),
+    seeds=3,
+    seed=FRESH,
+)
+
 # What 4 bits cost as most people train, and whether more bits in the first steps make it less. 8 bits show how far
 # trainings part that differ by next to nothing.
 RECIPE = Part(
     "recipe",
     ("recipe, text",),
+    ("uncompressed", "8", *(method.name for method in (*FINER[:2], *FINER_FIRST, *FINER[2:]))),
+    seeds=6,
+)
+RECIPE_BEFORE = Part(
+    "recipe, codes of before",
+    RECIPE.tasks,
     (
         *("uncompressed", "8", "5", NOT_CLIPPED[0].name, *(method.name for method in MORE_FIRST[:3])),
         *(NOT_CLIPPED[1].name, MORE_FIRST[3].name),
@@ -292,7 +310,10 @@ RECIPE_ELSEWHERE = Part(
         "recipe, text, momentum 0.7, x2",
         "recipe, resnet8, x4",
     ),
-    ("uncompressed", NOT_CLIPPED[0].name, *(method.name for method in MORE_FIRST[:2])),
+    (
+        *("uncompressed", *(method.name for method in (FINER[1], *FINER_FIRST, FINER[2]))),
+        *(NOT_CLIPPED[0].name, *(method.name for method in MORE_FIRST[:2])),
+    ),
 )
 # At which of two rates, by the seed that chooses.
 RECIPE_AT_RATES = Part(
@@ -402,8 +423,10 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
         MOMENTUM_LEFT,
         LESS_MOMENTUM,
         UNCLIPPED,
+        FINER_CODES,
         WITH_NESTEROV,
         RECIPE,
+        RECIPE_BEFORE,
         RECIPE_ELSEWHERE,
         RECIPE_AT_RATES,
         FIRST,
@@ -421,7 +444,7 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
 )
 
 # Whatever of the main table takes a few minutes on two cores.
-_TRAINED = (*(name for name in MAIN.methods if name not in RECORDED), *(method.name for method in NOT_CLIPPED))
+_TRAINED = (*(name for name in MAIN.methods if name not in RECORDED), *(method.name for method in FINER))
 QUICK = (Part("main", ("mlp", "resnet8, short"), _TRAINED, seeds=1),)
 
 

@@ -183,9 +183,9 @@ def _ablations() -> list[Method]:
     return found
 
 
-# What the library has had at 2 to 4 bits since version 9 of its wire format, with all momentum. (At 2 bits the largest
-# value of a block arrives as 0.7 of itself.) What else has such
-# levels was trained before, with codes that clipped the largest values of a block.
+# What the library had at 2 to 4 bits in versions 9 to 11 of its wire format, with all momentum: one scale for 512 values,
+# codes at equal distances. What else has such levels was trained before, with codes that clipped the largest values of a
+# block.
 NOT_CLIPPED = tuple(Method(f"{bits}, not clipped", budget=((0.0, bits),), no_momentum_up_to=0) for bits in (4, 3, 2))
 # More bits first: 8, and so many when this part of the steps is over.
 MORE_FIRST = tuple(
@@ -194,11 +194,26 @@ MORE_FIRST = tuple(
 )
 NOT_CLIPPED_LESS = replace(NOT_CLIPPED[2], name="2, not clipped, momentum 0.7", momentum=0.7, no_momentum_up_to=2)
 
+# What it has since version 12, with all momentum: a scale for each 128 values, and codes that are closer to each other
+# near zero.
+FINER = tuple(Method(f"{bits}, finer", budget=((0.0, bits),), no_momentum_up_to=0) for bits in (5, 4, 3, 2))
+FINER_FIRST = tuple(
+    replace(FINER[1], name=f"{FINER[1].name}, first {until:.0%} at 8", budget=((0.0, 8), (until, 4)))
+    for until in (0.03, 0.1)
+)
+# With what `less_momentum` leaves.
+FINER_LESS = tuple(
+    Method(f"{bits}, finer, momentum {left}", budget=((0.0, bits),), momentum=left, no_momentum_up_to=bits)
+    for bits, left in ((2, 0.7), (1, 0.3))
+)
 
-def clips(method: Method) -> bool:
-    """Whether the record's runs have codes that clip, which the library no longer has."""
-    some = any(2 <= bits <= 4 for _, bits in method.budget)
-    return some and method.kind == QUANTIZED[0] and not method.name.startswith(tuple(one.name for one in NOT_CLIPPED))
+
+def has_former_codes(method: Method) -> bool:
+    """Whether the record's runs have codes of 1 to 7 bits that the library no longer has. (At 8 bits only the scales have
+    changed, and next to nothing was lost before.)
+    """
+    some = any(1 <= bits < 8 for _, bits in method.budget)
+    return some and method.kind == QUANTIZED[0] and ", finer" not in method.name
 
 
 def _nesterov(name: str, method: Method) -> Method:
@@ -225,7 +240,7 @@ METHODS = {
         *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *BY_RATE, AGAINST_RATE),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
-        *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *MORE_FIRST, *NESTEROV),
+        *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *MORE_FIRST, *NESTEROV, *FINER, *FINER_FIRST, *FINER_LESS),
     )
 }
 
@@ -247,6 +262,6 @@ WIDER = ("2, scale 0.8 max", "2, scale 0.8 max, momentum 0.7")
 RECORDED = frozenset(
     (
         *("1/4 error", *POLICIES, *STEPS, *STEPS_ON_TEXT, *FEEDBACK, *sum(RECORDED_RIVALS.values(), ()), *WIDER),
-        *(method.name for method in METHODS.values() if clips(method)),
+        *(method.name for method in METHODS.values() if has_former_codes(method)),
     )
 )

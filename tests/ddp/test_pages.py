@@ -22,7 +22,7 @@ def printed(name: str, folder: Path) -> tuple[str, str]:
 def test_error_feedback_on_one_value(tmp_path: Path) -> None:
     page, said = printed("how_it_works.md", tmp_path)
     steps = re.findall(r"^step (\d): sent ([\d.]+), residual ([+-][\d.]+)$", said, re.MULTILINE)
-    shown = re.findall(r"^\| (\d) \| 0\.05 \| [\d.]+ \| ([\d.]+) \| ([+-][\d.]+) \|", page, re.MULTILINE)
+    shown = re.findall(r"^\| (\d) \| 0\.035 \| [\d.]+ \| ([\d.]+) \| ([+-][\d.]+) \|", page, re.MULTILINE)
     assert len(steps) == len(shown) == 6
     assert [(n, float(sent), float(residual)) for n, sent, residual in steps] == [
         (n, float(sent), float(residual)) for n, sent, residual in shown

@@ -30,26 +30,31 @@ def test_blocks_with_values_of_small_tensors_have_eight_bits_at_least():
 
 @pytest.mark.parametrize("tail", [0, 3, 7])
 @pytest.mark.parametrize("span", [Span(0, 7), Span(1, 4), Span(3, 0), Span(2, 1), Span(4, 2)])
+@pytest.mark.parametrize("size", [64, 512])
 @pytest.mark.parametrize("bits", [4, 0.25])
-def test_each_level_of_a_span_is_coded_by_itself(bits, span, tail):
-    coding, values = Coding(bits, tail, 64), noise("x", 7 * 64, 0, 0)
+def test_each_level_of_a_span_is_coded_by_itself(bits, size, span, tail):
+    """In blocks of the bucket or, from one bit on, in parts of them that share a scale."""
+    coding, values = Coding(bits, tail, size), noise("x", 7 * size, 0, 0)
     payload = torch.zeros(coding.nbytes(span), dtype=torch.uint8)
-    residual = torch.zeros(64 * span.blocks, dtype=torch.bfloat16)
+    residual = torch.zeros(size * span.blocks, dtype=torch.bfloat16)
     randomness = Noise((3, 4))
     coding.encode(payload, span, [values], residual, dither=5, noise=randomness)
-    out = torch.zeros(7 * 64)
+    out = torch.zeros(7 * size)
     assert coding.decode([out], span, [payload, payload], 0.5) == 0
-    first, last = 64 * span.first, 64 * (span.first + span.blocks)
+    first, last = size * span.first, size * (span.first + span.blocks)
     assert not out[:first].any() and not out[last:].any()
     if bits == 4:
         torch.testing.assert_close(out[first:last] + residual, values[first:last], rtol=0, atol=0.03)
     apart, left = [torch.zeros(0, dtype=torch.uint8)], [residual[:0]]
     for block in range(span.first, span.first + span.blocks):
         level = bits if block < tail else SMALL_BITS
-        apart.append(torch.zeros(kernels.block_bytes(level, 64), dtype=torch.uint8))
-        left.append(torch.zeros(64, dtype=torch.bfloat16))
-        here = {"noise": randomness._replace(first=64 * block), "dither": dither_from(5, block)}
-        kernels.encode_into(apart[-1], [values], left[-1], first=64 * block, bits=level, block_size=64, **here)
+        of_scale = size if level < 1 else min(size, 128)
+        for start in range(size * block, size * (block + 1), of_scale):
+            apart.append(torch.zeros(kernels.block_bytes(level, of_scale), dtype=torch.uint8))
+            left.append(torch.zeros(of_scale, dtype=torch.bfloat16))
+            here = {"noise": randomness._replace(first=start), "dither": dither_from(5, start // of_scale)}
+            form = {"bits": level, "block_size": of_scale}
+            kernels.encode_into(apart[-1], [values], left[-1], first=start, **form, **here)
     assert torch.equal(payload, torch.cat(apart))
     assert torch.equal(residual, torch.cat(left)), "rounded as the bucket's blocks are"
 

@@ -44,7 +44,7 @@ def test_the_meter_tells_what_leaves_a_host(ranks, hosts, bits):
 @pytest.mark.parametrize("n_hosts", [2, 3, 4])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_what_leaves_a_host_does_not_grow_with_its_workers(n_hosts, workers, bits):
-    """Bits a value, of a host: 2 (H-1) / H of the level's, and of 32 for the scale of 512 values."""
+    """Bits a value, of a host: 2 (H-1) / H of the level's, and of 16 for the scale of 128 values."""
     values, block, ranks = 512 * 480, 512, n_hosts * workers
 
     def program(worker: Worker) -> float:
@@ -55,7 +55,7 @@ def test_what_leaves_a_host_does_not_grow_with_its_workers(n_hosts, workers, bit
     hosts = [host for host in range(n_hosts) for _ in range(workers)]
     leaving, _ = on_ranks(ranks, program, {"a": values}, bits, hosts=hosts, block_size=block)
     share = 2 * (n_hosts - 1) / n_hosts
-    expected = share * (bits + 32 / block)
+    expected = share * (bits + 16 / 128)
     reduced = share * ranks * GREETING_BYTES  # and a header for each message
     sections = workers * (1 if n_hosts == 2 else 2) * (n_hosts - 1)
     got = sum(leaving[:workers])

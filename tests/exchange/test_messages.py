@@ -72,7 +72,7 @@ def test_stochastic_rounding_differs_by_block():
         world = stochastic(ranks, values=64 * 6)
         message = world.messages(f".{phases(ranks, ())[0]}", 0)[0]
         shards = message.split(len(message) // (1 if ranks == 2 else 3))
-        blocks = torch.cat([shard[HEADER_BYTES:].view(-1, 36) for shard in shards])
+        blocks = torch.cat([shard[HEADER_BYTES:].view(-1, 34) for shard in shards])
         assert len(blocks) == 6 and len(blocks.unique(dim=0)) == 6
 
 

@@ -112,7 +112,7 @@ def test_a_bucket_of_very_many_tensors(variant):
 
 
 def test_versions_of_different_lengths_or_none_are_an_error():
-    versions = [torch.zeros(260, dtype=torch.uint8), torch.zeros(520, dtype=torch.uint8)]
+    versions = [torch.zeros(258, dtype=torch.uint8), torch.zeros(516, dtype=torch.uint8)]
     for wrong in (versions, versions[::-1], []):
         with pytest.raises(ValueError, match="^versions must"):
             decode_into([torch.zeros(1024)], wrong, bits=4, block_size=512)
@@ -164,7 +164,7 @@ def test_without_the_extension_the_reference_serves_and_one_line_says_so():
         "import sys; sys.modules['hvd_dyncomp.kernels._native'] = None\n"
         "import torch; from hvd_dyncomp.kernels import decode_into, encode_into, native, reduce_into\n"
         "assert native is None\n"
-        "out, back = torch.empty(260, dtype=torch.uint8), torch.empty(512)\n"
+        "out, back = torch.empty(258, dtype=torch.uint8), torch.empty(512)\n"
         "encode_into(out, [torch.ones(512)], torch.zeros(512).bfloat16(), bits=4, block_size=512)\n"
         "decode_into([back], [out], bits=4, block_size=512)\n"
         "reduce_into(out, [out.clone(), out.clone()], None, bits=4, block_size=512)\n"
@@ -190,7 +190,7 @@ def test_the_line_says_what_is_missing_and_what_helps():
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Without())\n"
         "from hvd_dyncomp.kernels import encode_into\n"
-        "encode_into(torch.empty(260, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"
+        "encode_into(torch.empty(258, dtype=torch.uint8), [torch.ones(512)], None, bits=4, block_size=512)\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "circular" not in done.stderr, done.stderr

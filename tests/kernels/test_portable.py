@@ -61,4 +61,4 @@ def test_sums_run_over_a_tree_of_halves():
 
 def test_a_key_of_more_than_32_bits_is_refused():
     with pytest.raises(ValueError, match="^noise.key must be two words of 32 bits, got"):
-        encode_into(torch.zeros(36, dtype=torch.uint8), [], None, bits=4, block_size=64, noise=Noise((2**32, 0)))
+        encode_into(torch.zeros(34, dtype=torch.uint8), [], None, bits=4, block_size=64, noise=Noise((2**32, 0)))

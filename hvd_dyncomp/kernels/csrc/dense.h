@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "packing.h"
 #include "residual.h"
+#include "scales.h"
 #include "sums.h"
 
 namespace hvd_dyncomp {
@@ -14,12 +15,16 @@ struct Placement {
     int half;
     bool mid_rise;
     double reach;
+    int fine;
+    int top;
 };
 
 constexpr Placement placement(int bits) {
-    return bits == 1   ? Placement{1, true, 0.0}
-           : bits == 2 ? Placement{1, false, 0.7}
-                       : Placement{(1 << (bits - 1)) - 1, false, 1.0};
+    const int half = (1 << (bits - 1)) - 1, fine = 1 << (bits - 2 > 0 ? bits - 2 : 0);
+    return bits == 1   ? Placement{1, true, 0.0, 0, 1}
+           : bits == 2 ? Placement{1, false, 0.7, 0, 1}
+           : bits < 8  ? Placement{half, false, 1.0, fine, 4 * (half - fine)}
+                       : Placement{half, false, 1.0, 0, half};
 }
 
 // reference._scale. Of the `count` values `real` count; the others are zero.
@@ -28,11 +33,11 @@ HVD_INLINE float block_scale(const float* x, size_t count, size_t real, float kn
     constexpr Placement at = placement(Bits);
     if (real == 0) real = 1;
     if constexpr (Bits == 1 && !Stochastic) {
-        return (float)(tree_sum<Absolute>(x, count, sums) * 2.0 / (double)real);
+        return rounded_up((float)(tree_sum<Absolute>(x, count, sums) * 2.0 / (double)real));
     } else {
         const double most = known >= 0 ? known : maximum(x, count);
-        if constexpr (Stochastic) return (float)(most / (at.mid_rise ? at.half - 0.5 : at.half));
-        return (float)(most * at.reach / at.half);
+        if constexpr (Stochastic) return rounded_up((float)(most / (at.mid_rise ? at.half - 0.5 : at.top)));
+        return rounded_up((float)(most * at.reach / at.top));
     }
 }
 
@@ -47,24 +52,46 @@ HVD_INLINE Floats uniform(Words counter, const uint32_t* key) {
     return __builtin_convertvector((Ints)(x >> 8), Floats) * 0x1p-24f;
 }
 
-// reference._round: the integer k as a float. To clip first is the same, because the bounds are integers; NaN, which
+// The magnitude of one with the sign of the other.
+HVD_INLINE Floats with_sign(Floats magnitude, Floats sign) {
+    return (Floats)((Ints)magnitude | ((Ints)sign & (-0x7fffffff - 1)));
+}
+
+// reference._evenly.
+template <int Bits>
+HVD_INLINE Floats evenly(Floats q) {
+    constexpr float fine = placement(Bits).fine;
+    if constexpr (fine == 0) return q;
+    const Floats size = (Floats)magnitude(q);
+    return with_sign(at_most(size, at_most(size * 0.5f + fine * 0.5f, size * 0.25f + fine)), q);
+}
+
+// reference._round: the integer k as a float. To clip first is the same, because the bounds are codes; NaN, which
 // infinity times 1 / infinity is, takes the lower bound and so the code 0, as it does there when it becomes an integer.
 template <int Bits, bool Stochastic>
 HVD_INLINE Floats quantize(Floats x, Floats inverse, Words counter, const uint32_t* key) {
     constexpr Placement at = placement(Bits);
     Floats q = x * inverse;
+    if constexpr (at.fine) q = evenly<Bits>(at_most(at_least(q, broadcast(-at.top)), broadcast(at.top)));
     if constexpr (Stochastic) {
         q = q + uniform(counter, key);
         if (at.mid_rise) q = q - 0.5f;
     }
-    q = at_most(at_least(q, broadcast(-at.half)), broadcast(at.half - at.mid_rise));
+    if constexpr (Stochastic || !at.fine) q = at_most(at_least(q, broadcast(-at.half)), broadcast(at.half - at.mid_rise));
     return Stochastic || at.mid_rise ? round_down(q) : round_to_even(q);
 }
 
 // reference._values.
 template <int Bits>
 HVD_INLINE Floats value(Floats k, Floats scale) {
-    return placement(Bits).mid_rise ? (k + 0.5f) * scale : k * scale;
+    constexpr Placement at = placement(Bits);
+    if constexpr (at.mid_rise) return (k + 0.5f) * scale;
+    if constexpr (at.fine) {
+        const Floats size = (Floats)magnitude(k);
+        const Floats farther = at_least(size * 2.0f - (float)at.fine, size * 4.0f - 4.0f * at.fine);
+        return with_sign(at_least(size, farther), k) * scale;
+    }
+    return k * scale;
 }
 
 // All codes of a block whose scale is zero or NaN stand for k = 0.
@@ -107,19 +134,18 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
 template <int Bits, bool Stochastic>
 HVD_INLINE void write_block(uint8_t* to, const float* x, Residual residual, size_t count, float scale, uint32_t first,
                             const uint32_t* key) {
-    constexpr float largest = (float)(0x1p127 / placement(Bits).half);  // scales.LARGEST_VALUE
+    constexpr float largest = (float)(0x1p127 / placement(Bits).top);  // scales.LARGEST_VALUE
     const bool finite = scale <= largest;  // scales are not negative; false for NaN
     const bool live = scale >= 0x1p-100f;  // scales.SMALLEST_SCALE; false for NaN, true for infinity
     if (!finite) residual = {};            // it stays as it is
     if (live) {
-        write_live_block<Bits, Stochastic>(to + scale_bytes(Bits), x, residual, count, scale, first, key);
+        write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, scale, first, key);
         saturate(residual, count, scale);
     } else {
-        write_dead_block<Bits>(to + scale_bytes(Bits), count);
+        write_dead_block<Bits>(to + kScaleBytes, count);
         if (residual.values) store_residuals(residual, x, count);
     }
-    if (finite) store(to, live ? scale : 0.0f);
-    else store(to, kWireNan);
+    store_scale(to, live, finite, scale);
 }
 
 // The values that position `i` of all streams of one block stands for (reference.decode).
@@ -127,8 +153,8 @@ template <int Bits>
 HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, size_t i, size_t stride) {
     constexpr int n = streams(Bits);
     Ints codes[n];
-    unpack<Bits>(codes, from + scale_bytes(Bits), i, stride);
-    const Floats scale = broadcast(load<float>(from) * factor);
+    unpack<Bits>(codes, from + kScaleBytes, i, stride);
+    const Floats scale = broadcast(load_scale(from) * factor);
     HVD_UNROLL
     for (int s = 0; s < n; ++s) {
         const Floats k = __builtin_convertvector(codes[s] - placement(Bits).half, Floats);

@@ -17,13 +17,12 @@
 
 namespace hvd_dyncomp {
 
-constexpr uint32_t kWireNan = 0x7fc00000;  // the scale of a block that is not finite
+constexpr size_t kScaleBytes = 2;      // scales.SCALE_BYTES: a bfloat16
+constexpr uint16_t kWireNan = 0x7fc0;  // the scale of a block that is not finite
 
 // Levels are numbers as levels.level_code makes them: bits, and below one bit -2, -4, -8 for 0.5, 0.25, 0.125.
-constexpr int scale_bytes(int level) { return level < 0 ? 2 : 4; }
-
 static inline size_t block_bytes(int level, size_t block_size) {
-    return scale_bytes(level) + (level < 0 ? block_size / (size_t)(-8 * level) : block_size * (size_t)level / 8);
+    return kScaleBytes + (level < 0 ? block_size / (size_t)(-8 * level) : block_size * (size_t)level / 8);
 }
 
 // Counter-based randomness: reference.py's Noise.

@@ -8,6 +8,7 @@
 
 #include "kernels.h"
 #include "residual.h"
+#include "scales.h"
 #include "simd.h"
 #include "sums.h"
 
@@ -162,14 +163,6 @@ HVD_INLINE float largest_scale(const float* largest, size_t n, size_t real, doub
     return (float)(rms * at.rms + (double)load<float>(&most) * at.maximum);
 }
 
-// To nearest, ties to even. `x` is not negative; a NaN stays one.
-HVD_INLINE float rounded_to_bfloat16(float x) {
-    const uint32_t bits = load<uint32_t>(&x);
-    if (x != x) return x;
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
-    return load<float>(&rounded);
-}
-
 // The scale of a block, and what it sends.
 template <int Part>
 HVD_INLINE float sparse_scale(const Rows<-Part>& rows, Largest found, const float* x, size_t count, size_t real, double* sums) {
@@ -221,15 +214,14 @@ HVD_INLINE void write_sparse_block(const Rows<-Part>& rows, uint8_t* to, const f
     const bool finite = scale <= largest;         // scales are not negative; false for NaN
     const bool live = finite && scale >= 0x1p-100f;  // scales.SMALLEST_SCALE
     const size_t n = count / group_size(Part);
-    const uint16_t on_wire = live ? (uint16_t)(load<uint32_t>(&scale) >> 16) : finite ? 0 : kWireNan >> 16;
-    store(to, on_wire);
+    store_scale(to, live, finite, scale);
     if (live) {
         with_width(n, [&](auto width) HVD_ALWAYS {
-            write_groups<Part, width.vectors, width.shorter>(rows, to + sizeof on_wire, x, found, residual, n, scale);
+            write_groups<Part, width.vectors, width.shorter>(rows, to + kScaleBytes, x, found, residual, n, scale);
         });
         saturate(residual, count, scale);
     } else {
-        __builtin_memset(to + sizeof on_wire, 0, n);
+        __builtin_memset(to + kScaleBytes, 0, n);
         if (residual.values && finite) store_residuals(residual, x, count);
     }
 }
@@ -246,14 +238,13 @@ struct Sent {
 template <int Part, int V, bool Short>
 HVD_INLINE Sent<V> read_groups(const uint8_t* from, float factor, size_t i, size_t n) {
     constexpr int places = place_bits(Part);
-    const uint32_t wide = (uint32_t)load<uint16_t>(from) << 16;
-    const Floats scale = broadcast(load<float>(&wide) * factor);
+    const Floats scale = broadcast(load_scale(from) * factor);
     Sent<V> sent;
     sent.others = Floats{} * scale;
     HVD_UNROLL
     for (int v = 0; v < V; ++v) {
         uint8_t bytes[kLanes] = {};
-        __builtin_memcpy(bytes, from + sizeof(uint16_t) + i + v * kLanes, Short ? n : kLanes);
+        __builtin_memcpy(bytes, from + kScaleBytes + i + v * kLanes, Short ? n : kLanes);
         const Ints code = load_bytes(bytes), negative = -(code >> places & 1);
         const Ints k = (code >> (places + 1) ^ negative) - negative;
         sent.value[v] = __builtin_convertvector(k, Floats) * scale;

@@ -10,14 +10,17 @@ import triton
 import triton.language as tl
 
 from hvd_dyncomp.kernels.triton.exact import (
+    evenly,
     floor,
     inverse,
     magnitude_bits,
     nearest,
+    placed,
     squares,
     to_bfloat16,
     tree_sum,
     uniform,
+    up_to_bfloat16,
     weighted,
 )
 from hvd_dyncomp.kernels.triton.payload import group_of
@@ -51,21 +54,30 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
         reach = tl.full((1, 1), FORM.reach, tl.float64)
         wide = _maximum(x, FORM) * reach / tl.full((1, 1), FORM.outermost, tl.float64)
     scale = wide.to(tl.float32)
-    live = scale >= FORM.smallest_scale  # False for NaN
-    finite = scale <= FORM.largest_scale  # False for NaN
+    number = scale == scale
+    scale = up_to_bfloat16(scale)
+    live = number & (scale >= FORM.smallest_scale)
+    finite = number & (scale <= FORM.largest_scale)
 
     q = x * inverse(scale, live)
+    number = q == q
+    if FORM.fine:
+        q = evenly(q, FORM.fine)
     if STOCHASTIC:
         q += uniform(counter, key0, key1)
         if FORM.mid_rise:
             q -= 0.5
     k = floor(q) if STOCHASTIC or FORM.mid_rise else nearest(q)
-    k = tl.where(k == k, k, -FORM.most)  # the code of a NaN is 0, as in the reference
+    k = tl.where(number, k, -FORM.most)  # the code of a NaN is 0, as in the reference
     k = tl.minimum(tl.maximum(k, -FORM.most), FORM.most - FORM.mid_rise)
     k = tl.where(live, k, 0.0)
     scale = _on_the_wire(scale, live, finite)
-    values = (k + 0.5) * scale if FORM.mid_rise else k * scale
-    return scale, (k + FORM.most).to(tl.int32), values
+    codes = (k + FORM.most).to(tl.int32)
+    if FORM.mid_rise:
+        k += 0.5
+    elif FORM.fine:
+        k = placed(k, FORM.fine)
+    return scale, codes, k * scale
 
 
 @triton.jit

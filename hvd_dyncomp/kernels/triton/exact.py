@@ -97,6 +97,33 @@ def to_bfloat16(x):
 
 
 @triton.jit
+def up_to_bfloat16(x):
+    """The next bfloat16 that is not smaller. `x` is not negative; a NaN may become anything."""
+    return ((x.to(tl.int32, bitcast=True) + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def with_sign(size, x):
+    """The magnitude of one with the sign of the other, which may be a zero's."""
+    signs = x.to(tl.int32, bitcast=True) & -0x80000000
+    return (size.to(tl.int32, bitcast=True) | signs).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def evenly(q, FINE: tl.constexpr):
+    """`reference._evenly`; a NaN may become anything."""
+    size = tl.abs(q)
+    return with_sign(tl.minimum(size, tl.minimum(size * 0.5 + FINE * 0.5, size * 0.25 + FINE)), q)
+
+
+@triton.jit
+def placed(k, FINE: tl.constexpr):
+    """The inverse of `evenly`, in `reference._values`."""
+    size = tl.abs(k)
+    return with_sign(tl.maximum(size, tl.maximum(size * 2.0 - FINE, size * 4.0 - FINE * 4.0)), k)
+
+
+@triton.jit
 def uniform(counter, key0, key1):
     """Equation 6: float32 in [0, 1) from counters (uint32) and two words of key (int32, taken as uint32)."""
     x = counter ^ key0.to(tl.uint32, bitcast=True)

@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass
 
 from hvd_dyncomp.kernels.reference import DITHER_STEP, DITHERS, LARGEST_RESIDUAL, PLACEMENTS, residual_bound
-from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, block_bytes, scale_bytes
+from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SCALE_BYTES, SMALLEST_SCALE, block_bytes
 from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
 
 # A tile has this many values in one or more blocks, or is one larger block. There is a warp for so many values: 16 per
@@ -30,12 +30,13 @@ class Form:
         bytes: of a block on the wire.
         scale_bytes: those of its scale.
         halvings: of a block until one value is left.
-        most: the largest code, in multiples of the scale: `Placement.half`, or `Magnitudes.most`.
+        most: the largest code: `Placement.half`, or `Magnitudes.most`.
+        fine: `Placement.fine`; 0 below one bit.
         mid_rise: as in `Placement`; False below one bit.
         rms: below one bit, in the scale, the weight of the root mean square.
         maximum: below one bit, in the scale, the weight of the maximum.
         reach: `Placement.reach`; 0 below one bit.
-        outermost: the outermost code, which is at the maximum in stochastic rounding.
+        outermost: where the outermost code is, which is at the maximum in stochastic rounding, as a multiple of the scale.
         bound: equation 1a's c.
         smallest_scale: a block whose scale is below counts as zero.
         largest_scale: a block whose scale is above counts as infinite.
@@ -54,6 +55,7 @@ class Form:
     scale_bytes: int
     halvings: int
     most: int
+    fine: int
     mid_rise: bool
     rms: float
     maximum: float
@@ -81,27 +83,30 @@ def form_of(bits: float, block_size: int) -> Form:
     """The form for a level below 32 and a block size."""
     group = group_size(bits) if bits < 1 else 1
     groups = block_size // group
-    mid_rise, rms, maximum, reach = False, 0.0, 0.0, 0.0
+    mid_rise, rms, maximum, reach, fine = False, 0.0, 0.0, 0.0, 0
     if bits < 1:
         most, rms, maximum = MAGNITUDES[bits]
+        top = most
     else:
-        most, mid_rise, reach = PLACEMENTS[int(bits)]
+        most, mid_rise, reach, fine = PLACEMENTS[int(bits)]
+        top = PLACEMENTS[int(bits)].top
     return Form(
         bits=bits,
         size=block_size,
         rows=max(1, TILE // block_size),
         bytes=block_bytes(bits, block_size),
-        scale_bytes=scale_bytes(bits),
+        scale_bytes=SCALE_BYTES,
         halvings=block_size.bit_length() - 1,
         most=most,
+        fine=fine,
         mid_rise=mid_rise,
         rms=rms,
         maximum=maximum,
         reach=reach,
-        outermost=most - 0.5 if mid_rise else float(most),
+        outermost=most - 0.5 if mid_rise else float(top),
         bound=float(residual_bound(bits)),
         smallest_scale=SMALLEST_SCALE,
-        largest_scale=LARGEST_VALUE / most,
+        largest_scale=LARGEST_VALUE / top,
         dithers=DITHERS,
         dither_step=DITHER_STEP,
         largest_residual=LARGEST_RESIDUAL,

@@ -8,10 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hvd_dyncomp.kernels.triton.exact import placed
+
 
 @triton.jit
 def write_scale(payload, scale, count, FORM: tl.constexpr):
-    """Writes scales, (blocks, 1) float32; below one bit their upper halves."""
+    """Writes scales, (blocks, 1) float32: their upper halves."""
     row = tl.arange(0, FORM.rows)[:, None]
     byte = tl.arange(0, FORM.scale_bytes)[None, :]
     bits = scale.to(tl.int32, bitcast=True) >> (8 * (byte + 4 - FORM.scale_bytes))
@@ -32,7 +34,7 @@ def read_scale(payload, count, FORM: tl.constexpr):
 def write_packed(payload, codes, count, FORM: tl.constexpr):
     """Packs codes, a tile of int32 in [0, 2^bits), as `packing.pack` does."""
     row = tl.arange(0, FORM.rows)[:, None]
-    start = payload + row * FORM.bytes + 4
+    start = payload + row * FORM.bytes + FORM.scale_bytes
     if FORM.bits == 16:
         halves = tl.reshape(tl.join(codes & 255, codes >> 8), (FORM.rows, 2 * FORM.size))
         byte = tl.arange(0, 2 * FORM.size)[None, :]
@@ -102,6 +104,8 @@ def decode(payload, factor, at, count, FORM: tl.constexpr):
         k = _read_packed(start, at, wanted, FORM).to(tl.float32) - FORM.most
         if FORM.mid_rise:
             k += 0.5
+        elif FORM.fine:
+            k = placed(k, FORM.fine)
     return k * scale
 
 
