@@ -262,9 +262,9 @@ def overshoot(bits: float, *, stochastic: bool) -> float:
 
     From 3 bits on nothing is clipped, so the outermost code is at the largest value. Half of its distance to the next
     code is lost in each quantization, as much was lost in the step before, and there may be two quantizations: in all
-    twice that distance, and twice as much with stochastic rounding. At 2 bits the outermost code is at 0.7 of the largest value. With
-    what was lost before, each quantization delivers at most 0.7 / 0.65 of it; twice that excess is allowed for. At
-    1 bit and less what has waited for several steps comes at once.
+    twice that distance, and twice as much with stochastic rounding. At 2 bits the outermost code is at 0.7 of the
+    largest value. With what was lost before, each quantization delivers at most 0.7 / 0.65 of it; twice that excess is
+    allowed for. At 1 bit and less what has waited for several steps comes at once.
     """
     if bits == 2 and not stochastic:
         return 1 / 3

@@ -6,8 +6,8 @@ none, fp16             Horovod without compression, and with hvd.Compression.fp1
 4bit-auto              hvd_dyncomp with auto_level, from 4 bits on
 1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
 4bit-auto-ddp          the same with auto_level, from 4 bits on
-ddp-defaults,          torch's DistributedDataParallel as it is without arguments, alone and with 4bit-ddp; all others have
-4bit-ddp-defaults      gradients that are views of buckets, and ours buckets of 8 MiB
+ddp-defaults,          ddp and 4bit-ddp in a DistributedDataParallel without arguments; all others have gradients that
+4bit-ddp-defaults      are views of buckets, and ours have buckets of 8 MiB
 ddp, ddp-fp16,         torch's DistributedDataParallel over Gloo, without and with its hooks of these names; over NCCL
 ddp-bf16               where every worker has a GPU of its own, or NCCL takes several workers a GPU (NCCL 2.30 with
                        NCCL_MULTI_RANK_GPU_ENABLE=1)

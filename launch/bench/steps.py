@@ -64,7 +64,7 @@ def training(parser: argparse.ArgumentParser) -> None:
 
     Writes DIR/training-MODEL-WORKERS.json, with --workers-per-host DIR/training-MODEL-HOSTSxWORKERS.json.
     """
-    every = ",".join(model for model in workloads.TRAINING_MODELS if model not in ("tiny", "transformer-short", "transformer-adamw"))
+    every = "resnet20,resnet18,mlp,transformer"
     known = names(workloads.TRAINING_MODELS)
     parser.add_argument("--models", type=known, default=every, metavar="NAME,...", help=f"default {every}")
     _add_workers(parser)

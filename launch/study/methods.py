@@ -183,9 +183,9 @@ def _ablations() -> list[Method]:
     return found
 
 
-# What the library had at 2 to 4 bits in versions 9 to 11 of its wire format, with all momentum: one scale for 512 values,
-# codes at equal distances. What else has such levels was trained before, with codes that clipped the largest values of a
-# block.
+# What the library had at 2 to 4 bits in versions 9 to 11 of its wire format, with all momentum: one scale for 512
+# values, codes at equal distances. What else has such levels was trained before, with codes that clipped the largest
+# values of a block.
 NOT_CLIPPED = tuple(Method(f"{bits}, not clipped", budget=((0.0, bits),), no_momentum_up_to=0) for bits in (4, 3, 2))
 # More bits first: 8, and so many when this part of the steps is over.
 MORE_FIRST = tuple(
@@ -209,8 +209,8 @@ FINER_LESS = tuple(
 
 
 def has_former_codes(method: Method) -> bool:
-    """Whether the record's runs have codes of 1 to 7 bits that the library no longer has. (At 8 bits only the scales have
-    changed, and next to nothing was lost before.)
+    """Whether the record's runs have codes of 1 to 7 bits that the library no longer has. (At 8 bits only the scales
+    have changed, and next to nothing was lost before.)
     """
     some = any(1 <= bits < 8 for _, bits in method.budget)
     return some and method.kind == QUANTIZED[0] and ", finer" not in method.name

@@ -36,7 +36,7 @@ class Form:
         rms: below one bit, in the scale, the weight of the root mean square.
         maximum: below one bit, in the scale, the weight of the maximum.
         reach: `Placement.reach`; 0 below one bit.
-        outermost: where the outermost code is, which is at the maximum in stochastic rounding, as a multiple of the scale.
+        outermost: where the outermost code is, in scales; in stochastic rounding it is at the maximum.
         bound: equation 1a's c.
         smallest_scale: a block whose scale is below counts as zero.
         largest_scale: a block whose scale is above counts as infinite.
