@@ -155,12 +155,12 @@ def _encode_each(
     """One bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; their values."""
     placement = PLACEMENTS[bits]
     scale = _scale(x, real, bits, noise is not None)
-    live = scale >= SMALLEST_SCALE  # False for NaN
+    finite = scale <= LARGEST_VALUE / placement.top  # False for NaN
+    live = finite & (scale >= SMALLEST_SCALE)
     k = _round(x, torch.where(live, 1 / scale, 0.0), placement, noise)
-    k = torch.where(live, k, 0.0)
+    k = torch.where(live, k, 0.0) + 0.0  # a code has no negative zero
 
     # A NaN scale on the wire makes the whole block NaN when it is decoded.
-    finite = scale <= LARGEST_VALUE / placement.top  # False for NaN
     scale = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
     return scale, pack((k + placement.half).to(torch.int32), bits), _values(k, scale, placement)
 

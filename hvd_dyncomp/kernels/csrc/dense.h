@@ -57,42 +57,90 @@ HVD_INLINE Floats with_sign(Floats magnitude, Floats sign) {
     return (Floats)((Ints)magnitude | ((Ints)sign & (-0x7fffffff - 1)));
 }
 
-// reference._evenly.
+// reference._evenly. A half and a quarter are exact, so it does not matter whether products are rounded.
 template <int Bits>
 HVD_INLINE Floats evenly(Floats q) {
     constexpr float fine = placement(Bits).fine;
-    if constexpr (fine == 0) return q;
     const Floats size = (Floats)magnitude(q);
-    return with_sign(at_most(size, at_most(size * 0.5f + fine * 0.5f, size * 0.25f + fine)), q);
+    const Floats two_apart = multiply_add(size, broadcast(0.5f), broadcast(fine / 2));
+    const Floats four_apart = multiply_add(size, broadcast(0.25f), broadcast(fine));
+    return with_sign(at_most(size, at_most(two_apart, four_apart)), q);
 }
 
-// reference._round: the integer k as a float. To clip first is the same, because the bounds are codes; NaN, which
-// infinity times 1 / infinity is, takes the lower bound and so the code 0, as it does there when it becomes an integer.
+// reference._round, of a finite block: the integer k as a float. To clip first is the same, because the bounds are codes.
 template <int Bits, bool Stochastic>
 HVD_INLINE Floats quantize(Floats x, Floats inverse, Words counter, const uint32_t* key) {
     constexpr Placement at = placement(Bits);
     Floats q = x * inverse;
-    if constexpr (at.fine) q = evenly<Bits>(at_most(at_least(q, broadcast(-at.top)), broadcast(at.top)));
+    if constexpr (at.fine) q = evenly<Bits>(q);
     if constexpr (Stochastic) {
         q = q + uniform(counter, key);
         if (at.mid_rise) q = q - 0.5f;
     }
-    if constexpr (Stochastic || !at.fine) q = at_most(at_least(q, broadcast(-at.half)), broadcast(at.half - at.mid_rise));
+    // Rounded to nearest, nothing is beyond the outermost code if that is at the maximum.
+    if constexpr (Stochastic || at.mid_rise || at.reach < 1)
+        q = at_most(at_least(q, broadcast(-at.half)), broadcast(at.half - at.mid_rise));
     return Stochastic || at.mid_rise ? round_down(q) : round_to_even(q);
 }
 
-// reference._values.
-template <int Bits>
-HVD_INLINE Floats value(Floats k, Floats scale) {
-    constexpr Placement at = placement(Bits);
-    if constexpr (at.mid_rise) return (k + 0.5f) * scale;
-    if constexpr (at.fine) {
-        const Floats size = (Floats)magnitude(k);
-        const Floats farther = at_least(size * 2.0f - (float)at.fine, size * 4.0f - 4.0f * at.fine);
-        return with_sign(at_least(size, farther), k) * scale;
-    }
-    return k * scale;
+// Where code k is, in scales.
+constexpr float place_of(int k, int fine) {
+    const int size = k < 0 ? -k : k, two = 2 * size - fine, four = 4 * (size - fine);
+    const int farther = two > four ? two : four, place = !fine || size > farther ? size : farther;
+    return (float)(k < 0 ? -place : place);
 }
+
+// The values of a block's codes, k + half on the wire: reference._values.
+template <int Bits>
+class Decoder {
+  public:
+    HVD_INLINE explicit Decoder(float scale) : scale_(broadcast(scale)) {
+        if constexpr (kTables > 0) {
+            Floats places[kTables];
+            for (int i = 0; i < kTables * kLanes; ++i) places[i / kLanes][i % kLanes] = place_of(i - kAt.half, kAt.fine);
+            HVD_UNROLL
+            for (int t = 0; t < kTables; ++t) tables_[t] = places[t] * scale_;
+        }
+    }
+
+    HVD_INLINE Floats operator()(Ints code) const {
+        if constexpr (kTables > 0) return looked_up(code);
+        const Floats k = __builtin_convertvector(code - kAt.half, Floats);
+        if constexpr (kAt.mid_rise) return (k + 0.5f) * scale_;
+        if constexpr (kAt.fine) {
+            const Floats size = (Floats)magnitude(k);
+            const Floats farther = at_least(size * 2.0f - (float)kAt.fine, size * 4.0f - 4.0f * kAt.fine);
+            return with_sign(at_least(size, farther), k) * scale_;
+        }
+        return k * scale_;
+    }
+
+  private:
+    static constexpr Placement kAt = placement(Bits);
+    // Registers that hold all values, where there are instructions that look them up.
+#if defined(__x86_64__) && HVD_LANES >= 8
+    static constexpr int kTables = kAt.fine && (1 << Bits) <= 2 * kLanes ? ((1 << Bits) + kLanes - 1) / kLanes : 0;
+#else
+    static constexpr int kTables = 0;
+#endif
+
+    HVD_INLINE Floats looked_up([[maybe_unused]] Ints code) const {
+#if defined(__x86_64__) && HVD_LANES == 16
+        if constexpr (kTables == 1) return (Floats)_mm512_permutexvar_ps((__m512i)code, (__m512)tables_[0]);
+        else return (Floats)_mm512_permutex2var_ps((__m512)tables_[0], (__m512i)code, (__m512)tables_[kTables - 1]);
+#elif defined(__x86_64__) && HVD_LANES == 8
+        const __m256 low = _mm256_permutevar8x32_ps((__m256)tables_[0], (__m256i)code);
+        if constexpr (kTables == 1) return (Floats)low;
+        const __m256 high = _mm256_permutevar8x32_ps((__m256)tables_[kTables - 1], (__m256i)code);
+        return (Floats)_mm256_blendv_ps(low, high, (__m256)(code << 28));  // by bit 3 of the code
+#else
+        return scale_;
+#endif
+    }
+
+    Floats scale_;
+    Floats tables_[kTables ? kTables : 1];
+};
 
 // All codes of a block whose scale is zero or NaN stand for k = 0.
 template <int Bits>
@@ -109,7 +157,8 @@ HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
 template <int Bits, bool Stochastic>
 HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual residual, size_t count, float scale,
                                  uint32_t first, const uint32_t* key) {
-    const Floats scales = broadcast(scale), inverse = broadcast(1.0f / scale);
+    const Floats inverse = broadcast(1.0f / scale);
+    const Decoder<Bits> decoder(scale);
     constexpr int n = streams(Bits);
     const size_t stride = count / n;
     const Words dither = dithers(residual);
@@ -120,11 +169,8 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
             const size_t at = s * stride + i;
             const Floats values = load<Floats>(x + at);
             const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
-            const Floats lost = values - value<Bits>(k, scales);
-            if (residual.values) {
-                store_residual(residual.values + at, lost, dither);
-            }
             codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
+            if (residual.values) store_residual(residual.values + at, values - decoder(codes[s]), dither);
         }
         pack<Bits>(packed, codes, i, stride);
     }
@@ -136,14 +182,13 @@ HVD_INLINE void write_block(uint8_t* to, const float* x, Residual residual, size
                             const uint32_t* key) {
     constexpr float largest = (float)(0x1p127 / placement(Bits).top);  // scales.LARGEST_VALUE
     const bool finite = scale <= largest;  // scales are not negative; false for NaN
-    const bool live = scale >= 0x1p-100f;  // scales.SMALLEST_SCALE; false for NaN, true for infinity
-    if (!finite) residual = {};            // it stays as it is
+    const bool live = finite && scale >= 0x1p-100f;  // scales.SMALLEST_SCALE
     if (live) {
         write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, scale, first, key);
         saturate(residual, count, scale);
     } else {
         write_dead_block<Bits>(to + kScaleBytes, count);
-        if (residual.values) store_residuals(residual, x, count);
+        if (residual.values && finite) store_residuals(residual, x, count);
     }
     store_scale(to, live, finite, scale);
 }
@@ -154,12 +199,9 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
     constexpr int n = streams(Bits);
     Ints codes[n];
     unpack<Bits>(codes, from + kScaleBytes, i, stride);
-    const Floats scale = broadcast(load_scale(from) * factor);
+    const Decoder<Bits> decoder(load_scale(from) * factor);
     HVD_UNROLL
-    for (int s = 0; s < n; ++s) {
-        const Floats k = __builtin_convertvector(codes[s] - placement(Bits).half, Floats);
-        values[s] = value<Bits>(k, scale);
-    }
+    for (int s = 0; s < n; ++s) values[s] = decoder(codes[s]);
 }
 
 // The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum). `Stream`:

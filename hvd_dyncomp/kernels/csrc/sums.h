@@ -8,9 +8,10 @@ namespace {
 
 // The largest of a vector of magnitudes.
 HVD_INLINE float largest(Ints most) {
-    int32_t bits = 0;
-    for (int lane = 0; lane < kLanes; ++lane) bits = most[lane] > bits ? most[lane] : bits;
-    return load<float>(&bits);
+    HVD_UNROLL
+    for (int by = kLanes / 2; by > 0; by /= 2)
+        most = larger(most, (Ints)swap_lanes((Floats)most, by, (Ints)lane_numbers() ^ by));
+    return ((Floats)most)[0];
 }
 
 // max |x|; a NaN if there is one.

@@ -56,11 +56,10 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
     scale = wide.to(tl.float32)
     number = scale == scale
     scale = up_to_bfloat16(scale)
-    live = number & (scale >= FORM.smallest_scale)
     finite = number & (scale <= FORM.largest_scale)
+    live = finite & (scale >= FORM.smallest_scale)
 
     q = x * inverse(scale, live)
-    number = q == q
     if FORM.fine:
         q = evenly(q, FORM.fine)
     if STOCHASTIC:
@@ -68,11 +67,10 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
         if FORM.mid_rise:
             q -= 0.5
     k = floor(q) if STOCHASTIC or FORM.mid_rise else nearest(q)
-    k = tl.where(number, k, -FORM.most)  # the code of a NaN is 0, as in the reference
     k = tl.minimum(tl.maximum(k, -FORM.most), FORM.most - FORM.mid_rise)
-    k = tl.where(live, k, 0.0)
+    codes = (tl.where(live, k, 0.0) + FORM.most).to(tl.int32)
     scale = _on_the_wire(scale, live, finite)
-    codes = (k + FORM.most).to(tl.int32)
+    k = (codes - FORM.most).to(tl.float32)  # without a negative zero
     if FORM.mid_rise:
         k += 0.5
     elif FORM.fine:
