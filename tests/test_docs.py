@@ -168,7 +168,7 @@ SHOWN = {
         ("DDP", "DDP fp16 hook", "ours, 4 bits, DDP"),
         (1, 2),  # of times and bits, the latter; after the goal
     ),
-    "accuracy, 1,500 steps of AdamW": (STUDY, "<!-- table recipe:", ("uncompressed", "", "4, not clipped"), (0, 1)),
+    "accuracy, 1,500 steps of AdamW": (STUDY, "<!-- table recipe:", ("uncompressed", "fp16", "4, finer"), (0, 1)),
     "accuracy, 4,000 steps of AdamW": (
         STUDY,
         "<!-- table recipe, other tasks:",

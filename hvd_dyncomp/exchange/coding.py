@@ -104,11 +104,8 @@ class Coding:
 
     def _rounding(self, part: Span, form: dict, noise: Noise | None, dither: int) -> dict:
         """What rounds a part's values and residuals, from what rounds the bucket's."""
-        first = part.first * self._block_size
-        return {
-            "noise": noise and noise._replace(first=first),
-            "dither": dither_from(dither, first // form["block_size"]),
-        }
+        first, size = part.first * self._block_size, form["block_size"]
+        return {"noise": noise and noise._replace(first=first), "dither": dither_from(dither, first // size)}
 
     def _scales(self, span: Span, device: torch.device) -> torch.Tensor:
         """Where the scales are in a span's payload, in bytes: (2 * scales,) int64."""

@@ -16,11 +16,10 @@ OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
 AUTO = "4bit-auto"
-AUTO_IN_DDP = "4bit-auto-ddp"
 TORCHS = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 # DistributedDataParallel(model), without an argument.
 DDP_DEFAULTS = ("ddp-defaults", "4bit-ddp-defaults")
-DDP = (*TORCHS, "ddp-bf16", *OURS_IN_DDP.values(), AUTO_IN_DDP, *DDP_DEFAULTS)
+DDP = (*TORCHS, "ddp-bf16", *OURS_IN_DDP.values(), *DDP_DEFAULTS)
 # PowerSGD begins after some plain steps; two is the least with which its hook works.
 POWERSGD_START = 2
 # One bucket for everything: over Gloo the PowerSGD hook fails with several.
@@ -114,7 +113,7 @@ def _distributed(name: str, model: nn.Module) -> tuple[nn.Module, Any]:
         if settings:
             settings = {**settings, "bucket_cap_mb": _BUCKET_MB}
         wrapped = nn.parallel.DistributedDataParallel(model, **settings)
-        return wrapped, ddp.compress(wrapped, float(bits), auto_level=name == AUTO_IN_DDP)
+        return wrapped, ddp.compress(wrapped, float(bits))
     if not name.startswith("powersgd"):
         wrapped = nn.parallel.DistributedDataParallel(model, **settings)
         if name == "ddp-fp16":

@@ -25,6 +25,7 @@ from common.errors import RunError
 from common.markdown import markdown
 from hvd_dyncomp import LEVELS, kernels
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, portable, reduce_into
+from hvd_dyncomp.kernels.scales import values_per_scale
 
 COPY = "copy"
 OPERATIONS = ("encode", "stochastic", "decode", "reduce 2")
@@ -63,8 +64,9 @@ def timed(
     found = {COPY: Timed(lambda: out.copy_(gradient), 8 * values)}
     noise = Noise((seed & 0xFFFFFFFF, 1))
     for bits in levels:
-        shape: dict[str, Any] = {"bits": bits, "block_size": block_size}
-        size = values // block_size * block_bytes(bits, block_size)
+        of_scale = values_per_scale(bits, block_size)
+        shape: dict[str, Any] = {"bits": bits, "block_size": of_scale}
+        size = values // of_scale * block_bytes(bits, of_scale)
         sent, reduced = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
         found |= {
             f"{bits} encode": Timed(partial(encode_into, sent, [gradient], residual, **shape), 8 * values + size),
@@ -83,10 +85,11 @@ def references(device: str, values: int, block_size: int, seed: int) -> dict[str
     """By name, with an asterisk: two of the operations by torch's."""
     gradient, residual, out = _tensors(device, values, seed)
     found: dict[str, Timed] = {}
-    blocks = values // block_size
     for bits in _QUANTIZED:
-        size = blocks * block_bytes(bits, block_size)
-        sent, last = torch.zeros(size, dtype=torch.uint8, device=device), (blocks, block_size, bits)
+        of_scale = values_per_scale(bits, block_size)
+        blocks = values // of_scale
+        size = blocks * block_bytes(bits, of_scale)
+        sent, last = torch.zeros(size, dtype=torch.uint8, device=device), (blocks, of_scale, bits)
         encode = partial(portable.encode_into, sent, [gradient], 0, residual, *last, None, 0)
         decode = partial(portable.decode_into, [out], 0, [sent], *last, 1.0)
         found |= {

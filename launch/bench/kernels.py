@@ -34,6 +34,7 @@ from common.markdown import markdown
 from common.values import DEVICES, count, natural
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, reduce_into, reference
+from hvd_dyncomp.kernels.scales import values_per_scale
 
 FILE, GPU_FILE = (f"kernels{suffix(device)}.json" for device in ("cpu", "cuda"))
 BLOCK_SIZE = 512
@@ -62,11 +63,12 @@ def actions(values: int, seed: int) -> dict[str, tuple[Callable[[], object], int
     of_reference = residual()
     found: dict[str, tuple[Callable[[], object], int]] = {
         ADD: (lambda: other.add_(gradient()), values),
-        REFERENCE: (lambda: reference.encode(gradient(), of_reference, bits=4, block_size=BLOCK_SIZE), values),
+        REFERENCE: (lambda: reference.encode(gradient(), of_reference, bits=4, block_size=128), values),
     }
     for bits in LEVELS[:-1]:
-        shape: dict[str, Any] = {"bits": bits, "block_size": BLOCK_SIZE}
-        payload = torch.empty(values // BLOCK_SIZE * block_bytes(bits, BLOCK_SIZE), dtype=torch.uint8)
+        size = values_per_scale(bits, BLOCK_SIZE)
+        shape: dict[str, Any] = {"bits": bits, "block_size": size}
+        payload = torch.empty(values // size * block_bytes(bits, size), dtype=torch.uint8)
         reduced, versions, own = torch.empty_like(payload), [payload, payload], residual()
         noise = Noise((seed & 0xFFFFFFFF, 1))
         found |= {

@@ -5,7 +5,6 @@ none, fp16             Horovod without compression, and with hvd.Compression.fp1
 1bit-flat ...          the same, flat: whatever the hosts
 4bit-auto              hvd_dyncomp with auto_level, from 4 bits on
 1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
-4bit-auto-ddp          the same with auto_level, from 4 bits on
 ddp-defaults,          ddp and 4bit-ddp in a DistributedDataParallel without arguments; all others have gradients that
 4bit-ddp-defaults      are views of buckets, and ours have buckets of 8 MiB
 ddp, ddp-fp16,         torch's DistributedDataParallel over Gloo, without and with its hooks of these names; over NCCL

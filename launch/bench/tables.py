@@ -28,7 +28,7 @@ TITLES = {
 }
 _KINDS = {  # of ours
     **{"": "", "-auto": ", auto_level", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"},
-    **{"-auto-ddp": ", DDP, auto_level", "-ddp-defaults": ", DDP without arguments"},
+    "-ddp-defaults": ", DDP without arguments",
 }
 
 
