@@ -172,7 +172,7 @@ SHOWN = {
     "accuracy, 4,000 steps of AdamW": (
         STUDY,
         "<!-- table recipe, other tasks:",
-        ("uncompressed", "", "4, not clipped"),
+        ("uncompressed", "", "4, finer"),
         (0, 1),
     ),
 }

@@ -285,7 +285,7 @@ FINER_CODES = Part(
     seed=FRESH,
 )
 
-# Unclipped gradients and hardly a warm-up, by the seeds of the largest rates, where earlier codes lost up to five points.
+# Unclipped gradients and hardly a warm-up, by the seeds of the largest rates: earlier codes lost up to five points.
 SHORT_WARM_UPS = Part(
     "short warm-ups",
     tuple(varied("text, sgd, short", 1, warm_up) for warm_up in (0.02, 0.1)),

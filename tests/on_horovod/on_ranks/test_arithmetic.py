@@ -107,7 +107,7 @@ def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
         wanted["long"][3000] = float("inf")
     reduced = problem.reduce(wanted)["long"]
     bad = torch.zeros(5000, dtype=torch.bool)
-    bad[512:1024] = bad[2560:3072] = True
+    bad[640:768] = bad[2944:3072] = True  # what shares a scale with them
     assert torch.equal(reduced.isnan(), bad)
     assert q.meter.total().nonfinite_blocks == 2
     after = q.state_dict()["residuals"]["long"]
