@@ -57,11 +57,11 @@ def of_host(ranks: list[dict], host: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("bits", LEVELS)
 def test_a_host_sends_what_the_level_says(measured, bits):
-    """2(H-1)/H times the bits a value, and 0.15 for scales, headers and all that Horovod and TCP/IP add."""
+    """2(H-1)/H times the bits a value, and 0.2 for scales (0.125), headers and all that Horovod and TCP/IP add."""
     size, found = measured
     factor = 2 * (size - 1) / size
     for sent, _ in found[VALUES, bits]:
-        assert factor * bits <= 8 * sent / VALUES <= 1.03 * factor * (bits + 0.15)
+        assert factor * bits <= 8 * sent / VALUES <= 1.03 * factor * (bits + 0.2)
 
 
 @pytest.mark.parametrize("bits", LEVELS)
