@@ -58,7 +58,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         named_parameters: (name, parameter) pairs: the names in `state_dict`. For frameworks that make Horovod's
             optimizer without names.
         error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,
-            a small value that shares a block with values a hundred times as large may never arrive. False saves the
+            a small value that shares a scale with values a hundred times as large may never arrive. False saves the
             residuals' 2 bytes per value; use it at 8 bits and more only.
         rounding: "nearest" or "stochastic". Stochastic rounding is unbiased and reproducible from rank, step and
             element. Use it for training without error feedback. 1 and 2 bits with error feedback always round
