@@ -31,8 +31,8 @@ class Traffic:
         uncompressed_bytes: skipped tensors, and steps at 32 bits with their handshakes.
         float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.
-        nonfinite_blocks: groups of values that share a scale (128, or below one bit `block_size`) in which some rank had
-            a NaN or an infinity; over all steps.
+        nonfinite_blocks: groups of values that share a scale (128, or below one bit `block_size`) in which some rank
+            had a NaN or an infinity; over all steps.
         steps: number of steps.
         seconds: time in `compress` and `decompress`, with the wait for what they send (the wait for the handshake
             comes before, in `synchronize`, and does not count), in DDP's hook and its wait, or in `Averager.mean_`.
