@@ -209,7 +209,7 @@ class Session:
 
         Otherwise a part of them arrives with later gradients, and what they delivered of earlier ones is lost. Call it
         on every rank, in the thread that trains, when the means are there and instead of `optimizer.step()`. A second
-        call has no effect.
+        call has no effect. FSDP2's quantizer cannot discard a step, because it has no `discardable`.
 
         Raises:
             RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed. Or another thread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import textwrap
 from pathlib import Path
@@ -14,10 +15,21 @@ PAGE = ROOT / "docs" / "api.md"
 HEAD = """# API
 
 `make docs` writes this page from the docstrings. Names that are not here may change without notice."""
+COMMON = "What every quantizer has"
+INTRODUCTIONS = {
+    COMMON: "`DynamicQuantizer`, `ddp.Quantizer`, `fsdp.Quantizer` and `Averager` all have what follows.",
+}
 SECTIONS = {
     "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "less_momentum", "AllRanks"],
     "DistributedDataParallel": ["ddp.compress", "ddp.Quantizer", "ddp.transport"],
     "FSDP2": ["fsdp.compress", "fsdp.Quantizer", "fsdp.PerRank"],
+    COMMON: [
+        f"session.Session.{name}"
+        for name in (
+            *("bits", "state_dict", "load_state_dict", "drop_residuals", "discard"),
+            *("relative_errors", "check_replicas"),
+        )
+    ],
     "Frameworks": ["integrations.transformers.CompressionCallback", "integrations.lightning.CompressionCallback"],
     "Loops of your own": ["Averager"],
     "Policies": [
@@ -28,11 +40,20 @@ SECTIONS = {
     "Errors": ["ControllerError", "LockstepError"],
     "Pages about runs": ["report.runs.read_runs", "report.page.page", "report.runs.UnreadableRun"],
 }
+# What other modules and frameworks call, and users do not.
+INTERNAL = ("take", "broken", "everyone", "label", "share", "trained", "stepped", "on_.*", "setup")
+ELSEWHERE = {
+    "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html",
+    "torch.nn.Module": "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html",
+    "torch.optim.Optimizer": "https://docs.pytorch.org/docs/stable/optim.html#torch.optim.Optimizer",
+    "transformers.Trainer": "https://huggingface.co/docs/transformers/main_classes/trainer",
+}
 LOOKS = ConfigDict(
     docstring_section_style="list",
-    filters=["!^_"],
+    filters=["!^_", *(f"!^{name}$" for name in INTERNAL)],
     group_by_category=False,
     heading_level=3,
+    inherited_members=False,
     line_length=100,
     load_external_modules=False,
     members_order="source",
@@ -47,14 +68,64 @@ LOOKS = ConfigDict(
 )
 
 
+def title(name: str) -> str:
+    """What a user writes."""
+    return re.sub(r"^session\.Session\.", "quantizer.", name)
+
+
 def plain(text: str, name: str) -> str:
-    """Without links to headings that this page does not have; headings say what a user writes."""
-    text = re.sub(r"\[([^][]*)\]\(#[^)]*\)", r"\1", text)
-    text = re.sub(r"</?code>", "`", text)
+    """Under the headings that users know, and with links of types reduced to those that lead somewhere."""
+    text = re.sub(r"\[([^][]*)\]\(#([^)]*)\)", _type, text)
     text = re.sub(r"(?<=^```python\n).*$", wrapped, text, flags=re.MULTILINE)
     text = re.sub(r"^#### `hvd_dyncomp\.", "#### `", text, flags=re.MULTILINE)
-    text = re.sub(r"\A### .*", f"### `{name}`", text.strip())
+    text = re.sub(r"\A### .*", f"### `{title(name)}`", text.strip())
     return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _type(link: re.Match[str]) -> str:
+    """A link of griffe2md: to a page elsewhere, to this package's name for `linked`, or none."""
+    label, path = link.groups()
+    if path in ELSEWHERE:
+        return f"[{label}]({ELSEWHERE[path]})"
+    own = re.fullmatch(r"hvd_dyncomp\.(?:(ddp|fsdp)\.)?.*\.[A-Z]\w*", path)
+    return f"[{'.'.join(filter(None, (own[1], label)))}](#)" if own else label
+
+
+def linked(page: str) -> str:
+    """With a link for each name that has a heading on the page, unless it stands below that heading."""
+    headings = dict.fromkeys(re.findall(r"^###+ `(.*)`$", page, flags=re.MULTILINE))
+    classes = collections.Counter(heading.rpartition(".")[2] for heading in headings)
+    by_class = {heading.rpartition(".")[2]: heading for heading in headings}
+    here = ""
+
+    def heading_of(name: str) -> str | None:
+        if name in ("Session", "OptimizerSession"):
+            return COMMON
+        name = re.sub(r"^Session\.", "quantizer.", name)
+        for within in (f"{here}.", f"{here.rpartition('.')[0]}.", ""):
+            if within + name in headings:
+                return within + name
+        return by_class[name] if classes[name] == 1 and name[0].isupper() else None
+
+    def link(found: re.Match[str]) -> str:
+        name = found["type"] or found["code"]
+        heading = heading_of(name.removesuffix("()"))
+        text = name if found["type"] else f"`{name}`"
+        if heading is None or heading == here:
+            return text
+        return f"[{text}](#{re.sub('[^a-z0-9_-]', '', heading.lower().replace(' ', '-'))})"
+
+    lines, fenced = [], False
+    for line in page.split("\n"):
+        fenced ^= line.startswith("```")
+        if line.startswith("##"):
+            here = line.strip("# `")
+        elif not fenced:
+            line = re.sub(r"\[(?P<type>[\w.]+)\]\(#\)|(?<!\[)`(?P<code>[\w.]+(?:\(\))?)`", link, line)
+            line = re.sub(r"<code>([^[]*?)</code>", r"`\1`", line)
+        if not line.startswith("Bases: ") or "](" in line:
+            lines.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
 def wrapped(signature: re.Match[str]) -> str:
@@ -67,9 +138,9 @@ def page() -> str:
     )
     parts = [HEAD]
     for section, names in SECTIONS.items():
-        parts.append(f"## {section}")
+        parts += [f"## {section}", *([INTRODUCTIONS[section]] if section in INTRODUCTIONS else [])]
         parts += [plain(render_object_docs(package[name], LOOKS), name) for name in names]
-    return "\n\n".join(parts) + "\n"
+    return linked("\n\n".join(parts)) + "\n"
 
 
 if __name__ == "__main__":
