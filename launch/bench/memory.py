@@ -101,7 +101,7 @@ def report(results: Mapping[str, Any]) -> str:
     """Markdown: bytes a value, of the rank that takes least and of the one that takes most; and what was measured."""
     layouts = results["layouts"].values()
     kinds = [kind for kind in _KINDS if kind == "host" or gpus.on_gpus(results)]
-    head = [f"{_title(one)}{f', {_KINDS[kind]}' * (len(kinds) > 1)}" for one in layouts for kind in kinds]
+    head = [f"{title_of(one)}{f', {_KINDS[kind]}' * (len(kinds) > 1)}" for one in layouts for kind in kinds]
     rows: dict[str, list[str]] = {name: [] for one in layouts for name in one["contenders"]}
     for one in layouts:
         for name, row in rows.items():
@@ -117,11 +117,21 @@ def report(results: Mapping[str, Any]) -> str:
     )
 
 
+def residual_bytes(hosts: int, workers: int) -> float:
+    """A value, of one worker, as the exchange stores residuals: in bfloat16, its own and those of the sums that it
+    makes (which two workers at the ends of one exchange do not have). On hosts of several workers, each exchanges a
+    share of the host's sum.
+    """
+    ends = workers if hosts == 1 else hosts
+    return (2 + (2 / ends if ends > 2 else 0)) / (1 if hosts == 1 else workers)
+
+
 def _range(numbers: list[float]) -> str:
     low, high = f"{min(numbers):.1f}", f"{max(numbers):.1f}"
     return low if low == high else f"{low}–{high}"
 
 
-def _title(layout: Mapping[str, Any]) -> str:
+def title_of(layout: Mapping[str, Any]) -> str:
+    """How many workers, and where."""
     hosts, workers = layout["hosts"], layout["workers_per_host"]
     return f"{workers} workers" if hosts == 1 else f"{hosts} hosts of {workers}"

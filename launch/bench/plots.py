@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from bench import time_to_accuracy
+from bench import memory, time_to_accuracy
 from bench.results import SHARED_MEMORY, Summary
 from bench.tables import bits_of, methods_of, rate_title, summaries, title
 from common.drawing import COLOURS, plt
@@ -179,6 +179,25 @@ def accuracies(results: Mapping[str, Any], path: Path) -> None:
     axes.set(xlabel=f"seconds of training steps, {rate_title(results['rate'])}", ylabel="test accuracy, %")
     axes.grid(alpha=0.3)
     _finish(figure, axes, path)
+
+
+def memories(results: Mapping[str, Any], path: Path) -> None:
+    """Bytes a value on top of parameters and gradients, of the worker that takes most: residuals, and the rest."""
+    layouts = results["layouts"].values()
+    figure, fields = plt.subplots(1, len(layouts), figsize=(9, 3), layout="constrained", sharey=True, squeeze=False)
+    for axes, layout in zip(fields[0], layouts, strict=True):
+        names = list(layout["contenders"])
+        most = [max(rank["host"] for rank in ranks) / results["values"] for ranks in layout["contenders"].values()]
+        each = memory.residual_bytes(layout["hosts"], layout["workers_per_host"])
+        residuals = [each if bits_of(name) is not None else 0 for name in names]
+        rest = [one - residual for one, residual in zip(most, residuals, strict=True)]
+        axes.barh([title(name) for name in names], residuals, color=COLOURS["orange"], label="residuals, calculated")
+        label = "the rest: messages and buffers"
+        axes.barh([title(name) for name in names], rest, left=residuals, color=COLOURS["blue"], label=label)
+        axes.set(title=memory.title_of(layout), xlabel="bytes per value")
+        axes.grid(axis="x", alpha=0.3)
+    fields[0][0].invert_yaxis()
+    _finish(figure, fields[0][0], path)
 
 
 def _finish(figure: Figure, axes: Axes, path: Path) -> None:

@@ -139,6 +139,8 @@ def report(folder: Path, figures: Path) -> str:
             parts += ["## Levels found by trying", *map(changing.report, with_auto)]
         for results in memories:
             parts += [_heading(results, f"memory{_by([results])}"), memory.report(results)]
+            if not gpus:
+                plots.memories(results, figures / "memory.png")
     return "\n\n".join(part for part in parts if part)
 
 

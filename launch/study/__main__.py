@@ -28,7 +28,7 @@ from common.errors import RunError
 from common.files import replace_text
 from common.markdown import filled
 from common.values import Parser, count
-from study import declared, figures, matrix, paper, paper_table, record, tuned_tables
+from study import declared, error_feedback, figures, matrix, paper, paper_table, record, tuned_tables
 from study.fill import fill
 from study.methods import shown
 from study.parts import Largest, Part, Runs, Tuned
@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> None:
         write_pages(output, written)
         tuned = [part for part in parts if isinstance(part, Tuned) and part not in declared.NOT_DRAWN]
         figures.at_best_rates(drawn, tuned, runs)
+        figures.as_people_train(drawn, declared.RECIPE, declared.TUNED_RESNET, runs)
+        error_feedback.draw(drawn)
     print(f"wrote what is in {output}", flush=True)
 
 

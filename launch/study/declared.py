@@ -222,7 +222,7 @@ BATCH_RATE = Part(
 FIRST = Part(
     "first steps",
     (varied(TUNED_TEXT.task, 2), varied(_CLIPPED, 2)),
-    ("uncompressed", "1/4", *(method.name for method in FIRST_STEPS)),
+    ("uncompressed", "1/4", *(method.name for method in FIRST_STEPS[:2])),
     seeds=12,
     seed=TUNED_AGAIN.seed,
 )
@@ -301,6 +301,7 @@ RECIPE = Part(
     ("recipe, text",),
     (
         *("uncompressed", "fp16", "8", *(method.name for method in (*FINER[:2], *FINER_FIRST, *FINER[2:]))),
+        *(FINER_LESS[1].name, "1/4", FIRST_STEPS[2].name),
         *("PowerSGD rank 4", "PowerSGD rank 4, small at 8, no momentum"),
     ),
     seeds=6,
@@ -323,9 +324,10 @@ RECIPE_ELSEWHERE = Part(
         "recipe, resnet8, x4",
     ),
     (
-        *("uncompressed", *(method.name for method in (FINER[1], *FINER_FIRST, FINER[2]))),
+        *("uncompressed", *(method.name for method in (FINER[1], FINER_FIRST[0], FINER_FIRST[2], FINER[2]))),
         *(NOT_CLIPPED[0].name, *(method.name for method in MORE_FIRST[:2])),
     ),
+    seeds=6,
 )
 # At which of two rates, by the seed that chooses.
 RECIPE_AT_RATES = Part(

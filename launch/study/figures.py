@@ -12,11 +12,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from common.drawing import COLOURS, plt
 from study.matrix import chosen, difference
-from study.methods import ONE_LEVEL, shown
+from study.methods import FINER, FINER_FIRST, FINER_LESS, ONE_LEVEL, shown
 from study.parts import BASELINE, Part, Runs, Tuned
 from study.tuned_tables import compared
 
-ONE_RATE, BEST_RATES = "pareto_bits.png", "best_rates.png"
+ONE_RATE, BEST_RATES, AS_PEOPLE_TRAIN = "pareto_bits.png", "best_rates.png", "accuracy_over_bits.png"
 BUDGET = 32 / 50  # bits a value
 _TICKS = (-100, -30, -10, -3, -1, -0.5, 0, 0.5, 1, 2)
 
@@ -73,11 +73,22 @@ AT_BEST_RATES = {
     "uncompressed, no momentum": Style("uncompressed, no momentum", "black", "s"),
     "fp16": Style("fp16", "black", "<"),
 }
+IN_THE_RECIPE = {
+    **{
+        one.name: Style("constant level", "blue", "o", f"{one.bits_at(1):g}")
+        for one in (*ONE_LEVEL, *FINER, FINER_LESS[1])
+    },
+    FINER_FIRST[2].name: Style("8 bits over 10 % of the steps, then 4", "orange", "^"),
+    "fp16": Style("fp16", "black", "D"),
+    **{f"PowerSGD rank {rank}": Style("PowerSGD, by rank", "pink", "p", f"r{rank}") for rank in (1, 4)},
+    "PowerSGD rank 4, small at 8, no momentum": Style("PowerSGD, by rank", "pink", "p", "r4, no momentum"),
+    "LoCo 4": Style("LoCo", "green", "s"),
+}
 
 
 def at_one_rate(folder: Path, part: Part, runs: Runs) -> None:
     """Draw a part's methods into an existing folder: a panel for each task that has something to compare."""
-    found = {task: _of_part(part, runs, task) for task in part.tasks}
+    found = {task: _of_part(part, runs, task, AT_ONE_RATE) for task in part.tasks}
     panels = {task: points for task, points in found.items() if points.keys() > {BASELINE}}
     below = {name: (0, -13) for name in ("4", "1", "0.25")}  # neighbours' words on different sides
     for axes, points in _drawn(folder / ONE_RATE, panels, AT_ONE_RATE, below):
@@ -94,9 +105,18 @@ def at_best_rates(folder: Path, parts: Iterable[Tuned], runs: Runs) -> None:
         pass
 
 
-def _of_part(part: Part, runs: Runs, task: str) -> dict[str, Point]:
+def as_people_train(folder: Path, recipe: Part, tuned: Tuned, runs: Runs) -> None:
+    """Draw a part's first task, and beside it a task in which each method has its best rate."""
+    text = _of_part(recipe, runs, recipe.tasks[0], IN_THE_RECIPE)
+    images = {row: point for row, point in _of_tuned(tuned, runs).items() if row in IN_THE_RECIPE}
+    panels = {"text, AdamW, clipped, warm-up over 3 %": text, "ResNet-8, SGD, each at its best rate": images}
+    for _ in _drawn(folder / AS_PEOPLE_TRAIN, panels, IN_THE_RECIPE):
+        pass
+
+
+def _of_part(part: Part, runs: Runs, task: str, styles: Mapping[str, Style]) -> dict[str, Point]:
     found = {}
-    for name in AT_ONE_RATE:
+    for name in (name for name in styles if name in part.methods):
         if gained := difference(runs, part, task, name):
             bits = [run["all_bits"] for run in chosen(runs, part, task, name).values()]
             error = gained.error if gained.seeds > 1 else 0.0

@@ -197,9 +197,10 @@ NOT_CLIPPED_LESS = replace(NOT_CLIPPED[2], name="2, not clipped, momentum 0.7", 
 # What it has since version 12, with all momentum: a scale for each 128 values, and codes that are closer to each other
 # near zero.
 FINER = tuple(Method(f"{bits}, finer", budget=((0.0, bits),), no_momentum_up_to=0) for bits in (5, 4, 3, 2))
+# At 6 % a learning rate that rose over 3 % of the steps has stayed high for as many.
 FINER_FIRST = tuple(
-    replace(FINER[1], name=f"{FINER[1].name}, first {until:.0%} at 8", budget=((0.0, 8), (until, 4)))
-    for until in (0.03, 0.1)
+    replace(FINER[1], name=f"{FINER[1].name}, first {until:.0%} at {bits}", budget=((0.0, bits), (until, 4)))
+    for until, bits in ((0.03, 8), (0.06, 8), (0.1, 8), (0.1, 16))
 )
 # With what `less_momentum` leaves.
 FINER_LESS = tuple(
@@ -232,7 +233,7 @@ def _first(bits: float, until: float) -> Method:
     return replace(_ladder((0.0, bits), (until, 1 / 4)), name=f"1/4, first {until:.0%} at {level(bits)}")
 
 
-FIRST_STEPS = (_first(4, 0.1), _first(4, 0.3))
+FIRST_STEPS = (_first(4, 0.1), _first(4, 0.3), _first(8, 0.1))
 
 METHODS = {
     method.name: method
