@@ -119,7 +119,7 @@ class AllRanks:
             return own
         # One after the other: all of them may be many times the model.
         fitting = (state for state in map(_unpacked, packed) if state.get("shard") == place)
-        residuals = residual_state.joined(fitting, sharers)
+        residuals = residual_state.merged(fitting, sharers)
         if residuals is None and everyone.rank == 0:
             logger.warning(
                 "AllRanks: the state is of %d ranks with other shards of the parameters than those of the %d ranks "

@@ -124,12 +124,12 @@ def tell_level(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Ten
             optimizer.told_by = weakref.WeakKeyDictionary()
         left = next((left for most, left in LEFT.items() if bits <= most), None)
         optimizer.told_by[by] = (frozenset(), 0.0) if left is None else (parameters, left)
-        optimizer.told = True
+        optimizer.level_known = True
 
 
 def some_untold() -> bool:
     """Whether an optimizer of `less_momentum` steps that nobody has told at how many bits its gradients came."""
-    return any(optimizer.steps and not optimizer.told for optimizer in list(_known_optimizers))
+    return any(optimizer.steps and not optimizer.level_known for optimizer in list(_known_optimizers))
 
 
 def optimizers_of(parameters: Collection[torch.Tensor]) -> list[LessMomentum]:
@@ -187,12 +187,12 @@ class LessMomentum(torch.optim.Optimizer):
         told_by: who has exchanged gradients since the latest step, and to which parameters how much momentum is left;
             `tell_level` adds to it.
         steps: how many it has made.
-        told: whether `tell_level` was ever called.
+        level_known: whether `tell_level` was ever called.
     """
 
     told_by: MutableMapping[Any, tuple[frozenset[torch.Tensor], float]] | None = None
     steps = 0
-    told = False
+    level_known = False
     _emptied: frozenset[torch.Tensor] = frozenset()  # parameters whose buffers of SGD are zero
     _latest: frozenset[float] = frozenset()  # what the latest step left to parameters that had less
 

@@ -294,7 +294,7 @@ class Session:
         """Those of the latest step that are still there, by parameter's name."""
         return {name: parameter.grad for name, parameter in plan.source.named if parameter.grad is not None}
 
-    def _fresh(self) -> bool:
+    def _from_backward(self) -> bool:
         """Whether backward has run since the last exchange. There is a plan."""
         return True
 
@@ -343,11 +343,11 @@ class Session:
             if self._plan is None:
                 self._plan = self._new_plan()
                 self._saved = None
-            fresh = self._fresh()
+            from_backward = self._from_backward()
             config = self._levels.next(rank=self._plan.source.rank, alone=self._plan.source.world_size == 1)
             self._warn_if_rewound(config.epoch)
             self.meter.at(config.epoch, config.bits).steps += 1
-            self._step = self._new_step(self._plan, config, fresh=fresh, absent=absent)
+            self._step = self._new_step(self._plan, config, from_backward=from_backward, absent=absent)
             self._step.start()
         except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
             transport, label = self._ranks()
@@ -356,13 +356,13 @@ class Session:
             self._begun += 1  # again: before, a step that is about to begin cannot be seen
         return self._step
 
-    def _new_step(self, plan: Plan, config: StepConfig, *, fresh: bool, absent: Collection[str]) -> Step:
+    def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Step:
         """A step that has not begun; arguments as in `Step`."""
         return Step(
             plan,
             config=config,
             stochastic=self._stochastic,
-            fresh=fresh,
+            from_backward=from_backward,
             meter=self.meter,
             absent=absent,
             agreed={"tensors that are None": sorted(absent), **self._agreed()},

@@ -60,7 +60,7 @@ class Backward:
             future.set_result(buffer)
         return future
 
-    def take(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
+    def on_bucket(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         """Take all gradients of one of the model's buckets. A failed step takes none."""
         if self.failed:
             return

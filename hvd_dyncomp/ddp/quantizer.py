@@ -101,22 +101,22 @@ class Quantizer(Session):
         self._lock = threading.Lock()
         self._backward: Backward | None = None
         self._error: BaseException | None = None  # that backward has not raised yet
-        self._joined = False  # in the latest step
+        self._out_of_data = False  # in the latest step
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._plan, self._saved = self._new_plan(), None
 
     def _agreed(self) -> dict[str, Any]:
-        self._joined = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
-        return {**super()._agreed(), **({MOMENTUM: None} if self._joined else {})}
+        self._out_of_data = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
+        return {**super()._agreed(), **({MOMENTUM: None} if self._out_of_data else {})}
 
     def _tell_optimizers(self, bits: float) -> None:
         super()._tell_optimizers(bits)
-        if self._joined:  # the others step next, and this rank does not
+        if self._out_of_data:  # the others step next, and this rank does not
             self.stepped = None
 
-    def take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket of the model; return its future. Does not block; all gradients become means together.
 
         What is raised here is raised when backward has ended, as the model could never be used again otherwise.
@@ -126,7 +126,7 @@ class Quantizer(Session):
             self._end_with_this_pass(backward)
             future = backward.future_of(bucket)
             try:
-                backward.take(bucket, self._names)
+                backward.on_bucket(bucket, self._names)
             except BaseException as error:  # noqa: BLE001  # the model waits for all its buckets
                 self._break(error)
             # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
@@ -137,7 +137,7 @@ class Quantizer(Session):
         return future
 
     def broken(self, bucket: dist.GradBucket, error: BaseException) -> torch.futures.Future[torch.Tensor]:
-        """A future for a bucket of which nothing can be done: no step begins, or `take` itself was interrupted."""
+        """A future for a bucket of which nothing can be done: no step begins, or `on_bucket` itself was interrupted."""
         self._break(error)
         # After what the model has told the pass to call at its end: it could not be used again otherwise.
         if not call_at_end(lambda: call_at_end(self._raise)):
@@ -215,6 +215,6 @@ class Quantizer(Session):
 
 def _hook(quantizer, bucket):  # without annotations: torch compares them with classes, and here they are text
     try:
-        return quantizer.take(bucket)
+        return quantizer.on_bucket(bucket)
     except BaseException as error:  # noqa: BLE001
         return quantizer.broken(bucket, error)

@@ -120,16 +120,16 @@ class Plan:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
 
-    def greeting(self, config: StepConfig, agreed: Mapping[str, Any], *, fresh: bool) -> Greeting:
+    def greeting(self, config: StepConfig, agreed: Mapping[str, Any], *, from_backward: bool) -> Greeting:
         """This rank's greeting for a step.
 
         Args:
             config: the step's number and level.
             agreed: as in `Step`.
-            fresh: whether backward has run on this rank since the last exchange.
+            from_backward: whether backward has run on this rank since the last exchange.
         """
         others = {name: value for name, value in agreed.items() if name != MOMENTUM}
-        flags = (Flag.FRESH if fresh else Flag(0)) | _MOMENTUM[agreed.get(MOMENTUM, False)]
+        flags = (Flag.FROM_BACKWARD if from_backward else Flag(0)) | _MOMENTUM[agreed.get(MOMENTUM, False)]
         return Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
@@ -142,7 +142,7 @@ class Plan:
             self.topology_checksum,
         )
 
-    def settle(self, greetings: Sequence[Greeting], bits: float, origins: Mapping[Streams, Any]) -> None:
+    def apply_topology(self, greetings: Sequence[Greeting], bits: float, origins: Mapping[Streams, Any]) -> None:
         """Apply the topology, and check message lengths, for a step that all ranks agree on. Same result on all ranks.
 
         Args:
@@ -206,7 +206,7 @@ class Plan:
         """Divide the buckets by the topology. Call it before a step quantizes or releases anything.
 
         Args:
-            origins: as in `settle`; on a CPU it may be empty.
+            origins: as in `apply_topology`; on a CPU it may be empty.
         """
         if self.arranged == self.topology:  # in all steps but one, which must not wait for the streams
             return

@@ -90,7 +90,7 @@ def checked(state: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
-def joined(states: Iterable[Mapping[str, Any]], ranks: int) -> dict[str, Any] | None:
+def merged(states: Iterable[Mapping[str, Any]], ranks: int) -> dict[str, Any] | None:
     """What each of `ranks` ranks takes over in place of the ranks that had `states`. None if there are none.
 
     An equal part of all residuals: no other parts of their sum are as small, and what is large beside a gradient is
@@ -117,7 +117,7 @@ def _shards(state: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _check_values(name: str, values: Any) -> None:
-    # `joined` makes float32; they are rounded when they are put back.
+    # `merged` makes float32; they are rounded when they are put back.
     dense = isinstance(values, torch.Tensor) and values.layout is torch.strided
     known = dense and values.dtype in (RESIDUAL_DTYPE, torch.float32)
     if not known or not bool(values.isfinite().all()):

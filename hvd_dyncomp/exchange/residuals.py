@@ -197,9 +197,9 @@ class Residuals:
             self._pending = torch.zeros(self._values, dtype=RESIDUAL_DTYPE, device=self._device)
         self._pending[part] = values
 
-    def end_flush(self, joined: bool) -> None:
-        """End a step that has sent pending residuals; `joined`: whether `add_pending` was called."""
-        self.carries = self._waits or (self.carries and not joined)
+    def end_flush(self, added: bool) -> None:
+        """End a step that has sent pending residuals; `added`: whether `add_pending` was called."""
+        self.carries = self._waits or (self.carries and not added)
         if self.carries and not self._whole:
             self.put(self.undelivered())  # the same as after saving and loading
         else:

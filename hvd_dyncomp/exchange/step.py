@@ -43,7 +43,7 @@ class Step:
         plan: the buckets.
         config: number, level and epoch of the step. Later changes of the controller affect the next step.
         stochastic: round values stochastically instead of to nearest.
-        fresh: whether backward has run on this rank since the last exchange.
+        from_backward: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
         absent: names of parameters without a gradient in this step, equal on all ranks. Nothing is written for them.
         agreed: what else must be equal on all ranks in this step: plain data, by the names that error messages use.
@@ -54,7 +54,7 @@ class Step:
     Attributes:
         number, bits: of `config`.
         traffic: bytes that this rank has sent in the step's epoch at its level.
-        fresh: whether backward has made any of the gradients on any rank. Valid after `collect`.
+        from_backward: whether backward has made any of the gradients on any rank. Valid after `collect`.
         proposal: the level that rank 0 proposes. Valid after `collect`.
         first_of_plan: whether this is the first step of the plan of any rank. Valid after `check`.
         relocated: means that were written to memory of their own, because the gradient's memory holds the mean of
@@ -69,14 +69,14 @@ class Step:
         *,
         config: StepConfig,
         stochastic: bool,
-        fresh: bool,
+        from_backward: bool,
         meter: Meter,
         absent: Collection[str] = (),
         agreed: Mapping[str, Any] | None = None,
         buckets: Sequence[Bucket] | None = None,
         after: Step | None = None,
     ) -> None:
-        self._plan, self._fresh, self._absent, self._agreed = plan, fresh, absent, agreed or {}
+        self._plan, self._from_backward, self._absent, self._agreed = plan, from_backward, absent, agreed or {}
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
         self.number, self.bits = config.number, config.bits
@@ -84,7 +84,7 @@ class Step:
         self.traffic = self._step_traffic.traffic
         self.proposal: float = 0
         self.relocated: dict[int, torch.Tensor] = {}
-        self.fresh = self.first_of_plan = self.over = self._abandoned = False
+        self.from_backward = self.first_of_plan = self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program's thread and the background thread
         self._copied: list[torch.Tensor] = []  # gradients whose copies are sent uncompressed
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
@@ -158,9 +158,9 @@ class Step:
         with self._lock:
             self._under_way.append(exchange)
             exchange.queued = True  # last: after an interrupt in between, `add` queues the exchange again
-            # Without a fresh gradient on this rank there may be none on any rank, and then nothing is quantized. Before
-            # the first handshake no rank knows which blocks it quantizes.
-            if self._fresh and self._plan.topology_checksum:
+            # Without a gradient from backward on this rank there may be none on any rank, and then nothing is
+            # quantized. Before the first handshake no rank knows which blocks it quantizes.
+            if self._from_backward and self._plan.topology_checksum:
                 exchange.prepare()
             self._keep_order()
             self._advance()
@@ -183,8 +183,8 @@ class Step:
             used: as in `add`.
         """
         wire, slot = self._wire_form(name, gradient), self._plan.slots.get(name)
-        # A gradient that is not fresh was reduced before, with its residual.
-        if slot is not None and self._fresh:
+        # A gradient that backward has not made was reduced before, with its residual.
+        if slot is not None and self._from_backward:
             wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire, used)
         if wire is gradient and not self._in_place:
             wire = gradient.clone()
@@ -240,7 +240,7 @@ class Step:
                 self._finish()
                 self.over = True
             finally:
-                self._join()
+                self._synchronize()
 
     @property
     def refused(self) -> bool:
@@ -252,25 +252,25 @@ class Step:
         """Stop the background work after an error: gradients are neither read nor written from now on."""
         with self._lock:
             self._abandoned = True
-            self._join()
+            self._synchronize()
 
     @property
     def _streams(self) -> set[Streams]:
         """The streams that may hold work of this step."""
         return {*self._origins, *(task.streams for task in self._sums.tasks)}
 
-    def _join(self) -> None:
+    def _synchronize(self) -> None:
         for streams in self._streams:
-            streams.join()
+            streams.synchronize()
 
     def _agree(self, config: StepConfig) -> Collectives[None]:
         """BucketExchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
         plan = self._plan
-        greeting = plan.greeting(config, self._agreed, fresh=self._fresh)
+        greeting = plan.greeting(config, self._agreed, from_backward=self._from_backward)
         about = functools.partial(plan.about, config.bits, config.number, self._agreed)
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
-        plan.settle(greetings, config.bits, self._origins)
-        self.fresh, self.proposal = bool(flags_of(greetings) & Flag.FRESH), greetings[0].proposal
+        plan.apply_topology(greetings, config.bits, self._origins)
+        self.from_backward, self.proposal = bool(flags_of(greetings) & Flag.FROM_BACKWARD), greetings[0].proposal
         self.first_of_plan = not all(greeting.topology for greeting in greetings)
 
     @marked("agree")
@@ -281,8 +281,8 @@ class Step:
         if self._is_first() and self._agreement.advance() and self._agreement.error is None:
             under_way = []
             for exchange in self._under_way:
-                # Without a fresh gradient on any rank, `collect` sums these gradients uncompressed.
-                if not self.fresh or not exchange.advance():
+                # Without a gradient from backward on any rank, `collect` sums these gradients uncompressed.
+                if not self.from_backward or not exchange.advance():
                     under_way.append(exchange)
                 self._raise_error_of(exchange)
             self._under_way = under_way
@@ -311,7 +311,7 @@ class Step:
             self._lock.release()
 
     def _finish(self) -> None:
-        if self.fresh:
+        if self.from_backward:
             self._exchange()
         else:
             self._reduce_again()
@@ -327,9 +327,9 @@ class Step:
             self._raise_error_of(exchange)
             exchange.restore_unused()
         self._count()
-        if self.bits == UNCOMPRESSED and self.fresh:
+        if self.bits == UNCOMPRESSED and self.from_backward:
             for bucket in self._buckets:
-                bucket.residuals.end_flush(self._fresh)
+                bucket.residuals.end_flush(self._from_backward)
 
     def _reduce_again(self) -> None:
         """Sum the gradients uncompressed and without residuals, since no rank's backward has made them.
@@ -396,7 +396,7 @@ class Step:
 
     def _count(self) -> None:
         nbytes = GREETING_BYTES * self._plan.transport.size
-        if not self.fresh:
+        if not self.from_backward:
             self._step_traffic.count_reduced(nbytes)
             return
         self._step_traffic.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)

@@ -48,7 +48,7 @@ class Streams:
         """Queue in the stream that `origin` returned: for a thread that continues the program's work."""
         return nullcontext()
 
-    def join(self) -> None:
+    def synchronize(self) -> None:
         """Order all that is queued in both streams before the program's further work. The last call in each step."""
 
     def keep(self, *tensors: torch.Tensor) -> None:
@@ -91,7 +91,7 @@ class CudaStreams(Streams):
         with torch.cuda.device(self._device), torch.cuda.stream(origin):
             yield
 
-    def join(self) -> None:
+    def synchronize(self) -> None:
         for stream in (self._outgoing, self._incoming):
             self.origin().wait_stream(stream)
 

@@ -45,13 +45,13 @@ class SavedResiduals:
 
     def __init__(self, bucket: Bucket, slots: Mapping[Slot, bool]) -> None:
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._waiting: dict[int, torch.Tensor] = {}
+        self._pending: dict[int, torch.Tensor] = {}
         self._residuals = residuals = bucket.residuals
         for slot, has_stale_grad in slots.items() if residuals.enabled else ():
             copies = self._copies.setdefault(slot.index, [])
-            if (waiting := residuals.pending_of(slot.range)) is not None:
-                self._waiting[slot.index] = waiting
-                bucket.streams.keep(waiting)
+            if (pending := residuals.pending_of(slot.range)) is not None:
+                self._pending[slot.index] = pending
+                bucket.streams.keep(pending)
             for part in [slot.range] if has_stale_grad else in_shared_blocks(slot, bucket.values, bucket.block_size):
                 for residual, where in ((residuals.own, residuals.own_range), (residuals.shard, residuals.shard_range)):
                     first, last = max(part.start, where.start), min(part.stop, where.stop)
@@ -64,5 +64,5 @@ class SavedResiduals:
         """Restore a parameter's residual to what it was."""
         for place, copy in self._copies.pop(slot.index, ()):
             place.copy_(copy)
-        if (waiting := self._waiting.pop(slot.index, None)) is not None:
-            self._residuals.set_pending(slot.range, waiting)
+        if (pending := self._pending.pop(slot.index, None)) is not None:
+            self._residuals.set_pending(slot.range, pending)

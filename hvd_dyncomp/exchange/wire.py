@@ -82,12 +82,12 @@ class Greeting(NamedTuple):
 class Flag(IntFlag):
     """Flags of a greeting.
 
-    FRESH: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer, and will
-    say why. LESS_MOMENTUM: optimizers of `less_momentum` step on this rank. EITHER: that is not known of this rank, as
-    it had no batch, or has just loaded a state.
+    FROM_BACKWARD: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer,
+    and will say why. LESS_MOMENTUM: optimizers of `less_momentum` step on this rank. EITHER: that is not known of this
+    rank, as it had no batch, or has just loaded a state.
     """
 
-    FRESH = 1
+    FROM_BACKWARD = 1
     FAILED = 2
     LESS_MOMENTUM = 4
     EITHER = 8

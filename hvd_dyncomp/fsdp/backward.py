@@ -48,12 +48,12 @@ class Backward:
         self.number, self.bits = config.number, config.bits
         self.proposal: float = 0
         self._steps: list[Step] = []
-        self._waiting: dict[Unit, tuple[Step, dict[str, torch.Tensor]]] = {}  # without means yet
+        self._in_flight: dict[Unit, tuple[Step, dict[str, torch.Tensor]]] = {}  # without means yet
 
     def start(self) -> None:
         """As in `Step`; nothing is sent before there is a gradient."""
 
-    def take(self, unit: Unit, flat: torch.Tensor, *, ends: bool) -> None:
+    def on_unit(self, unit: Unit, flat: torch.Tensor, *, ends: bool) -> None:
         """Take what a hook got. Its values are means when this returns, or after `collect`.
 
         Args:
@@ -64,14 +64,14 @@ class Backward:
             LockstepError: as in `Step.collect`.
         """
         began = time.perf_counter()
-        if unit in self._waiting:  # used twice by the loss: FSDP adds to what is not a mean yet
+        if unit in self._in_flight:  # used twice by the loss: FSDP adds to what is not a mean yet
             self.collect()
         unit.check_settings()
         if unit.divide_factor is not None:
             flat.mul_(self._plan.source.world_size)  # whose mean is the sum
         gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
         step = self._begin(unit)
-        self._waiting[unit] = step, gradients if stays else {}
+        self._in_flight[unit] = step, gradients if stays else {}
         slots = self._plan.slots if step.bits != UNCOMPRESSED else {}
         step.reduce(unit.name, {name: gradients[name] for name in gradients if name not in slots})
         for name in reversed(list(gradients)):
@@ -97,7 +97,7 @@ class Backward:
             self._plan,
             config=self._config,
             stochastic=self._stochastic,
-            fresh=True,
+            from_backward=True,
             meter=self._meter,
             absent=frozen,
             agreed=agreed,
@@ -115,12 +115,12 @@ class Backward:
             LockstepError: the ranks differ in level, step, module or parameters, or one has given up.
             RuntimeError: a gradient is no longer where the hook got it.
         """
-        for unit, (step, gradients) in list(self._waiting.items()):
+        for unit, (step, gradients) in list(self._in_flight.items()):
             began = time.perf_counter()
             step.collect()
             self.proposal = step.proposal
             unit.check_place(gradients)
-            del self._waiting[unit]
+            del self._in_flight[unit]
             step.traffic.seconds += time.perf_counter() - began
 
     @property

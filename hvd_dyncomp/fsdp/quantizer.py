@@ -58,18 +58,18 @@ class Quantizer(Session):
     ) -> None:
         everyone = transport()
         label = everyone.new_label("fsdp")  # also of calls that fail: it must be the same on all ranks
-        with _told(everyone):
+        with _errors_shared(everyone):
             group = self._prepare(model, controller, replicas, everyone, **arguments)
         among = transport(group)
-        with _told(everyone):
+        with _errors_shared(everyone):
             self._source = ShardGradients(self._units, among, dist.get_process_group_ranks(group), label)
             self._plan = self._new_plan()
-        with _told(everyone):
+        with _errors_shared(everyone):
             _check_places(among, self._source.place)
             agree(among, description(self._source.named, values=False), None)
         self._source.transport = self._for_exchanges(among)
         for unit in self._units:
-            unit.average_by(functools.partial(self._take, unit))
+            unit.average_by(functools.partial(self._on_unit, unit))
         parameters_of_replicas.register(self.controller, self)
 
     def _prepare(
@@ -94,7 +94,7 @@ class Quantizer(Session):
         self._error: BaseException | None = None  # that backward has not raised yet
         return group
 
-    def _new_step(self, plan: Plan, config: StepConfig, *, fresh: bool, absent: Collection[str]) -> Any:
+    def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
         return Backward(
             *(plan, config, self._agreed()), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked
         )
@@ -150,7 +150,7 @@ class Quantizer(Session):
                 raise InFlight(WAITING.format(what, unit.name))
 
     @torch.no_grad()
-    def _take(self, unit: Unit, flat: torch.Tensor) -> None:
+    def _on_unit(self, unit: Unit, flat: torch.Tensor) -> None:
         """The hook. What is raised in it is raised where backward ends: FSDP could not go on otherwise."""
         ends = False
         try:
@@ -158,7 +158,7 @@ class Quantizer(Session):
             if self._error is None:
                 step: Any = self._step or self._begin()
                 if not isinstance(step, FailedStep):
-                    step.take(unit, flat, ends=ends)
+                    step.on_unit(unit, flat, ends=ends)
                     if unit.hooked:  # optimizers may step next
                         self._tell_optimizers(step.bits)
         except BaseException as error:  # noqa: BLE001
@@ -196,7 +196,7 @@ class Quantizer(Session):
 
 
 @contextlib.contextmanager
-def _told(everyone: Transport) -> Iterator[None]:
+def _errors_shared(everyone: Transport) -> Iterator[None]:
     """Raise what this context raises on all ranks. Collective."""
     wrong: Exception | None = None
     try:

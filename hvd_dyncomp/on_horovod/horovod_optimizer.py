@@ -134,7 +134,7 @@ def hand_in(optimizer: Any) -> None:
             pending[parameter] = optimizer._allreduce_grad_async(parameter)
 
 
-def fresh(optimizer: Any, parameter: torch.Tensor) -> bool:
+def from_backward(optimizer: Any, parameter: torch.Tensor) -> bool:
     """Whether backward has made a gradient for this parameter since the last exchange.
 
     Horovod counts backward passes down until it hands a gradient over, and starts anew when it hands the mean back.
@@ -142,7 +142,7 @@ def fresh(optimizer: Any, parameter: torch.Tensor) -> bool:
     return optimizer._allreduce_delay[parameter] != optimizer.backward_passes_per_step
 
 
-def any_fresh(optimizer: Any) -> bool:
+def any_from_backward(optimizer: Any) -> bool:
     """Whether backward has made any gradient since the last exchange."""
     return set(optimizer._allreduce_delay.values()) != {optimizer.backward_passes_per_step}
 
@@ -170,11 +170,11 @@ def before_synchronize(optimizer: Any, action: Callable[[], None]) -> Callable[[
     return undo
 
 
-def before_reduction(optimizer: Any, take: Callable[[torch.Tensor], tuple | None]) -> Callable[[], None]:
+def before_reduction(optimizer: Any, replace: Callable[[torch.Tensor], tuple | None]) -> Callable[[], None]:
     """Offer `take` every parameter whose gradient is about to be reduced by itself, not in a group.
 
     Args:
-        take: returns what Horovod gets as handle and context, or None if it is to go on as usual, with `compress`.
+        replace: returns what Horovod gets as handle and context, or None if it is to go on as usual, with `compress`.
 
     Returns:
         A function that undoes it.
@@ -186,7 +186,7 @@ def before_reduction(optimizer: Any, take: Callable[[torch.Tensor], tuple | None
         return offered(parameter)
 
     def offered(parameter: torch.Tensor) -> tuple:
-        taken = take(parameter)
+        taken = replace(parameter)
         return before(parameter) if taken is None else taken
 
     hidden = opaque()

@@ -187,14 +187,14 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             return self._timed(self._taken, tensor, sys._getframe(1))
         return self._opaque(self._timed, self._taken, tensor, sys._getframe(1))
 
-    def _take(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
+    def _on_gradient(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
         return self._timed(self._taken_directly, parameter)
 
-    def _timed(self, take: Callable, *arguments: Any) -> Any:
+    def _timed(self, call: Callable, *arguments: Any) -> Any:
         began = time.perf_counter()
         with self._lock:  # backward has a thread for each device
             try:
-                taken = take(*arguments)
+                taken = call(*arguments)
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -219,7 +219,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         gradient = horovod_optimizer.gradient_of(parameter)
         if isinstance(self._step, FailedStep):
             return horovod_optimizer.nothing, Context(gradient, self._step, slot)
-        return horovod_optimizer.nothing, self._step_gradients.take(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
+        return horovod_optimizer.nothing, self._step_gradients.add_gradient(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
 
     def _warn_of_sparse(self, parameter: torch.Tensor) -> None:
         if parameter in self._slots and self._transport.rank == 0:
@@ -276,13 +276,13 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             raise RuntimeError(self._failure or FORGOTTEN)
         gradients, optimizer = self._step_gradients, self._optimizer()
         overwritten = gradients is not None and gradients.overwritten
-        self._settle(step)
+        self._await_agreement(step)
         self._end(step)
         self._step_gradients = None
         if isinstance(step, FailedStep) or gradients is None or optimizer is None or self._plan is None:
             return
         bits, speaks = step.bits, self._plan.source.rank == 0
-        if not step.fresh:
+        if not step.from_backward:
             if horovod_optimizer.synchronized(optimizer):
                 if speaks and self._plan.slots and bits != UNCOMPRESSED:
                     self._advice.warn("again", REDUCED_AGAIN)
@@ -290,7 +290,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             bits = UNCOMPRESSED
         self._tell_optimizers(bits)
         if speaks:
-            self._advice.warn("assigned", ASSIGNED if gradients.in_use and not step.fresh else "")
+            self._advice.warn("assigned", ASSIGNED if gradients.in_use and not step.from_backward else "")
             self._advice.warn("overwritten", OVERWRITTEN if overwritten else "")
 
     def discard(self) -> None:

@@ -71,7 +71,7 @@ class OptimizerSession(Session):
         return super()._ours if self._plan is not None or self._optimizer() is None else self._ranks()[0]
 
     @abstractmethod
-    def _take(self, parameter: torch.Tensor) -> tuple[Callable, Any] | None:
+    def _on_gradient(self, parameter: torch.Tensor) -> tuple[Callable, Any] | None:
         """Take a gradient that would be handed to Horovod; None if Horovod is to call `compress`."""
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -139,7 +139,7 @@ class OptimizerSession(Session):
         self._direct = bool(known and step.bits != UNCOMPRESSED and self._source and not self._source.grouped)
         if isinstance(step, FailedStep):
             self._hook(optimizer)
-            if not horovod_optimizer.any_fresh(optimizer):  # so this is no backward, but `synchronize`
+            if not horovod_optimizer.any_from_backward(optimizer):  # so this is no backward, but `synchronize`
                 step.check()
         elif self._source is not None and self._plan is not None:
             mixed = len(self._plan.slots) < len(self._source.named)
@@ -194,14 +194,14 @@ class OptimizerSession(Session):
         optimizer = self._optimizer()
         return () if optimizer is None else (optimizer,)
 
-    def _fresh(self) -> bool:
-        return horovod_optimizer.any_fresh(self._optimizer())
+    def _from_backward(self) -> bool:
+        return horovod_optimizer.any_from_backward(self._optimizer())
 
     def _warn_of_waste(self) -> None:
         """Warn, on rank 0, if the means of the step before were reduced for nothing."""
         optimizer, plan = self._optimizer(), self._plan
         if optimizer is not None and plan is not None and plan.feedback_parameters and plan.source.rank == 0:
-            unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_fresh(optimizer)
+            unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_from_backward(optimizer)
             if unused and not self._discarded and self._levels.bits < UNCOMPRESSED:
                 self._advice.warn("waste", THROWN_AWAY)
         self._discarded = False
@@ -231,12 +231,12 @@ class OptimizerSession(Session):
             raise RuntimeError(INFERENCE)  # nothing is lost: the program may call it again
         try:
             if self._step is not None:
-                self._settle(self._step)
+                self._await_agreement(self._step)
         except BaseException as error:
             self._fail(error)
             raise
 
-    def _settle(self, step: Step | FailedStep) -> None:
+    def _await_agreement(self, step: Step | FailedStep) -> None:
         """Wait until all ranks are known to do the same in a step. Raises what `Step.check` does."""
         step.check()
         if step.first_of_plan:
@@ -257,7 +257,7 @@ def _compare(session: OptimizerSession | None) -> None:
 
 
 def _offer(session: OptimizerSession | None, parameter: torch.Tensor) -> tuple | None:
-    return None if session is None else session._take(parameter)
+    return None if session is None else session._on_gradient(parameter)
 
 
 def _no_optimizer() -> None:

@@ -62,7 +62,7 @@ class StepGradients:
                 return True
         return False
 
-    def take(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot) -> Context:
+    def add_gradient(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot) -> Context:
         """Take a gradient that travels compressed; return what `decompress` will need.
 
         Args:
@@ -71,7 +71,7 @@ class StepGradients:
         context = self.given.get(name)
         if context is None:
             # If no rank has used the parameter, its mean stays zero, and its residual as it is.
-            used = horovod_optimizer.fresh(self._source.optimizer, parameter) or has_values(gradient)
+            used = horovod_optimizer.from_backward(self._source.optimizer, parameter) or has_values(gradient)
             self.in_use = self.in_use or used
             self._step.add(slot, gradient, used)
             context = self.given[name] = Context(gradient, self._step, slot, gradient._version)
@@ -90,7 +90,7 @@ class StepGradients:
                 wire = self._step.uncompressed(name, gradient)
                 self.given[name] = Context(gradient, self._step)
             else:
-                self.take(gradient, name, parameter, slot)
+                self.add_gradient(gradient, name, parameter, slot)
                 # Counted by nobody, as what Horovod sends to negotiate: a resumed run's meter is the whole one's.
                 wire = torch.ones(1, dtype=torch.float32, device=gradient.device if self._on_device else "cpu")
             self._wires[name] = wire

@@ -15,7 +15,7 @@ _POLL_SECONDS = 1e-3
 Start = Callable[[], tuple[list[Any], torch.Tensor]]
 
 
-def told(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The text of an error of torch's, without the path of its source and general advice."""
     return re.sub(r"^\[[^ ]*\] ", "", str(error).partition("\n")[0].partition(". This is")[0])
 
@@ -127,7 +127,7 @@ class CollectiveHandle:
             for work in self._works or ():
                 work.wait()
         except RuntimeError as error:
-            text = told(error)
+            text = message_of(error)
             if timed_out(text):
                 raise TimeoutError(f"{name}: not all ranks came in the process group's time limit: {text}") from error
             if not lost(error):

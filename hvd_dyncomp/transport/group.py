@@ -17,7 +17,7 @@ class Group:
     Args:
         transport: the transport of all ranks.
         ranks: the ranks of the group, ascending.
-        near: the ranks on this rank's host.
+        host_ranks: the ranks on this rank's host.
 
     Attributes:
         ranks: see above.
@@ -25,8 +25,8 @@ class Group:
         leaving_bytes: the part of them that went to other hosts.
     """
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], near: tuple[int, ...]) -> None:
-        self._transport, self.ranks, self._near = transport, ranks, near
+    def __init__(self, transport: Transport, ranks: tuple[int, ...], host_ranks: tuple[int, ...]) -> None:
+        self._transport, self.ranks, self._host_ranks = transport, ranks, host_ranks
         self.sent_bytes = self.leaving_bytes = 0
 
     def alltoall(
@@ -56,4 +56,4 @@ class Group:
         for rank, length in zip(self.ranks, lengths, strict=True):
             if rank != self._transport.rank:
                 self.sent_bytes += length
-                self.leaving_bytes += 0 if rank in self._near else length
+                self.leaving_bytes += 0 if rank in self._host_ranks else length

@@ -111,7 +111,7 @@ class Groups:
         limit: time limit of every wait.
         nccl: whether NCCL sends tensors on GPUs.
         made: all groups with their sockets. Until `keep_sockets`, these are all sockets that appeared meanwhile.
-        doubtful: whether more sockets have appeared than the groups need.
+        extra_sockets: whether more sockets have appeared than the groups need.
     """
 
     def __init__(self, group: Any, name: str) -> None:
@@ -123,7 +123,7 @@ class Groups:
         self.limit: timedelta = min(limits, default=timedelta(minutes=30))
         self.nccl = "cuda:nccl" in dist.get_backend_config(group)
         self.made: dict[Any, Sockets] = {}
-        self.doubtful = False
+        self.extra_sockets = False
         self._communicators: dict[tuple[int, ...], Any] = {}
         _until_next.clear()
 
@@ -156,7 +156,7 @@ class Groups:
             made = dist.ProcessGroupGloo(self._store(f"{name}.cpu"), ranks.index(self._rank), len(ranks), self.limit)
         self.made[made] = sockets
         # One connection to each other rank, and a listening socket.
-        self.doubtful = self.doubtful or len(sockets) != len(ranks)
+        self.extra_sockets = self.extra_sockets or len(sockets) != len(ranks)
         return made
 
     @property
@@ -198,7 +198,7 @@ class Groups:
         return self._communicators[ranks]
 
 
-def leave(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
+def close(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
     """Leave groups. Ranks that wait for this rank then get an error.
 
     Args:
@@ -230,7 +230,7 @@ def _keep_for_ever(group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def leave_at_exit(seconds: float) -> None:
+def close_at_exit(seconds: float) -> None:
     """Delete groups left on torch's threads. Leave NCCL's when the GPU has done all queued work, or after `seconds`."""
     _until_next.clear()
     if not _until_exit:
@@ -240,7 +240,7 @@ def leave_at_exit(seconds: float) -> None:
         done.record()
         while not done.query() and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
-    leave(_until_exit, quiet=False)
+    close(_until_exit, quiet=False)
 
 
 # NCCL groups: torch aborts the work that is queued on a GPU when it deletes a group, and other ranks may need it.

@@ -28,9 +28,9 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
-from hvd_dyncomp.transport.collective_handle import CollectiveHandle, lost, timed_out, told
+from hvd_dyncomp.transport.collective_handle import CollectiveHandle, lost, message_of, timed_out
 from hvd_dyncomp.transport.crossed import Wait, Watch
-from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, leave, leave_at_exit
+from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, close, close_at_exit
 from hvd_dyncomp.transport.sockets import Sockets, any_closed
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class ProcessGroupTransport(base.Transport):
         self._checked, self._closed = 0.0, False  # when `check_peers` last looked, and whether sockets were closed
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
-        self._leave = functools.partial(leave, groups.made, quiet=False)
+        self._close_groups = functools.partial(close, groups.made, quiet=False)
         self._sockets = [sockets for group, sockets in groups.made.items() if len(sockets) == group.size()]
         _alive.add(self)
         self._keep_sockets(groups)
@@ -106,7 +106,7 @@ class ProcessGroupTransport(base.Transport):
 
     def _keep_sockets(self, groups: Groups) -> None:
         """Keep the groups' sockets, and no others, from this process's children. Collective; blocks."""
-        doubts = torch.tensor([groups.doubtful], dtype=torch.int64, device="cpu")
+        doubts = torch.tensor([groups.extra_sockets], dtype=torch.int64, device="cpu")
         if self._size > 1:
             self.wait(self.sum(doubts, "hvd_dyncomp.sockets"))
         groups.keep_sockets(gather_json(self, groups.connections, "hvd_dyncomp.connections") if doubts.item() else None)
@@ -254,7 +254,7 @@ class ProcessGroupTransport(base.Transport):
             return handle.result()
         except (ConnectionError, TimeoutError) as error:
             reason = self._reason_of_abort()
-            self._leave()  # otherwise ranks without a connection to the lost one would wait for this rank
+            self._close_groups()  # otherwise ranks without a connection to the lost one would wait for this rank
             if reason:
                 raise LockstepError(reason) from error
             raise
@@ -321,7 +321,7 @@ class ProcessGroupTransport(base.Transport):
         """As `base.Transport.abort`. Ranks that lose the connections read the reason in the job's store."""
         with contextlib.suppress(Exception):  # the store's rank has ended
             self._store().compare_set("reason", "", reason)  # the first of all ranks
-        self._leave()
+        self._close_groups()
         self._started.clear()  # at exit nobody waits for them
 
     def check_peers(self, what: str = "") -> None:
@@ -377,7 +377,7 @@ def _all_come(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # torch's
-        text = told(error)
+        text = message_of(error)
         if not (timed_out(text) or lost(error)):
             raise
         raise (TimeoutError if timed_out(text) else ConnectionError)(
@@ -392,7 +392,7 @@ def _close(process: int, groups: Mapping[Any, Sockets], started: Iterable[Collec
     if os.getpid() != process:  # a forked child does not own the groups
         return
     until = time.monotonic() + _CLOSE_SECONDS
-    leave(groups, quiet=all([handle.wait(until - time.monotonic()) for handle in list(started)]))
+    close(groups, quiet=all([handle.wait(until - time.monotonic()) for handle in list(started)]))
 
 
 @atexit.register
@@ -400,7 +400,7 @@ def _exit() -> None:
     """When Python exits: afterwards no thread may return to it from C++."""
     for one in list(_alive):
         one._end()
-    leave_at_exit(_CLOSE_SECONDS)
+    close_at_exit(_CLOSE_SECONDS)
     _background.stop()
     time.sleep(_LAST_SECONDS)
 

@@ -301,7 +301,7 @@ RECIPE = Part(
     ("recipe, text",),
     (
         *("uncompressed", "fp16", "8", *(method.name for method in (*FINER[:2], *FINER_FIRST, *FINER[2:]))),
-        *(FINER_LESS[1].name, "1/4", FIRST_STEPS[2].name),
+        *(*(method.name for method in FINER_LESS), "1/4", FIRST_STEPS[2].name),
         *("PowerSGD rank 4", "PowerSGD rank 4, small at 8, no momentum"),
     ),
     seeds=6,

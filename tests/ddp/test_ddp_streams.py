@@ -58,7 +58,7 @@ class Step:
         self._streams.catch_up(lambda: None)
         for gradient in self._taken:  # as `Step.leave` does
             gradient.mul_(1)
-        self._streams.join()
+        self._streams.synchronize()
 
 
 def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
                 machine.wait((0, f"autograd {number}"), machine.stream)
                 with machine.place(stream=f"autograd {number}", hook=True):
                     future = one.future_of(bucket)
-                    one.take(bucket, {bucket.parameter: "it"})
+                    one.on_bucket(bucket, {bucket.parameter: "it"})
             one.collect()
             [(_, error)] = ended
             if error is not None:
@@ -163,7 +163,7 @@ def test_an_error_anywhere_ends_the_pass(monkeypatch, where):
     one, buckets = a_pass(step, ended, compressed=True), [Bucket(), Bucket()]
     futures = [one.future_of(bucket) for bucket in buckets]
     for bucket in buckets:
-        one.take(bucket, {bucket.parameter: "it"})
+        one.on_bucket(bucket, {bucket.parameter: "it"})
     if where == "the future":  # torch's is complete before it records an event, which may raise
         result = futures[0].set_result
         one._futures[0] = (SimpleNamespace(set_result=lambda value: failing(result(value)), done=futures[0].done), None)

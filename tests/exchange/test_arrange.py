@@ -113,7 +113,7 @@ def test_a_release_hands_out_everything(names):
     for slot, one in zip(bucket.slots, ones(bucket), strict=True):
         taken = bucket.residuals.add_pending(slot, one.view(slot.shape)) - one
         torch.testing.assert_close(taken, before[slot.range], rtol=2**-8, atol=2e-3)
-    bucket.residuals.end_flush(joined=True)
+    bucket.residuals.end_flush(added=True)
     assert not bucket.residuals.carries and not all_owed(bucket).any()
     gradients = ones(bucket)
     assert bucket.residuals.add_all_pending(bucket.slots, gradients) is gradients

@@ -50,7 +50,7 @@ def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype(d
     bucket.residuals.begin_flush()
     total = bucket.residuals.add_pending(slots["p0"], torch.full((100,), 50_000.0, dtype=dtype))
     torch.testing.assert_close(total, torch.full((100,), most, dtype=dtype))
-    bucket.residuals.end_flush(joined=True)
+    bucket.residuals.end_flush(added=True)
     assert not bucket.residuals.own.any() and not bucket.residuals.carries
 
 
@@ -68,11 +68,11 @@ def test_what_is_no_gradient_takes_no_residual_along(value, dtype):
     if value == 0.0:
         gradient.zero_()
     assert torch.equal(bucket.residuals.add_pending(slots["p0"], gradient).nan_to_num(7, 8), gradient.nan_to_num(7, 8))
-    bucket.residuals.end_flush(joined=True)
+    bucket.residuals.end_flush(added=True)
     assert bucket.residuals.carries and (bucket.residuals.own[:100] == 5).all(), "it waits"
     bucket.residuals.begin_flush()
     assert (bucket.residuals.add_pending(slots["p0"], torch.ones(100)) > 1).all()
-    bucket.residuals.end_flush(joined=True)
+    bucket.residuals.end_flush(added=True)
     assert not bucket.residuals.carries
 
 

@@ -147,7 +147,7 @@ def without_origins(self, origins):
 
 @pytest.mark.parametrize(
     ("name", "without"),
-    [("outgoing", without_origins), ("join", nothing), ("keep", nothing), ("catch_up", nothing)],
+    [("outgoing", without_origins), ("synchronize", nothing), ("keep", nothing), ("catch_up", nothing)],
 )
 def test_each_part_is_needed(monkeypatch, name, without):
     """Also says that the simulation would find a race."""
@@ -232,7 +232,7 @@ def test_on_a_cpu_there_are_none():
     with cpu.outgoing([cpu.origin()]), cpu.incoming():
         cpu.keep(torch.ones(1))
         cpu.catch_up(lambda: None)
-        cpu.join()
+        cpu.synchronize()
 
 
 def test_whoever_waits_for_a_gpu_hears_of_an_error_of_another_rank():

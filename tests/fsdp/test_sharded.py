@@ -136,7 +136,7 @@ class Rank(fsdp.Quantizer):
         return {name: each.grad.clone() for name, each in self._source.trained() if each.grad is not None}
 
     def hand_over(self, unit: Unit, flat: torch.Tensor) -> None:
-        self._take(unit, flat)
+        self._on_unit(unit, flat)
 
 
 class Whole(Rank):
@@ -153,8 +153,8 @@ class Whole(Rank):
             if name in slots:
                 step.add(slots[name], gradients[name])
 
-    def _new_step(self, plan, turn, *, fresh, absent):
-        return Session._new_step(self, plan, turn, fresh=fresh, absent=absent)
+    def _new_step(self, plan, turn, *, from_backward, absent):
+        return Session._new_step(self, plan, turn, from_backward=from_backward, absent=absent)
 
 
 def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
@@ -455,7 +455,7 @@ def test_an_interruption_at_every_call(ranks, hosts, bits, every):
     """The same means as without, or an error; then all ranks refuse further steps, and none waits."""
 
     def run(number: int):
-        interruption = Interruption(number, interrupt, BACKGROUND, ("_take", "_at_end", "_raise"))
+        interruption = Interruption(number, interrupt, BACKGROUND, ("_on_unit", "_at_end", "_raise"))
 
         def program(transport):
             rank, order = Rank(transport, bits), ["head", "body", "stem"]

@@ -82,13 +82,14 @@ def test_a_sparse_gradient_that_is_made_dense_is_known_by_its_parameter(made):
 def test_the_countdown_tells_what_backward_has_made(made):
     _, parameters, optimizer = made(backward_passes_per_step=2)
     first, _, last = parameters
-    fresh = horovod_optimizer.fresh
-    assert not fresh(optimizer, first) and not horovod_optimizer.any_fresh(optimizer)
+    from_backward = horovod_optimizer.from_backward
+    assert not from_backward(optimizer, first) and not horovod_optimizer.any_from_backward(optimizer)
     for _ in range(2):
         first.sum().backward()
-        assert fresh(optimizer, first) and not fresh(optimizer, last) and horovod_optimizer.any_fresh(optimizer)
+        assert from_backward(optimizer, first) and not from_backward(optimizer, last)
+        assert horovod_optimizer.any_from_backward(optimizer)
     optimizer.synchronize()
-    assert not horovod_optimizer.any_fresh(optimizer), "what was handed back is not fresh any more"
+    assert not horovod_optimizer.any_from_backward(optimizer), "what was handed back was made by an earlier backward"
 
 
 def test_whether_horovod_reduces_in_groups(made):

@@ -155,7 +155,7 @@ def test_what_is_made_with_nccl(monkeypatch, size):
     total = torch.ones(3)
     scatter.sum(total).wait()
     assert torch.equal(total, torch.full((3,), float(size)))
-    phase_groups.leave(groups.made, quiet=True)
+    phase_groups.close(groups.made, quiet=True)
     assert not scatter.nccl.aborted, "other ranks may still need what is queued on this rank's GPU"
-    phase_groups.leave_at_exit(0)
+    phase_groups.close_at_exit(0)
     assert scatter.nccl.aborted

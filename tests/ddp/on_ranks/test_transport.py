@@ -344,7 +344,7 @@ def test_children_keep_what_another_thread_has_opened_meanwhile(where, rank, siz
     # Of all connections none. A socket that listens may stay: no connection says whose it is, and it keeps none alive.
     assert forked(lambda: len(descriptors() & ours) <= here and foreign <= descriptors())
     dist.barrier()  # a rank that leaves ends the others' connections
-    made._leave()  # which shuts down what is the group's
+    made._close_groups()  # which shuts down what is the group's
     for one, other in zip(theirs[1::3], theirs[2::3], strict=True):
         one.send(b"x")
         assert other.recv(1) == b"x"
