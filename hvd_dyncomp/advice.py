@@ -7,9 +7,9 @@ import logging
 logger = logging.getLogger(__name__)
 
 ANOTHER_OPTIMIZER = (
-    "a DynamicQuantizer works for one optimizer, and this one has another optimizer already; make one DynamicQuantizer "
-    "per optimizer (they may share a controller). To replace the other optimizer, delete it and call gc.collect(): "
-    "while it exists, Horovod reduces its gradients"
+    "a DynamicQuantizer serves one optimizer, and this quantizer already serves another one; create one "
+    "DynamicQuantizer per optimizer (they may share a controller). To replace the other optimizer, delete it and call "
+    "gc.collect(): as long as it exists, Horovod reduces its gradients"
 )
 
 IN_FLIGHT = (
@@ -29,13 +29,14 @@ INFERENCE = (
 )
 
 FORGOTTEN = (
-    "Horovod has forgotten the gradients of a step that has begun: optimizer.load_state_dict() was called between "
-    "backward and step. Call it before backward or after step"
+    "Horovod has lost the gradients of a step in progress, because optimizer.load_state_dict() was called between "
+    "backward() and optimizer.step(); call load_state_dict() before backward() or after optimizer.step()"
 )
 
 ASSIGNED = (
-    "gradients that no backward pass has made (assigned to .grad, as after torch.autograd.grad or torch.func.grad) "
-    "travel uncompressed, and the optimizer keeps its momentum; call backward() on a loss to compress them"
+    "gradients that were assigned to .grad instead of computed by backward() (as with torch.autograd.grad or "
+    "torch.func.grad) are sent uncompressed, and less_momentum does not reduce the optimizer's momentum; call "
+    "backward() on a loss to compress them"
 )
 
 REDUCED_AGAIN = (
@@ -51,24 +52,24 @@ OVERWRITTEN = (
 )
 
 THROWN_AWAY = (
-    "gradients were synchronized, and backward has run again without optimizer.step(): if they were thrown away (a "
-    "skipped step, a GAN's other network), what the level left of them in the residuals arrives with later gradients. "
-    "Call quantizer.discard() before zero_grad(), or do not exchange them (docs/training.md)"
+    "gradients were synchronized, and backward has run again without optimizer.step(). If those gradients were thrown "
+    "away (a skipped step, a GAN's other network), their residuals will be added to later gradients: call "
+    "quantizer.discard() before zero_grad(), or do not exchange such gradients (docs/training.md)"
 )
 
 REWOUND = (
-    "the loaded state is of epoch {}, but its controller is in epoch {}: load the controller's state, too "
-    "(controller.load_state_dict), or levels begin anew"
+    "the loaded quantizer state is from epoch {}, but the controller is in epoch {}: also load the controller's state "
+    "with controller.load_state_dict; otherwise the levels start again from that earlier epoch"
 )
 
 SPARSE = (
-    "gradients of {0} are sparse: Horovod reduces them as they are, and zeros travel compressed beside them; leave it "
-    "out: DynamicQuantizer(..., skip=lambda name, parameter: name == {0!r})"
+    "gradients of {0} are sparse: Horovod reduces them as they are, and the quantizer also sends compressed zeros for "
+    "them; skip this parameter: DynamicQuantizer(..., skip=lambda name, parameter: name == {0!r})"
 )
 
 COPIES = (
-    "no optimizer that less_momentum has made steps the parameters whose gradients are compressed, so they keep "
-    "all momentum: give it the model's own parameters, not copies of them"
+    "no optimizer that was passed to less_momentum updates the compressed parameters, so they keep their full "
+    "momentum: give that optimizer the model's own parameters, not copies of them"
 )
 
 

@@ -38,19 +38,19 @@ COMPRESS = Call(
     "compress",
     "cannot compress its model",
     "compress different models",
-    "compress models in the same order on every rank (from a list, not from a set), and load checkpoints on every "
-    "rank, or before DistributedDataParallel(...), which broadcasts the values of rank 0",
-    "a model is compressed whose parameters are those of a compressed one in names, shapes and values, so whether all "
-    "ranks compress the two in the same order cannot be checked: compress them from a list, not from a set",
+    "compress models in the same order on every rank (iterate over a list, not over a set), and load checkpoints on "
+    "every rank, or before DistributedDataParallel(...), which broadcasts the values of rank 0",
+    "this model's parameters have the same names, shapes and values as those of a model that is already compressed, so "
+    "the ranks cannot check that they compress the two models in the same order: iterate over a list, not over a set",
 )
 AVERAGER = Call(
     "averager",
     "cannot make its Averager",
     "make different Averagers",
-    "make Averagers in the same order on every rank (from a list, not from a set), of parameters with the same values; "
-    "if values are to differ between ranks, pass Controller(..., check_replicas=False)",
-    "an Averager is made whose parameters are those of another one in names, shapes and values, so whether all ranks "
-    "make the two in the same order cannot be checked: make them from a list, not from a set",
+    "create Averagers in the same order on every rank (iterate over a list, not over a set), for parameters with the "
+    "same values; if the values are meant to differ between ranks, pass Controller(..., check_replicas=False)",
+    "this Averager's parameters have the same names, shapes and values as those of another Averager, so the ranks "
+    "cannot check that they create the two in the same order: iterate over a list, not over a set",
 )
 
 
@@ -118,9 +118,9 @@ def _difference(ours: list[Any], theirs: list[Any], rank: int) -> str:
     """The first difference between rank 0's model and that of another rank, in words."""
     number = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
     if number is None:
-        return f"rank 0's has {len(ours)} parameters, rank {rank}'s has {len(theirs)}"
+        return f"{len(ours)} parameters on rank 0, {len(theirs)} on rank {rank}"
     (name, *kind, _), (other, *others, _) = ours[number], theirs[number]
     if (name, kind) == (other, others):
-        return f"parameter {name} has other values on rank {rank} than on rank 0"
-    one, two = (f"{name} with {shape} values of {dtype}" for name, shape, dtype, _ in (ours[number], theirs[number]))
-    return f"where rank 0's has parameter {one}, rank {rank}'s has {two}"
+        return f"parameter {name} has different values on rank 0 and on rank {rank}"
+    one, two = (f"{name} ({dtype}, shape {shape})" for name, shape, dtype, _ in (ours[number], theirs[number]))
+    return f"parameter number {number} is {one} on rank 0, but {two} on rank {rank}"

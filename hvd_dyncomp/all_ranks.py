@@ -22,21 +22,21 @@ LATE = "every rank must call it; use 'if {} == 0:' only for code that writes the
 
 
 class AllRanks:
-    """The state of a quantizer on all ranks, and its controller's, for checkpoints that have one file.
+    """The states of a quantizer on all ranks and the state of its controller, for checkpoints with a single file.
 
         accelerator.register_for_checkpointing(AllRanks(quantizer))
 
     Each rank has residuals of its own, so the state of one rank is not enough to resume.
 
-    A state takes 2 bytes per value and rank in the file and on every rank, and there up to twice that while it is made.
-    For large models on many ranks save one `quantizer.state_dict()` per rank.
+    A state takes 2 bytes per value and rank, in the file and in the memory of every rank, and up to twice as much
+    memory while it is created. For large models on many ranks, save one `quantizer.state_dict()` per rank instead.
 
     Args:
-        quantizer: a `DynamicQuantizer`, an `Averager`, or what `compress` has returned. If its optimizer has a Horovod
-            process set, attach it before you load a state.
+        quantizer: a `DynamicQuantizer`, an `Averager`, or what `compress` has returned. If the optimizer has a Horovod
+            process set, call `quantizer.attach(optimizer)` before you load a state.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: `quantizer` is something else.
 
     Examples:
         >>> from hvd_dyncomp import Averager
@@ -91,14 +91,15 @@ class AllRanks:
         return {"ranks": list(mine.split(lengths)), "controller": self.quantizer.controller.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over this rank's part of a state, and the controller's. Every rank calls it, with the same state.
+        """Load this rank's part of a state, and the controller's state. Every rank calls it, with the same state.
 
-        With the same ranks, a run then continues bit for bit. With another number of ranks, each takes over an equal
-        part of the sum of all residuals, so that they still arrive once. What fits no rank is dropped, and a warning
-        says so (FSDP: where models are sharded among another number of ranks).
+        With the same number of ranks, a run then continues bit for bit. With another number, each rank gets an equal
+        part of the sum of all residuals, so that each residual is still delivered once. With FSDP, if models are now
+        sharded among another number of ranks, the residuals are dropped, and rank 0 logs a warning.
 
         Raises:
-            ValueError: it does not come from `AllRanks.state_dict()`, or is of another model; nothing has changed.
+            ValueError: `state` does not come from `AllRanks.state_dict()`, or is that of another model; nothing has
+                changed.
             RuntimeError: as the quantizer's `load_state_dict`.
         """
         with comes_from("AllRanks.state_dict()", state):
@@ -122,8 +123,8 @@ class AllRanks:
         residuals = residual_state.merged(fitting, sharers)
         if residuals is None and everyone.rank == 0:
             logger.warning(
-                "AllRanks: the state is of %d ranks with other shards of the parameters than those of the %d ranks "
-                "now; residuals are dropped, and begin at zero",
+                "AllRanks: the state was saved on %d ranks, whose shards of the parameters differ from those of the %d "
+                "ranks now; the saved residuals are dropped, and residuals start at zero",
                 len(packed),
                 everyone.size,
             )

@@ -35,30 +35,32 @@ from hvd_dyncomp.transport.base import Transport
 # From so many bits on, a mean may replace what it is of: the error of one is small.
 _BITS_OF_VALUES = 8
 PARAMETERS = (
-    "tensors must not be the parameters themselves, as {} is, at less than 8 bits: what a mean lacks arrives with "
-    "later ones, which is right for what is added up, and not for what a mean replaces. Average what each parameter "
-    "has changed since the latest mean: change = parameter - before; averager.mean_([change, ...]); parameter = before "
-    "+ change, which is the next before"
+    "tensors must not be the parameters themselves, as {} is, at less than 8 bits: the error of each mean is corrected "
+    "in later means, which is right for values that are added up, but not for values that a mean replaces. Average the "
+    "change of each parameter since the latest mean instead: change = parameter - before; averager.mean_([change, "
+    "...]); parameter = before + change; then keep a copy of parameter as the next before"
 )
 
 
 class Averager(Session):
     """Average tensors over all ranks, compressed to the controller's number of bits, with error feedback.
 
-    It serves training loops that no hook serves. The tensors are gradients, or any others of the parameters' shapes,
-    such as what parameters have changed since the last average.
+    Use it in training loops for which there is no hook. The tensors are gradients, or any other tensors of the
+    parameters' shapes, such as the changes of the parameters since the last average.
 
     Args:
-        named_parameters: (name, parameter) pairs, the same on all ranks: names in `state_dict`, and the shapes, devices
-            and order of the tensors. Those of complex parameters travel uncompressed.
-        controller: gives the number of bits; default: constantly 4. A policy or a level makes a new controller.
+        named_parameters: (name, parameter) pairs, the same on all ranks. They define the names in `state_dict`, and the
+            shapes, devices and order of the tensors. Tensors of complex parameters are sent uncompressed.
+        controller: gives the number of bits; default: a constant level of 4 bits. For a policy or a level, a new
+            controller is created.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
             bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
 
-    Making one is collective and blocks: do it on every rank, and several in the same order. The ranks compare names,
-    shapes and, unless the controller has `check_replicas=False`, the parameters' values.
+    Creating an `Averager` is collective and blocks. Create it on every rank, and create several of them in the same
+    order. The ranks compare the parameters' names and shapes and, unless the controller has `check_replicas=False`,
+    their values.
 
     Attributes:
         controller: see above.
@@ -142,19 +144,20 @@ class Averager(Session):
     def mean_(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Replace every tensor by its mean over all ranks. Collective; blocks; one step of the meter.
 
-        Average what is added up: gradients, or what parameters have changed since the latest mean. What a mean lacks
-        arrives with later ones, in the sum. So below 8 bits do not average what a mean replaces: parameters, which are
-        refused, and exponential moving averages, batch norm's statistics, an optimizer's moments; average their
-        changes, or use an `Averager` of 8 bits or more.
+        Average tensors that are added up: gradients, or changes of parameters since the latest mean. The error of one
+        mean is corrected in later means, so that the sum of the means is right. Therefore, below 8 bits, do not
+        average tensors that the mean replaces: parameters (which raise a ValueError), exponential moving averages,
+        batch norm's statistics, an optimizer's moments. Average their changes, or use an `Averager` of 8 bits or more.
 
         Args:
-            tensors: one for each parameter, in order: of its shape, on its device, of any floating dtype (complex for
-                complex parameters), the same on all ranks, and any strides. None for a parameter that has none in this
-                step on any rank, such as a frozen one's gradient; a rank without a batch gives zeros.
+            tensors: one tensor for each parameter, in order, with the parameter's shape and device. Its dtype may be
+                any floating dtype (complex for complex parameters) that is the same on all ranks; its strides may be
+                any. Pass None for a parameter for which no rank has a tensor in this step, such as a frozen one; a rank
+                without a batch passes zeros.
 
         Raises:
-            TypeError, ValueError: `tensors` does not fit, or has a parameter itself at less than 8 bits; no tensor has
-                changed. The other ranks raise a LockstepError.
+            TypeError, ValueError: `tensors` does not match the parameters, or contains a parameter itself at less than
+                8 bits; no tensor has changed. The other ranks raise a LockstepError.
             LockstepError: the ranks differ in parameters, settings, level or step, in dtypes, or in which tensors are
                 None; or another rank has an error. On all ranks.
             RuntimeError: an error has ended an earlier step.

@@ -27,8 +27,9 @@ LATE = (
     "num_samples=0 if it does not validate; use 'if {} == 0:' only for code that prints or saves"
 )
 IDLE = (
-    "no gradient came in epoch %d to what has this controller's level: was another model wrapped, or another optimizer "
-    "made, later, was compression= left out, or was step called before training, or twice after one epoch?"
+    "no quantizer of this controller exchanged gradients in epoch %d. Possible causes: another model was wrapped or "
+    "another optimizer was created later, compression= was left out, or controller.step was called before training or "
+    "twice after one epoch"
 )
 
 
@@ -40,15 +41,15 @@ class Controller:
     controller must see the metrics before the learning rate reacts to them.
 
     Args:
-        policy: decides the levels; default `StepFunction()`, which needs an accuracy in every `step`. A level, such as
-            4 or 0.25, stands for `Static` of it, which needs no metrics. The same on all ranks.
+        policy: decides the levels; default `StepFunction()`, which needs an accuracy in every `step`. A level such as 4
+            or 0.25 stands for `Static(level)`, which needs no metrics. The policy must be the same on all ranks.
         on_error: what happens when the policy fails on rank 0: "raise" the same `ControllerError` on every rank, or
             "hold" the level with a warning.
         nan_patience: epochs with non-finite metrics hold the level. After this many in a row nothing is compressed (32
             bits) until the metrics are finite again.
-        check_replicas: whether `step` also checks that all ranks hold the same parameters, bit for bit. It reads them
-            once (46 ms for 25.6 million float32 values, on one core). Switch it off if ranks are to differ at the end
-            of an epoch. The same on all ranks.
+        check_replicas: whether `step` also checks that all ranks hold the same parameters, bit for bit. The check reads
+            every parameter once (46 ms for 25.6 million float32 values, on one core). Pass False, on all ranks, if the
+            ranks are meant to differ at the end of an epoch.
         transport: connects the ranks that call `step`. Default, decided at the first use: Horovod, all ranks, if it is
             initialized, or else torch's default process group; none if there is one process.
 
@@ -179,7 +180,7 @@ class Controller:
     def _check_reports(self, reports: list[dict[str, Any]]) -> None:
         for rank, report in enumerate(reports):
             if "error" in report:
-                raise ControllerError(f"rank {rank} called Controller.step with {report['error']}")
+                raise ControllerError(f"Controller.step failed on rank {rank}: {report['error']}")
         # "history" too: if only some ranks had seen an epoch before, only they would return early.
         for what in ("epoch", "history", "metrics"):
             seen = [sorted(r["metrics"]) if what == "metrics" else r[what] for r in reports]
@@ -262,8 +263,8 @@ class Controller:
         return {"bits": self._bits, "history": [asdict(record) for record in self.history], "config": config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the history and the level. The configuration stays; a warning names each difference in it, and the
-        level becomes what this policy makes of the history.
+        """Load the history and the level. This controller keeps its own configuration, and a warning names each
+        difference from the saved one. If the policies differ, this policy decides the level from the loaded history.
 
         Raises:
             ValueError: `state` does not come from `Controller.state_dict()`; nothing has changed.
@@ -294,7 +295,7 @@ class Controller:
             decided = _checked("the policy's decision", self.policy.decide([each for each in history if each.usable]))
         except Exception as error:  # noqa: BLE001  # other metrics: the next epoch's may have what it wants
             logger.warning(
-                "Controller: this policy cannot use the loaded history (%s); the level stays, so call step",
+                "Controller: this policy cannot use the loaded history (%s); the saved level stays until the next step",
                 shown(error),
             )
             return bits

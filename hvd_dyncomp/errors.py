@@ -11,7 +11,7 @@ class ControllerError(RuntimeError):
 class LockstepError(RuntimeError):
     """The ranks differ in something that must be the same on all of them, or another rank gave up; the message says so.
 
-    Raised on every rank in the same call, but on a rank with an error of its own, which raises that.
+    Raised on every rank in the same call, except on a rank that has an error of its own, which raises its own error.
     """
 
 

@@ -34,8 +34,9 @@ class Traffic:
         nonfinite_blocks: groups of values that share a scale (128, or below one bit `block_size`) in which some rank
             had a NaN or an infinity; over all steps.
         steps: number of steps.
-        seconds: time in `compress` and `decompress`, with the wait for what they send (the wait for the handshake
-            comes before, in `synchronize`, and does not count), in DDP's hook and its wait, or in `Averager.mean_`.
+        seconds: time spent in the exchange. With Horovod: time in `compress` and `decompress`, including the wait for
+            their messages, but not the wait for the handshake, which is in `synchronize`. With DDP: time in the
+            communication hook and its wait. With an `Averager`: time in `mean_`.
         leaving_bytes: the part of compressed and uncompressed bytes that left the host.
         float32_leaving_bytes: the part of `float32_bytes` that would have left the host.
 

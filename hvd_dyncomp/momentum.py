@@ -37,27 +37,27 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
 def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """Make an optimizer step with less momentum when the gradients came at 2 bits or less.
+    """Make an optimizer use less momentum in steps whose gradients were sent at 2 bits or less.
 
         optimizer = less_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
-    At few bits a part of a large value is delivered in later steps, which makes training with much momentum unstable.
-    So momentum is at most 0.7 at 2 bits, 0.3 at 1 bit, and none below:
+    At few bits, a part of a large value is delivered in later steps, which makes training with high momentum unstable.
+    So momentum is limited to 0.7 at 2 bits and to 0.3 at 1 bit, and is zero below 1 bit:
 
-    - SGD of momentum m and dampening d has what is left, l, in its place, and a gradient adds (1 - l) / (1 - m) times
-      as much to the momentum: on average the same progress, also where the level changes. With nothing left it steps
-      by (1 - d) / (1 - m) times its learning rate.
-    - Adam and AdamW step with it as their first beta.
-    - Small and skipped tensors keep their momentum: nothing of them waits in residuals.
+    - SGD with a momentum m above the limit l uses l in place of m, and a gradient adds (1 - l) / (1 - m) times as much
+      to the momentum buffer. So the average progress stays the same, also when the level changes. With l = 0 and
+      dampening d, SGD steps without momentum, at (1 - d) / (1 - m) times its learning rate.
+    - Adam and AdamW use l as their first beta, if it is smaller.
+    - Small and skipped tensors keep their full momentum, because no part of them is delivered late.
 
-    The level at which a step's own gradients came decides. What compresses them knows the optimizer by its parameters.
-    At more bits, or without error feedback or compression, every tensor keeps its momentum. Where there was none, it
-    starts at zero. Call this on every rank or on none. `param_groups` stay the user's, and so does all that schedulers,
-    hooks, checkpoints and gradient scalers see.
+    The level of a step's own gradients decides. The quantizer finds the optimizer by its parameters. At more bits, or
+    without error feedback or compression, every tensor keeps its full momentum. After steps without momentum, the
+    momentum starts again at zero. Call this function on every rank or on none. `param_groups` keep the user's values,
+    so schedulers, hooks, checkpoints and gradient scalers see no difference.
 
-    A single large gradient then does more harm than with all momentum. If training has such spikes, clip gradients.
+    With less momentum, a single large gradient does more harm. If training has such spikes, clip gradients.
 
     Args:
         optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them; also

@@ -25,10 +25,10 @@ Models = Callable[[], Mapping[str, Named]]  # by label
 
 _PART = 2**23  # values that are copied at a time: of a GPU, or where there are NaNs
 _CAUSES = (
-    "Usual causes: gradients that are not exchanged (all forwards in no_sync; a module unfrozen or added, or "
-    "load_state_dict(assign=True), after the model was wrapped), steps on gradients before they are means (LBFGS, "
-    "hooks that step), ranks that began with other parameters. If ranks are to differ, pass "
-    "Controller(..., check_replicas=False)"
+    "Usual causes: gradients were not exchanged (every forward pass ran in no_sync; or, after the model was wrapped, a "
+    "module was unfrozen or added, or load_state_dict(assign=True) was called); the optimizer stepped before gradients "
+    "were averaged (LBFGS, hooks that step); the ranks started with different parameters. If the ranks are meant to "
+    "differ, pass Controller(..., check_replicas=False)"
 )
 
 

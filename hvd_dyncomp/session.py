@@ -41,8 +41,8 @@ from hvd_dyncomp.transport.base import EVERY_RANK, One, Transport
 logger = logging.getLogger(__name__)
 
 ANOTHER_THREAD = (
-    "{} must be called between steps, but another thread has begun one, or has loaded a state, meanwhile: call it in "
-    "the thread that trains, or while that waits"
+    "{} must be called between steps, but meanwhile another thread has begun a step or loaded a state: call it in the "
+    "training thread, or while the training thread waits"
 )
 
 
@@ -166,16 +166,17 @@ class Session:
         return list(self._source.trained())
 
     def relative_errors(self) -> dict[str, float]:
-        """Estimated error of the latest step's means, relative to their norms, by parameter's name.
+        """Return, by parameter name, the estimated error of the latest averaged gradient relative to its norm.
 
-        Parameters of fewer than `min_numel` values count together, all of a bucket under the name of the first.
-        Call it when the means are there, before they are clipped, unscaled or zeroed. It waits for the device, and for
-        no rank.
+        Parameters with fewer than `min_numel` values are counted together: all of a bucket under the name of the first.
+        Call it after the gradients have been averaged, and before they are clipped, unscaled or zeroed. It waits for
+        the device, but not for other ranks.
 
-        The estimate takes this rank's residuals, as if all ranks had as much, independently. (With more than two ranks
-        to reduce among, the second quantization adds about as much again.) Below one bit a residual waits for many
-        steps, and may be larger than the mean. Left out are tensors without a gradient, and tensors that another worker
-        of this host quantizes; without error feedback, all tensors.
+        The estimate is computed from this rank's residuals, as if the residuals of all ranks were equally large and
+        independent. (If more than two ranks reduce together, the second quantization adds about the same error again.)
+        Below one bit, a value stays in the residual for many steps, so the residual may be larger than the averaged
+        gradient. Tensors without a gradient and tensors that another worker of this host quantizes are left out;
+        without error feedback, the result is empty.
         """
         plan = self._plan
         if plan is None:
@@ -195,7 +196,8 @@ class Session:
     def check_replicas(self) -> None:
         """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
 
-        `Controller.step` does it, too: this is for programs that do not call it, or whose optimizer has a process set.
+        `Controller.step` makes the same check. Call this method in programs that do not call `Controller.step`, or
+        whose optimizer has a process set.
 
         Raises:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
@@ -205,28 +207,29 @@ class Session:
             replicas.compare(self._ours, lambda: {"": self.trained()}, name, late)
 
     def discard(self) -> None:
-        """Make the residuals what they were before the latest step, whose gradients the program throws away.
+        """Restore the residuals from before the latest step, because the program discards the gradients of that step.
 
-        Otherwise a part of them arrives with later gradients, and what they delivered of earlier ones is lost. Call it
-        on every rank, in the thread that trains, when the means are there and instead of `optimizer.step()`. A second
-        call has no effect. FSDP2's quantizer cannot discard a step, because it has no `discardable`.
+        Without this call, the residuals of the discarded gradients would be added to later gradients, and the earlier
+        residuals that the discarded gradients contain would be lost. Call it on every rank, in the training thread,
+        after the gradients have been averaged and instead of `optimizer.step()`. A second call has no effect. FSDP2's
+        quantizer cannot discard a step, because it has no `discardable`.
 
         Raises:
             RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed. Or another thread
-                has begun a step meanwhile; residuals may then be partly those of that step.
+                has begun a step during the call; some residuals may then be those of that step.
         """
         with self._between_steps("discard"):
             if self._plan is not None:
                 self._plan.discard()
 
     def drop_residuals(self) -> None:
-        """Drop all residuals: for a run that begins anew, such as another fold of a cross-validation.
+        """Set all residuals to zero, for a training run that starts anew, such as another fold of a cross-validation.
 
-        Call it on every rank, between steps, in the thread that trains.
+        Call it on every rank, between steps, in the training thread.
 
         Raises:
-            RuntimeError: gradients are in flight; nothing has changed. Or another thread has begun a step meanwhile;
-                residuals may then be partly those of that step.
+            RuntimeError: gradients are in flight; nothing has changed. Or another thread has begun a step during the
+                call; some residuals may then be those of that step.
         """
         with self._between_steps("drop_residuals"):
             self._saved = None
@@ -234,25 +237,28 @@ class Session:
                 bucket.residuals.drop()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals by parameter name, the step count and the meter. Save one per rank, between steps.
+        """Return this rank's residuals by parameter name, the step count and the meter. Save one state per rank.
 
-        It holds only tensors, numbers, strings, lists and dicts. Call it in the thread that trains, or while that
-        waits.
+        The state holds only tensors, numbers, strings, lists and dicts. Call this method between steps, in the training
+        thread or while the training thread waits.
 
         Raises:
-            RuntimeError: gradients are in flight, or another thread has begun a step meanwhile.
+            RuntimeError: gradients are in flight, or another thread has begun a step during the call.
         """
         with self._between_steps("state_dict"):
             if self._failure:
-                logger.warning("this state has the residuals of a step that was left: %s", self._failure)
+                logger.warning(
+                    "this state has the residuals of an interrupted step; resume from an earlier state instead: %s",
+                    self._failure,
+                )
             # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
             return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state of the same rank of a run with the same parameters.
+        """Load a state that the same rank has saved, in a run with the same parameters.
 
-        You may call it before the first gradient. What concerns parameters is then checked at the first gradient. Call
-        it between steps, in the thread that trains.
+        Call it between steps, in the training thread. If you call it before the first gradient, the parameters in the
+        state are checked only at the first gradient.
 
         Raises:
             ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
@@ -423,11 +429,11 @@ class Session:
         name = "a step" if step is None else f"step {step.number}"
         cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self._failure = self._failure or (
-            f"{name} was left in the middle by {cause}. Gradients and residuals may be half done: start all ranks "
-            "again from a checkpoint"
+            f"{name} was interrupted by {cause}. Gradients and residuals may be only partly updated: restart all ranks "
+            "from a checkpoint"
         )
         if step is not None:
             step.abandon()
         if step is None or not step.refused:
             transport = self._transport if self._plan is None else self._plan.transport
-            transport.abort(f"rank {transport.rank} has left {name}: {cause}")
+            transport.abort(f"rank {transport.rank} aborted {name}: {cause}")

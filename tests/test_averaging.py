@@ -240,7 +240,7 @@ def test_none_on_some_ranks_is_an_error_in_words_on_all(ranks, hosts, bits):
         with pytest.raises(LockstepError) as error:
             each.mean_(given)
         assert equal(tensors, gradients(transport.rank, 1))
-        with pytest.raises(RuntimeError, match="step 1 was left in the middle by LockstepError"):
+        with pytest.raises(RuntimeError, match="step 1 was interrupted by LockstepError"):
             each.mean_(tensors)
         return str(error.value)
 
@@ -277,8 +277,8 @@ def test_parameters_of_other_dtypes_on_some_ranks_are_an_error_on_all(ranks, hos
         return str(error.value)
 
     (text,) = set(World(ranks, hosts=hosts).run(program))
-    other = "rank 1's has weight with [2000] values of torch.bfloat16"
-    assert f"where rank 0's has parameter weight with [2000] values of torch.float16, {other}" in text
+    other = "weight (torch.bfloat16, shape [2000]) on rank 1"
+    assert f"is weight (torch.float16, shape [2000]) on rank 0, but {other}" in text
 
 
 WRONG = {
@@ -338,7 +338,7 @@ def test_a_rank_whose_tensors_do_not_fit_says_so_to_all(ranks, hosts, bits, wron
         with pytest.raises(kind if wrong_here else LockstepError) as error:
             each.mean_(spoil(tensors) if wrong_here else tensors)
         assert equal(tensors, gradients(transport.rank, 1))
-        with pytest.raises(RuntimeError, match="left in the middle by " + error.type.__name__):
+        with pytest.raises(RuntimeError, match="interrupted by " + error.type.__name__):
             each.mean_(tensors)
         assert equal(tensors, gradients(transport.rank, 1))
         return str(error.value)
@@ -418,7 +418,7 @@ def test_inference_mode_is_refused_in_words(ranks, hosts, where):
         assert equal(tensors, gradients(transport.rank, 0))
         if where == "all":  # nothing was begun on any rank
             return stepped(each, transport.rank, 0)
-        with pytest.raises(RuntimeError, match="left in the middle by"):
+        with pytest.raises(RuntimeError, match="interrupted by"):
             each.mean_(tensors)
         return tensors[:0]
 
@@ -500,7 +500,7 @@ def test_a_call_between_steps_in_which_another_thread_begins_one(call, monkeypat
     monkeypatch.setattr(residual_state, "export", meanwhile)
     monkeypatch.setattr(bucket.residuals, "drop", meanwhile)
     monkeypatch.setattr(each._plan, "discard", meanwhile)
-    with pytest.raises(InFlight, match=f"^{call} must be called between steps, but another thread has begun one"):
+    with pytest.raises(InFlight, match=f"^{call} must be called between steps, but meanwhile another thread has begun"):
         getattr(each, call)()
     monkeypatch.undo()
     getattr(each, call)()

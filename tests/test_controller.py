@@ -75,7 +75,7 @@ def test_another_policy_takes_over_when_a_state_is_loaded(caplog):
     assert fresh.bits == 32
     accuracy = Controller(StepFunction())  # which this history does not have
     accuracy.load_state_dict(saved)
-    assert accuracy.bits == 4 and "the level stays" in caplog.text
+    assert accuracy.bits == 4 and "the saved level stays" in caplog.text
 
 
 def test_nan_holds_then_releases_until_metrics_are_finite(caplog):

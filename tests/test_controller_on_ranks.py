@@ -83,10 +83,10 @@ def test_what_one_rank_does_wrong_is_an_error_on_all_and_leaves_nothing_behind(c
     first, *others = World(3, choices).run(program)
     assert others == [first] * 2
     expected = [
-        "ControllerError: rank 1 called Controller.step with ValueError",
+        "ControllerError: Controller.step failed on rank 1: ValueError",
         "LockstepError: Controller.step: rank 0 has metrics ['a'], rank 1 has metrics ['b']",
         "LockstepError: Controller.step: rank 0 has epoch 0, rank 1 has epoch 7",
-        "ControllerError: rank 1 called Controller.step with ValueError: num_samples",
+        "ControllerError: Controller.step failed on rank 1: ValueError: num_samples",
         "ControllerError: the policy failed on rank 0 after epoch 0: KeyError",
         "LockstepError: after Controller.step rank 0 has bits 2, rank 1 has 8",
     ]
@@ -178,7 +178,7 @@ def test_that_no_gradient_came_is_said_if_none_came_on_any_rank(training, caplog
         controller.step({})
 
     World(2).run(program)
-    assert ["no gradient came in epoch 0" in said for said in warnings(caplog)] == [True] * (not training)
+    assert ["exchanged gradients in epoch 0" in said for said in warnings(caplog)] == [True] * (not training)
 
 
 def test_a_policy_may_write_into_what_it_gets():

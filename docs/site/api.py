@@ -17,7 +17,7 @@ HEAD = """# API
 `make docs` writes this page from the docstrings. Names that are not here may change without notice."""
 COMMON = "What every quantizer has"
 INTRODUCTIONS = {
-    COMMON: "`DynamicQuantizer`, `ddp.Quantizer`, `fsdp.Quantizer` and `Averager` all have what follows.",
+    COMMON: "`DynamicQuantizer`, `ddp.Quantizer`, `fsdp.Quantizer` and `Averager` all have these members, too.",
 }
 SECTIONS = {
     "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "less_momentum", "AllRanks"],

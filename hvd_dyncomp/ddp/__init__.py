@@ -30,15 +30,15 @@ __all__ = ["Quantizer", "compress", "transport"]
 def compress(model: nn.Module, controller: Controller | Policy | float | None = None, **arguments: Any) -> Session:
     """Compress the gradients of a model. Collective: call it on every rank, before the first backward pass.
 
-    Several models: in the same order on every rank. Their parameters must have the same values on all ranks, as after
-    `DistributedDataParallel(...)`. The model is as before if an error is raised.
+    Compress several models in the same order on every rank. The parameters must have the same values on all ranks, as
+    they have after `DistributedDataParallel(...)`. If an error is raised, the model is unchanged.
 
     Args:
-        model: a `DistributedDataParallel`, also inside what torch.compile or Lightning Fabric has made of it; without a
-            communication hook, and not compressed before. With a smaller `bucket_cap_mb` gradients are sent earlier; 8
-            is the size of the quantizer's own buckets. Any model if there is only one process.
-        controller: gives the number of bits; default: constantly 4. A policy or a level makes a controller over the
-            model's process group.
+        model: a `DistributedDataParallel`, which torch.compile or Lightning Fabric may have wrapped. It must have no
+            communication hook, and must not be compressed already. With a smaller `bucket_cap_mb`, gradients are sent
+            earlier; 8 is the size of the quantizer's own buckets. With only one process, any module is accepted.
+        controller: gives the number of bits; default: a constant level of 4 bits. For a policy or a level, `compress`
+            creates a controller over the model's process group.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
             fp16_skipped, bucket_bytes, auto_level, hierarchical, discardable, warmup_steps, warmup_bits.
 

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 _NAMES = ("_comm_hooks", "_get_ddp_logging_data", "_use_python_reducer", "mixed_precision", "parameters_to_ignore")
 _PASSES = 100  # without an exchange, from the first one on, before a warning
 NEVER_SYNCED = (
-    "the first %d backward passes of a compressed model have exchanged nothing, so compress has no effect: all ran in "
-    "model.no_sync() or with require_backward_grad_sync=False, as within Accelerate's LocalSGD. Run the last pass "
-    "before each optimizer.step() outside of it; for local steps average what parameters have changed, by an "
-    "hvd_dyncomp.Averager (docs/averager.md). All is well if as many passes accumulate one step's gradients"
+    "the first %d backward passes of a compressed model have exchanged nothing, so compress has no effect: all of them "
+    "ran in model.no_sync() or with require_backward_grad_sync=False, as within Accelerate's LocalSGD. Run the last "
+    "pass before each optimizer.step() outside of no_sync; for local steps, average the changes of the parameters with "
+    "an hvd_dyncomp.Averager (docs/averager.md). Ignore this warning if one step accumulates gradients over more passes"
 )
 HOOKED = (
     "the model has a communication hook already; compress a model once, and register no hook of another kind "

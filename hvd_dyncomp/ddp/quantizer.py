@@ -38,11 +38,12 @@ class Quantizer(Session):
         bits: level of the next step, as in `DynamicQuantizer`.
         meter: the `Meter` of the bytes that this rank has sent. It does not count sparse gradients.
 
-    Raises, from `loss.backward()` on every rank:
-        LockstepError: the ranks differ in parameters, settings, level or step.
-        ConnectionError: another rank has ended.
-        TimeoutError: another rank does not answer in time.
-        RuntimeError: an error has ended an earlier step.
+    `loss.backward()` raises, on every rank:
+
+    - `LockstepError`: the ranks differ in parameters, settings, level or step.
+    - `ConnectionError`: another rank has ended.
+    - `TimeoutError`: another rank does not answer in time.
+    - `RuntimeError`: an error has ended an earlier step.
     """
 
     called = "a quantizer of hvd_dyncomp.ddp"

@@ -99,7 +99,7 @@ def _disagreement(everyone: list[dict[str, Any]], elastic: str) -> str:
         difference = _difference(everyone[0], theirs, rank, elastic)
         if difference:
             return f"the ranks' quantizers differ: {difference}"
-    return "the ranks' quantizers differ, but no difference was found"
+    return "the ranks' quantizers differ, but no difference was found; please report this as a bug of hvd_dyncomp"
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic: str) -> str:

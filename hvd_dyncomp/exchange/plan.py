@@ -173,8 +173,8 @@ class Plan:
         for rank, greeting in enumerate(greetings):
             if greeting.topology not in (0, number):
                 raise LockstepError(
-                    f"rank {rank} has trained with workers on other hosts than now: the ranks of each host are "
-                    f"{list(map(list, topology.hosts))} (elastic training: pass the quantizer to "
+                    f"rank {rank} has trained with a different placement of ranks on hosts; the ranks of each host are "
+                    f"now {list(map(list, topology.hosts))} (with elastic training, pass the quantizer to "
                     "hvd.elastic.TorchState)"
                 )
         if self.topology_checksum:
@@ -223,8 +223,8 @@ class Plan:
             logger.info("%d hosts of %d workers: hierarchical exchange", len(hosts), len(hosts[0]))
         elif self.settings.hierarchical is None and self.topology.uneven:
             logger.warning(
-                "gradients are exchanged among all workers at once, so more leaves a host than the level says: hosts "
-                "have different numbers of workers: %s; give all hosts equally many",
+                "hosts have different numbers of workers (%s), so gradients are exchanged among all workers at once, "
+                "and a host sends more bytes to other hosts than the level implies; start equally many on each host",
                 ", ".join(str(len(host)) for host in hosts),
             )
 

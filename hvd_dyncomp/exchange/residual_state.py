@@ -132,7 +132,7 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
     """
     if state["rank"] not in (rank, None) and state["world_size"] > 1:  # alone, nothing waits
         raise ValueError(
-            f"state is that of rank {state['rank']}, loaded on rank {rank}: every rank has its own residuals, "
+            f"state was saved on rank {state['rank']}, but is loaded on rank {rank}: every rank has its own residuals, "
             "so save and load one state_dict per rank"
         )
     saved: Mapping[str, torch.Tensor] = state["residuals"]
@@ -145,7 +145,8 @@ def check(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_size
         if shapes.get(name) != theirs.get(name):
             raise ValueError(
                 f"state has residuals of other parameters: {name} has shape {theirs.get(name)} in the state and "
-                f"{shapes.get(name)} in this optimizer (skip decides which are compressed)"
+                f"{shapes.get(name)} in this model (None: no residual there); use the model and the skip= of the saved "
+                "run, or start without this state"
             )
 
 
@@ -166,8 +167,8 @@ def restore(buckets: list[Bucket], state: Mapping[str, Any], rank: int, world_si
     check(buckets, state, rank, world_size)
     if state["residuals"] and state["world_size"] > world_size and state["rank"] is not None:
         logger.warning(
-            "the state is that of rank %d of %d ranks, and now there are %d: the residuals of the others are lost; "
-            "AllRanks saves those of all ranks",
+            "the state was saved on rank %d of %d ranks, but there are now %d ranks, so the residuals of the ranks "
+            "that no longer exist are lost; to keep the residuals of all ranks, save with AllRanks",
             state["rank"],
             state["world_size"],
             world_size,

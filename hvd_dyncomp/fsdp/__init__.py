@@ -30,14 +30,15 @@ def compress(
 ) -> Quantizer:
     """Average the gradients of a sharded model over its replicas, compressed. Call it on every rank of the job.
 
-    FSDP reduces gradients within each replica, as always. What this rank has of the result, its shard, is then averaged
-    over the ranks that have the same shard.
+    FSDP reduces gradients within each replica, as always. Each rank's shard of the result is then averaged over the
+    ranks that have the same shard.
 
     Args:
-        model: torch's `fully_shard` was applied to it and to its modules, with one mesh: of replicas and shards
-            (HSDP), or of the shards of one replica only. Either axis may have one rank. Not compressed before.
-        controller: gives the number of bits; default: constantly 4. A policy or a level makes a controller among all
-            ranks of the job.
+        model: torch's `fully_shard` was applied to the model and to its submodules, with one mesh: either of replicas
+            and shards (HSDP), or of the shards of one replica only. Either dimension may have size 1. The model must
+            not be compressed already.
+        controller: gives the number of bits; default: a constant level of 4 bits. For a policy or a level, `compress`
+            creates a controller over all ranks of the job.
         replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group. Only
             needed if the model's mesh has shards only.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
@@ -48,6 +49,6 @@ def compress(
         LockstepError: another rank has raised such an error, or replicas differ. On all ranks that have no error of
             their own.
         TimeoutError, ConnectionError: another rank does not call it in time, or has ended.
-        RuntimeError: FSDP2 of this version of torch is not known.
+        RuntimeError: the FSDP2 of this version of torch lacks something that hvd_dyncomp needs.
     """
     return Quantizer(model, controller, replicas, **arguments)

@@ -19,16 +19,16 @@ _STATES = Call("per_rank", "cannot save or load its state", "", "", "")  # only 
 
 
 class PerRank:
-    """The states of a quantizer and its controller for `torch.distributed.checkpoint`, a key for each rank.
+    """The states of a quantizer and its controller for `torch.distributed.checkpoint`, with one key per rank.
 
         dcp.save({"model": model_state, "quantizer": PerRank(quantizer)}, checkpoint_id=folder)
 
-    Each rank has residuals of its own. `dcp` keeps one value for a key, and loads into what the program has already, of
-    the same sizes. So the state of a rank is one value, of bytes, and its key has the rank's number.
+    Each rank has residuals of its own. `dcp` keeps one value per key, and loads values into objects of the same sizes
+    that the program already has. So the state of a rank is a single bytes value, and its key has the rank's number.
 
     Args:
         quantizer: what `fsdp.compress` has returned.
-        ranks: how many ranks have saved what will be loaded, if it is another number than now.
+        ranks: number of ranks that saved the state to be loaded, if it differs from the present number.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value.
@@ -41,9 +41,10 @@ class PerRank:
         self.ranks = None if ranks is None else integer("ranks", ranks, 1)
 
     def state_dict(self) -> dict[str, bytes]:
-        """This rank's state, by its key. Collective: every rank calls it, between steps.
+        """Return this rank's state under its key. Collective: every rank calls it, between steps.
 
-        With `ranks` it has the keys that `dcp.load` is to read, and nothing else: it cannot be saved.
+        If the object was created with `ranks=`, the result has only the keys that `dcp.load` is to read, with empty
+        values. Do not save such a result.
 
         Raises:
             RuntimeError: gradients are in flight, or wait to be averaged.
@@ -54,15 +55,15 @@ class PerRank:
         return {_key(self.quantizer.everyone.rank): self._together(self._packed)}
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
-        """Take over this rank's state, and the controller's. Collective: every rank calls it, between steps.
+        """Load this rank's state, and the controller's state. Collective: every rank calls it, between steps.
 
-        With the ranks that have saved it, a run then continues bit for bit. With another number, given as `ranks`, each
-        takes over an equal part of the sum of all residuals of its shards, as with `AllRanks`; if the shards are others
-        now, residuals begin at zero, and a warning says so.
+        With the same number of ranks, a run then continues bit for bit. With another number, given as `ranks`, each
+        rank gets an equal part of the sum of all residuals of its shard, as with `AllRanks`. If the model is now
+        sharded among another number of ranks, residuals start at zero, and rank 0 logs a warning.
 
         Raises:
-            ValueError: it comes from elsewhere, from another number of ranks or is of another model; nothing has
-                changed on this rank.
+            ValueError: `state` does not come from `PerRank.state_dict()`, was saved by another number of ranks, or is
+                that of another model; nothing has changed on this rank.
             RuntimeError: gradients are in flight, or wait to be averaged, or an error has ended a step.
             LockstepError: another rank has an error. On all ranks that have none of their own.
         """

@@ -27,8 +27,9 @@ from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.torch_distributed import transport
 
 WAITING = (
-    "{} must be called between steps, but {} has gradients of earlier backward passes, which no state has: call it "
-    "when a pass has averaged them, with set_requires_gradient_sync(True) and set_requires_all_reduce(True)"
+    "{} must be called between steps, but {} holds accumulated gradients that are not averaged yet and that a state "
+    "does not contain: call it after a backward pass with set_requires_gradient_sync(True) and "
+    "set_requires_all_reduce(True), which averages them"
 )
 
 
@@ -40,11 +41,12 @@ class Quantizer(Session):
         bits: level of the next step, as in `DynamicQuantizer`.
         meter: the `Meter` of the bytes that this rank has sent to other replicas.
 
-    Raises, from `loss.backward()` on all ranks of a group of replicas:
-        LockstepError: the ranks differ in parameters, settings, level, step or modules.
-        ConnectionError: another rank has ended.
-        TimeoutError: another rank does not answer in time.
-        RuntimeError: an error has ended an earlier step.
+    `loss.backward()` raises, on all ranks of a group of replicas:
+
+    - `LockstepError`: the ranks differ in parameters, settings, level, step or modules.
+    - `ConnectionError`: another rank has ended.
+    - `TimeoutError`: another rank does not answer in time.
+    - `RuntimeError`: an error has ended an earlier step.
     """
 
     called = "a quantizer of hvd_dyncomp.fsdp"
@@ -136,7 +138,7 @@ class Quantizer(Session):
         """
         if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
             raise ValueError(
-                f"state is that of shard {state['shard']} (number, of how many), loaded on that of "
+                f"state was saved for shard {state['shard']} ([index, number of shards]), but this rank has shard "
                 f"{list(self._source.place)}: save and load one state_dict per rank"
             )
         super().load_state_dict(state)

@@ -37,8 +37,8 @@ def replica_group(replicas: Any, units: Sequence[Unit]) -> dist.ProcessGroup:
     ours, theirs = sorted(dist.get_process_group_ranks(given)), sorted(dist.get_process_group_ranks(own or given))
     if ours != theirs:
         raise ValueError(
-            f"replicas must be left out where the mesh of fully_shard has replicas, or have the same ranks, got ranks "
-            f"{ours} where the mesh has {theirs}"
+            f"the mesh of fully_shard already has replicas, on ranks {theirs}: leave replicas= out, or pass the same "
+            f"ranks; got replicas on ranks {ours}"
         )
     _check_shards_apart(ours, sorted(dist.get_process_group_ranks(units[0].shard_group)))
     return given

@@ -23,12 +23,12 @@ from hvd_dyncomp.torch_names import check_names
 from hvd_dyncomp.wrappers import REPLICATE, replicated, unwrapped
 
 NOT_ALL = (
-    "parameters of {} have come without a gradient ({} values have come in place of {}); call "
-    "model.set_reduce_scatter_unused_params(True), which torch has from 2.12 on"
+    "some parameters of {} have no gradient (FSDP passed {} values instead of {}); call "
+    "model.set_reduce_scatter_unused_params(True), which is available from torch 2.12 on"
 )
 BY_ITSELF = (
-    "FSDP has averaged {} over replicas by itself, uncompressed: torch {} does not ask the process group that "
-    "hvd_dyncomp has given it; use a version of torch that README.md names, or a newer hvd_dyncomp"
+    "FSDP itself has averaged the gradients of {} over the replicas, uncompressed: torch {} does not use the process "
+    "group that hvd_dyncomp has installed; use a version of torch that README.md names, or a newer hvd_dyncomp"
 )
 # Of FSDP's parameter group, of its parameters and of its mesh, also where that has shards and where it has replicas.
 _OF_GROUP = (
@@ -113,12 +113,14 @@ class Unit:
         if self.waits:
             raise ValueError(
                 f"{self.name} has gradients of a backward pass that have not been averaged; call compress before the "
-                "first one"
+                "first backward pass"
             )
         if self._group._all_reduce_hook is not None:
-            raise ValueError(f"{self.name} has an all-reduce hook already; compress a model once, and set no other one")
+            raise ValueError(
+                f"{self.name} already has an all-reduce hook; compress a model only once, and set no other such hook"
+            )
         if any(parameter.is_meta for parameter in self.parameters):
-            raise ValueError(f"{self.name} has parameters without memory; call compress after model.to_empty(...)")
+            raise ValueError(f"{self.name} has parameters on the meta device; call compress after model.to_empty(...)")
 
     def average_by(self, hook: Callable[[torch.Tensor], None]) -> None:
         """Have a hook average over replicas what FSDP has averaged over shards. FSDP's own all-reduce is over.
@@ -149,12 +151,12 @@ class Unit:
         if not self._group.all_reduce_grads:  # FSDP looks at it only where its mesh has replicas
             raise ValueError(
                 f"set_requires_all_reduce(False) of {self.name} needs a mesh of two dimensions in fully_shard, "
-                "replicas and shards; with this one, accumulate gradients by set_requires_gradient_sync(False)"
+                "replicas and shards; with a mesh of shards only, use set_requires_gradient_sync(False) to accumulate"
             )
         if self.divide_factor is not None and self.replica_group is None:
             raise ValueError(
                 f"set_gradient_divide_factor of {self.name} needs a mesh of two dimensions in fully_shard, replicas "
-                "and shards; with this one gradients become means over all ranks: scale the loss instead"
+                "and shards; with a mesh of shards only, gradients are averaged over all ranks: scale the loss instead"
             )
 
     def frozen(self) -> list[str]:
@@ -217,8 +219,9 @@ class Unit:
                 now = each.sharded_param.grad
                 if now is None or now.to_local().data_ptr() != gradients[name].data_ptr():
                     raise RuntimeError(
-                        f"the gradient of {name} is not where FSDP's hook got it, so it is no mean over replicas: was "
-                        "it changed in backward? Change gradients after loss.backward()"
+                        f"the gradient of {name} is not in the memory that FSDP passed to its hook, so it is not the "
+                        "mean over the replicas. Did a hook change it in backward? Change gradients after "
+                        "loss.backward() instead"
                     )
 
 
@@ -297,8 +300,8 @@ def _check_all_in(model: nn.Module, units: list[Unit]) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in sharded:
             raise ValueError(
-                f"parameter {name} is not sharded, so nobody would average it: apply fully_shard to the model itself, "
-                "too, after its modules, or freeze the parameter"
+                f"parameter {name} is not sharded, so its gradient would not be averaged: apply fully_shard to the "
+                "model itself, too, after its modules, or freeze the parameter"
             )
     places = {tuple(map(_ranks, (unit.shard_group, unit.replica_group))): unit.name for unit in units}
     if len(places) > 1:

@@ -39,14 +39,15 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
     It calls `hvd_dyncomp.ddp.compress` when `fit` begins, and `controller.step` when a validation within `fit` ends
     (not after the sanity check). Each validation is an "epoch" of the controller. Lightning's checkpoints get the state
     of all ranks and of the controller, as `AllRanks` makes it, and a run that `fit(ckpt_path=...)` resumes continues
-    with it; with a checkpoint that has none, such as that of an exception, it begins with residuals of zero. A second
-    `fit` of the same module goes on with residuals and controller, too. With one process nothing is compressed.
+    with it. If the checkpoint has no such state, for example because it was saved after an exception, residuals start
+    at zero. A second `fit` of the same module keeps the residuals and the controller. With one process, nothing is
+    compressed.
 
     Args:
         controller: a `Controller`, a policy or a level, as for `ddp.compress`.
-        metrics: names of those in `trainer.callback_metrics` that the controller gets, the same on every rank; default:
-            those that the validation has logged. What training logs once per epoch is there only after validation, from
-            the second epoch on, and old.
+        metrics: names of the metrics in `trainer.callback_metrics` that are passed to the controller, the same on every
+            rank; default: the metrics that the validation has logged. A metric that training logs once per epoch is set
+            only after validation, so the controller gets its value of the previous epoch, from the second epoch on.
         arguments: those of `ddp.compress`.
 
     Attributes:
@@ -101,7 +102,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
             if state is not None and all(everyone):
                 self.quantizer.load_state_dict(state)
             else:
-                logger.warning("an error has left a step of the fit before: this one begins with residuals of zero")
+                logger.warning("an error interrupted a step of the previous fit: this fit starts with zero residuals")
         self._loaded, self._fitting = None, True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -123,17 +124,20 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks. Collective: Lightning calls it on every rank, and keeps what rank 0 gets.
 
-        After an exception it is empty, and within a step, in which a signal of a cluster may come.
+        The state is empty after an exception, and within a step, when a signal from the cluster causes the checkpoint.
         """
         if self.quantizer is None:
             return {}
         if self._alone:
-            logger.warning("a checkpoint that is saved after an exception has no state of quantizer and controller")
+            logger.warning(
+                "this checkpoint, saved after an exception, does not contain the state of the quantizer and the "
+                "controller; to resume with that state, use an earlier checkpoint"
+            )
             return {}
         try:
             return AllRanks(self.quantizer).state_dict()
         except InFlight as error:  # on all ranks
-            logger.warning("a checkpoint has no state of quantizer and controller: %s", error)
+            logger.warning("this checkpoint does not contain the state of the quantizer and the controller: %s", error)
             return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -35,8 +35,8 @@ UNWRAPPED = (
     "predict() after train(), or use eval_on_start=True; on CPUs pass use_cpu=True"
 )
 NO_ACCURACY = (
-    "StepFunction watches an accuracy, and the Trainer has no compute_metrics: pass a level, such as 4, or "
-    "Plateau(monitor='eval_loss'), or the first evaluation may be an error"
+    "StepFunction watches an accuracy, but the Trainer has no compute_metrics, so the first evaluation may raise an "
+    "error: pass compute_metrics to the Trainer, or use a level such as 4, or Plateau(monitor='eval_loss')"
 )
 NO_EVALUATION = "the level never moves: Trainer's eval_strategy is 'no'; pass eval_strategy='epoch', or a level"
 
@@ -50,11 +50,11 @@ class CompressionCallback(TrainerCallback):
     - When training begins, it calls `hvd_dyncomp.ddp.compress` for the model as Trainer has wrapped it.
     - After each evaluation it steps the controller, with the metrics and `train_loss`, the latest that was logged.
       An evaluation within `train` counts if the model has trained since the one before.
-    - Each checkpoint gets a file `quantizer.pt`, the state of all ranks (`AllRanks` says how large). Training that is
-      resumed without this file logs a warning, and residuals and controller begin anew.
-    - One process compresses nothing, and says so in a warning.
-    - A second `train()` goes on with the quantizer, or makes another one for another model (`model_init`). For folds
-      of a cross-validation make a `Trainer` and a callback each.
+    - Each checkpoint gets a file `quantizer.pt` with the state of all ranks (see `AllRanks` for its size). If training
+      is resumed without this file, a warning is logged, and the residuals and the controller begin anew.
+    - With one process, nothing is compressed, and a warning says so.
+    - A second `train()` continues with the same quantizer, or creates another one if `model_init` has made another
+      model. For cross-validation, create one `Trainer` and one callback per fold.
 
     Args:
         trainer: the `Trainer` that gets the callback. Do not call its `evaluate` or `predict` before `train`.
@@ -149,9 +149,9 @@ class CompressionCallback(TrainerCallback):
             AllRanks(quantizer).load_state_dict(saved)
         elif quantizer.everyone.rank == 0:
             logger.warning(
-                "%s cannot be used on all ranks (%s), so residuals and controller begin anew; save_only_model=True "
-                "leaves it out; if the checkpoint is elsewhere, pass its folder to "
-                "TrainingArguments(resume_from_checkpoint=...), too",
+                "%s cannot be used on all ranks (%s), so the residuals and the controller begin anew. A checkpoint "
+                "saved with save_only_model=True does not contain this file; if the checkpoint is in another folder, "
+                "pass that folder to TrainingArguments(resume_from_checkpoint=...), too",
                 path,
                 next(filter(None, reports)),
             )

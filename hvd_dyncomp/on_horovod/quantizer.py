@@ -44,68 +44,70 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
-    One quantizer serves one optimizer. It finds the optimizer by itself at the first gradient, or `attach` names it.
-    Several quantizers may share a controller. Used for anything else (`hvd.allreduce(t, compression=...)`), a quantizer
-    leaves the tensor uncompressed and warns once.
+    One quantizer serves one optimizer. It detects the optimizer at the first gradient, unless `attach` has set it.
+    Several quantizers may share a controller. If a quantizer gets a tensor that is not a gradient of an optimizer
+    (`hvd.allreduce(t, compression=...)`), it leaves the tensor uncompressed and warns once.
 
     Gradients may be float16, bfloat16, float32 or float64, of any shape and strides; quantization and sums are in
-    float32. docs/design.md describes the exchange. At 2 bits and less much momentum may harm:
-    `less_momentum` makes the optimizer step with less of its own.
+    float32. docs/design.md describes the exchange. At 2 bits or less, high momentum may harm training: `less_momentum`
+    reduces the optimizer's momentum in such steps.
 
     Args:
         controller: gives the number of bits. A policy or a level, such as 4, makes a new controller. Default:
             `Controller()`, the paper's `StepFunction()`, whose `step` needs an accuracy after each epoch.
         named_parameters: (name, parameter) pairs: the names in `state_dict`. For frameworks that make Horovod's
             optimizer without names.
-        error_feedback: carry what quantization loses into the next step, for both quantizations of a value. Without it,
-            a small value that shares a scale with values a hundred times as large may never arrive. False saves the
-            residuals' 2 bytes per value; use it at 8 bits and more only.
+        error_feedback: add the error of a quantization to the gradient of the next step. With more
+            than two workers, a mean is quantized as well, and the error of that is kept, too. Without error feedback, a
+            small value that shares a scale with values a hundred times as large may never arrive. False saves the
+            residuals' 2 bytes per value; use False only at 8 bits or more.
         rounding: "nearest" or "stochastic". Stochastic rounding is unbiased and reproducible from rank, step and
-            element. Use it for training without error feedback. 1 and 2 bits with error feedback always round
-            to nearest.
-        block_size: buckets are divided among the workers in blocks of so many values, a power of two from 64 to 65536.
-            Below one bit the values of a block share a scale, which costs 16 / block_size bits per value; from one bit
-            on no more than 128 of them do, which costs 0.125 bit. 64 costs 0.25 bit, and is for gradients whose
-            magnitudes differ much within 128 values.
-        min_numel: tensors of fewer values (biases, batch norm) travel at 8 bits where the level is lower. Change it for
-            models with many small tensors.
-        skip: a function of a parameter's name and the parameter. If it returns True, the parameter travels
+            element. Use it for training without error feedback. With error feedback, 1 and 2 bits always round to
+            nearest.
+        block_size: number of values in a block, a power of two from 64 to 65536. Buckets are divided among the workers
+            in whole blocks. Below one bit, all values of a block share a scale, which costs 16 / block_size bits per
+            value. From one bit on, at most 128 values share a scale, which costs 0.125 bit per value. A block_size of
+            64 costs 0.25 bit per value; use it for gradients whose magnitudes differ much within 128 values.
+        min_numel: tensors with fewer values (biases, batch norm) are sent at 8 bits if the level is lower. Change it
+            for models with many small tensors.
+        skip: a function of a parameter's name and the parameter. If it returns True, the parameter is sent
             uncompressed: `skip=lambda name, parameter: "embedding" in name`. It must return the same on all ranks. Use
             it for parameters that compression harms.
         fp16_skipped: send skipped tensors as float16, as `hvd.Compression.fp16` does. Use it for large skipped
-            tensors on a slow link. (At 32 bits all other tensors travel in their own dtype, with either value.)
-        bucket_bytes: float32 bytes of gradients that are exchanged together. None: 8 MiB, or with more than 8 workers
-            1 MiB for each of them, at most 128 MiB. Smaller buckets leave earlier in backward. Larger ones need fewer
-            messages; use them on links of long latency.
-        auto_level: treat the controller's level as the least that quality allows. Of 2, 4, 8, 16 and 32 bits, try those
-            that are more for a few steps each, and use the one with the most bits whose steps are as short as any,
-            within 3 %. Try again when the controller moves, when steps become longer or shorter by a fifth, and now and
-            then, which costs a hundredth of the steps. What was measured is logged. Use it on links of unknown or
-            changing speed. Levels then depend on time, so a run cannot be repeated bit for bit.
-        hierarchical: on hosts of several workers, exchange gradients within each host first, then between hosts. What
-            leaves a host is then what the level says, however many workers it has. None: where all hosts have equally
-            many workers. False: exchange among all workers at once, which was faster at 1 and 2 bits on two hosts of
-            two workers and 1 Gbit/s.
-        discardable: keep a copy of the residuals of the step before, 2 bytes per value, so that `discard` can undo a
-            step. Use it if your program throws exchanged gradients away.
-        warmup_steps: number of first steps that have at least `warmup_bits`, whatever the controller says. It does not
-            protect a run at 2 bits or less: if the learning rate is large, the switch itself can make it diverge. Steps
-            count as in `state_dict`, so a run that resumes within its warm-up ends it at the same step.
-        warmup_bits: least level of the warm-up, bits per value; 32 means uncompressed.
-        transport: sends the bytes; default Horovod. For tests and simulations.
+            tensors on a slow link. (At 32 bits, all other tensors are sent in their own dtype, with True and False.)
+        bucket_bytes: size of a bucket, the gradients that are exchanged together, in bytes of float32. None: 8 MiB, or
+            with more than 8 workers 1 MiB per worker, at most 128 MiB. Smaller buckets are sent earlier in backward.
+            Larger buckets need fewer messages; use them on links with high latency.
+        auto_level: treat the controller's level as a minimum. The quantizer tries each higher level of 2, 4, 8, 16 and
+            32 bits for a few steps, and then uses the highest level whose steps take at most 3 % longer than the
+            shortest. It repeats the trial when the controller's level changes, when steps become longer or shorter by a
+            fifth, and from time to time; trials take about 1 % of the steps. The measured times are logged. Use it on
+            links of unknown or changing speed. Levels then depend on time, so a run cannot be repeated bit for bit.
+        hierarchical: whether gradients are exchanged within each host first and then between hosts, so that the bytes
+            that a host sends do not grow with its number of workers. None: yes, if there are several hosts with equally
+            many workers, more than one each. False: no, gradients are exchanged among all workers at once, which was
+            faster at 1 and 2 bits on two hosts of two workers and 1 Gbit/s.
+        discardable: keep a copy of the residuals from before the latest step, 2 bytes per value, so that `discard` can
+            undo the step. Use it if your program discards exchanged gradients.
+        warmup_steps: number of steps at the start of training that use at least `warmup_bits`, whatever the
+            controller's level. A warm-up does not protect a run at 2 bits or less: if the learning rate is large, the
+            switch to fewer bits can itself make the run diverge. The step count is part of `state_dict`, so a run that
+            resumes within its warm-up ends the warm-up at the same step.
+        warmup_bits: lowest level during the warm-up, bits per value; 32 means uncompressed.
+        transport: connects the ranks; default: Horovod. Pass a transport only in tests and simulations.
 
     Attributes:
         controller: see above.
-        bits: level of the next step: the controller's, or the warm-up's. With `auto_level`, from the first step on,
-            level of the latest step.
+        bits: level of the next step: that of the controller or of the warm-up. With `auto_level`, from the first step
+            on, level of the latest step.
         meter: the `Meter` of what this rank has sent.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type. At the first gradient: the optimizer's op
             is not Average or Sum, or another optimizer uses the same quantizer.
-        LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have other parameters or
-            settings, or differ in level or step. (If a program calls `synchronize` itself and a rank at 32 bits meets
-            one that compresses, Horovod's own error may come first.)
+        LockstepError: from the optimizer's step (or `synchronize`), on every rank: the ranks have different parameters
+            or settings, or differ in level or step. (If a program calls `synchronize` itself, and one rank is at 32
+            bits while another one compresses, Horovod may raise an error of its own first.)
 
     Examples:
         >>> quantizer = DynamicQuantizer(4, warmup_steps=100, warmup_bits=8)
@@ -176,8 +178,9 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Context]:
         """Take a gradient from Horovod; return what Horovod is to reduce, and the context for `decompress`.
 
-        A compressed gradient travels by this package's own asynchronous collectives. In its place Horovod reduces a
-        ticket of one float32, until all ranks know their optimizers. Never blocks: Horovod calls it within backward.
+        A compressed gradient is sent by this package's own asynchronous collectives. In its place Horovod reduces a
+        placeholder of one float32, until all ranks have detected their optimizers. This method never blocks, because
+        Horovod calls it within backward.
         """
         if not isinstance(self, DynamicQuantizer):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer(4)")

@@ -24,10 +24,10 @@ class Plateau(Policy):
     bad epochs in a row the level rises. During the next `cooldown` epochs no epoch counts as bad. The level never
     falls.
 
-    Arguments and defaults are torch's, but `levels` replace `factor` and `min_lr`. A factor on bits would hit levels
-    that do not exist (twice 3, half of 5) and would treat unequal steps alike (from 8 to 16 bits gains nearly nothing,
-    from 1 to 2 much). (DAdaQuant, Hoenig et al., 2022, raises levels in this way when the loss of federated training
-    stalls.)
+    Arguments and defaults are torch's, but `levels` replace `factor` and `min_lr`. A factor on bits would give levels
+    that do not exist (twice 5, half of 3), and would treat unequal steps alike (going from 8 to 16 bits gains almost
+    nothing, from 1 to 2 bits much). (DAdaQuant, Hoenig et al., 2022, raises levels in this way when the loss of
+    federated training stalls.)
 
     A plateau caused by the learning rate looks the same. If the learning rate falls on plateaus, too, give it the
     longer patience, so that the level moves first.
@@ -37,7 +37,7 @@ class Plateau(Policy):
         monitor: name of the metric, in every epoch. "auto": the first of "val_loss" and "eval_loss" (with mode="max"
             "val_accuracy" and "eval_accuracy") that the first epoch has.
         mode: "min" if less of it is better, "max" if more is.
-        patience: number of bad epochs in a row that does not yet raise the level.
+        patience: number of bad epochs in a row that are tolerated; one more raises the level.
         threshold: least improvement that counts, at least 0; in "rel" mode less than 1.
         threshold_mode: "rel": better than best * (1 - threshold), with "max" best * (1 + threshold); "abs": better by
             more than `threshold`, in the metric's unit.
@@ -68,9 +68,14 @@ class Plateau(Policy):
         self.monitor = metric_name("monitor", monitor)
         self.mode = one_of("mode", mode, ("min", "max"))
         if self.mode == "min" and "acc" in self.monitor.lower():
-            logger.warning("Plateau(monitor=%r): less of it counts as better; of an accuracy, mode='max'", self.monitor)
+            logger.warning(
+                "Plateau(monitor=%r): lower values count as better; for an accuracy, pass mode='max'", self.monitor
+            )
         if self.mode == "max" and "loss" in self.monitor.lower():
-            logger.warning("Plateau(monitor=%r, mode='max'): more of it counts as better", self.monitor)
+            logger.warning(
+                "Plateau(monitor=%r, mode='max'): higher values count as better; for a loss, pass mode='min'",
+                self.monitor,
+            )
         self.patience = integer("patience", patience, 0)
         self.threshold = finite("threshold", threshold, 0)
         self.threshold_mode = one_of("threshold_mode", threshold_mode, ("rel", "abs"))

@@ -36,7 +36,7 @@ class _Trace:
 
 
 class StepFunction(Policy):
-    """Levels that training climbs, and some epochs uncompressed when it is stuck: the paper's policy.
+    """The paper's policy: raise the level as training progresses, and send some epochs uncompressed when it stalls.
 
     With levels l_0, l_1, ... and thresholds tau_1 < tau_2 < ..., after every epoch:
 
@@ -45,14 +45,15 @@ class StepFunction(Policy):
        step rises by one.
     3. Ratchet: the step never falls. It ends at the last level.
     4. Stagnation: `uncompressed_epochs` epochs are sent at 32 bits, after more than `stagnation_patience` epochs at the
-       same step without a new best of `monitor`. It then returns to its step, and for `cooldown` epochs nothing counts
-       towards the next uncompressed epochs.
+       same step without a new best of `monitor`. Training then returns to its step, and the next `cooldown` epochs do
+       not count towards the next uncompressed epochs.
 
     The paper's own rule 4 is `stagnation="time"`: it counts all epochs at the same step. So it also acts on training
-    that goes on: of 40 epochs that improve steadily below the first threshold, 7 are sent uncompressed, which makes 8.9
-    bits in the mean in place of 4.
+    that still improves: of 40 epochs that improve steadily below the first threshold, 7 are sent uncompressed, which
+    makes 8.9 bits on average instead of 4.
 
-    Uncompressed epochs do not count for rules 2 and 4. Rule 1 goes on; a step that it raises holds after them.
+    Uncompressed epochs do not count for rules 2 and 4. Rule 1 also applies in them; if it raises the step, the new step
+    takes effect after the last of them.
 
     The paper's levels ascend. Descending ones, l_0 > l_1 > ..., protect the start of training instead: the same
     rules lead from step to step, to ever fewer bits. Rule 2 then means that a loss that hardly falls needs fewer bits;
@@ -60,8 +61,8 @@ class StepFunction(Policy):
 
     Args:
         levels: levels below 32, bits per value, all ascending or all descending.
-        thresholds: ascending values of `monitor`, one fewer than levels. Each must be reachable at the level before it:
-            as a rule, take what an uncompressed run passes at 15 % and 40 % of its epochs.
+        thresholds: ascending values of `monitor`, one fewer than levels. Each must be reachable at the level before it.
+            As a rule, take the values of `monitor` that an uncompressed run reaches after 15 % and 40 % of its epochs.
         monitor: name of the metric for the thresholds and for "plateau", in every epoch; more is better. "auto": the
             first of "val_accuracy" and "eval_accuracy" that the first epoch has.
         loss: name of the loss for rule 2, less is better; None switches the rule off. "auto": the first of
@@ -69,13 +70,14 @@ class StepFunction(Policy):
             do not count for rule 2, so without any loss the rule is off.
         min_improvement: relative fall of the loss below which an epoch is slow; at least 0, less than 1.
         loss_patience: slow epochs in a row that raise the step.
-        stagnation: epochs at a step that lead to uncompressed ones: "plateau", those without a new best; "time", all;
-            None, no epochs.
-        stagnation_patience: number of such epochs that does not lead to them yet.
-        uncompressed_epochs: how many epochs are then sent at 32 bits.
-        cooldown: epochs after them in which nothing counts towards the next.
+        stagnation: which epochs at the same step count towards uncompressed epochs. "plateau": epochs since the last
+            new best of `monitor`; "time": all epochs; None: no epochs, which switches rule 4 off.
+        stagnation_patience: number of such epochs that are tolerated; one more starts the uncompressed epochs.
+        uncompressed_epochs: number of epochs that are then sent at 32 bits.
+        cooldown: number of epochs after the uncompressed ones that do not count towards the next uncompressed epochs.
         uncompressed_at_top: whether training at the last level gets uncompressed epochs, too.
-        total_epochs: length of the run if known: uncompressed epochs that could not end in it do not begin.
+        total_epochs: number of epochs of the run, if known. Uncompressed epochs that could not end within the run are
+            not started.
 
     Raises:
         ValueError, TypeError: an argument is out of range or of another type; the message names it and its value.
@@ -107,7 +109,7 @@ class StepFunction(Policy):
         self.monitor = metric_name("monitor", monitor)
         if "loss" in self.monitor.lower():
             logger.warning(
-                "StepFunction(monitor=%r): more of it counts as better; of a loss, see Plateau", self.monitor
+                "StepFunction(monitor=%r): higher values count as better; for a loss, use Plateau", self.monitor
             )
         self.loss = None if loss is None else metric_name("loss", loss)
         both = {*names_of(self.monitor, ACCURACIES)} & {*names_of(self.loss, _LOSSES)}

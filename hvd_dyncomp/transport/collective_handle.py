@@ -129,10 +129,14 @@ class CollectiveHandle:
         except RuntimeError as error:
             text = message_of(error)
             if timed_out(text):
-                raise TimeoutError(f"{name}: not all ranks came in the process group's time limit: {text}") from error
+                raise TimeoutError(
+                    f"{name}: not all ranks joined within the time limit of the process group: {text}"
+                ) from error
             if not lost(error):
                 raise
-            raise ConnectionError(f"{name}: the connection to a rank was lost: {text}; its output says why") from error
+            raise ConnectionError(
+                f"{name}: the connection to a rank was lost: {text}; the output of that rank says why"
+            ) from error
         if (
             self._in_order
         ):  # the memory belongs to the stream that allocated it, and torch drops its reference in `wait`

@@ -83,8 +83,8 @@ class Watch:
                 self._seen[rank] = theirs.turn
                 if before.get(rank) == theirs.turn:
                     said = (
-                        f"rank {self._rank} waits for {self._wait.name}, and rank {rank} for {theirs.name}, so neither "
-                        "goes on: every rank must make the same calls in one order"
+                        f"rank {self._rank} waits for {self._wait.name}, and rank {rank} waits for {theirs.name}, so "
+                        "neither can continue: every rank must make the same calls in the same order"
                     )
                     store.set(f"{rank}.{theirs.turn}", said)
                     return said

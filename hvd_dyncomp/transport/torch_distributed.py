@@ -113,8 +113,8 @@ class ProcessGroupTransport(base.Transport):
 
     def __reduce__(self) -> tuple:
         raise TypeError(
-            "the connections of a process group cannot be pickled, and a Controller that has been used has them: save "
-            "its state_dict(), and load that into a new one"
+            "the connections of a process group cannot be pickled, nor can a Controller that has used them: save the "
+            "controller's state_dict(), and load it into a new Controller"
         )
 
     @property
@@ -310,7 +310,7 @@ class ProcessGroupTransport(base.Transport):
             self._rank,
             LATE_SECONDS,
             handle.name.partition("#")[0],
-            f": ranks {ranks} do not wait for it (fewer batches there?)" if ranks else "",
+            f": ranks {ranks} are not waiting for it (do they have fewer batches?)" if ranks else "",
             self.limit,
         )
 
@@ -341,7 +341,7 @@ class ProcessGroupTransport(base.Transport):
             raise LockstepError(reason)
         before, self._closed = self._closed, any(map(any_closed, self._sockets))
         if before and self._closed:  # only a second later: data sent before the end has been received by then
-            raise ConnectionError(f"{what}the connection to a rank was lost: its output says why")
+            raise ConnectionError(f"{what}the connection to a rank was lost: the output of that rank says why")
 
     def _reason_of_abort(self) -> str:
         """The reason of the rank that has called `abort`; "" if none has."""
@@ -420,13 +420,17 @@ _transports: weakref.WeakKeyDictionary[Any, ProcessGroupTransport] = weakref.Wea
 
 
 def transport(group: Any = None) -> ProcessGroupTransport:
-    """The transport over a process group, for `Controller`. There is one per group; the first call is collective.
+    """Return the transport over a process group, for `Controller(transport=...)`. Each group has one transport.
+
+    The first call for a group is collective, and blocks until all ranks of the group have connected.
 
     Args:
-        group: None for the group of all ranks. Its time limit is that of every wait.
+        group: a process group; None for the group of all ranks. The group's time limit applies to every wait.
 
     Raises:
-        ValueError, TypeError, TimeoutError, ConnectionError: see `ProcessGroupTransport`.
+        ValueError: torch.distributed is not initialized, or this process is not a member of the group.
+        TypeError: `group` is not a process group.
+        TimeoutError, ConnectionError: another rank does not make the call in time, or has ended.
     """
     _check_member(group)
     group = group or dist.group.WORLD

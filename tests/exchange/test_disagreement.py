@@ -162,7 +162,7 @@ def test_a_second_optimizer_is_refused_while_the_first_one_lives():
         return str(caught.value)
 
     texts, _ = on_ranks(2, program, SIZES, 4)
-    assert all(text.startswith("a DynamicQuantizer works for one optimizer") for text in texts)
+    assert all(text.startswith("a DynamicQuantizer serves one optimizer") for text in texts)
 
 
 def test_attach_wants_an_optimizer_that_compresses_with_this_quantizer():

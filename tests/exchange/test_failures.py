@@ -61,8 +61,8 @@ def interrupt() -> None:
 
 def assert_final(error: object, cause: str) -> None:
     assert re.fullmatch(
-        rf"(a step|step \d+) was left in the middle by .*{cause}.*\. Gradients and residuals may be half done: start "
-        "all ranks again from a checkpoint",
+        rf"(a step|step \d+) was interrupted by .*{cause}.*\. Gradients and residuals may be only partly "
+        "updated: restart all ranks from a checkpoint",
         str(error),
     ), error
 
@@ -114,7 +114,7 @@ def test_an_error_on_any_rank_ends_all(place, point, steps, monkeypatch):
             else:
                 told = here if isinstance(here, Exception) else after  # after all is sent, means are right
                 assert isinstance(told, LockstepError), told
-                assert f"rank {victim} has left step {steps - 1}: MemoryError: no room" in str(told)
+                assert f"rank {victim} aborted step {steps - 1}: MemoryError: no room" in str(told)
                 if isinstance(here, dict):
                     assert point == "decode"
                     for name, size in SIZES.items():
@@ -146,7 +146,7 @@ def test_an_averager_that_is_interrupted_at_any_call(ranks, hosts, level):
         for rank, results in enumerate(others, 1):
             assert isinstance(results[1], LockstepError) or same(results[1], expected[rank][1]), (number, results)
             said = next(str(error) for error in results if isinstance(error, Exception))
-            assert re.search(r"rank 0 has left (a step|step 1): Interrupted", said), (number, said)
+            assert re.search(r"rank 0 aborted (a step|step 1): Interrupted", said), (number, said)
             assert isinstance(results[2], RuntimeError), number
 
 
@@ -208,7 +208,7 @@ def test_an_interruption_while_a_late_rank_is_waited_for():
     assert isinstance(first[0], Interrupted)
     assert_final(first[1], "Interrupted")
     for results in others:
-        assert "rank 0 has left step 0: Interrupted" in str(results[0]), results
+        assert "rank 0 aborted step 0: Interrupted" in str(results[0]), results
 
 
 def test_alone_a_wrong_argument_changes_nothing():
@@ -304,4 +304,4 @@ def test_a_bucket_that_cannot_be_divided_on_one_rank(victim, monkeypatch):
         if rank == victim:
             assert isinstance(error, ZeroDivisionError)
         else:
-            assert f"rank {victim} has left step 0: ZeroDivisionError" in str(error)
+            assert f"rank {victim} aborted step 0: ZeroDivisionError" in str(error)

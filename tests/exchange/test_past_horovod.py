@@ -75,7 +75,7 @@ def test_ranks_that_differ_in_a_later_step(ranks, hosts, level, idle):
             worker.controller._bits = level
         with pytest.raises(LockstepError, match=f"rank 0 has bits 4, rank 1 has {level}"):
             worker.step({} if idle and worker.transport.rank == 0 else worker.noise(2))
-        with pytest.raises(RuntimeError, match="step 2 was left in the middle by LockstepError"):
+        with pytest.raises(RuntimeError, match="step 2 was interrupted by LockstepError"):
             worker.quantizer.load_state_dict(states[-1])
 
     on_ranks(ranks, program, SIZES, 4, hosts=hosts)
@@ -89,7 +89,7 @@ def test_a_step_that_horovod_forgets_ends_the_run(ranks, hosts):
         worker.backward(worker.noise(1))
         worker.optimizer.forget()
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="step 1 was left in the middle by RuntimeError: Horovod has forg"):
+            with pytest.raises(RuntimeError, match="step 1 was interrupted by RuntimeError: Horovod has lost"):
                 worker.backward(worker.noise(2))
 
     on_ranks(ranks, program, SIZES, 4, hosts=hosts)

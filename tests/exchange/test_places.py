@@ -18,7 +18,7 @@ SIZES = {"a": 130, "b": 500, "small": 5}
 @pytest.mark.parametrize("hierarchical", [None, False])
 def test_uneven_hosts_are_said_once_in_the_log(hierarchical, caplog):
     on_ranks(3, lambda w: [w.step(w.noise(s)) for s in range(2)], SIZES, 4, hosts=(0, 0, 1), hierarchical=hierarchical)
-    said = "more leaves a host than the level says: hosts have different numbers of workers: 2, 1"
+    said = "hosts have different numbers of workers (2, 1), so gradients are exchanged among all workers at once"
     assert caplog.text.count(said) == (hierarchical is None)
 
 
@@ -53,8 +53,8 @@ def test_ranks_that_have_moved_to_other_hosts_say_so(knows):
 
     texts = world.run(program)
     assert len(set(texts)) == 1, texts
-    assert f"rank {knows[0]} has trained with workers on other hosts than now" in texts[0]
-    assert "the ranks of each host are [[0, 2], [1, 3]]" in texts[0]
+    assert f"rank {knows[0]} has trained with a different placement of ranks on hosts" in texts[0]
+    assert "the ranks of each host are now [[0, 2], [1, 3]]" in texts[0]
 
 
 @BY_HOST

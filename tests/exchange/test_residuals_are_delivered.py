@@ -267,7 +267,7 @@ def test_a_state_of_another_rank_is_refused_at_once_and_changes_nothing():
         worker.step(worker.noise(1))
         other = {**before, "rank": 1 - worker.transport.rank}
         for state in (other, {**other, "world_size": 3, "hosts": None}):
-            with pytest.raises(ValueError, match=f"state is that of rank {other['rank']}"):
+            with pytest.raises(ValueError, match=f"state was saved on rank {other['rank']}"):
                 worker.quantizer.load_state_dict(state)
         after = worker.quantizer.state_dict()
         assert after["steps"] == 2 and after["meter"] != before["meter"]

@@ -239,11 +239,11 @@ def test_whoever_waits_for_a_gpu_hears_of_an_error_of_another_rank():
     """Whose kernels this one's wait for: they would never end."""
 
     def check_peers() -> None:
-        raise LockstepError("rank 1 has left step 3: MemoryError")
+        raise LockstepError("rank 1 aborted step 3: MemoryError")
 
     class Busy(CudaStreams):
         def __init__(self) -> None:
             self._incoming = SimpleNamespace(query=lambda: False)
 
-    with pytest.raises(LockstepError, match="rank 1 has left"):
+    with pytest.raises(LockstepError, match="rank 1 aborted"):
         Busy().catch_up(check_peers)

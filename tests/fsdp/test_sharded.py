@@ -37,7 +37,7 @@ SIZES = {name: size for sizes in MODEL.values() for name, size in sizes.items()}
 SHAPE = {"block_size": 64, "min_numel": 10, "bucket_bytes": 900, "skip": lambda name, parameter: "skipped" in name}
 CHOICES = st.lists(st.integers(0, 11), min_size=1, max_size=40)
 EVERYWHERE = places("2", "3", "2x2")
-LEFT = "was left in the middle by|cannot use its quantizer|has left (a step|step 1): "
+LEFT = "was interrupted by|cannot use its quantizer|aborted (a step|step 1): "
 BACKGROUND = ("_work_in_background",)
 
 ends = threading.local()  # what is called where a thread's backward ends
@@ -331,7 +331,7 @@ def test_ranks_that_disagree_on_the_second_of_three_units(ranks, hosts, bits, wr
         with pytest.raises(LockstepError, match=text) as error:
             rank.backward(order, 1)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="left in the middle by LockstepError: .*start all ranks again"):
+            with pytest.raises(RuntimeError, match="interrupted by LockstepError: .*restart all ranks"):
                 rank.backward(order, 2)
         return str(error.value)
 

@@ -52,7 +52,7 @@ def test_a_reset_goes_on_after_an_error_within_a_step():
     state, quantizer, _ = kept()
     before = text(quantizer.state_dict())
     quantizer._fail(KeyboardInterrupt())  # as after one in a hook
-    with pytest.raises(RuntimeError, match="start all ranks again from a checkpoint"):
+    with pytest.raises(RuntimeError, match="restart all ranks from a checkpoint"):
         quantizer.load_state_dict(owing(2.0, 5))
     state.restore()
     assert text(quantizer.state_dict()) == before

@@ -159,7 +159,7 @@ def test_a_plateau_may_end_uncompressed_and_be_measured_in_its_own_unit():
 )
 def test_a_loss_of_which_more_is_better_is_doubted(policy, said, caplog):
     policy()
-    assert ("more of it counts as better" in caplog.text) == said
+    assert ("higher values count as better" in caplog.text) == said
 
 
 @pytest.mark.parametrize(
@@ -167,4 +167,4 @@ def test_a_loss_of_which_more_is_better_is_doubted(policy, said, caplog):
 )
 def test_an_accuracy_of_which_less_is_better_is_doubted(monitor, mode, said, caplog):
     Plateau(monitor=monitor, mode=mode)
-    assert ("of an accuracy, mode='max'" in caplog.text) == said
+    assert ("for an accuracy, pass mode='max'" in caplog.text) == said

@@ -183,8 +183,8 @@ def test_what_cannot_start_is_an_error_where_it_is_waited_for(handle):
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("Timed out waiting 1000ms for recv operation to complete", TimeoutError, "not all ranks came in the pr"),
-        ("Application timeout caused pair closure", TimeoutError, "not all ranks came in the process group"),
+        ("Timed out waiting 1000ms for recv operation to complete", TimeoutError, "not all ranks joined"),
+        ("Application timeout caused pair closure", TimeoutError, "not all ranks joined within the time limit"),
         ("Connection closed by peer", ConnectionError, "the connection to a rank was lost: Connection closed by peer;"),
     ],
 )

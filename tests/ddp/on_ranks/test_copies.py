@@ -69,6 +69,6 @@ def test_what_belongs_to_its_ranks_is_not_copied():
     controller = Controller(4)
     assert pickle.loads(pickle.dumps(controller)).bits == 4  # noqa: S301
     controller.step({})
-    with pytest.raises(TypeError, match=r"a Controller that has been used has them: save its state_dict\(\)"):
+    with pytest.raises(TypeError, match=r"nor can a Controller that has used them: save the .* state_dict\(\)"):
         pickle.dumps(controller)
     assert copy.deepcopy(controller).epoch == 1

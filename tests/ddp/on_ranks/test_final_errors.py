@@ -97,10 +97,10 @@ def assert_ended(outcomes: list, mean: list[torch.Tensor], cause: str, step: int
         here, *later = later
     if rank > 0:
         assert isinstance(here, LockstepError), here
-        assert re.match(rf"rank 0 has left (step {step}|a step): {cause}", str(here)), here
+        assert re.match(rf"rank 0 aborted (step {step}|a step): {cause}", str(here)), here
     for error in later:
-        assert re.match(rf"(step \d+|a step) was left in the middle by .*{cause}", str(error)), error
-        assert "start all ranks again from a checkpoint" in str(error)
+        assert re.match(rf"(step \d+|a step) was interrupted by .*{cause}", str(error)), error
+        assert "restart all ranks from a checkpoint" in str(error)
 
 
 @pytest.mark.parametrize("graph", ["", "find_unused_parameters", "static_graph"])
@@ -184,7 +184,7 @@ def test_an_error_with_one_gradient(number, order, rank, monkeypatch):
             patch.setattr(ddp.quantizer.Step, "add", failing)
         with pytest.raises(ZeroDivisionError if rank == 0 else LockstepError):
             a_step(model, 2, order)
-    with pytest.raises(RuntimeError, match="was left in the middle by"):
+    with pytest.raises(RuntimeError, match="was interrupted by"):
         a_step(model, 3, order)
     assert_a_step(distributed(16, **BUCKETS)[0], 2)
 
@@ -200,7 +200,7 @@ def test_an_error_within_an_exchange(unused, rank, monkeypatch):
     outcomes = trained(model, range(2, 5), contextlib.nullcontext())
     assert_ended(outcomes, model.module.mean(2), "ZeroDivisionError", 2, rank)
     assert isinstance(outcomes[0], ZeroDivisionError if rank == 0 else LockstepError)
-    with pytest.raises(RuntimeError, match="was left in the middle by"):
+    with pytest.raises(RuntimeError, match="was interrupted by"):
         quantizer.load_state_dict(quantizer.state_dict())
 
 
@@ -232,7 +232,7 @@ def test_ranks_that_wait_for_each_other(call, rank, size, monkeypatch):
     model.averager = Averager([("weight", torch.zeros(2000))], 4, transport=ddp.transport(group))
     began = time.monotonic()
     dist.barrier()
-    with pytest.raises(LockstepError, match=r"rank \d waits for hvd_dyncomp.*, and rank \d for hvd_dyncomp.*neither"):
+    with pytest.raises(LockstepError, match=r"rank \d waits for hvd_dyncomp.*, and rank \d waits for hvd_.*neither"):
         if rank == 0:
             call(model, quantizer)
         else:

@@ -300,7 +300,9 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank, size, monkeypatc
         assert_means(gradients(model), model.module.mean(seed), 16)
     said = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
     # A rank that is merely slow may be named beside it.
-    assert rank > 0 or any(re.search(rf"ranks \[(\d, )*{size - 1}\] do not wait for it", line) for line in said), said
+    assert rank > 0 or any(re.search(rf"ranks \[(\d, )*{size - 1}\] are not waiting for it", line) for line in said), (
+        said
+    )
     dist.barrier()
 
 

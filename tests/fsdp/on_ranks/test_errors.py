@@ -18,7 +18,7 @@ from hvd_dyncomp import Controller, LockstepError, Static, ddp, fsdp
 from hvd_dyncomp.fsdp import units
 
 # What the others hear of a rank's error.
-LEFT = r"rank . has left (a step|step \d+): "
+LEFT = r"rank . aborted (a step|step \d+): "
 
 
 @contextlib.contextmanager
@@ -91,13 +91,13 @@ def on_meta() -> nn.Module:
         (lambda: DistributedDataParallel(blocks()), TypeError, "for DistributedDataParallel there is"),
         (lambda: "x", TypeError, "model must be a module"),
         (replicated, TypeError, r"made by torch's replicate, which calls no communication hook: wrap .* mesh \(N, 1\)"),
-        (with_other_replicas, ValueError, r"replicas must be left out .* got ranks \[1, 3\] where the mesh has"),
+        (with_other_replicas, ValueError, r"leave replicas= out.* got replicas on ranks \[1, 3\]"),
         (without_shards, ValueError, r"\(the model\) was given a mesh of replicas only"),
         (partly_without_replicas, ValueError, r"\(the model\) and blocks.1 have meshes of other ranks or dimensions"),
-        (without_root, ValueError, "parameter first.weight is not sharded, so nobody would average it"),
+        (without_root, ValueError, "parameter first.weight is not sharded, so its gradient would not be averaged"),
         (on_two_meshes, ValueError, r"\(the model\) and blocks.1 have meshes of other ranks or dimensions"),
-        (hooked, ValueError, "blocks.1 has an all-reduce hook already"),
-        (on_meta, ValueError, "has parameters without memory"),
+        (hooked, ValueError, "blocks.1 already has an all-reduce hook"),
+        (on_meta, ValueError, "has parameters on the meta device"),
     ],
 )
 def test_models_that_cannot_be_compressed(model, kind, text, size):
@@ -209,7 +209,7 @@ def test_other_steps(rank, size):
         quantizer.load_state_dict(state)
     with pytest.raises(LockstepError, match="has step 1, rank . has 0"):
         a_step(model, 1)
-    assert_left(model, "was left in the middle by LockstepError|cannot use its quantizer")
+    assert_left(model, "was interrupted by LockstepError|cannot use its quantizer")
 
 
 @pytest.mark.promise("If ranks disagree, all of them raise an error that names the difference.")
@@ -225,16 +225,16 @@ def test_replicas_that_go_through_other_modules(rank, size):
 def test_parameters_without_a_gradient():
     torch.manual_seed(0)
     _, model, _ = compressed(4, whole=WithUnused())
-    with pytest.raises(RuntimeError, match=r"parameters of \(the model\) have come without a gradient"):
+    with pytest.raises(RuntimeError, match=r"some parameters of \(the model\) have no gradient"):
         a_step(model, 0)
-    assert_left(model, "was left in the middle by .*RuntimeError")
+    assert_left(model, "was interrupted by .*RuntimeError")
 
 
 @pytest.mark.promise("FSDP2: a gradient that would not be a mean raises an error.")
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda model: model.set_requires_all_reduce(False), r"accumulate gradients by set_requires_gradient_sync"),
+        (lambda model: model.set_requires_all_reduce(False), r"use set_requires_gradient_sync\(False\) to accumulate"),
         (lambda model: model.blocks[0].set_gradient_divide_factor(2.0), "scale the loss instead"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_torch_that_averages_by_itself(rank):
     a_step(model, 0)
     unit = quantizer._units[0]
     unit._group.mesh_info.replicate_process_group = unit.replica_group
-    with pytest.raises(RuntimeError, match=rf"FSDP has averaged .* torch {re.escape(torch.__version__)} does not ask"):
+    with pytest.raises(RuntimeError, match=rf"FSDP itself .* torch {re.escape(torch.__version__)} does not use"):
         a_step(model, 1)
 
 
@@ -264,7 +264,7 @@ def test_a_torch_that_averages_by_itself(rank):
 def test_a_gradient_that_is_changed_in_backward(rank, size):
     """By something that runs where backward ends, before the means are there."""
     _, model, _ = compressed(4)
-    with pytest.raises(RuntimeError, match="the gradient of last.weight is not where FSDP's hook got it"):
+    with pytest.raises(RuntimeError, match="the gradient of last.weight is not in the memory that FSDP passed"):
         loss = loss_of(model, 0, rank)
         taken = fsdp.Quantizer._at_end
 

@@ -190,7 +190,7 @@ def test_a_state_within_an_accumulation_is_refused(kind, policy):
         functools.partial(quantizer.load_state_dict, state),
     ]
     for call in calls:
-        with pytest.raises(InFlight, match=r"between steps, but .* has gradients of earlier backward passes"):
+        with pytest.raises(InFlight, match=r"between steps, but .* holds accumulated gradients that are not averaged"):
             call()
     set_pass(model, MEANS)
     a_step(model, 5)

@@ -34,7 +34,7 @@ def test_the_job_ends(rank, monkeypatch):
         patch.setattr(owner, name, fails)
         with pytest.raises(error):
             step(1)
-    with pytest.raises(RuntimeError, match=f"was left in the middle by {error.__name__}.*start all ranks again"):
+    with pytest.raises(RuntimeError, match=f"was interrupted by {error.__name__}.*restart all ranks"):
         optimizer.synchronize()
     print(f"\nrank 1 ends at {time.time()}\n", flush=True)
     raise SystemExit("rank 1 ends")
