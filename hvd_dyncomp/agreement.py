@@ -94,7 +94,7 @@ def agree(transport: Transport, mine: list[Any], error: Exception | None, call: 
     return number
 
 
-def note(transport: Transport, number: int, trainer: replicas.Trainer, call: Call) -> None:
+def note(transport: Transport, number: int, trainer: replicas.Trained, call: Call) -> None:
     """Note what was made of a model; warn, once and on rank 0, if one cannot be told from it and has not trained yet.
 
     Args:
@@ -110,7 +110,7 @@ def note(transport: Transport, number: int, trainer: replicas.Trainer, call: Cal
 
 
 # By transport: what was made over it, by the checksum of the model as it was.
-_noted: weakref.WeakKeyDictionary[Transport, MutableMapping[int, replicas.Trainer]] = weakref.WeakKeyDictionary()
+_noted: weakref.WeakKeyDictionary[Transport, MutableMapping[int, replicas.Trained]] = weakref.WeakKeyDictionary()
 _warned: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 

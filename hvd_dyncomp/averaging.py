@@ -84,7 +84,7 @@ class Averager(Session):
         [0.5, 0.5]
     """
 
-    called = "an Averager"
+    called, made_by = "an Averager", "Averager"
 
     def __init__(
         self,
@@ -127,15 +127,11 @@ class Averager(Session):
             TypeError, ValueError: an argument has a wrong type or value.
         """
         named = checked_names(named_parameters)
-        super().__init__(controller, ranks, kind="Averager", **arguments)
+        super().__init__(controller, ranks, **arguments)
         self._source = _Tensors(named, ranks, label)
         self._plan = self._new_plan()
         self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
         self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._plan, self._saved = self._new_plan(), None
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         return self._latest
@@ -187,9 +183,9 @@ class Averager(Session):
         self._latest = weakref.WeakValueDictionary(given)
         self._tell_optimizers(step.bits)
 
-    def _agreed(self) -> dict[str, Any]:
+    def _to_agree_on(self) -> dict[str, Any]:
         # What travels uncompressed is summed as it is.
-        return {**super()._agreed(), "dtypes": self._dtypes}
+        return {**super()._to_agree_on(), "dtypes": self._dtypes}
 
     def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
         if isinstance(step, FailedStep):
@@ -225,7 +221,8 @@ class _Tensors(Source):
             TypeError, ValueError: they do not fit the parameters.
         """
         if not isinstance(tensors, Sequence) or len(tensors) != len(self.named):
-            raise TypeError(f"tensors must be a sequence of {len(self.named)} tensors or None, got {shown(tensors)}")
+            got = f"{len(tensors)} of them" if isinstance(tensors, Sequence) else shown(tensors)
+            raise TypeError(f"tensors must be a sequence of {len(self.named)} tensors or None, got {got}")
         for number, ((name, parameter), tensor) in enumerate(zip(self.named, tensors, strict=True)):
             if tensor is not None:
                 _check_fits(f"tensors[{number}] ({name})", tensor, parameter)

@@ -247,8 +247,12 @@ class Controller:
         except Exception as error:  # noqa: BLE001  # a policy is the user's code
             return {"error": f"{type(error).__name__}: {error}"}
         # The history as a checksum: it grows with every epoch.
-        checksum = zlib.crc32(history.encode())
-        state = {"config": json.loads(config), "epoch": self.epoch - 1, "bits": self._bits, "history": checksum}
+        state = {
+            "config": json.loads(config),
+            "epoch": self.epoch - 1,
+            "bits": self._bits,
+            "history checksum": zlib.crc32(history.encode()),
+        }
         return {**state, "check_replicas": self.check_replicas, "replicas": replicas.brief(self._models)}
 
     def sync(self) -> None:

@@ -32,7 +32,7 @@ _CAUSES = (
 )
 
 
-class Trainer(Protocol):
+class Trained(Protocol):
     """Something that trains a model on all ranks, or will.
 
     Attributes:
@@ -50,11 +50,11 @@ class Trainer(Protocol):
 
 
 # By controller; in order, by a number that counts up.
-_trainers: weakref.WeakKeyDictionary[object, weakref.WeakValueDictionary[int, Trainer]] = weakref.WeakKeyDictionary()
+_trainers: weakref.WeakKeyDictionary[object, weakref.WeakValueDictionary[int, Trained]] = weakref.WeakKeyDictionary()
 _count = itertools.count()
 
 
-def register(controller: object, trainer: Trainer) -> None:
+def register(controller: object, trainer: Trained) -> None:
     """Have a controller compare what a trainer trains, as long as both exist."""
     _trainers.setdefault(controller, weakref.WeakValueDictionary())[next(_count)] = trainer
 

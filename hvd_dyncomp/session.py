@@ -59,7 +59,6 @@ class Session:
     Args:
         controller: gives the level: a controller, or a policy or a level for a new controller.
         transport: connects the ranks.
-        kind: the name of the user's class or function, for error messages.
         rounding, skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
 
     Attributes:
@@ -74,14 +73,15 @@ class Session:
 
     _source: Any  # a `Source`, which a subclass makes
     called: str  # in messages
+    made_by: str  # the user's call, in messages
     default_controller: float | None = 4  # None: that of `Controller`
+    knows_its_model = True  # from the beginning; otherwise a step makes the plan
 
     def __init__(
         self,
         controller: Controller | Policy | float | None,
         transport: Transport,
         *,
-        kind: str,
         rounding: str = "nearest",
         skip: Skip | None = None,
         warmup_steps: int = 0,
@@ -90,7 +90,7 @@ class Session:
     ) -> None:
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
         if unknown:
-            raise TypeError(f"{kind} takes no argument {unknown[0]}")
+            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}")
         self.controller = controller_from(self.default_controller if controller is None else controller, transport)
         self._settings = Settings(**settings)
         if skip is not None and not callable(skip):
@@ -281,6 +281,8 @@ class Session:
         self._resumed, self.stepped = True, None  # an error may have come after the step on some ranks only
         if self._step is not None:
             raise InFlight(ANOTHER_THREAD.format("load_state_dict"))
+        if self.knows_its_model:
+            self._plan, self._saved = self._new_plan(), None
 
     def _for_exchanges(self, ranks: One) -> One:
         """The transport of this model's exchanges, made of that of its ranks. See `Transport.for_exchanges`."""
@@ -371,10 +373,10 @@ class Session:
             from_backward=from_backward,
             meter=self.meter,
             absent=absent,
-            agreed={"tensors that are None": sorted(absent), **self._agreed()},
+            to_agree_on={"tensors that are None": sorted(absent), **self._to_agree_on()},
         )
 
-    def _agreed(self) -> dict[str, Any]:
+    def _to_agree_on(self) -> dict[str, Any]:
         """What else than plan and config must be the same on all ranks in a step; as in `Step`."""
         return {MOMENTUM: self.stepped}
 

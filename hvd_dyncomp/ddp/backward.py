@@ -68,21 +68,12 @@ class Backward:
         streams = streams_of(bucket.buffer().device)
         self._origins[streams] = streams.origin()
         self._reduce(bucket, names)
-        for slot, step, parameter, gradient in self._compressed(bucket, names):
-            # Without a `grad` the model has made zeros of it.
-            step.add(slot, gradient, self._uses(slot.name), parameter.grad is not None)
-        self._step.traffic.seconds += time.perf_counter() - began
-
-    def _compressed(
-        self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]
-    ) -> Iterator[tuple[Slot, Step, torch.Tensor, torch.Tensor]]:
-        """What of a bucket travels compressed: place, step, parameter, gradient."""
         step: Any = self._step
-        if step.bits == UNCOMPRESSED:
-            return
-        for parameter, gradient in _gradients(bucket):
+        for parameter, gradient in _gradients(bucket) if step.bits != UNCOMPRESSED else ():
             if (slot := self._slots.get(names[parameter])) is not None:
-                yield slot, step, parameter, gradient
+                # Without a `grad` the model has made zeros of it.
+                step.add(slot, gradient, self._uses(slot.name), parameter.grad is not None)
+        self._step.traffic.seconds += time.perf_counter() - began
 
     def _reduce(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         """Take what travels uncompressed."""

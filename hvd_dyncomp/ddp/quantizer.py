@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ class Quantizer(Session):
     - `RuntimeError`: an error has ended an earlier step.
     """
 
-    called = "a quantizer of hvd_dyncomp.ddp"
+    called, made_by = "a quantizer of hvd_dyncomp.ddp", "compress"
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class Quantizer(Session):
             TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
         """
         check_model(model)
-        super().__init__(controller, ranks, kind="compress", skip=skip, **arguments)
+        super().__init__(controller, ranks, skip=skip, **arguments)
         embeddings = [module for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
         sparse = {module.weight for module in embeddings if module.sparse}
         self._skip = lambda name, parameter: parameter in sparse or (skip is not None and skip(name, parameter))
@@ -104,13 +103,9 @@ class Quantizer(Session):
         self._error: BaseException | None = None  # that backward has not raised yet
         self._out_of_data = False  # in the latest step
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._plan, self._saved = self._new_plan(), None
-
-    def _agreed(self) -> dict[str, Any]:
+    def _to_agree_on(self) -> dict[str, Any]:
         self._out_of_data = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
-        return {**super()._agreed(), **({MOMENTUM: None} if self._out_of_data else {})}
+        return {**super()._to_agree_on(), **({MOMENTUM: None} if self._out_of_data else {})}
 
     def _tell_optimizers(self, bits: float) -> None:
         super()._tell_optimizers(bits)
@@ -118,9 +113,10 @@ class Quantizer(Session):
             self.stepped = None
 
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Take a bucket of the model; return its future. Does not block; all gradients become means together.
+        """Take a bucket of the model; return its future. All gradients become means together.
 
-        What is raised here is raised when backward has ended, as the model could never be used again otherwise.
+        Blocks only over NCCL, where a step's first collectives wait for the greetings. What is raised here is raised
+        when backward has ended, as the model could never be used again otherwise.
         """
         with torch.no_grad(), self._lock:
             backward = self._backward or self._new_backward(bucket)
@@ -166,7 +162,7 @@ class Quantizer(Session):
         """
         if current_pass() != backward.latest_pass:
             backward.ends_itself = computes() and call_at_end(functools.partial(self._at_end, backward))  # type: ignore[arg-type]
-            backward.latest_pass = current_pass()  # not before: if this is interrupted, it is queued again
+            backward.latest_pass = current_pass()
 
     def _break(self, error: BaseException) -> None:
         """End the step, because of an error in a hook."""
@@ -199,7 +195,7 @@ class Quantizer(Session):
             try:
                 if isinstance(self._step, FailedStep):
                     self._source.forget()
-                    self._step.check()
+                    self._step.await_agreement()
                 elif backward.complete and not backward.failed:
                     backward.collect()
                 self._backward = None

@@ -41,7 +41,6 @@ class BucketExchange(Task[torch.Tensor]):
     Attributes:
         bucket: see above.
         gradients: the gradients added so far, by slot. Their memory receives the means.
-        queued: whether the step has put this exchange into its queue.
         complete: whether all gradients have been added. Then `prepare` makes the first messages, and `start` sends them
             once all ranks agree; `received` is True when nothing is in flight, `over` when the means are written.
         nonfinite_blocks: blocks of the result with a NaN, because some rank's values were not finite. Valid after
@@ -65,7 +64,7 @@ class BucketExchange(Task[torch.Tensor]):
         self._messages = Messages(bucket, bits, step, stochastic)
         self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
-        self.complete = self.queued = False
+        self.complete = False
         self._missing = set(range(len(bucket.slots)))
         # Parameters that this rank does not use, with a copy of the gradient before the step, or None for zeros.
         self._without: dict[Slot, torch.Tensor | None] = {}
@@ -104,7 +103,7 @@ class BucketExchange(Task[torch.Tensor]):
         if not self._begun:
             self._route = route_of(self._messages, self._transport)
             with self._streams.outgoing(self._origins):
-                self.begin()
+                self.proceed()
 
     def relocate(self, places: Mapping[int, torch.Tensor]) -> None:
         """Replace gradients by tensors with the same values, by `id` of the gradient."""
@@ -116,7 +115,7 @@ class BucketExchange(Task[torch.Tensor]):
             self.prepare()
             self._started = True
             with self._streams.outgoing(()):  # the stream that made the messages; it need not wait for later gradients
-                self.begin()
+                self.proceed()
 
     @property
     def groups(self) -> list[Group]:
@@ -150,7 +149,7 @@ class BucketExchange(Task[torch.Tensor]):
         self._may_write = True
         if self.gate is Gate.WRITE:
             with self._streams.incoming():
-                self.begin()
+                self.proceed()
 
     def wait(self) -> None:
         """Block until the collective in flight is over, and do all that is possible then."""

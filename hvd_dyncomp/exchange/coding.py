@@ -54,21 +54,21 @@ class Coding:
         residual: torch.Tensor | None,
         *,
         dither: int,
-        origin: int = 0,
+        first_value: int = 0,
         noise: Noise | None = None,
     ) -> None:
         """Quantize (`kernels.encode_into`).
 
         Args:
             payload: (nbytes(span),) uint8, overwritten.
-            values: contiguous float32 tensors with the bucket's values from number `origin` on.
+            values: contiguous float32 tensors with the bucket's values from number `first_value` on.
             residual: (values of the span,) bfloat16, updated in place; None for no error feedback.
             dither: of the bucket's blocks, for the rounding of the new residual.
             noise: for stochastic rounding.
         """
         whole = _Concatenation(values)
         for part, form, own, [piece] in self._pieces(span, [payload], residual):
-            some, begin = whole.part(part.first * self._block_size - origin, part.blocks * self._block_size)
+            some, begin = whole.part(part.first * self._block_size - first_value, part.blocks * self._block_size)
             kernels.encode_into(piece, some, own, first=begin, **self._rounding(part, form, noise, dither), **form)
 
     def reduce(

@@ -25,11 +25,10 @@ class FailedStep:
         number, bits: see above.
         traffic: counts nothing.
         unanimous: whether no rank can take part: nothing has changed then, and all ranks may go on. Valid after
-            `check`.
+            `await_agreement`.
     """
 
     over = False  # every call raises the error
-    refused = True  # or will be: the handshake tells all ranks
     proposal = 0.0
     first_of_plan = False
 
@@ -40,11 +39,16 @@ class FailedStep:
         self._lock = threading.Lock()
         greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
         self._handshake = Task(transport, handshake(transport, label, greeting, lambda: {"error": str(error)}))
-        self._handshake.begin()
+        self._handshake.proceed()
         in_background(transport, self._in_background)
 
+    @property
+    def refused(self) -> bool:
+        """Whether all ranks know the reason. An interrupt may come before."""
+        return self._handshake.done
+
     @torch.inference_mode(False)
-    def check(self) -> None:
+    def await_agreement(self) -> None:
         """Raise the error once all ranks know it."""
         with self._lock:
             try:
@@ -54,13 +58,13 @@ class FailedStep:
                 raise self._error from said
             raise self._error
 
-    collect = check
+    collect = await_agreement
 
     def abandon(self) -> None:
         """As in `Step`."""
 
     def _in_background(self) -> bool:
-        """The other ranks wait for this rank's error, perhaps long before the program here calls `check`."""
+        """The other ranks wait for this rank's error, perhaps long before the program here calls `await_agreement`."""
         if not self._lock.acquire(blocking=False):
             return False
         try:

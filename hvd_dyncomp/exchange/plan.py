@@ -120,16 +120,16 @@ class Plan:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
 
-    def greeting(self, config: StepConfig, agreed: Mapping[str, Any], *, from_backward: bool) -> Greeting:
+    def greeting(self, config: StepConfig, to_agree_on: Mapping[str, Any], *, from_backward: bool) -> Greeting:
         """This rank's greeting for a step.
 
         Args:
             config: the step's number and level.
-            agreed: as in `Step`.
+            to_agree_on: as in `Step`.
             from_backward: whether backward has run on this rank since the last exchange.
         """
-        others = {name: value for name, value in agreed.items() if name != MOMENTUM}
-        flags = (Flag.FROM_BACKWARD if from_backward else Flag(0)) | _MOMENTUM[agreed.get(MOMENTUM, False)]
+        others = {name: value for name, value in to_agree_on.items() if name != MOMENTUM}
+        flags = (Flag.FROM_BACKWARD if from_backward else Flag(0)) | _MOMENTUM[to_agree_on.get(MOMENTUM, False)]
         return Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
@@ -249,14 +249,14 @@ class Plan:
             **residual_state.export(self.buckets),
         }
 
-    def about(self, bits: float, step: int, agreed: Mapping[str, Any]) -> dict[str, Any]:
+    def about(self, bits: float, step: int, to_agree_on: Mapping[str, Any]) -> dict[str, Any]:
         """What ranks send each other if they disagree; see `handshake`.
 
         Args:
-            agreed: as in `Step`.
+            to_agree_on: as in `Step`.
         """
         about = self._about()
-        about["settings"] |= {"bits": bits, "step": step, **agreed}
+        about["settings"] |= {"bits": bits, "step": step, **to_agree_on}
         return about
 
     def _about(self) -> dict[str, Any]:

@@ -40,20 +40,20 @@ class Reduction(ABC):
         return sum(self._messages.lengths(self._sizes(self._result)))
 
     @abstractmethod
-    def collectives(self, group: Group, values: list[torch.Tensor], origin: int = 0) -> Collectives[torch.Tensor]:
+    def collectives(self, group: Group, values: list[torch.Tensor], first_value: int = 0) -> Collectives[torch.Tensor]:
         """Run all collectives; return the bytes that every rank then has.
 
         Args:
             group: the section's ranks.
-            values, origin: as in `encode`.
+            values, first_value: as in `encode`.
         """
 
     @abstractmethod
-    def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
+    def encode(self, values: list[torch.Tensor], first_value: int = 0) -> Outgoing:
         """Quantize the section with its residual.
 
         Args:
-            values: contiguous float32 tensors with the bucket's values from number `origin` on.
+            values: contiguous float32 tensors with the bucket's values from number `first_value` on.
         """
 
     @property
@@ -97,18 +97,20 @@ class PairReduction(Reduction):
     """
 
     @marked("encode")
-    def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
+    def encode(self, values: list[torch.Tensor], first_value: int = 0) -> Outgoing:
         bucket, span = self._bucket, self.section.span
         both, payloads, lengths = self._messages.room(self._sizes(self._result))  # the other's message overwrites one
         payload = payloads[self._place]
         noise, dither = self._messages.noise(Phase.PAIR), self._messages.dither(Phase.PAIR)
         residual = bucket.residuals.section()
-        self._messages.coding.encode(payload, span, values, residual, origin=origin, noise=noise, dither=dither)
+        self._messages.coding.encode(
+            payload, span, values, residual, first_value=first_value, noise=noise, dither=dither
+        )
         bucket.residuals.quantized()
         return both, lengths
 
-    def collectives(self, group: Group, values: list[torch.Tensor], origin: int = 0) -> Collectives[torch.Tensor]:
-        both, lengths = self.encode(values, origin)
+    def collectives(self, group: Group, values: list[torch.Tensor], first_value: int = 0) -> Collectives[torch.Tensor]:
+        both, lengths = self.encode(values, first_value)
         del values
         yield Gate.SEND
         own, other = both.split(lengths)[:: 1 - 2 * self._place]
@@ -147,7 +149,7 @@ class ShardedReduction(Reduction):
         return self._bucket.streams.late
 
     @marked("encode")
-    def encode(self, values: list[torch.Tensor], origin: int = 0) -> Outgoing:
+    def encode(self, values: list[torch.Tensor], first_value: int = 0) -> Outgoing:
         bucket, section = self._bucket, self.section
         coding, begin = self._messages.coding, section.first * bucket.block_size
         noise, dither = self._messages.noise(Phase.SCATTER), self._messages.dither(Phase.SCATTER)
@@ -160,14 +162,14 @@ class ShardedReduction(Reduction):
         for shard, payload in parts:
             first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
             residual = bucket.residuals.section(slice(first, first + size))
-            coding.encode(payload, shard, values, residual, origin=origin, noise=noise, dither=dither)
+            coding.encode(payload, shard, values, residual, first_value=first_value, noise=noise, dither=dither)
         if self._in_one:
             messages, lengths = self._messages.around(codes, self._sizes(section.shards))
         bucket.residuals.quantized()
         return messages, lengths
 
-    def collectives(self, group: Group, values: list[torch.Tensor], origin: int = 0) -> Collectives[torch.Tensor]:
-        messages, lengths = self.encode(values, origin)
+    def collectives(self, group: Group, values: list[torch.Tensor], first_value: int = 0) -> Collectives[torch.Tensor]:
+        messages, lengths = self.encode(values, first_value)
         arriving = [lengths[self._place]] * len(lengths)
         del values
         yield Gate.SEND

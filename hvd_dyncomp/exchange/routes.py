@@ -62,7 +62,7 @@ class Flat(Route):
     def __init__(self, messages: Messages, transport: Transport) -> None:
         arrangement = messages.bucket.arrangement
         [section] = arrangement.sections
-        self.groups = [Group(transport, section.ranks, arrangement.neighbours)]
+        self.groups = [Group(transport, section.ranks, arrangement.host_ranks)]
         self._reduction = _reduction(messages, section)
 
     def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
@@ -88,7 +88,7 @@ class Hierarchical(Route):
     def __init__(self, messages: Messages, transport: Transport) -> None:
         arrangement = messages.bucket.arrangement
         self._messages, self._bucket, self._arrangement = messages, messages.bucket, arrangement
-        neighbours, own = arrangement.neighbours, arrangement.sections[arrangement.own]
+        neighbours, own = arrangement.host_ranks, arrangement.sections[arrangement.own]
         self._neighbours = Group(transport, neighbours, neighbours)
         self._peers = Group(transport, own.ranks, neighbours)
         self.groups = [self._neighbours, self._peers]
@@ -111,8 +111,8 @@ class Hierarchical(Route):
         received = yield handle
         sums = [self._add(joined, received)]  # of this rank's section, over its host
         del received, joined
-        origin = self._own.section.first * self._bucket.block_size
-        between = self._own.collectives(self._peers, sums, origin)
+        first_value = self._own.section.first * self._bucket.block_size
+        between = self._own.collectives(self._peers, sums, first_value)
         del sums  # when they are quantized, nobody needs them any more
         result = yield from between
         self._own.messages_in(result, self._own.section.ranks)  # only here is it known which rank has sent a wrong one
@@ -175,7 +175,7 @@ class Hierarchical(Route):
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
         counts, start = [], 0
-        for owner, section in zip(self._arrangement.neighbours, self._reductions, strict=True):
+        for owner, section in zip(self._arrangement.host_ranks, self._reductions, strict=True):
             own = result[start : start + section.result_bytes]
             counts.append(section.decode(own, values, factor, (owner,) * len(section.section.ranks)))
             start += section.result_bytes

@@ -46,7 +46,7 @@ class Step:
         from_backward: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
         absent: names of parameters without a gradient in this step, equal on all ranks. Nothing is written for them.
-        agreed: what else must be equal on all ranks in this step: plain data, by the names that error messages use.
+        to_agree_on: what else must be equal on all ranks: plain data, by the names that error messages use.
         buckets: the buckets of the plan that take part in this step, equal on all ranks; None for all.
         after: an earlier step that is still in flight. This step greets when that one has been agreed on and sent: if
             the ranks disagree on the earlier step, nothing of this one may be in flight.
@@ -54,7 +54,7 @@ class Step:
     Attributes:
         number, bits: of `config`.
         traffic: bytes that this rank has sent in the step's epoch at its level.
-        from_backward: whether backward has made any of the gradients on any rank. Valid after `collect`.
+        from_backward_anywhere: whether backward has made any of the gradients on any rank. Valid after `collect`.
         proposal: the level that rank 0 proposes. Valid after `collect`.
         first_of_plan: whether this is the first step of the plan of any rank. Valid after `check`.
         relocated: means that were written to memory of their own, because the gradient's memory holds the mean of
@@ -72,11 +72,12 @@ class Step:
         from_backward: bool,
         meter: Meter,
         absent: Collection[str] = (),
-        agreed: Mapping[str, Any] | None = None,
+        to_agree_on: Mapping[str, Any] | None = None,
         buckets: Sequence[Bucket] | None = None,
         after: Step | None = None,
     ) -> None:
-        self._plan, self._from_backward, self._absent, self._agreed = plan, from_backward, absent, agreed or {}
+        self._plan, self._from_backward_here = plan, from_backward
+        self._absent, self._to_agree_on = absent, to_agree_on or {}
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
         self.number, self.bits = config.number, config.bits
@@ -84,7 +85,7 @@ class Step:
         self.traffic = self._step_traffic.traffic
         self.proposal: float = 0
         self.relocated: dict[int, torch.Tensor] = {}
-        self.from_backward = self.first_of_plan = self.over = self._abandoned = False
+        self.from_backward_anywhere = self.first_of_plan = self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program's thread and the background thread
         self._copied: list[torch.Tensor] = []  # gradients whose copies are sent uncompressed
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
@@ -135,7 +136,7 @@ class Step:
         """Send the greeting, and let the background thread advance the step from now on. Does not block."""
         with self._lock:
             if self._is_first():
-                self._agreement.begin()
+                self._agreement.proceed()
         in_background(self._plan.transport, self._in_background)
 
     def add(self, slot: Slot, gradient: torch.Tensor, used: bool = True, has_stale_grad: bool = False) -> None:
@@ -148,7 +149,7 @@ class Step:
         """
         exchange = self._exchange_of[slot.bucket]
         exchange.add(slot, gradient, used=used, has_stale_grad=has_stale_grad)
-        if exchange.complete and not exchange.queued:
+        if exchange.complete:
             self._go_on(exchange)
             # After the last bucket the program is about to wait anyway, and with a GPU the core is idle.
             if not (gradient.is_cuda or all(exchange.complete for exchange in self._exchanges)):
@@ -157,10 +158,9 @@ class Step:
     def _go_on(self, exchange: BucketExchange) -> None:
         with self._lock:
             self._under_way.append(exchange)
-            exchange.queued = True  # last: after an interrupt in between, `add` queues the exchange again
             # Without a gradient from backward on this rank there may be none on any rank, and then nothing is
             # quantized. Before the first handshake no rank knows which blocks it quantizes.
-            if self._from_backward and self._plan.topology_checksum:
+            if self._from_backward_here and self._plan.topology_checksum:
                 exchange.prepare()
             self._keep_order()
             self._advance()
@@ -184,7 +184,7 @@ class Step:
         """
         wire, slot = self._wire_form(name, gradient), self._plan.slots.get(name)
         # A gradient that backward has not made was reduced before, with its residual.
-        if slot is not None and self._from_backward:
+        if slot is not None and self._from_backward_here:
             wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire, used)
         if wire is gradient and not self._in_place:
             wire = gradient.clone()
@@ -215,7 +215,7 @@ class Step:
         half = self._plan.settings.fp16_skipped and wire.dtype is torch.float32 and name not in self._plan.slots
         return wire.half() if half else wire
 
-    def check(self) -> None:
+    def await_agreement(self) -> None:
         """Block until all ranks have agreed on this step.
 
         Raises:
@@ -264,13 +264,14 @@ class Step:
             streams.synchronize()
 
     def _agree(self, config: StepConfig) -> Collectives[None]:
-        """BucketExchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
+        """Exchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
         plan = self._plan
-        greeting = plan.greeting(config, self._agreed, from_backward=self._from_backward)
-        about = functools.partial(plan.about, config.bits, config.number, self._agreed)
+        greeting = plan.greeting(config, self._to_agree_on, from_backward=self._from_backward_here)
+        about = functools.partial(plan.about, config.bits, config.number, self._to_agree_on)
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
         plan.apply_topology(greetings, config.bits, self._origins)
-        self.from_backward, self.proposal = bool(flags_of(greetings) & Flag.FROM_BACKWARD), greetings[0].proposal
+        self.from_backward_anywhere = bool(flags_of(greetings) & Flag.FROM_BACKWARD)
+        self.proposal = greetings[0].proposal
         self.first_of_plan = not all(greeting.topology for greeting in greetings)
 
     @marked("agree")
@@ -282,13 +283,13 @@ class Step:
             under_way = []
             for exchange in self._under_way:
                 # Without a gradient from backward on any rank, `collect` sums these gradients uncompressed.
-                if not self.from_backward or not exchange.advance():
+                if not self.from_backward_anywhere or not exchange.advance():
                     under_way.append(exchange)
-                self._raise_error_of(exchange)
+                exchange.raise_error()
             self._under_way = under_way
             for task in self._sums.tasks:
                 task.advance()
-                self._raise_error_of(task)
+                task.raise_error()
             self.started = True
 
     def _is_first(self) -> bool:
@@ -311,7 +312,7 @@ class Step:
             self._lock.release()
 
     def _finish(self) -> None:
-        if self.from_backward:
+        if self.from_backward_anywhere:
             self._exchange()
         else:
             self._reduce_again()
@@ -324,12 +325,12 @@ class Step:
             streams.catch_up(self._plan.transport.check_peers)
         for exchange in self._exchanges:
             exchange.conclude()
-            self._raise_error_of(exchange)
+            exchange.raise_error()
             exchange.restore_unused()
         self._count()
-        if self.bits == UNCOMPRESSED and self.from_backward:
+        if self.bits == UNCOMPRESSED and self.from_backward_anywhere:
             for bucket in self._buckets:
-                bucket.residuals.end_flush(self._from_backward)
+                bucket.residuals.end_flush(self._from_backward_here)
 
     def _reduce_again(self) -> None:
         """Sum the gradients uncompressed and without residuals, since no rank's backward has made them.
@@ -351,11 +352,6 @@ class Step:
             self._sums.add(bucket.name, wires, means)
         self._exchanges, self._under_way = [], []
 
-    def _raise_error_of(self, task: Task) -> None:
-        """Raise the error that ended a task: where collectives match by their order, nothing may start after it."""
-        if task.error is not None:
-            raise task.error
-
     def _start_all(self) -> None:
         """Start complete exchanges in order, then the others, with zeros for missing gradients."""
         self._under_way = list(dict.fromkeys([*self._under_way, *self._exchanges]))
@@ -363,7 +359,7 @@ class Step:
             exchange.start()
             if self._in_order:
                 exchange.advance()
-            self._raise_error_of(exchange)
+            exchange.raise_error()
         self.started = True
 
     def _exchange(self) -> None:
@@ -373,12 +369,12 @@ class Step:
         while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
             first = min(under_way, key=lambda exchange: exchange.collectives)
             first.wait()
-            self._raise_error_of(first)
+            first.raise_error()
             self._advance()
         self._relocate_shared()
         for exchange in self._exchanges:
             exchange.write()
-            self._raise_error_of(exchange)
+            exchange.raise_error()
 
     def _relocate_shared(self) -> None:
         """Copy each gradient that overlaps another one in memory, so that both means have a place.
@@ -396,7 +392,7 @@ class Step:
 
     def _count(self) -> None:
         nbytes = GREETING_BYTES * self._plan.transport.size
-        if not self.from_backward:
+        if not self.from_backward_anywhere:
             self._step_traffic.count_reduced(nbytes)
             return
         self._step_traffic.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.exchange.streams import Streams, streams_of
-from hvd_dyncomp.exchange.task import Collectives, Gate, Task
+from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.transport.base import Transport
 
 
@@ -37,7 +37,6 @@ class Sum(Task[None]):
         super().__init__(transport, self._all_of_it())
         self.name, self._gradients, self._factor = name, gradients, factor
         self._sparse = wires[0].is_sparse
-        self._agreed = False
         if self._sparse:
             self._flat = wires[0]
         else:
@@ -49,16 +48,11 @@ class Sum(Task[None]):
         self._origin: Any = self.streams.origin()
         self.streams.keep(*((self._flat._indices(), self._flat._values()) if self._sparse else (self._flat,)))
 
-    def is_open(self, gate: Gate) -> bool:
-        """As in `Task`."""
-        return self._agreed
-
     def start(self) -> None:
         """Send: all ranks agree. No effect on later calls."""
-        if not self._agreed:
-            self._agreed = True
+        if not self._begun:
             with self.streams.outgoing([self._origin]):
-                self.begin()
+                self.proceed()
 
     def advance(self) -> bool:
         """As in `Task`, from `start` on."""
@@ -73,7 +67,6 @@ class Sum(Task[None]):
 
     @torch.no_grad()
     def _all_of_it(self) -> Collectives[None]:
-        yield Gate.SEND
         yield self._transport.sum(self._flat, self.name)
         if self._sparse:
             self._flat *= self._factor

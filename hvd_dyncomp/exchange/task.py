@@ -67,7 +67,7 @@ class Task(Generic[Result]):
         """Block until a collective is over; return the received tensor."""
         return self._transport.wait(handle)
 
-    def begin(self) -> None:
+    def proceed(self) -> None:
         """Run the generator to its next collective or closed gate, if nothing is in flight."""
         if not self._begun:
             self._resume(None)
@@ -76,14 +76,14 @@ class Task(Generic[Result]):
 
     def advance(self) -> bool:
         """Run as far as possible without blocking; return whether the generator has ended."""
-        self.begin()
+        self.proceed()
         while not self.done and self.gate is None and self._has_arrived():
             self.wait()
         return self.done
 
     def wait(self) -> None:
         """Block until the collective in flight is over, then run to the next one or to a closed gate."""
-        self.begin()
+        self.proceed()
         if self.done or self.gate is not None:
             return
         try:
@@ -92,15 +92,19 @@ class Task(Generic[Result]):
             self.done, self.error = True, error
         else:
             self._resume(received)
-            self.begin()
+            self.proceed()
 
     def outcome(self) -> Result:
         """Block until the end; return the result, or raise the error, in every call. All gates must be open."""
         while not self.done:
             self.wait()
+        self.raise_error()
+        return self._result
+
+    def raise_error(self) -> None:
+        """Raise the error that ended the task: where collectives match by their order, nothing may start after it."""
         if self.error is not None:
             raise self.error
-        return self._result
 
     def _has_arrived(self) -> bool:
         try:

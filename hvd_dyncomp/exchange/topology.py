@@ -119,13 +119,13 @@ class Arrangement(NamedTuple):
     Attributes:
         sections: all of them, in order.
         own: index of the section that this rank helps to reduce.
-        neighbours: the ranks of its host, with itself; if hierarchical, in the order of the sections that they help to
+        host_ranks: the ranks of its host, with itself; if hierarchical, in the order of the sections that they help to
             reduce.
     """
 
     sections: tuple[Section, ...]
     own: int
-    neighbours: tuple[int, ...]
+    host_ranks: tuple[int, ...]
 
     @property
     def hierarchical(self) -> bool:
@@ -139,13 +139,13 @@ def flat(blocks: int, rank: int, topology: Topology) -> Arrangement:
 
 def hierarchical(blocks: int, rank: int, topology: Topology) -> Arrangement:
     """A section for each worker of a host. Call it only for `two_level` topologies."""
-    neighbours = topology.host_of(rank)
-    bounds = shard_bounds(blocks, len(neighbours))
+    host_ranks = topology.host_of(rank)
+    bounds = shard_bounds(blocks, len(host_ranks))
     sections = tuple(
         Section(bounds[place], bounds[place + 1] - bounds[place], tuple(sorted(host[place] for host in topology.hosts)))
-        for place in range(len(neighbours))
+        for place in range(len(host_ranks))
     )
-    return Arrangement(sections, neighbours.index(rank), neighbours)
+    return Arrangement(sections, host_ranks.index(rank), host_ranks)
 
 
 def phases(names: Sequence[str], rank: int, *, by_host: bool) -> dict[str, tuple[int, ...]]:
@@ -162,6 +162,6 @@ def phases(names: Sequence[str], rank: int, *, by_host: bool) -> dict[str, tuple
     between = [Phase.SCATTER, Phase.GATHER] if section.sharded else [Phase.PAIR]
     among = dict.fromkeys(between, section.ranks)
     if two_level:
-        near = arrangement.neighbours
-        among = {Phase.LOCAL_SCATTER: near, **among, Phase.LOCAL_GATHER: near}
+        host_ranks = arrangement.host_ranks
+        among = {Phase.LOCAL_SCATTER: host_ranks, **among, Phase.LOCAL_GATHER: host_ranks}
     return {phase.name.lower(): ranks for phase, ranks in among.items()}

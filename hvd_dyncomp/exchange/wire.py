@@ -18,7 +18,7 @@ from hvd_dyncomp.levels import level_code, level_of
 
 WIRE_VERSION = 12
 
-# Of a step's `agreed`: whether optimizers of it step; None if that is not known. It travels as flags.
+# Of a step's `to_agree_on`: whether optimizers of it step; None if that is not known. It travels as flags.
 MOMENTUM = "less_momentum"
 
 # A message begins with the number of its step, little-endian. Marks of slots follow: `slots.marks_of`.

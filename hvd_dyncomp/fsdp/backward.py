@@ -25,7 +25,7 @@ class Backward:
     Args:
         plan: the buckets.
         config: of all its steps.
-        agreed: as in `Step`, in all its steps.
+        to_agree_on: as in `Step`, in all its steps.
         stochastic, meter: as in `Step`.
         unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
 
@@ -37,13 +37,14 @@ class Backward:
         self,
         plan: Plan,
         config: StepConfig,
-        agreed: dict[str, Any],
+        to_agree_on: dict[str, Any],
         *,
         stochastic: bool,
         meter: Meter,
         unchecked: set[Unit],
     ) -> None:
-        self._plan, self._config, self._agreed, self._stochastic, self._meter = plan, config, agreed, stochastic, meter
+        self._plan, self._config, self._to_agree_on = plan, config, to_agree_on
+        self._stochastic, self._meter = stochastic, meter
         self._unchecked = unchecked
         self.number, self.bits = config.number, config.bits
         self.proposal: float = 0
@@ -78,18 +79,18 @@ class Backward:
             if name in slots:
                 step.add(slots[name], gradients[name])
         if not self._plan.topology_checksum:  # the first step of all divides the buckets, the next ones' too
-            step.check()
+            step.await_agreement()
         step.traffic.seconds += time.perf_counter() - began
         if not stays:
             self.collect()
 
     def _begin(self, unit: Unit) -> Step:
         frozen = unit.frozen()
-        agreed: dict[str, Any] = {**self._agreed, "module": unit.name, "frozen parameters": frozen}
-        agreed["gradient divide factor"] = unit.divide_factor
+        to_agree_on: dict[str, Any] = {**self._to_agree_on, "module": unit.name, "frozen parameters": frozen}
+        to_agree_on["gradient divide factor"] = unit.divide_factor
         if unit in self._unchecked:
             named = list(zip(unit.names, unit.parameters, strict=True))
-            agreed |= {
+            to_agree_on |= {
                 f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named, exact=True).items()
             }
             self._unchecked.discard(unit)
@@ -100,7 +101,7 @@ class Backward:
             from_backward=True,
             meter=self._meter,
             absent=frozen,
-            agreed=agreed,
+            to_agree_on=to_agree_on,
             buckets=self._plan.parts.get(unit.name, []),
             after=self._steps[-1] if self._steps else None,
         )

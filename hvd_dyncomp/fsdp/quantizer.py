@@ -49,7 +49,7 @@ class Quantizer(Session):
     - `RuntimeError`: an error has ended an earlier step.
     """
 
-    called = "a quantizer of hvd_dyncomp.fsdp"
+    called, made_by = "a quantizer of hvd_dyncomp.fsdp", "fsdp.compress"
 
     def __init__(
         self,
@@ -91,14 +91,17 @@ class Quantizer(Session):
         group = replica_group(replicas, self._units)
         if arguments.get("discardable"):
             raise ValueError("discardable=True is not supported with FSDP; leave it out")
-        super().__init__(controller, everyone, kind="fsdp.compress", **arguments)
+        super().__init__(controller, everyone, **arguments)
         self._unchecked = set(self._units)
         self._error: BaseException | None = None  # that backward has not raised yet
         return group
 
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
         return Backward(
-            *(plan, config, self._agreed()), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked
+            *(plan, config, self._to_agree_on()),
+            stochastic=self._stochastic,
+            meter=self.meter,
+            unchecked=self._unchecked,
         )
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
@@ -142,7 +145,6 @@ class Quantizer(Session):
                 f"{list(self._source.place)}: save and load one state_dict per rank"
             )
         super().load_state_dict(state)
-        self._plan, self._saved = self._new_plan(), None
         self._unchecked = set(self._units)
 
     def _check_between_steps(self, what: str) -> None:

@@ -285,7 +285,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         if isinstance(step, FailedStep) or gradients is None or optimizer is None or self._plan is None:
             return
         bits, speaks = step.bits, self._plan.source.rank == 0
-        if not step.from_backward:
+        if not step.from_backward_anywhere:
             if horovod_optimizer.synchronized(optimizer):
                 if speaks and self._plan.slots and bits != UNCOMPRESSED:
                     self._advice.warn("again", REDUCED_AGAIN)
@@ -293,7 +293,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             bits = UNCOMPRESSED
         self._tell_optimizers(bits)
         if speaks:
-            self._advice.warn("assigned", ASSIGNED if gradients.in_use and not step.from_backward else "")
+            self._advice.warn("assigned", ASSIGNED if gradients.in_use and not step.from_backward_anywhere else "")
             self._advice.warn("overwritten", OVERWRITTEN if overwritten else "")
 
     def discard(self) -> None:

@@ -37,6 +37,8 @@ class OptimizerSession(Session):
     """
 
     default_controller = None
+    knows_its_model = False
+    made_by = "DynamicQuantizer"
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class OptimizerSession(Session):
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
         **arguments: Any,
     ) -> None:
-        super().__init__(controller, transport, kind="DynamicQuantizer", **arguments)
+        super().__init__(controller, transport, **arguments)
         named = None if named_parameters is None else checked_names(named_parameters)
         self._names = None if named is None else {parameter: name for name, parameter in named}
         self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
@@ -140,7 +142,7 @@ class OptimizerSession(Session):
         if isinstance(step, FailedStep):
             self._hook(optimizer)
             if not horovod_optimizer.any_from_backward(optimizer):  # so this is no backward, but `synchronize`
-                step.check()
+                step.await_agreement()
         elif self._source is not None and self._plan is not None:
             mixed = len(self._plan.slots) < len(self._source.named)
             self._step_gradients = StepGradients(step, self._source, on_device=mixed and self._source.grouped)
@@ -187,7 +189,7 @@ class OptimizerSession(Session):
         ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
         return ranks, horovod_optimizer.label_of(optimizer)
 
-    def _agreed(self) -> dict[str, Any]:
+    def _to_agree_on(self) -> dict[str, Any]:
         return {MOMENTUM: isinstance(self._optimizer(), LessMomentum)}
 
     def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
@@ -237,8 +239,8 @@ class OptimizerSession(Session):
             raise
 
     def _await_agreement(self, step: Step | FailedStep) -> None:
-        """Wait until all ranks are known to do the same in a step. Raises what `Step.check` does."""
-        step.check()
+        """Wait until all ranks are known to do the same in a step. Raises what `Step.await_agreement` does."""
+        step.await_agreement()
         if step.first_of_plan:
             self._through_horovod()
 

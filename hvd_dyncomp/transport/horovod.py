@@ -1,4 +1,4 @@
-"""The transport over Horovod. The only file that imports Horovod."""
+"""The transport over Horovod. Beside `ranks.py` and `probe/`, the only file that imports Horovod."""
 
 from __future__ import annotations
 

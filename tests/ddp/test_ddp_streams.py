@@ -56,7 +56,7 @@ class Step:
             with self._streams.incoming():
                 gradient.zero_()
         self._streams.catch_up(lambda: None)
-        for gradient in self._taken:  # as `Step.leave` does
+        for gradient in self._taken:  # as `Step` does
             gradient.mul_(1)
         self._streams.synchronize()
 

@@ -142,7 +142,7 @@ def test_a_flat_arrangement_knows_the_neighbours():
     bucket, apart = new_bucket(), new_bucket()
     bucket.arrange(Topology.of(ARRANGEMENTS[1]), by_host=False)
     assert bucket.arrangement.sections == apart.arrangement.sections
-    assert bucket.arrangement.neighbours == tuple(range(6)) and apart.arrangement.neighbours == (5,)
+    assert bucket.arrangement.host_ranks == tuple(range(6)) and apart.arrangement.host_ranks == (5,)
 
 
 def test_without_error_feedback_there_is_nothing_to_move():

@@ -197,18 +197,36 @@ def test_horovod_s_optimizer_that_is_interrupted_at_any_call(ranks, hosts, level
                 assert "rank 0 has ended with Interrupted()" in str(seen[rank]), (number, seen[rank])
 
 
-def test_an_interruption_while_a_late_rank_is_waited_for():
-    class Interrupting(RecordingWorld):
-        def block(self, rank, collective):
-            if rank == 0 and collective.name.endswith("handshake") and not collective.over:
-                raise Interrupted
-            super().block(rank, collective)
+class Interrupting(RecordingWorld):
+    """Rank 0 is interrupted when it has to wait for a handshake."""
 
+    def block(self, rank, collective):
+        if rank == 0 and collective.name.endswith("handshake") and not collective.over:
+            raise Interrupted
+        super().block(rank, collective)
+
+
+def test_an_interruption_while_a_late_rank_is_waited_for():
     first, *others = outcomes(3, (), 2, world=Interrupting(3))
     assert isinstance(first[0], Interrupted)
     assert_final(first[1], "Interrupted")
     for results in others:
         assert "rank 0 aborted step 0: Interrupted" in str(results[0]), results
+
+
+def test_an_interruption_of_a_rank_that_tells_the_others_of_its_error():
+    """Its error has not reached them: they hear of the interruption, and do not wait."""
+
+    def program(transport) -> BaseException:
+        averager = Averager([("a", torch.zeros(650))], 4, transport=transport)
+        with pytest.raises((Interrupted, LockstepError)) as error:
+            averager.mean_([] if transport.rank == 0 else [torch.ones(650)])
+        return error.value
+
+    first, *others = Interrupting(3).run(program)
+    assert isinstance(first, Interrupted)
+    for error in others:
+        assert isinstance(error, LockstepError) and "rank 0 aborted step 0: Interrupted" in str(error), error
 
 
 def test_alone_a_wrong_argument_changes_nothing():

@@ -75,8 +75,8 @@ def test_every_block_is_reduced_once_by_each_host(blocks, names):
         assert section.sharded == (len(section.ranks) > 2)
     for rank, view in enumerate(views):
         assert rank in sections[view.own].ranks
-        assert view.neighbours == topology.host_of(rank)
-        assert [views[neighbour].own for neighbour in view.neighbours] == list(range(len(sections)))
+        assert view.host_ranks == topology.host_of(rank)
+        assert [views[neighbour].own for neighbour in view.host_ranks] == list(range(len(sections)))
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 3), min_size=1, max_size=9))
@@ -86,4 +86,4 @@ def test_flat_all_ranks_reduce_all_blocks(blocks, names):
         view = flat(blocks, rank, topology)
         [section] = view.sections
         assert section == (0, blocks, tuple(range(topology.size))) and view.own == 0 and not view.hierarchical
-        assert view.neighbours == topology.host_of(rank)
+        assert view.host_ranks == topology.host_of(rank)

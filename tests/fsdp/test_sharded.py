@@ -109,7 +109,7 @@ class Rank(fsdp.Quantizer):
     def __init__(self, transport, bits=16, copied: Iterable[str] = (), **arguments) -> None:
         self.units = {name: Unit(name, name not in copied) for name in MODEL}
         self._units = list(self.units.values())
-        Session.__init__(self, bits, transport, kind="fsdp.compress", **{**SHAPE, **arguments})
+        Session.__init__(self, bits, transport, **{**SHAPE, **arguments})
         self._optimizer, self._unchecked, self._error, self._over = None, set(self._units), None, False
         self._source = Shards(self._units, self._for_exchanges(transport))
         self._plan = self._new_plan()
