@@ -74,9 +74,11 @@ AT_BEST_RATES = {
     "fp16": Style("fp16", "black", "<"),
 }
 IN_THE_RECIPE = {
+    **{one.name: Style("constant level", "blue", "o", f"{one.bits_at(1):g}") for one in (ONE_LEVEL[0], *FINER)},
+    "4": Style("constant level", "blue", "o", "4"),
     **{
-        one.name: Style("constant level", "blue", "o", f"{one.bits_at(1):g}")
-        for one in (*ONE_LEVEL, *FINER, FINER_LESS[1])
+        one.name: Style("constant level, less momentum", "sky", "o", f"{one.bits_at(1):g}")
+        for one in (*FINER_LESS, *ONE_LEVEL[-2:])
     },
     FINER_FIRST[2].name: Style("8 bits over 10 % of the steps, then 4", "orange", "^"),
     "fp16": Style("fp16", "black", "D"),
@@ -110,7 +112,8 @@ def as_people_train(folder: Path, recipe: Part, tuned: Tuned, runs: Runs) -> Non
     text = _of_part(recipe, runs, recipe.tasks[0], IN_THE_RECIPE)
     images = {row: point for row, point in _of_tuned(tuned, runs).items() if row in IN_THE_RECIPE}
     panels = {"text, AdamW, clipped, warm-up over 3 %": text, "ResNet-8, SGD, each at its best rate": images}
-    for _ in _drawn(folder / AS_PEOPLE_TRAIN, panels, IN_THE_RECIPE):
+    below = {"r4, no momentum": (0, -15)}  # another word is above
+    for _ in _drawn(folder / AS_PEOPLE_TRAIN, panels, IN_THE_RECIPE, below):
         pass
 
 
