@@ -51,6 +51,7 @@ def test_on_torchruns_ranks(tmp_path):
     assert all(1.8 < (a["host"] - b["host"]) / VALUES < 3.2 for a, b in zip(ours, plain, strict=True))
 
 
+@pytest.mark.soak  # the other layouts find what takes too much
 @needs_namespaces
 def test_on_hosts_of_several_workers(tmp_path):
     layouts = measured(tmp_path, "--layouts", "2x2", "--methods", "4bit")["layouts"]

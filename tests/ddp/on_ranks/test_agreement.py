@@ -59,11 +59,11 @@ def test_another_order_on_another_rank(group, rank, size):
         ({"sizes": (5000, 2048, 1031)}, "4 parameters on rank 0, 3 on rank {}"),
         (
             {"dtype": torch.float64},
-            "parameter values.0 with [5000] values of torch.float32, rank {}'s has values.0 with",
+            "values.0 (torch.float32, shape [5000]) on rank 0, but values.0 (torch.float64, shape [5000]) on rank {}",
         ),
         (
             {"sizes": (5000, 7, 1031, 10)},
-            "parameter values.1 with [2048] values of torch.float32, rank {}'s has values.1",
+            "values.1 (torch.float32, shape [2048]) on rank 0, but values.1 (torch.float32, shape [7]) on rank {}",
         ),
     ],
 )
