@@ -221,7 +221,7 @@ class _Tensors(Source):
             TypeError, ValueError: they do not fit the parameters.
         """
         if not isinstance(tensors, Sequence) or len(tensors) != len(self.named):
-            got = f"{len(tensors)} of them" if isinstance(tensors, Sequence) else shown(tensors)
+            got = (f"{len(tensors)} of them, " if isinstance(tensors, Sequence) else "") + shown(tensors)
             raise TypeError(f"tensors must be a sequence of {len(self.named)} tensors or None, got {got}")
         for number, ((name, parameter), tensor) in enumerate(zip(self.named, tensors, strict=True)):
             if tensor is not None:

@@ -113,7 +113,8 @@ def as_people_train(folder: Path, recipe: Part, tuned: Tuned, runs: Runs) -> Non
     images = {row: point for row, point in _of_tuned(tuned, runs).items() if row in IN_THE_RECIPE}
     panels = {"text, AdamW, clipped, warm-up over 3 %": text, "ResNet-8, SGD, each at its best rate": images}
     below = {"r4, no momentum": (0, -15)}  # another word is above
-    for _ in _drawn(folder / AS_PEOPLE_TRAIN, panels, IN_THE_RECIPE, below):
+    drawn = {title: points for title, points in panels.items() if points}
+    for _ in _drawn(folder / AS_PEOPLE_TRAIN, drawn, IN_THE_RECIPE, below):
         pass
 
 
