@@ -53,6 +53,8 @@ SCENARIOS = (
     ),
     Scenario("static4", "static 4", ("--compression", "static", "--bits", "4")),
     Scenario("dynamic1-2-4", "dynamic 1-2-4", ("--levels", "1,2,4", *_LETTER), climbs=True),
+    # The paper's order turned round.
+    Scenario("dynamic16-8-4", "dynamic 16-8-4", ("--levels", "16,8,4", *_LETTER), climbs=True),
 )
 
 
