@@ -17,6 +17,7 @@ from train.metrics import METRICS, write_summary
 EPOCHS = 6
 LEVELS = {"none": [32] * 6, "static8": [8] * 6, "static4": [4] * 6}
 LEVELS |= {"dynamic4-8-16": [4, 8, 32, 32, 16, 16], "dynamic1-2-4": [1, 2, 2, 4, 4, 4]}
+LEVELS["dynamic16-8-4"] = [16, 16, 8, 8, 4, 4]
 THRESHOLDS = "0.4,0.6"
 
 
@@ -77,7 +78,7 @@ def test_table_only_study_end_to_end(runs: Study, tmp_path: Path, capsys: pytest
     assert "—" in rows["static 4"]
     assert "4 8 32 32 16 16" in text
     numbers = json.loads((tmp_path / "out" / paper_table.RESULTS).read_text())
-    assert len(numbers["runs"]) == 10 and len(numbers["runs"][0]["epochs"]) == EPOCHS
+    assert len(numbers["runs"]) == 2 * len(SCENARIOS) and len(numbers["runs"][0]["epochs"]) == EPOCHS
     assert "wrote" in capsys.readouterr().out
 
 
