@@ -181,7 +181,6 @@ class Averager(Session):
         self._average(step, given)
         step.traffic.seconds += time.perf_counter() - began
         self._latest = weakref.WeakValueDictionary(given)
-        self._tell_optimizers(step.bits)
 
     def _to_agree_on(self) -> dict[str, Any]:
         # What travels uncompressed is summed as it is.

@@ -385,10 +385,17 @@ class Session:
         return optimizers_of(self._plan.feedback_parameters) if self._plan is not None else ()
 
     def _end(self, step: Step | FailedStep) -> None:
-        """Wait for the means of a step. Raises what `Step.collect` does."""
+        """Wait for the means of a step, and tell the optimizers. Raises what `Step.collect` does."""
         step.collect()
         self._levels.learn(step.proposal)
+        bits = self._bits_of_means(step)
+        if bits is not None:
+            self._tell_optimizers(bits)
         self._step = None
+
+    def _bits_of_means(self, step: Step | FailedStep) -> float | None:
+        """At how many bits the means of a step came; None if the optimizers know it from the step before."""
+        return step.bits
 
     def _tell_optimizers(self, bits: float) -> None:
         """Tell those that step next at how many bits their gradients came, and warn of their momentum."""

@@ -184,8 +184,8 @@ FSDP = {
     "alone": set(),
     "units": {"alone"},
     "shards": {"units"},
-    "backward": {"units"},
-    "quantizer": {"backward", "shards", "units"},
+    "unit_steps": {"units"},
+    "quantizer": {"unit_steps", "shards", "units"},
     "per_rank": {"quantizer"},
 }
 REPORT = {

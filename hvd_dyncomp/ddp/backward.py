@@ -24,7 +24,7 @@ class Backward:
         step: the step of the gradients; it has begun. A failed one takes none.
         slots: places of compressed parameters, by name.
         used: names of the parameters to whose gradients this backward pass has added on this rank. None: all of them.
-        ended: called when all gradients are means, with the step and None, or with an error.
+        end: waits until all gradients are means, and ends the step.
 
     Attributes:
         failed: whether the step has failed: then nothing is taken, and the model waits for nothing.
@@ -40,9 +40,9 @@ class Backward:
         *,
         slots: Mapping[str, Slot],
         used: Collection[str] | None,
-        ended: Callable[[Step, BaseException | None], None],
+        end: Callable[[Step | FailedStep], None],
     ) -> None:
-        self._step, self._slots, self._used, self._ended = step, slots, used, ended
+        self._step, self._slots, self._used, self._end = step, slots, used, end
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
         self.failed = isinstance(step, FailedStep)
@@ -89,38 +89,25 @@ class Backward:
         return self._used is None or name in self._used
 
     def give_up(self) -> None:
-        """After an error in a hook: the model waits for nothing."""
+        """After an error: the model waits for nothing, though it waits for every future."""
         self.failed = True
-        self._complete_futures()
-
-    def collect(self) -> None:
-        """Block until all gradients are means, or there is an error; the time counts as exchange time."""
-        began, error = time.perf_counter(), None
-        step: Any = self._step
-        try:
-            with ExitStack() as stack, torch.no_grad():
-                # Code that waits for a future also waits for what is queued in these streams when its result is set.
-                for streams, origin in self._origins.items():
-                    stack.enter_context(streams.queued_in(origin))
-                try:
-                    step.collect()
-                except BaseException as caught:  # noqa: BLE001  # raised where backward ends
-                    error = caught
-                self._ended(step, error)
-                for future, buffer in self._futures:
-                    future.set_result(buffer)
-        except Exception as caught:  # noqa: BLE001  # a GPU that has failed may raise in any call
-            self._ended(step, error or caught)
-        self._complete_futures()
-        self._step.traffic.seconds += time.perf_counter() - began
-        self.complete = False
-
-    def _complete_futures(self) -> None:
-        """Those that are left after an error: the model waits for every one."""
         for future, buffer in self._futures:
             if not future.done():
                 with suppress(Exception):  # it is complete all the same
                     future.set_result(buffer)
+
+    def collect(self) -> None:
+        """Block until all gradients are means; the time counts as exchange time. After an error call `give_up`."""
+        began = time.perf_counter()
+        with ExitStack() as stack, torch.no_grad():
+            # Code that waits for a future also waits for what is queued in these streams when its result is set.
+            for streams, origin in self._origins.items():
+                stack.enter_context(streams.queued_in(origin))
+            self._end(self._step)
+            for future, buffer in self._futures:
+                future.set_result(buffer)
+        self._step.traffic.seconds += time.perf_counter() - began
+        self.complete = False
 
 
 def _gradients(bucket: dist.GradBucket) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

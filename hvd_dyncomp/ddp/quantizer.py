@@ -21,7 +21,6 @@ from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import ModelGradients, check_kind, check_model, register
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
@@ -150,7 +149,7 @@ class Quantizer(Session):
             self._begin(wrong=RuntimeError(CAPTURED) if captured else None),
             slots=self._plan.slots,  # type: ignore[union-attr]  # there is one
             used=self._source.used,
-            ended=self._ended,
+            end=self._end,
         )
         return self._backward
 
@@ -171,19 +170,6 @@ class Quantizer(Session):
         if self._backward is not None:
             self._backward.give_up()
 
-    def _ended(self, step: Step, error: BaseException | None) -> None:
-        """All gradients are means, or there is an error."""
-        self._source.forget()
-        try:
-            if error is not None:
-                raise error
-            self._levels.learn(step.proposal)
-            self._tell_optimizers(step.bits)
-            self._step = None
-        except BaseException as caught:  # noqa: BLE001  # raised where backward ends
-            self._fail(caught)
-            self._error = self._error or caught
-
     def _at_end(self, backward: Backward) -> bool:
         """End the step where backward ends; return whether what was raised will be raised after it.
 
@@ -193,8 +179,8 @@ class Quantizer(Session):
             return False  # it has ended in an inner pass, or this is one, and more gradients will come
         while True:
             try:
+                self._source.forget()
                 if isinstance(self._step, FailedStep):
-                    self._source.forget()
                     self._step.await_agreement()
                 elif backward.complete and not backward.failed:
                     backward.collect()

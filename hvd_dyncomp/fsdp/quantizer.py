@@ -17,8 +17,8 @@ from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight, LockstepError
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.fsdp.backward import Backward
 from hvd_dyncomp.fsdp.shards import ShardGradients, replica_group
+from hvd_dyncomp.fsdp.unit_steps import UnitSteps
 from hvd_dyncomp.fsdp.units import Unit, units_of
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
@@ -97,7 +97,7 @@ class Quantizer(Session):
         return group
 
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
-        return Backward(
+        return UnitSteps(
             *(plan, config, self._to_agree_on()),
             stochastic=self._stochastic,
             meter=self.meter,
@@ -180,18 +180,11 @@ class Quantizer(Session):
         """End the step; have raised what has happened in it. Called once for each hook, and after FSDP's own end."""
         while self._step is not None:
             try:
-                self._collect()
+                self._end(self._step)
             except BaseException as error:  # noqa: BLE001  # raised below
                 self._break(error)
         if self._error is not None and not call_at_end(self._raise):
             self._raise()
-
-    def _collect(self) -> None:
-        step: Any = self._step
-        step.collect()
-        self._levels.learn(step.proposal)
-        self._tell_optimizers(step.bits)
-        self._step = None
 
     def _raise(self) -> None:
         error, self._error = self._error, None

@@ -274,27 +274,33 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
     @torch.no_grad()
     def _collect(self, step: Step | FailedStep) -> None:
-        """End a step, and tell the optimizer, which steps next, at how many bits its gradients came."""
+        """End a step, and warn of gradients that did not come from backward as they are."""
         if step is not self._step:
             raise RuntimeError(self._failure or FORGOTTEN)
-        gradients, optimizer = self._step_gradients, self._optimizer()
+        gradients = self._step_gradients
         overwritten = gradients is not None and gradients.overwritten
         self._await_agreement(step)
         self._end(step)
         self._step_gradients = None
-        if isinstance(step, FailedStep) or gradients is None or optimizer is None or self._plan is None:
+        if gradients is None or self._plan is None or self._plan.source.rank != 0:
             return
-        bits, speaks = step.bits, self._plan.source.rank == 0
-        if not step.from_backward_anywhere:
-            if horovod_optimizer.synchronized(optimizer):
-                if speaks and self._plan.slots and bits != UNCOMPRESSED:
-                    self._advice.warn("again", REDUCED_AGAIN)
-                return  # means, changed by the user and reduced again: they came at the level before
-            bits = UNCOMPRESSED
-        self._tell_optimizers(bits)
-        if speaks:
-            self._advice.warn("assigned", ASSIGNED if gradients.in_use and not step.from_backward_anywhere else "")
+        if self._reduced_again(step):
+            if self._plan.slots and step.bits != UNCOMPRESSED:
+                self._advice.warn("again", REDUCED_AGAIN)
+        else:
+            assigned = gradients.in_use and not step.from_backward_anywhere  # type: ignore[union-attr]  # a failed one has raised
+            self._advice.warn("assigned", ASSIGNED if assigned else "")
             self._advice.warn("overwritten", OVERWRITTEN if overwritten else "")
+
+    def _bits_of_means(self, step: Any) -> float | None:
+        if step.from_backward_anywhere:
+            return step.bits
+        return None if self._reduced_again(step) else UNCOMPRESSED
+
+    def _reduced_again(self, step: Any) -> bool:
+        """Whether these are means, changed by the user, that came at the level before."""
+        optimizer = self._optimizer()
+        return not step.from_backward_anywhere and optimizer is not None and horovod_optimizer.synchronized(optimizer)
 
     def discard(self) -> None:
         """As `Session.discard`: call it after `optimizer.synchronize()` and instead of `optimizer.step()`."""

@@ -16,8 +16,8 @@ from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.step_levels import StepConfig
 
 
-class Backward:
-    """One backward pass. Its steps have one number and one level, and send in the order of their beginnings.
+class UnitSteps:
+    """The steps of one backward pass. They have one number and one level, and send in the order of their beginnings.
 
     The ranks agree on each unit, before anything of it is sent: a replica that goes through other modules, or in
     another order, is an error in words.
