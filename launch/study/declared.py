@@ -14,6 +14,7 @@ from study.methods import (
     FIRST_STEPS,
     MORE_FIRST,
     NESTEROV,
+    NESTEROV_BEFORE,
     NOT_CLIPPED,
     NOT_CLIPPED_LESS,
     POLICIES,
@@ -270,10 +271,13 @@ UNCLIPPED = Part(
 # Is Nesterov's momentum the remedy for a share that arrives late?
 WITH_NESTEROV = Part(
     "Nesterov",
-    (UNCLIPPED.tasks[1], UNCLIPPED.tasks[-1]),
-    ("uncompressed", *(method.name for method in NESTEROV)),
+    (*UNCLIPPED.tasks[1:3], UNCLIPPED.tasks[-1]),
+    ("uncompressed", *(method.name for method in (*NESTEROV, *NESTEROV_BEFORE))),
     seeds=3,
     seed=FRESH,
+)
+NESTEROV_IN_RECIPE = Part(
+    "Nesterov, recipe", ("recipe, text",), ("uncompressed", *(method.name for method in NESTEROV)), seeds=3
 )
 
 # What the present codes cost there.
@@ -440,6 +444,7 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
         FINER_CODES,
         SHORT_WARM_UPS,
         WITH_NESTEROV,
+        NESTEROV_IN_RECIPE,
         RECIPE,
         RECIPE_BEFORE,
         RECIPE_ELSEWHERE,

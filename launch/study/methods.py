@@ -223,9 +223,11 @@ def _nesterov(name: str, method: Method) -> Method:
 
 NESTEROV = (
     _nesterov("uncompressed", UNCOMPRESSED),
-    *(_nesterov(method.name, method) for method in NOT_CLIPPED[1:]),
-    *(_nesterov(level(bits), _one(bits)) for bits in (1, 1 / 2, 1 / 4)),
+    *(_nesterov(method.name, method) for method in FINER[1:]),
+    _nesterov("1, finer", _one(1)),
+    *(_nesterov(level(bits), _one(bits)) for bits in (1 / 2, 1 / 4)),
 )
+NESTEROV_BEFORE = (*(_nesterov(method.name, method) for method in NOT_CLIPPED[1:]), _nesterov("1", _one(1)))
 
 
 def _first(bits: float, until: float) -> Method:
@@ -241,7 +243,8 @@ METHODS = {
         *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *BY_RATE, AGAINST_RATE),
         *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
-        *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *MORE_FIRST, *NESTEROV, *FINER, *FINER_FIRST, *FINER_LESS),
+        *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *MORE_FIRST, *FINER, *FINER_FIRST, *FINER_LESS),
+        *(*NESTEROV, *NESTEROV_BEFORE),
     )
 }
 

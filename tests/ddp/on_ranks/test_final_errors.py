@@ -18,6 +18,7 @@ from problem import assert_means, distributed, gradients, same_on_all_ranks
 from process_group import BACKEND
 
 from hvd_dyncomp import Averager, LockstepError, ddp
+from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.transport import base, torch_distributed
 
 pytestmark = pytest.mark.promise("An error within a step ends the run on every rank, with a message that says why.")
@@ -170,7 +171,7 @@ def test_an_error_with_one_gradient(number, order, rank, monkeypatch):
     model, _ = distributed(16, **BUCKETS)
     for seed in range(2):  # from then on gradients come as losses were added up, from the last
         a_step(model, seed, order)
-    add, calls = ddp.quantizer.Step.add, []
+    add, calls = Step.add, []
 
     def failing(*arguments):
         calls.append(arguments)
@@ -181,7 +182,7 @@ def test_an_error_with_one_gradient(number, order, rank, monkeypatch):
 
     with monkeypatch.context() as patch:
         if rank == 0:
-            patch.setattr(ddp.quantizer.Step, "add", failing)
+            patch.setattr(Step, "add", failing)
         with pytest.raises(ZeroDivisionError if rank == 0 else LockstepError):
             a_step(model, 2, order)
     with pytest.raises(RuntimeError, match="was interrupted by"):

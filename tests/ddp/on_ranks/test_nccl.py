@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import Averager, LockstepError, Schedule, ddp
+from hvd_dyncomp.exchange.step import Step
 
 WIDTH = 192
 ROWS = 32
@@ -255,14 +256,14 @@ def test_an_exception_on_one_rank_is_raised_on_all(rank, monkeypatch):
     model = wrapped(Net())
     ddp.compress(model, 4)
     passed(model, 0)
-    add, calls = ddp.quantizer.Step.add, []
+    add, calls = Step.add, []
 
     def failing(*arguments):
         calls.append(arguments)
         return 1 / 0 if len(calls) == 3 else add(*arguments)
 
     if rank == 0:
-        monkeypatch.setattr(ddp.quantizer.Step, "add", failing)
+        monkeypatch.setattr(Step, "add", failing)
     with pytest.raises(ZeroDivisionError if rank == 0 else LockstepError):
         passed(model, 1)
     with pytest.raises(RuntimeError, match="was interrupted by"):

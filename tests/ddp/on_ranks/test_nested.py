@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from hvd_dyncomp import Controller, LockstepError, ddp
+from hvd_dyncomp import Controller, LockstepError
+from hvd_dyncomp.exchange.step import Step
 
 WIDTH = 60
 
@@ -104,7 +105,7 @@ def test_an_error_is_raised_where_a_pass_ends(case, rank):
 def test_what_fails_in_an_inner_pass_ends_the_step_on_all_ranks(bucket, rank, monkeypatch):
     model, _ = distributed(4, module=Layers((reentrant,) * 3))
     stepped(model, rank, 0)
-    add, slots = ddp.quantizer.Step.add, []
+    add, slots = Step.add, []
 
     def failing(step, slot, *arguments):
         slots.append(slot)
@@ -112,7 +113,7 @@ def test_what_fails_in_an_inner_pass_ends_the_step_on_all_ranks(bucket, rank, mo
 
     with monkeypatch.context() as patch:
         if rank == 0:
-            patch.setattr(ddp.quantizer.Step, "add", failing)
+            patch.setattr(Step, "add", failing)
         with pytest.raises(ZeroDivisionError if rank == 0 else LockstepError):
             stepped(model, rank, 1)
     with pytest.raises(RuntimeError, match="was interrupted by"):
