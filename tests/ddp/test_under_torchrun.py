@@ -18,7 +18,7 @@ JOBS = {
     "2": (2, FILES, {}),
     # In other files it does not matter how many ranks there are.
     "3": (3, ["agreement", "exchange", "runs", "averager", "momentum", "final_errors"], {}),
-    "2x2": (4, ["exchange", "runs", "averager"], TWO_HOSTS),
+    "2x2": (4, ["exchange", "averager"], TWO_HOSTS),
     "2 as NCCL": (2, ["nccl", "exchange"], AS_NCCL),
 }
 SECONDS = 300

@@ -122,6 +122,7 @@ def test_over_links_bytes_are_counted_and_other_rates_kept(folder):
         assert 4 < bits["4bit"] < 8 and 4 < bits["4bit-ddp"] < 6
 
 
+@pytest.mark.soak  # test_hosts_bytes.py counts every day
 @needs_namespaces
 def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
     shared = ("--methods", "none,4bit,4bit-flat,ddp-fp16", *SHORT, "--output-dir", str(folder))
@@ -137,6 +138,7 @@ def test_on_hosts_of_several_workers_the_hosts_bytes_are_counted(folder):
     assert 4 < bits["4bit"] < bits["4bit-flat"] - 2
 
 
+@pytest.mark.soak  # ddp/test_bytes.py counts every day
 @needs_namespaces
 def test_shards_stay_within_a_host_and_only_their_gradients_means_leave_it(folder):
     shared = ("--methods", "shards-alone,hsdp-bf16,4bit-fsdp", *SHORT, "--output-dir", str(folder))

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces
 
 @pytest.fixture(
     scope="module",
-    params=[(2, 4, "mpirun"), (2, 2, "gloo")],
+    params=[pytest.param((2, 4, "mpirun"), marks=pytest.mark.soak), (2, 2, "gloo")],
     ids=lambda layout: "{}x{}-{}".format(*layout),
 )
 def measured(request) -> tuple[int, dict[tuple[int, int], list[tuple[float, float]]]]:

@@ -59,7 +59,6 @@ JOBS = [
     # Other collectives, which end at other times: where the order of calls matters, so do they. (Hosts exchange in
     # pairs, below.)
     Job("gloo", 2, ["optimizer_features", "refusals", "lockstep"]),
-    Job("gloo", 3, ["ranks_in_any_order"]),
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
     Job("mpirun", 4, ["resume", "defaults"], UNFUSED | TWO_HOSTS),
@@ -67,11 +66,13 @@ JOBS = [
     # These say themselves on which hosts their ranks are.
     Job("mpirun", 4, ["hosts"]),
 ]
+# MPI's ranks have them every day.
+SELDOM = [Job("gloo", 3, ["ranks_in_any_order"])]
 SECONDS = 1200  # a check that hangs ends its job much sooner
 
 
 @pytest.mark.timeout(SECONDS + 60)
-@pytest.mark.parametrize("job", JOBS, ids=str)
+@pytest.mark.parametrize("job", [*JOBS, *(pytest.param(job, marks=pytest.mark.soak) for job in SELDOM)], ids=str)
 def test_checks_hold_on_every_rank(job):
     made_sets = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}  # so that a check may make process sets
     run_bodies(job.bodies, job.launcher, job.ranks, seconds=SECONDS, **job.environment, **made_sets)
