@@ -271,7 +271,7 @@ UNCLIPPED = Part(
 # Is Nesterov's momentum the remedy for a share that arrives late?
 WITH_NESTEROV = Part(
     "Nesterov",
-    (*UNCLIPPED.tasks[1:3], UNCLIPPED.tasks[-1]),
+    UNCLIPPED.tasks,
     ("uncompressed", *(method.name for method in (*NESTEROV, *NESTEROV_BEFORE))),
     seeds=3,
     seed=FRESH,

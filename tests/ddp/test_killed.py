@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from torchrun import run_program
 
-pytestmark = pytest.mark.promise("When a rank is killed, the job ends: with Horovod within 60 s, otherwise at once.")
+pytestmark = pytest.mark.promise(
+    "When a rank is killed, the job ends: with Horovod within 60 s, otherwise when its DataLoader workers have ended."
+)
 
 
 @pytest.mark.timeout(150)

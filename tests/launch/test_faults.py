@@ -13,7 +13,7 @@ from killed import POINTS
 from runs import HOSTS, PROGRAM, RELEASE, assert_same_checkpoints, metrics, train
 
 pytestmark = pytest.mark.promise(
-    "When a rank is killed, the job ends: with Horovod within 60 s, otherwise at once.",
+    "When a rank is killed, the job ends: with Horovod within 60 s, otherwise when its DataLoader workers have ended.",
     "A restarted run equals the uninterrupted run bit for bit.",
 )
 
