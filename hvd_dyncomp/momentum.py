@@ -1,4 +1,4 @@
-"""Optimizer steps with less momentum: momentum does not stand that few bits deliver large values late (docs/math.md).
+"""Optimizer steps with less momentum, or Nesterov's, as few bits deliver large values late (docs/math.md).
 
 The optimizer's own step does the arithmetic, but on a view: an object that shares every attribute with the optimizer
 except the groups. So the optimizer itself never changes within a step, and there is nothing to restore.
@@ -21,7 +21,8 @@ from hvd_dyncomp.torch_names import check_names
 
 logger = logging.getLogger(__name__)
 
-#: So much momentum is best left at so many bits or less; at more, all of it (docs/study.md).
+#: So much of Adam's momentum is best left at so many bits or less; at more, all of it (docs/study.md). SGD takes
+#: Nesterov's momentum instead, unless none is left.
 LEFT = {0.5: 0.0, 1: 0.3, 2: 0.7}
 MOST_BITS = max(LEFT)
 MUCH_MOMENTUM = 0.5
@@ -37,23 +38,23 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 
 def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """Make an optimizer use less momentum in steps whose gradients were sent at 2 bits or less.
+    """Make an optimizer step with a momentum that suits gradients sent at 2 bits or less.
 
         optimizer = less_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
                                              compression=DynamicQuantizer(controller))
 
     At few bits, a part of a large value is delivered in later steps, which makes training with high momentum unstable.
-    So momentum is limited to 0.7 at 2 bits and to 0.3 at 1 bit, and is zero below 1 bit:
 
-    - SGD with a momentum m above the limit l uses l in place of m, and a gradient adds (1 - l) / (1 - m) times as much
-      to the momentum buffer. So the average progress stays the same, also when the level changes. With l = 0 and
-      dampening d, SGD steps without momentum, at (1 - d) / (1 - m) times its learning rate.
-    - Adam and AdamW use l as their first beta, if it is smaller.
-    - Small and skipped tensors keep their full momentum, because no part of them is delivered late.
+    - SGD uses Nesterov's momentum at 1 and 2 bits, which tolerates the delay, if its momentum m is above 0.7 at 2 bits
+      or above 0.3 at 1 bit. With a dampening d, its learning rate is then multiplied by (1 - d) / (1 - m d). Below 1
+      bit SGD steps without momentum, at (1 - d) / (1 - m) times its learning rate. So the average progress stays the
+      same, also when the level changes.
+    - Adam and AdamW limit their first beta to 0.7 at 2 bits, to 0.3 at 1 bit and to 0 below.
+    - Small and skipped tensors keep the optimizer's own momentum, because no part of them is delivered late.
 
     The level of a step's own gradients decides. The quantizer finds the optimizer by its parameters. At more bits, or
-    without error feedback or compression, every tensor keeps its full momentum. After steps without momentum, the
+    without error feedback or compression, every tensor keeps its own momentum. After steps without momentum, the
     momentum starts again at zero. Call this function on every rank or on none. `param_groups` keep the user's values,
     so schedulers, hooks, checkpoints and gradient scalers see no difference.
 
@@ -211,7 +212,7 @@ class LessMomentum(torch.optim.Optimizer):
                 loss = closure()
         left = self.left  # after the closure, not before: it may bring the gradients, and their level
         if (found := frozenset(left.values())) != self._latest:
-            logger.info("%s steps with %s momentum", type(self).__name__, _words(found))
+            logger.info("%s steps with %s momentum", type(self).__name__, _words(found, self.param_groups))
         step = super().step.__func__  # type: ignore[attr-defined]
         while getattr(step, "hooked", False):  # torch calls the hooks around this method; a view must not repeat them
             step = step.__wrapped__
@@ -281,24 +282,26 @@ def _divided(optimizer: LessMomentum, left: Mapping[torch.Tensor, float]) -> Ite
 
 
 def _instead(group: dict[str, Any], most: float) -> dict[str, Any]:
-    """The values that replace a group's own where it has no more momentum than `most`."""
+    """The values that replace a group's own where large values are delivered late.
+
+    Args:
+        most: the most momentum that Adam keeps. SGD takes Nesterov's if it has more, or none if this is 0.
+    """
     if "betas" in group:
         first, second = group["betas"]
         return {"betas": (first.clamp(max=most) if isinstance(first, torch.Tensor) else min(first, most), second)}
-    momentum, lr = group["momentum"], group["lr"]
+    momentum, dampening, lr = group["momentum"], group["dampening"], group["lr"]
     if not most < momentum < 1:
         return {}
-    total = (1 - group["dampening"]) / (1 - momentum)  # what a gradient adds up to over all steps, as part of the rate
+    # A gradient adds up to as much as ever over all steps, and no step is longer or shorter where the level changes.
     if not most:
-        return {"lr": lr * total, "momentum": 0.0}
-    # Momentum itself is as large as ever, so no step is longer or shorter where the level changes.
-    changed = {"momentum": most, "dampening": 1 - (1 - most) * total}
-    # Nesterov's adds the gradient to it as it is.
-    return {**changed, "lr": lr / (1 - momentum + most)} if group["nesterov"] else changed
+        return {"lr": lr * ((1 - dampening) / (1 - momentum)), "momentum": 0.0}
+    return {"lr": lr * ((1 - dampening) / (1 - momentum * dampening)), "nesterov": True}
 
 
-def _words(left: Collection[float]) -> str:
-    return " or ".join(f"{most:g}" if most else "no" for most in sorted(left)) or "all its"
+def _words(left: Collection[float], groups: Collection[Mapping[str, Any]]) -> str:
+    some = "{:g}" if any("betas" in group for group in groups) else "Nesterov's"
+    return " or ".join(dict.fromkeys(some.format(most) if most else "no" for most in sorted(left))) or "its own"
 
 
 _known_optimizers: weakref.WeakSet[LessMomentum] = weakref.WeakSet()

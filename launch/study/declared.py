@@ -271,8 +271,15 @@ UNCLIPPED = Part(
 # Is Nesterov's momentum the remedy for a share that arrives late?
 WITH_NESTEROV = Part(
     "Nesterov",
-    UNCLIPPED.tasks,
-    ("uncompressed", *(method.name for method in (*NESTEROV, *NESTEROV_BEFORE))),
+    (*UNCLIPPED.tasks, LESS_MOMENTUM.tasks[-1]),
+    ("uncompressed", *(method.name for method in (*NESTEROV, *FINER_LESS))),
+    seeds=3,
+    seed=FRESH,
+)
+NESTEROV_WITH_FORMER_CODES = Part(
+    "Nesterov, codes of before",
+    (UNCLIPPED.tasks[1], UNCLIPPED.tasks[-1]),
+    ("uncompressed", *(method.name for method in NESTEROV_BEFORE)),
     seeds=3,
     seed=FRESH,
 )
@@ -444,6 +451,7 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
         FINER_CODES,
         SHORT_WARM_UPS,
         WITH_NESTEROV,
+        NESTEROV_WITH_FORMER_CODES,
         NESTEROV_IN_RECIPE,
         RECIPE,
         RECIPE_BEFORE,
