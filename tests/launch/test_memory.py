@@ -41,6 +41,7 @@ def test_on_ranks_of_one_host(tmp_path):
     assert all(2.9 < rank["host"] / VALUES < 3.9 for rank in layout["contenders"]["4bit"])
 
 
+@pytest.mark.soak  # the exchange's memory is the same
 def test_on_torchruns_ranks(tmp_path):
     results = measured(tmp_path, "--layouts", "2", "--launcher", "torchrun", "--methods", "ddp,4bit-ddp")
     assert (tmp_path / "memory-torchrun.json").exists()
