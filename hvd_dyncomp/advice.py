@@ -35,7 +35,7 @@ FORGOTTEN = (
 
 ASSIGNED = (
     "gradients that were assigned to .grad instead of computed by backward() (as with torch.autograd.grad or "
-    "torch.func.grad) are sent uncompressed, and less_momentum does not reduce the optimizer's momentum; call "
+    "torch.func.grad) are sent uncompressed, and less_momentum does not change the optimizer's momentum; call "
     "backward() on a loss to compress them"
 )
 

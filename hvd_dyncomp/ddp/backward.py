@@ -89,7 +89,7 @@ class Backward:
         return self._used is None or name in self._used
 
     def give_up(self) -> None:
-        """After an error: the model waits for nothing, though it waits for every future."""
+        """After an error: take nothing more, and complete every future, as the model waits for all of them."""
         self.failed = True
         for future, buffer in self._futures:
             if not future.done():

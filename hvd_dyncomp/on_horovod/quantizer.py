@@ -50,7 +50,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
     Gradients may be float16, bfloat16, float32 or float64, of any shape and strides; quantization and sums are in
     float32. docs/design.md describes the exchange. At 2 bits or less, high momentum may harm training: `less_momentum`
-    reduces the optimizer's momentum in such steps.
+    changes the optimizer's momentum in such steps.
 
     Args:
         controller: gives the number of bits. A policy or a level, such as 4, makes a new controller. Default:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 Schedule = tuple[tuple[float, float], ...]
 
 # Momentum is left out at so many bits and less, if nothing else is said; the library's `less_momentum` leaves some of
-# it from 1 to 3 bits ("2, momentum 0.5"). And what the library does by itself: tensors of fewer values than
-# `aggregation.SMALL` travel at 8 bits where the level is less.
+# Adam's at 1 and 2 bits ("2, finer, momentum 0.7"), where it gives SGD Nesterov's. And what the library does by
+# itself: tensors of fewer values than `aggregation.SMALL` travel at 8 bits where the level is less.
 NO_MOMENTUM_UP_TO = 2
 BITS_OF_SMALL = 8
 
@@ -202,7 +202,7 @@ FINER_FIRST = tuple(
     replace(FINER[1], name=f"{FINER[1].name}, first {until:.0%} at {bits}", budget=((0.0, bits), (until, 4)))
     for until, bits in ((0.03, 8), (0.06, 8), (0.1, 8), (0.1, 16))
 )
-# With what `less_momentum` leaves.
+# With what `less_momentum` leaves to Adam. (It left as much to SGD before it gave that Nesterov's.)
 FINER_LESS = tuple(
     Method(f"{bits}, finer, momentum {left}", budget=((0.0, bits),), momentum=left, no_momentum_up_to=bits)
     for bits, left in ((2, 0.7), (1, 0.3))

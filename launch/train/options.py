@@ -103,7 +103,7 @@ def _add_training(add: Add) -> None:
     add("--lr", type=positive, default=0.05, help="learning rate of one worker; multiplied by their number")
     add("--warmup-epochs", type=at_least_zero, default=1.0, metavar="E", help="epochs from --lr up to the scaled rate")
     add("--lr-schedule", choices=("cosine", "step"), default="cosine", help="step: a tenth at 50 and at 75 %%")
-    add("--momentum", type=fraction, default=0.9, help="of SGD; at 2 bits and less, less of it is used")
+    add("--momentum", type=fraction, default=0.9, help="of SGD; Nesterov's at 1 and 2 bits, none below")
     add("--weight-decay", type=at_least_zero, default=1e-4, metavar="W", help="of SGD")
     add("--clip-norm", type=positive, metavar="NORM", help="larger norms of a step's mean gradients are clipped to it")
     add("--seed", type=natural, default=0, help="of weights, held-out images, order and augmentation")
