@@ -596,7 +596,7 @@ def steps_by(factor: float, worker: Worker, step) -> bool:
     return torch.allclose(before - parameter.detach(), factor * parameter.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.promise("With `less_momentum`, all ranks reduce the momentum in the same steps.")
+@pytest.mark.promise("With `less_momentum`, all ranks change the momentum in the same steps.")
 @pytest.mark.parametrize("without_batch", [None, 0, 1])
 def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch):
     """Also on a rank that has no batch, and begins its exchange within `step`."""
@@ -618,7 +618,7 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
     assert same(*found)
 
 
-@pytest.mark.promise("With `less_momentum`, all ranks reduce the momentum in the same steps.")
+@pytest.mark.promise("With `less_momentum`, all ranks change the momentum in the same steps.")
 def test_ranks_that_disagree_about_it_are_told_so():
     def program(worker: Worker) -> None:
         if worker.transport.rank:

@@ -40,7 +40,7 @@ def test_optimizers_are_found_when_they_are_made_later_and_share_a_model():
     assert all(optimizer.left for optimizer in optimizers) and not elsewhere.left
 
 
-@pytest.mark.promise("With `less_momentum`, all ranks reduce the momentum in the same steps.")
+@pytest.mark.promise("With `less_momentum`, all ranks change the momentum in the same steps.")
 @pytest.mark.skipif(BACKEND != "gloo", reason="over NCCL all ranks reach models in one order")
 def test_an_optimizer_of_two_models_that_ranks_reach_in_another_order(rank):
     """It leaves the momentum of both out; once one is wrapped anew and not compressed, that of the other one."""

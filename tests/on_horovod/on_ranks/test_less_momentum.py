@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule, Static, less_momentum
 
 pytestmark = [
-    pytest.mark.promise("With `less_momentum`, all ranks reduce the momentum in the same steps."),
+    pytest.mark.promise("With `less_momentum`, all ranks change the momentum in the same steps."),
     pytest.mark.timeout(60, method="thread"),
 ]
 
