@@ -1,12 +1,13 @@
-"""The commands `probe` and `run`; see --help."""
+"""The commands `probe`, `run` and `report`; see --help."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from hvd_dyncomp.probe import command as probe
-from hvd_dyncomp.run import command as run
+from hvd_dyncomp.commands.probe import command as probe
+from hvd_dyncomp.commands.report import command as report
+from hvd_dyncomp.commands.run import command as run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,6 +17,7 @@ def main(argv: list[str] | None = None) -> int:
     for name, command, about in (
         ("probe", probe, "time exchanges of gradients on this job's ranks and network, and say whether to compress"),
         ("run", run, "run a training program as it is, with its models compressed"),
+        ("report", report, "write a page, one file of HTML, about runs of launch/train_resnet.py"),
     ):
         added = commands.add_parser(name, help=about, description=f"{about.capitalize()}.", allow_abbrev=False)
         added.set_defaults(main=command.main)

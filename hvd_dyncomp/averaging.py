@@ -74,7 +74,7 @@ class Averager(Session):
         TimeoutError, ConnectionError: over a process group: another rank does not make one in time, or has ended.
 
     Examples:
-        >>> from hvd_dyncomp.transport.in_process import World
+        >>> from hvd_dyncomp.simulate import World
         >>> def program(transport):
         ...     averager = Averager([("weight", torch.zeros(2000))], 16, transport=transport)
         ...     gradient = torch.full((2000,), float(transport.rank))

@@ -16,7 +16,7 @@ from torch.optim import SGD, NAdam
 
 import hvd_dyncomp as library
 from hvd_dyncomp import LEVELS, Averager, Controller, Decision, DynamicQuantizer, Policy, Record, Traffic, kernels
-from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.simulate import World
 
 
 class Unspeakable:

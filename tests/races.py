@@ -19,9 +19,9 @@ from simulated import RecordingWorld
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hvd_dyncomp.simulate import InProcessTransport
+from hvd_dyncomp.simulate.rendezvous import Collective
 from hvd_dyncomp.transport.collective_handle import CollectiveHandle
-from hvd_dyncomp.transport.in_process import InProcessTransport
-from hvd_dyncomp.transport.rendezvous import Collective
 
 Stream = tuple[int, str]  # of a rank
 Clock = dict[Stream, int]

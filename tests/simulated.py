@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer, Policy
-from hvd_dyncomp.transport.in_process import InProcessTransport, World
+from hvd_dyncomp.simulate import InProcessTransport, World
 
 # Where ranks are, by host; () for each on its own. Hosts of equally many workers exchange hierarchically: in pairs of
 # hosts, or among three with shards; in blocks or dealt out. The last are uneven, and so all at once.

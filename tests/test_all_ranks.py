@@ -8,7 +8,7 @@ import torch
 from simulated import noise, places
 
 from hvd_dyncomp import AllRanks, Averager, Controller, Schedule
-from hvd_dyncomp.transport.in_process import Deadlock, World
+from hvd_dyncomp.simulate import Deadlock, World
 
 SHAPES = {"matrix": (40, 33), "odd": (1031,), "small": (7,)}
 ARGUMENTS = {"block_size": 64, "min_numel": 20, "bucket_bytes": 3000}

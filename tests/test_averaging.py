@@ -14,7 +14,7 @@ from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.meter import allreduce_bytes
-from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.simulate import World
 
 SHAPES = {"conv": (8, 6, 3, 3), "matrix": (40, 33), "odd": (131,), "bias": (7,), "scalar": ()}
 SHAPE = {"block_size": 64, "min_numel": 20, "bucket_bytes": 3000}

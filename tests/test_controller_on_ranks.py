@@ -18,8 +18,8 @@ from hvd_dyncomp import (
     Static,
     StepFunction,
 )
+from hvd_dyncomp.simulate import Deadlock, InProcessTransport, World
 from hvd_dyncomp.transport.base import Transport
-from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, World
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -18,9 +18,9 @@ import yaml
 
 import hvd_dyncomp
 from hvd_dyncomp.agreement import AVERAGER, COMPRESS
+from hvd_dyncomp.commands.report.runs import read_run
+from hvd_dyncomp.commands.run import command
 from hvd_dyncomp.exchange.coding import SMALL_BITS
-from hvd_dyncomp.report.runs import read_run
-from hvd_dyncomp.run import command
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

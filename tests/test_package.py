@@ -55,7 +55,7 @@ def test_without_horovod_policies_codec_and_kernels_work():
 def test_without_horovod_an_averager_works():
     done = without_horovod(
         "import hvd_dyncomp, torch\n"
-        "from hvd_dyncomp.transport.in_process import World\n"
+        "from hvd_dyncomp.simulate import World\n"
         "tensors = [torch.zeros(2000), torch.ones(2000)]\n"
         "def program(transport):\n"
         "    averager = hvd_dyncomp.Averager([('a', torch.zeros(2000))], 16, transport=transport)\n"
@@ -86,7 +86,7 @@ def test_without_horovod_a_controller_works_among_ranks_that_do_not_need_it():
     done = without_horovod(
         "import warnings; warnings.simplefilter('ignore')\n"
         "from hvd_dyncomp import Controller\n"
-        "from hvd_dyncomp.transport.in_process import World\n"
+        "from hvd_dyncomp.simulate import World\n"
         "assert World(2).run(lambda transport: Controller(4, transport=transport).step({'a': 1.0})) == [4, 4]\n"
         "controller = Controller()\n"
         "assert controller.step({'val_accuracy': 1.0, 'train_loss': 1.0}) == 16\n"
@@ -139,10 +139,9 @@ ROOMS = {
         *("advice", "controller", "exchange", "kernels", "momentum", "policies", "replicas", "session", "transport")
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
-    "report": set(),
-    "probe": {"ddp", "on_horovod", "transport"},
-    "run": {"auto_level", "ddp", "meter", "on_horovod", "session", "transport"},
-    "__main__": {"probe", "run"},
+    "simulate": {"transport"},
+    "commands": {"ddp", "meter", "on_horovod", "session", "transport", "auto_level"},
+    "__main__": {"commands"},
 }
 EXCHANGE = {
     "wire": set(),
@@ -188,12 +187,19 @@ FSDP = {
     "quantizer": {"unit_steps", "shards", "units"},
     "per_rank": {"quantizer"},
 }
+PROBE = {
+    "findings": {"methods"},
+    "methods": set(),
+    "tensors": set(),
+    "turns": {"methods"},
+    "command": {"findings", "methods", "tensors", "turns"},
+}
 REPORT = {
     "runs": set(),
     "tables": {"runs"},
     "figures": {"runs", "tables"},
     "page": {"figures", "runs", "tables"},
-    "__main__": {"page", "runs"},
+    "command": {"page", "runs"},
 }
 RUN = {
     "comparison": set(),
@@ -221,17 +227,19 @@ TRITON = {
     "operations": {"form", "tiles"},
 }
 INSIDE = {
-    "exchange": EXCHANGE,
-    "on_horovod": ON_HOROVOD,
-    "fsdp": FSDP,
-    "report": REPORT,
-    "run": RUN,
-    "kernels": KERNELS,
+    ("exchange",): EXCHANGE,
+    ("on_horovod",): ON_HOROVOD,
+    ("fsdp",): FSDP,
+    ("commands", "probe"): PROBE,
+    ("commands", "report"): REPORT,
+    ("commands", "run"): RUN,
+    ("kernels",): KERNELS,
+    ("kernels", "triton"): TRITON,
 }
 
 
 def test_imports_go_one_way():
-    """The layout of docs/design.md: who may know whom, among folders and, in two of them, among files."""
+    """The layout of docs/design.md: who may know whom, among folders and, in some of them, among files."""
     package = Path(hvd_dyncomp.__file__).parent
     seen = set()
     for path in package.rglob("*.py"):
@@ -242,15 +250,17 @@ def test_imports_go_one_way():
         rooms = {other[0] for other in used} - LEAVES - {room}
         assert rooms <= ROOMS[room], f"{path} imports {sorted(rooms - ROOMS[room])}"
         seen.add(room)
-        if inside[:1] == ["triton"] and inside[1] != "__init__":
-            files = {other[2] for other in used if other[:2] == ("kernels", "triton")}
-            assert files <= TRITON[inside[1]], f"{path} imports {sorted(files - TRITON[inside[1]])}"
-        if room in INSIDE and inside != ["__init__"]:
-            files = {other[1] for other in used if other[0] == room}
-            allowed = INSIDE[room][inside[0]]
-            assert files <= allowed, f"{path} imports {sorted(files - allowed)}"
-            seen.add((room, inside[0]))
-    files = {(room, file) for room, table in INSIDE.items() for file in table}
+        for depth in range(1, len(inside) + 1):
+            folder, name = (room, *inside)[:depth], inside[depth - 1]
+            if folder in INSIDE and name != "__init__":
+                files = {other[depth] for other in used if other[:depth] == folder}
+                allowed = INSIDE[folder][name]
+                assert files <= allowed, f"{path} imports {sorted(files - allowed)}"
+                seen.add((*folder, name))
+        if room == "commands":
+            others = {other[1] for other in used if other[0] == room} - set(inside[:1])
+            assert not others, f"{path} imports another command: {sorted(others)}"
+    files = {(*folder, file) for folder, table in INSIDE.items() for file in table}
     assert seen == {*ROOMS, *files}, "a table has what is not there any more"
 
 

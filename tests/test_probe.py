@@ -5,9 +5,9 @@ import argparse
 import pytest
 
 from hvd_dyncomp.__main__ import main
-from hvd_dyncomp.probe import command, findings, turns
-from hvd_dyncomp.probe.findings import Row, advice
-from hvd_dyncomp.probe.tensors import MODELS, count, evenly, shapes_of
+from hvd_dyncomp.commands.probe import command, findings, turns
+from hvd_dyncomp.commands.probe.findings import Row, advice
+from hvd_dyncomp.commands.probe.tensors import MODELS, count, evenly, shapes_of
 
 # As torchvision and Hugging Face publish them; the embeddings of GPT-2 are used twice.
 PUBLISHED = {

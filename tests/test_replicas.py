@@ -9,7 +9,7 @@ from simulated import SimulatedOptimizer, Worker, on_ranks, parameters
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Schedule
 from hvd_dyncomp.replicas import _number
-from hvd_dyncomp.transport.in_process import InProcessTransport, World
+from hvd_dyncomp.simulate import InProcessTransport, World
 
 pytestmark = [
     pytest.mark.promise("If replicas differ, an error on every rank names the parameter."),

@@ -14,11 +14,11 @@ from made_up_runs import LEVELS, REASONS, Page, figures, line, texts, write
 from matplotlib.figure import Figure
 
 import hvd_dyncomp
-from hvd_dyncomp.report import figures as drawing
-from hvd_dyncomp.report.__main__ import main
-from hvd_dyncomp.report.page import page
-from hvd_dyncomp.report.runs import read_run, read_runs
-from hvd_dyncomp.report.tables import quantities
+from hvd_dyncomp.__main__ import main
+from hvd_dyncomp.commands.report import figures as drawing
+from hvd_dyncomp.commands.report.page import page
+from hvd_dyncomp.commands.report.runs import read_run, read_runs
+from hvd_dyncomp.commands.report.tables import quantities
 
 ROOT = Path(__file__).parents[1]
 EPOCHS = range(len(LEVELS))
@@ -250,16 +250,16 @@ def test_nothing_is_fetched_and_nothing_runs(text: str) -> None:
 
 
 def test_the_command_writes_a_page(folder: Path, tmp_path: Path, text: str, capsys: pytest.CaptureFixture) -> None:
-    assert main([str(folder)]) == 0
+    assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
-    assert main([str(folder), str(folder), "--output", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(folder), str(folder), "--output", str(tmp_path / "page.html")]) == 0
     assert (folder / "report.html").read_text(encoding="utf-8") == text
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == text
 
 
 def refused(capsys: pytest.CaptureFixture, *arguments: object) -> str:
     with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
+        main(["report", *map(str, arguments)])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.count("\n") == 1
     return said
@@ -314,8 +314,8 @@ def test_files_that_are_not_there_or_no_files(folder: Path, tmp_path: Path, caps
 
 def without(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command where a module is missing."""
-    code = f"import sys, runpy; sys.modules['{module}'] = None; import hvd_dyncomp; import hvd_dyncomp.report.runs; "
-    code += "runpy.run_module('hvd_dyncomp.report', run_name='__main__')"
+    code = f"import sys, runpy; sys.modules['{module}'] = None; import hvd_dyncomp; "
+    code += "sys.argv.insert(1, 'report'); runpy.run_module('hvd_dyncomp', run_name='__main__')"
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
@@ -323,8 +323,8 @@ def without(module: str, *arguments: object) -> subprocess.CompletedProcess[str]
 def test_where_matplotlib_is_missing_one_line_says_what_to_install(folder: Path) -> None:
     """Nothing else of the package needs it."""
     done = without("matplotlib", folder)
-    error = "hvd_dyncomp.report needs matplotlib: run 'pip install hvd_dyncomp[report]'"
-    assert (done.returncode, done.stderr) == (2, f"python -m hvd_dyncomp.report: error: {error}\n")
+    error = "the report needs matplotlib: run 'pip install hvd_dyncomp[report]'"
+    assert (done.returncode, done.stderr) == (2, f"python -m hvd_dyncomp report: error: {error}\n")
     assert without("matplotlib", "--help").returncode == 0
 
 

@@ -10,9 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import levels
 from hvd_dyncomp.__main__ import main
-from hvd_dyncomp.run.comparison import STEPS_PER_VISIT, WARM_UP, Comparison
-from hvd_dyncomp.run.models import Models
-from hvd_dyncomp.run.patches import changed
+from hvd_dyncomp.commands.run.comparison import STEPS_PER_VISIT, WARM_UP, Comparison
+from hvd_dyncomp.commands.run.models import Models
+from hvd_dyncomp.commands.run.patches import changed
 
 PROGRAM = """
 import atexit, pickle, sys, threading, time

@@ -38,7 +38,11 @@ SECTIONS = {
     ],
     "Levels and bytes": ["LEVELS", "Meter", "Traffic"],
     "Errors": ["ControllerError", "LockstepError"],
-    "Pages about runs": ["report.runs.read_runs", "report.page.page", "report.runs.UnreadableRun"],
+    "Pages about runs": [
+        "commands.report.runs.read_runs",
+        "commands.report.page.page",
+        "commands.report.runs.UnreadableRun",
+    ],
 }
 # What other modules and frameworks call, and users do not.
 INTERNAL = ("take", "broken", "everyone", "label", "share", "trained", "stepped", "on_.*", "setup")

@@ -17,7 +17,7 @@ from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.quantizer import Quantizer
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.transport import in_process
+from hvd_dyncomp.transport.alone import Alone
 from hvd_dyncomp.transport.launched import processes
 from hvd_dyncomp.transport.torch_distributed import transport
 from hvd_dyncomp.wrappers import unwrapped
@@ -55,5 +55,5 @@ def compress(model: nn.Module, controller: Controller | Policy | float | None = 
     if isinstance(model, nn.Module) and not isinstance(model, DistributedDataParallel) and processes() == 1:
         logger.warning("compress: one process trains this model, so there is nothing to compress")
         trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        return Averager(trained, controller, transport=in_process.World(1).transports[0], **arguments)
+        return Averager(trained, controller, transport=Alone(), **arguments)
     return Quantizer(cast(DistributedDataParallel, model), controller, **arguments)

@@ -1,10 +1,11 @@
-"""Transports send the bytes: `base` has the contract; `horovod`, `torch_distributed` and `in_process` fulfil it."""
+"""Transports send the bytes: `base` has the contract; `horovod`, `torch_distributed` and `alone` fulfil it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hvd_dyncomp.checks import shown
+from hvd_dyncomp.transport.alone import Alone
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.launched import by_launcher, has_process_group, initialized_horovod, processes
 
@@ -43,9 +44,7 @@ def given_or_initialized(transport: Any) -> Transport:
 
         return torch_distributed.transport()
     if processes() == 1:
-        from hvd_dyncomp.transport import in_process
-
-        return in_process.World(1).transports[0]
+        return Alone()
     said = ", ".join(name for name, size in by_launcher().items() if size > 1)
     raise ValueError(
         "nothing connects the ranks: call hvd.init(), or torch.distributed.init_process_group(), or pass transport=; "

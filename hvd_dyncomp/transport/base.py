@@ -1,8 +1,8 @@
 """The transport: the interface between exchanges and the library that sends their bytes.
 
 Exchanges know nothing of Horovod or torch.distributed. They start named collectives on a `Transport`, which is one
-rank's end of a group of ranks: `horovod.HorovodTransport`, `torch_distributed.ProcessGroupTransport`, or
-`in_process.World`, where all ranks live in one process.
+rank's end of a group of ranks: `horovod.HorovodTransport`, `torch_distributed.ProcessGroupTransport`,
+`alone.Alone` for one process, or `hvd_dyncomp.simulate.World`, where all ranks live in one process.
 
 Collectives are matched by name. A name must be equal on all ranks, and must not depend on the order of calls or on the
 type of the data.

@@ -23,7 +23,7 @@ from bench.steps import add_shared_arguments, checked_rate
 from bench.tables import by_rate, rate_title, title
 from common.markdown import markdown
 from common.values import at_least_zero, count, listed
-from hvd_dyncomp.probe.methods import AUTO
+from hvd_dyncomp.commands.probe.methods import AUTO
 from netlab.hosts import WITH_HOROVOD, hosts
 
 _CONSTANT = ("none", "4bit", "8bit", "16bit")

@@ -17,8 +17,8 @@ import torch
 
 from bench import workloads
 from bench.worker import WARM_UP, values_and_tensors
-from hvd_dyncomp.probe.methods import Stepper
-from hvd_dyncomp.probe.turns import interface, measure
+from hvd_dyncomp.commands.probe.methods import Stepper
+from hvd_dyncomp.commands.probe.turns import interface, measure
 from netlab.shaping import INTERFACE, shape
 
 _AS_LONG_AS_IT_TAKES = 1e9

@@ -24,8 +24,8 @@ from bench.steppers import start_torch
 from bench.worker import values_and_tensors
 from common.device import choose
 from hvd_dyncomp import replicas
-from hvd_dyncomp.probe.methods import Stepper
-from hvd_dyncomp.probe.turns import interface
+from hvd_dyncomp.commands.probe.methods import Stepper
+from hvd_dyncomp.commands.probe.turns import interface
 from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from netlab.shaping import INTERFACE

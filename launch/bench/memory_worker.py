@@ -18,8 +18,8 @@ from torch import Tensor
 
 from bench.steppers import start_torch
 from common.device import choose
-from hvd_dyncomp.probe.methods import ALONE, Stepper
-from hvd_dyncomp.probe.tensors import Tensors
+from hvd_dyncomp.commands.probe.methods import ALONE, Stepper
+from hvd_dyncomp.commands.probe.tensors import Tensors
 from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 

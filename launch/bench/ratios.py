@@ -10,7 +10,7 @@ from bench.results import Summary
 from bench.sharded import NATIVE, OURS_SHARDED, SHARDS_ALONE
 from bench.tables import rate_title, summaries, title
 from common.markdown import DASH, markdown
-from hvd_dyncomp.probe.methods import ONE_LEVEL, OURS_IN_DDP
+from hvd_dyncomp.commands.probe.methods import ONE_LEVEL, OURS_IN_DDP
 
 _OTHERS = ("none", "fp16", "powersgd1")
 _IN_DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")

@@ -50,7 +50,7 @@ def summarize(measured: Mapping[str, Any], values: int) -> Summary:
     """Median and quartiles of a method's steps.
 
     Args:
-        measured: "ms" and "sent" as `hvd_dyncomp.probe.turns.measure` returns them.
+        measured: "ms" and "sent" as `hvd_dyncomp.commands.probe.turns.measure` returns them.
         values: of the model.
     """
     times = measured["ms"]

@@ -31,7 +31,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.sharded import SHARDED, shard
-from hvd_dyncomp.probe.methods import ALONE, AUTO, DDP, HOROVOD, ONE_LEVEL, OURS, OURS_IN_DDP, TORCHS, Loss, Stepper
+from hvd_dyncomp.commands.probe.methods import (
+    ALONE,
+    AUTO,
+    DDP,
+    HOROVOD,
+    ONE_LEVEL,
+    OURS,
+    OURS_IN_DDP,
+    TORCHS,
+    Loss,
+    Stepper,
+)
 from hvd_dyncomp.transport.ranks import transport, under_torchrun
 
 WITHOUT_HOROVOD = (ALONE, *DDP, *SHARDED)

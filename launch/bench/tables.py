@@ -8,7 +8,7 @@ from typing import Any
 from bench import gpus
 from bench.results import SHARED_MEMORY, Summary, origin, summarize, typed
 from common.markdown import DASH, markdown
-from hvd_dyncomp.probe.methods import ONE_LEVEL
+from hvd_dyncomp.commands.probe.methods import ONE_LEVEL
 from netlab.shaping import bits_per_second
 
 _BUSY = 5.0  # percent of all cores

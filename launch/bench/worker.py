@@ -19,8 +19,8 @@ from bench.results import SHARED_MEMORY
 from bench.sharded import SHARDED, mesh
 from bench.steppers import start_torch, stepper_of
 from common.device import choose
-from hvd_dyncomp.probe.methods import POWERSGD_START, Stepper
-from hvd_dyncomp.probe.turns import interface, measure
+from hvd_dyncomp.commands.probe.methods import POWERSGD_START, Stepper
+from hvd_dyncomp.commands.probe.turns import interface, measure
 from hvd_dyncomp.transport import ranks
 from netlab.shaping import INTERFACE, shape
 

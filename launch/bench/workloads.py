@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hvd_dyncomp.probe.methods import Loss
-from hvd_dyncomp.probe.tensors import noise
+from hvd_dyncomp.commands.probe.methods import Loss
+from hvd_dyncomp.commands.probe.tensors import noise
 from train.models import build_model
 
 # Makes one stepper's model and loss; every call a new model.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import Averager, Controller
-from hvd_dyncomp.transport.in_process import InProcessTransport, World
+from hvd_dyncomp.simulate import InProcessTransport, World
 from study.codec import BLOCK_SIZE
 
 

@@ -52,7 +52,7 @@ def test_a_run_is_resumed_bit_for_bit_and_reported(tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
 
     page = tmp_path / "report.html"
-    subprocess.run([sys.executable, "-P", "-m", "hvd_dyncomp.report", str(whole), "--output", str(page)], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "hvd_dyncomp", "report", str(whole), "--output", str(page)], check=True)
     assert "whole" in page.read_text(encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 """Whatever training loop stock Horovod completes, in whatever order ranks do things and messages arrive, ours does too.
 
-Ranks, Horovod's optimizer and the network are simulated (`hvd_dyncomp.transport.in_process`); hypothesis makes up the
+Ranks, Horovod's optimizer and the network are simulated (`hvd_dyncomp.simulate`); hypothesis makes up the
 programs, and decides who goes on and what has arrived. A program that stock Horovod does not complete, because its
 ranks wait for each other in a circle, is not asked of ours.
 """
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from simulated import SimulatedOptimizer, mean_of, noise, parameters, places
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Static
-from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, World
+from hvd_dyncomp.simulate import Deadlock, InProcessTransport, World
 
 pytestmark = pytest.mark.promise(
     "A loop that completes with stock Horovod also completes with compression, with correct means."

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hvd_dyncomp import Averager
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.settings import Settings
-from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.simulate import World
 
 COMMON = {"block_size": 64, "rank": 0, "world_size": 2, "error_feedback": True}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from simulated import Worker, noise, on_ranks
 
-from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.simulate import World
 
 SIZES = {"a": 130, "b": 500}
 

@@ -17,8 +17,8 @@ from simulated import (
 )
 
 from hvd_dyncomp import DynamicQuantizer, LockstepError
+from hvd_dyncomp.simulate import Deadlock, InProcessTransport
 from hvd_dyncomp.transport.horovod import HorovodTransport
-from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 

@@ -14,7 +14,7 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.routes import Hierarchical
-from hvd_dyncomp.transport.in_process import Deadlock
+from hvd_dyncomp.simulate import Deadlock
 
 SIZES = {"a": 650, "b": 200}
 HERE = ["2", "3", "2x2", "2x2 dealt", "3x2"]

@@ -17,7 +17,7 @@ from simulated import (
 
 from hvd_dyncomp.exchange import bucket_exchange, routes
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.transport.in_process import InProcessTransport
+from hvd_dyncomp.simulate import InProcessTransport
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 

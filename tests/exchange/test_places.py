@@ -10,7 +10,7 @@ from simulated import (
 )
 
 from hvd_dyncomp import LockstepError
-from hvd_dyncomp.transport.in_process import World
+from hvd_dyncomp.simulate import World
 
 SIZES = {"a": 130, "b": 500, "small": 5}
 

@@ -11,7 +11,7 @@ from simulated import SimulatedOptimizer, places
 from hvd_dyncomp import Controller, DynamicQuantizer, Schedule
 from hvd_dyncomp.exchange import memory
 from hvd_dyncomp.exchange.memory import are_sole_owners, overlapping
-from hvd_dyncomp.transport.in_process import InProcessTransport, World
+from hvd_dyncomp.simulate import InProcessTransport, World
 
 pytestmark = pytest.mark.promise("Gradients may share memory; other contents of that memory do not change.")
 

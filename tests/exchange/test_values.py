@@ -6,7 +6,7 @@ import torch
 from simulated import WORLDS, RecordingWorld, SimulatedOptimizer, Worker, mean_of, noise, on_ranks
 
 from hvd_dyncomp.on_horovod import session
-from hvd_dyncomp.transport.in_process import InProcessTransport
+from hvd_dyncomp.simulate import InProcessTransport
 
 
 @WORLDS

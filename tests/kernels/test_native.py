@@ -173,7 +173,7 @@ def test_without_the_extension_the_reference_serves_and_one_line_says_so():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("native kernels are missing") == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    # Where no tensor comes, as with `python -m hvd_dyncomp.report`, nothing is missed.
+    # Where no tensor comes, as with `python -m hvd_dyncomp report`, nothing is missed.
     done = subprocess.run(
         [sys.executable, "-c", code.split("out, back")[0]], capture_output=True, text=True, timeout=120
     )

@@ -13,8 +13,8 @@ from bench import __main__ as program
 from bench import changing, plots, report
 from bench.results import Summary, save, summarize
 from common.launcher import run
-from hvd_dyncomp.probe import turns
-from hvd_dyncomp.probe.methods import AUTO
+from hvd_dyncomp.commands.probe import turns
+from hvd_dyncomp.commands.probe.methods import AUTO
 from netlab.hosts import why_not
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")

@@ -16,7 +16,7 @@ from bench import __main__ as program
 from bench import gpus, steps, tables, time_to_accuracy, workloads
 from bench.results import save
 from common import launcher
-from hvd_dyncomp.probe import turns
+from hvd_dyncomp.commands.probe import turns
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")

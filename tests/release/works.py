@@ -53,7 +53,7 @@ def check_what_horovod_is_needed_for() -> None:
 def check_report() -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "metrics.jsonl").write_text(json.dumps({"epoch": 0, "level": 4}) + "\n", encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "hvd_dyncomp.report", folder]
+        command = [sys.executable, "-P", "-m", "hvd_dyncomp", "report", folder]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         assert "<h1>Training run" in Path(folder, "report.html").read_text(encoding="utf-8")
 

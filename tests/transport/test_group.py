@@ -3,8 +3,8 @@
 import torch
 from simulated import RecordingWorld
 
+from hvd_dyncomp.simulate import World
 from hvd_dyncomp.transport.group import Group
-from hvd_dyncomp.transport.in_process import World
 
 
 def test_a_group_sends_the_others_nothing():

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import ddp
+from hvd_dyncomp.commands.run.comparison import Comparison
 from hvd_dyncomp.ddp.model import HOOKED
 from hvd_dyncomp.meter import Meter, Traffic
-from hvd_dyncomp.run.comparison import Comparison
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.launched import has_process_group, initialized_horovod, rank_by_launcher
 

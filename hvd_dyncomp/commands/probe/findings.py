@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from hvd_dyncomp.probe.methods import ALONE, DDP, HOROVOD
+from hvd_dyncomp.commands.probe.methods import ALONE, DDP, HOROVOD
 
 _TITLES = {
     "none": "Horovod float32",

@@ -8,8 +8,8 @@ from importlib import resources
 
 import jinja2
 
-from hvd_dyncomp.report import figures, tables
-from hvd_dyncomp.report.runs import Run
+from hvd_dyncomp.commands.report import figures, tables
+from hvd_dyncomp.commands.report.runs import Run
 
 # What XML 1.0, and with it SVG, does not have in any spelling; lone surrogates cannot be encoded either.
 _IMPOSSIBLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -25,7 +25,7 @@ def page(runs: Sequence[Run]) -> str:
         >>> "low: no epoch is finished yet." in html
         True
     """
-    text = resources.files("hvd_dyncomp.report").joinpath("page.html").read_text(encoding="utf-8")
+    text = resources.files("hvd_dyncomp.commands.report").joinpath("page.html").read_text(encoding="utf-8")
     template = jinja2.Template(text, autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     shown = tables.quantities(runs)
     curves = [(quantity.title, figures.by_epoch(quantity, runs)) for quantity in shown]

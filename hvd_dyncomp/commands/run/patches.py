@@ -14,7 +14,7 @@ import torch.distributed.fsdp as torch_fsdp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp.run.models import Models
+from hvd_dyncomp.commands.run.models import Models
 
 FSDP = (
     "a model of fully_shard (FSDP2) is left as it is: only a line in the program can say when the model is complete; "

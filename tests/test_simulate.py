@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from hvd_dyncomp.transport.in_process import Deadlock, InProcessTransport, Mismatch, World
+from hvd_dyncomp.simulate import Deadlock, InProcessTransport, Mismatch, World
 
 
 def test_collectives():

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import torch
 
 from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.simulate.rendezvous import Collective, Mismatch
 from hvd_dyncomp.transport.base import Transport, of_all
-from hvd_dyncomp.transport.rendezvous import Collective, Mismatch
 
 Result = TypeVar("Result")
 

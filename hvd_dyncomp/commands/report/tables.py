@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from hvd_dyncomp.report.runs import Run, all_switches
+from hvd_dyncomp.commands.report.runs import Run, all_switches
 
 Rows = list[list[str | int]]
 _BY_EPOCH = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
+from hvd_dyncomp.commands.run.comparison import STEPS_PER_VISIT, WARM_UP
+from hvd_dyncomp.commands.run.program import run
 from hvd_dyncomp.levels import UNCOMPRESSED, level_argument, levels_argument
-from hvd_dyncomp.run.comparison import STEPS_PER_VISIT, WARM_UP
-from hvd_dyncomp.run.program import run
 from hvd_dyncomp.transport.launched import processes
 
 STEPS = 200
@@ -48,8 +48,8 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         SystemExit: with status 2 and a message, for arguments that do not fit; with 0, after `--then stop`.
     """
-    from hvd_dyncomp.run.models import Models, say  # late: with torch's compiler, which --help does without
-    from hvd_dyncomp.run.patches import changed
+    from hvd_dyncomp.commands.run.models import Models, say  # late: with torch's compiler, which --help does without
+    from hvd_dyncomp.commands.run.patches import changed
 
     levels, steps = _compared(args)
     if not args.module and not os.path.exists(args.program):

@@ -7,8 +7,8 @@ import math
 import re
 from collections.abc import Sequence
 
-from hvd_dyncomp.report.runs import Run, all_switches
-from hvd_dyncomp.report.tables import Quantity
+from hvd_dyncomp.commands.report.runs import Run, all_switches
+from hvd_dyncomp.commands.report.tables import Quantity
 
 try:
     from matplotlib import style
@@ -16,7 +16,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
-    raise ImportError("hvd_dyncomp.report needs matplotlib: run 'pip install hvd_dyncomp[report]'") from error
+    raise ImportError("the report needs matplotlib: run 'pip install hvd_dyncomp[report]'") from error
 
 # Each has a contrast of 3 or more on the page's white and on its dark background; line styles tell runs apart, too.
 _COLOURS = ("#2f7fc1", "#d55e00", "#009e73", "#c6609b", "#808080", "#a98200", "#8c6bd6")
