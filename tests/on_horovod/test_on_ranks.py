@@ -12,6 +12,7 @@ from launchers import BODIES, run_bodies
 # What a step makes of gradients. First those whose steps all succeed: what a failed one has left on its way must not
 # meet another file's.
 STEPS = [
+    "contract",
     "arithmetic",
     "gradients",
     "devices",
@@ -58,7 +59,7 @@ JOBS = [
     Job("mpirun", 2, ["compiled", "defaults"], UNFUSED),
     # Other collectives, which end at other times: where the order of calls matters, so do they. (Hosts exchange in
     # pairs, below.)
-    Job("gloo", 2, ["optimizer_features", "refusals", "lockstep"]),
+    Job("gloo", 2, ["contract", "optimizer_features", "refusals", "lockstep"]),
     # As on two hosts of two workers, but for what does not depend on how gradients travel.
     Job("mpirun", 4, STEPS, TWO_HOSTS),
     Job("mpirun", 4, ["resume", "defaults"], UNFUSED | TWO_HOSTS),
