@@ -36,7 +36,7 @@ from hvd_dyncomp.momentum import (
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepConfig, StepLevels
 from hvd_dyncomp.transport import processes
-from hvd_dyncomp.transport.base import EVERY_RANK, One, Transport
+from hvd_dyncomp.transport.base import One, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -203,8 +203,7 @@ class Session:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
         """
         if self._ours.size > 1:
-            late, name = ("check_replicas", EVERY_RANK), "hvd_dyncomp.quantizer.replicas"
-            replicas.compare(self._ours, lambda: {"": self.trained()}, name, late)
+            replicas.compare(self._ours, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
     def discard(self) -> None:
         """Restore the residuals from before the latest step, because the program discards the gradients of that step.
