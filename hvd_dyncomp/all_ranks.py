@@ -18,8 +18,6 @@ from hvd_dyncomp.transport.base import gather_json
 
 logger = logging.getLogger(__name__)
 
-LATE = "every rank must call it; use 'if {} == 0:' only for code that writes the file"
-
 
 class AllRanks:
     """The states of a quantizer on all ranks and the state of its controller, for checkpoints with a single file.
@@ -78,7 +76,7 @@ class AllRanks:
         report: dict[str, Any] = {"bytes": mine.numel()}
         if wrong is not None:
             report = {"error": f"{type(wrong).__name__}: {wrong}", "in flight": isinstance(wrong, InFlight)}
-        reports = gather_json(transport, report, "hvd_dyncomp.all_ranks", late=("AllRanks.state_dict", LATE))
+        reports = gather_json(transport, report, "hvd_dyncomp.all_ranks")
         if wrong is not None:
             raise wrong
         for rank, theirs in enumerate(reports):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
+import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
@@ -18,13 +20,15 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
 from hvd_dyncomp.transport import given, given_or_initialized
-from hvd_dyncomp.transport.base import EVERY_RANK, Transport, gather_json
+from hvd_dyncomp.transport.base import Transport, gather_json
 
 logger = logging.getLogger(__name__)
 
+LATE_SECONDS = 10.0  # of waiting in `Controller.step`, after which a rank warns
 LATE = (
-    "every rank must call controller.step(...) after each epoch, and after as many backward passes as the others, with "
-    "num_samples=0 if it does not validate; use 'if {} == 0:' only for code that prints or saves"
+    "rank %d has waited %g s in Controller.step for other ranks: every rank must call controller.step(...) after each "
+    "epoch, and after as many backward passes as the others, with num_samples=0 if it does not validate; use 'if %s == "
+    "0:' only for code that prints or saves"
 )
 IDLE = (
     "no quantizer of this controller exchanged gradients in epoch %d. Possible causes: another model was wrapped or "
@@ -143,7 +147,8 @@ class Controller:
                 parameter is not the same on all ranks (noticed if the optimizer works among all ranks).
         """
         report = self._report(metrics, epoch, num_samples)
-        reports = gather_json(self.transport, report, "hvd_dyncomp.controller.metrics", late=("Controller.step", LATE))
+        with _warning_if_late(self.transport):
+            reports = gather_json(self.transport, report, "hvd_dyncomp.controller.metrics")
         self._check_reports(reports)
         finished = reports[0]["epoch"]
         if finished < self.epoch:
@@ -257,8 +262,7 @@ class Controller:
 
     def sync(self) -> None:
         """Take over rank 0's history and level. Collective. For workers that join a run."""
-        late = ("Controller.sync", EVERY_RANK)
-        states = gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync", late)
+        states = gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync")
         self.load_state_dict(states[0])
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,6 +310,19 @@ class Controller:
         if history:
             history[-1] = replace(history[-1], bits=decided.bits, reason=f"another policy: {decided.reason}")
         return decided.bits
+
+
+@contextlib.contextmanager
+def _warning_if_late(transport: Transport) -> Iterator[None]:
+    """Around code that waits for all ranks: warn once if it takes long. The thread works with every transport."""
+    said = (LATE, transport.rank, LATE_SECONDS, transport.rank_call)
+    timer = threading.Timer(LATE_SECONDS, logger.warning, said)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 # In a configuration: what is the controller's own.

@@ -97,14 +97,13 @@ def alike(everyone: Sequence[Mapping[str, Any] | None]) -> bool:
     return not any(_differing([each or {} for each in everyone])) and None not in everyone
 
 
-def compare(transport: Transport, models: Models, name: str, late: tuple[str, str] | None = None) -> None:
+def compare(transport: Transport, models: Models, name: str) -> None:
     """Compare each parameter of the models that several ranks have. Collective. A NaN is equal to any NaN.
 
     Args:
         transport: connects the ranks.
         models: this rank's.
         name: of the collective.
-        late: as in `gather_json`.
 
     Raises:
         LockstepError: on every rank: a parameter differs, or a rank cannot read its parameters.
@@ -114,7 +113,7 @@ def compare(transport: Transport, models: Models, name: str, late: tuple[str, st
         mine = {"models": {label: numbers(named, exact=False) for label, named in models().items()}}
     except Exception as error:  # noqa: BLE001  # the other ranks wait
         mine = {"error": f"{type(error).__name__}: {error}"}
-    everyone = gather_json(transport, mine, name, late)
+    everyone = gather_json(transport, mine, name)
     for rank, theirs in enumerate(everyone):
         if "error" in theirs:
             raise LockstepError(f"rank {rank} cannot compare its parameters: {theirs['error']}")

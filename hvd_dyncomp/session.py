@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,14 +35,9 @@ from hvd_dyncomp.momentum import (
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepConfig, StepLevels
 from hvd_dyncomp.transport import processes
-from hvd_dyncomp.transport.base import EVERY_RANK, One, Transport
+from hvd_dyncomp.transport.base import One, Transport
 
 logger = logging.getLogger(__name__)
-
-ANOTHER_THREAD = (
-    "{} must be called between steps, but meanwhile another thread has begun a step or loaded a state: call it in the "
-    "training thread, or while the training thread waits"
-)
 
 
 class Session:
@@ -115,7 +109,6 @@ class Session:
         # Why no further step begins. Not the error, whose traceback has frames that hold the model: the model's hook
         # holds this, in C++, where Python's garbage collector sees no cycle.
         self._failure = ""
-        self._begun = 0  # changes when a step begins or a state is loaded; for other threads
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.bits:g} bits, {self.meter!r}>"
@@ -203,8 +196,7 @@ class Session:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
         """
         if self._ours.size > 1:
-            late, name = ("check_replicas", EVERY_RANK), "hvd_dyncomp.quantizer.replicas"
-            replicas.compare(self._ours, lambda: {"": self.trained()}, name, late)
+            replicas.compare(self._ours, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
     def discard(self) -> None:
         """Restore the residuals from before the latest step, because the program discards the gradients of that step.
@@ -215,12 +207,11 @@ class Session:
         quantizer cannot discard a step, because it has no `discardable`.
 
         Raises:
-            RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed. Or another thread
-                has begun a step during the call; some residuals may then be those of that step.
+            RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed.
         """
-        with self._between_steps("discard"):
-            if self._plan is not None:
-                self._plan.discard()
+        self._check_between_steps("discard")
+        if self._plan is not None:
+            self._plan.discard()
 
     def drop_residuals(self) -> None:
         """Set all residuals to zero, for a training run that starts anew, such as another fold of a cross-validation.
@@ -228,31 +219,30 @@ class Session:
         Call it on every rank, between steps, in the training thread.
 
         Raises:
-            RuntimeError: gradients are in flight; nothing has changed. Or another thread has begun a step during the
-                call; some residuals may then be those of that step.
+            RuntimeError: gradients are in flight; nothing has changed.
         """
-        with self._between_steps("drop_residuals"):
-            self._saved = None
-            for bucket in self._plan.buckets if self._plan is not None else ():
-                bucket.residuals.drop()
+        self._check_between_steps("drop_residuals")
+        self._saved = None
+        for bucket in self._plan.buckets if self._plan is not None else ():
+            bucket.residuals.drop()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's residuals by parameter name, the step count and the meter. Save one state per rank.
 
         The state holds only tensors, numbers, strings, lists and dicts. Call this method between steps, in the training
-        thread or while the training thread waits.
+        thread.
 
         Raises:
-            RuntimeError: gradients are in flight, or another thread has begun a step during the call.
+            RuntimeError: gradients are in flight.
         """
-        with self._between_steps("state_dict"):
-            if self._failure:
-                logger.warning(
-                    "this state has the residuals of an interrupted step; resume from an earlier state instead: %s",
-                    self._failure,
-                )
-            # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
-            return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
+        self._check_between_steps("state_dict")
+        if self._failure:
+            logger.warning(
+                "this state has the residuals of an interrupted step; resume from an earlier state instead: %s",
+                self._failure,
+            )
+        # These last: residuals may be a whole loaded state, and steps and meter have moved on since.
+        return {**self._residuals(), **self._levels.state_dict(), "meter": self.meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that the same rank has saved, in a run with the same parameters.
@@ -263,8 +253,7 @@ class Session:
         Raises:
             ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
                 changed.
-            RuntimeError: gradients are in flight, or an error has ended a step; nothing has changed. Or another thread
-                has begun a step meanwhile.
+            RuntimeError: gradients are in flight, or an error has ended a step; nothing has changed.
         """
         self._check_between_steps("load_state_dict")
         self._check_failure()
@@ -274,13 +263,10 @@ class Session:
             Meter().load_state_dict(state["meter"])
         if self._plan is not None:
             residual_state.check(self._plan.buckets, state, self._plan.source.rank, self._plan.source.world_size)
-        self._begun += 1
         self._plan, self._saved = None, state
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
         self._resumed, self.stepped = True, None  # an error may have come after the step on some ranks only
-        if self._step is not None:
-            raise InFlight(ANOTHER_THREAD.format("load_state_dict"))
         if self.knows_its_model:
             self._plan, self._saved = self._new_plan(), None
 
@@ -318,19 +304,6 @@ class Session:
         if self._step is not None:
             raise InFlight(f"{what} must be called between steps, but gradients are in flight")
 
-    @contextlib.contextmanager
-    def _between_steps(self, what: str) -> Iterator[None]:
-        """Within it no step may begin.
-
-        Raises:
-            InFlight: a step is under way, or another thread has begun one.
-        """
-        begun = self._begun  # first, as the check may pass just before a step begins
-        self._check_between_steps(what)
-        yield
-        if self._step is not None or begun != self._begun:
-            raise InFlight(ANOTHER_THREAD.format(what))
-
     def _begin(self, *, absent: Collection[str] = (), wrong: Exception | None = None) -> Step | FailedStep:
         """Begin a step. On a rank that cannot take part, it is one that tells the others why.
 
@@ -342,7 +315,6 @@ class Session:
             RuntimeError: an error has ended an earlier step.
         """
         self._check_failure()
-        self._begun += 1
         try:
             if wrong is not None:
                 raise wrong
@@ -360,8 +332,6 @@ class Session:
         except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
             transport, label = self._ranks()
             self._step = FailedStep(error, transport=transport, label=label, number=self._levels.steps, bits=self.bits)
-        finally:
-            self._begun += 1  # again: before, a step that is about to begin cannot be seen
         return self._step
 
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Step:

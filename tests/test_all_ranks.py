@@ -1,14 +1,13 @@
 """One state of all ranks: it goes on bit for bit on as many ranks, and without a loss on more or fewer."""
 
 import io
-import logging
 
 import pytest
 import torch
 from simulated import noise, places
 
 from hvd_dyncomp import AllRanks, Averager, Controller, Schedule
-from hvd_dyncomp.simulate import Deadlock, World
+from hvd_dyncomp.simulate import World
 
 SHAPES = {"matrix": (40, 33), "odd": (1031,), "small": (7,)}
 ARGUMENTS = {"block_size": 64, "min_numel": 20, "bucket_bytes": 3000}
@@ -145,18 +144,6 @@ def test_a_rank_without_a_state_is_an_error_on_all():
             AllRanks(each).state_dict()
 
     World(3).run(program)
-
-
-def test_a_rank_that_saves_alone_is_told(caplog):
-    def program(transport):
-        each = averager(transport, {0: 4})
-        if transport.rank == 0:
-            AllRanks(each).state_dict()
-
-    with pytest.raises(Deadlock), caplog.at_level(logging.WARNING):
-        World(2).run(program)
-    assert "rank 0 has waited 10 s in AllRanks.state_dict for" in caplog.text
-    assert "every rank must call it; use 'if hvd.rank() == 0:' only for code that writes" in caplog.text
 
 
 def test_other_parameters_are_refused_and_nothing_changes():

@@ -2,7 +2,6 @@
 
 import copy
 import re
-import threading
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ from interruption import Interrupted
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
 from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, Static, less_momentum
-from hvd_dyncomp.errors import InFlight
-from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.simulate import World
@@ -481,29 +478,6 @@ def test_parameters_themselves_are_refused_where_a_mean_would_be_far_from_them(b
         return stepped(each, transport.rank, 1)
 
     assert same_on_all(World(2).run(program))
-
-
-@pytest.mark.promise("Saving a state while another thread trains gives a complete state or an error.")
-@pytest.mark.parametrize("call", ["state_dict", "drop_residuals", "discard"])
-def test_a_call_between_steps_in_which_another_thread_begins_one(call, monkeypatch):
-    """It reads and writes residuals while that step does; here the step even ends before the call does."""
-    each = averager(World(1).transports[0], discardable=True)
-    each.mean_(gradients(0, 0))
-
-    def meanwhile(*_):
-        thread = threading.Thread(target=each.mean_, args=(gradients(0, 1),))
-        thread.start()
-        thread.join()
-        return {}
-
-    bucket = each._plan.buckets[0]
-    monkeypatch.setattr(residual_state, "export", meanwhile)
-    monkeypatch.setattr(bucket.residuals, "drop", meanwhile)
-    monkeypatch.setattr(each._plan, "discard", meanwhile)
-    with pytest.raises(InFlight, match=f"^{call} must be called between steps, but meanwhile another thread has begun"):
-        getattr(each, call)()
-    monkeypatch.undo()
-    getattr(each, call)()
 
 
 @pytest.mark.parametrize(("bits", "least", "most"), [(4, 0, 0.001), (2, 0, 0.01), (0.25, 0.05, 0.5)])

@@ -111,39 +111,11 @@ def test_choices_decide_who_goes_on_and_a_run_can_be_repeated():
     assert orders[1] == orders[2] and len(set(orders)) == 3
 
 
-def test_so_many_seconds_have_passed_when_nobody_can_go_on():
-    def program(transport: InProcessTransport):
-        handle = transport.sum(torch.ones(1), "of both") if transport.rank == 0 else None
-        seen = handle is not None and transport.wait_for(handle, 3600)
-        transport.wait(transport.sum(torch.ones(1), "rank 0 no longer waits"))
-        handle = handle or transport.sum(torch.ones(1), "of both")
-        return seen, transport.wait_for(handle, 3600)
-
-    assert World(2).run(program) == [(False, True)] * 2
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("choices", [[], [0], [1], [0, 1], [1, 0, 2], [1, 1, 0]])
-def test_who_waits_awhile_hears_who_is_missing_and_then_waits_for_ever(choices):
-    missing = []
-
-    def program(transport: InProcessTransport):
-        if transport.rank < 2:
-            handle = transport.sum(torch.ones(1), "of 0 and 1")
-            assert not transport.wait_for(handle, 1)
-            missing.append(transport.missing(handle))
-            transport.wait(handle)
-
-    with pytest.raises(Deadlock, match="nobody can go on: rank 0 for of 0 and 1, rank 1 for of 0 and 1"):
-        World(3, choices).run(program)
-    assert missing == [[2]] * 2
-
-
 @pytest.mark.parametrize("choices", [[], [0]])
 def test_who_is_no_program_of_the_world_cannot_wait(choices):
     first, _ = World(2, choices).transports
     with pytest.raises(Deadlock, match="rank 0 waits for it"):
-        first.wait_for(first.sum(torch.ones(1), "it"), 1)
+        first.wait(first.sum(torch.ones(1), "it"))
 
 
 def test_what_was_raised_first_is_raised():

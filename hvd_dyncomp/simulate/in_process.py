@@ -7,7 +7,7 @@
 
 `run` gives every rank a thread; one thread runs at a time. At every call of its transport a rank may lose its turn.
 `choose` decides which rank runs next, whether a polling rank sees a complete collective yet, and when background work
-runs. No clock is read: the time of a `wait_for` is up when no rank can run. Runs with the same choices are the same.
+runs. No clock is read. Runs with the same choices are the same.
 """
 
 from __future__ import annotations
@@ -111,12 +111,6 @@ class InProcessTransport(Transport):
             raise handle.error
         return handle.received[self._rank]  # type: ignore[index]  # it is over, and without an error
 
-    def wait_for(self, handle: Collective, seconds: float) -> bool:
-        return self._world.block_awhile(self._rank, handle)
-
-    def missing(self, handle: Collective) -> list[int]:
-        return sorted(set(range(self.size)) - set(handle.sent))
-
     def in_background(self, work: Callable[[], bool]) -> None:
         self._world.add_background(self._rank, work)
 
@@ -157,7 +151,6 @@ class World:
         self._turn = [threading.Semaphore(0) for _ in range(size)]
         self._started = 0
         self._waits: dict[int, Collective] = {}
-        self._awhile: set[int] = set()  # of those that wait: who does not wait for ever
         self._running: set[int] = set()
         self._patient = False
         self._dead = ""
@@ -262,16 +255,6 @@ class World:
             self._wait_for_a_turn(rank, collective)
         collective.place(rank)
 
-    def block_awhile(self, rank: int, collective: Collective) -> bool:
-        """Returns when `collective` ends, or no rank can go on; whether it ends."""
-        if not self.ends(collective):
-            self._awhile.add(rank)
-            try:
-                self._wait_for_a_turn(rank, collective)
-            finally:
-                self._awhile.discard(rank)
-        return self.ends(collective)
-
     def _wait_for_a_turn(self, rank: int, collective: Collective) -> None:
         if rank not in self._running or self._in_background:
             raise Deadlock(f"rank {rank} waits for {collective.name}, which {sorted(collective.sent)} have started")
@@ -299,8 +282,6 @@ class World:
             self._work_in_background()
             self._patient = False
             if self._progress() == before:
-                if self._awhile and not self._dead:
-                    return min(self._awhile)  # its time is up
                 waits = [f"rank {rank} for {wait.name}" for rank, wait in sorted(self._waits.items())]
                 self._dead = "nobody can go on: " + ", ".join(waits)
                 return min(self._running)

@@ -11,8 +11,6 @@ type of the data.
 from __future__ import annotations
 
 import json
-import logging
-import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,13 +20,7 @@ import torch
 
 from hvd_dyncomp.errors import LockstepError
 
-logger = logging.getLogger(__name__)
-
 One = TypeVar("One", bound="Transport")
-
-LATE_SECONDS = 10.0  # after which a rank that waits for others warns
-EVERY_RANK = "every rank must call it: not under 'if {} == 0:'"  # a remedy of `gather_json`
-_POLL_SECONDS = 1e-3
 
 
 class Transport(ABC):
@@ -142,19 +134,6 @@ class Transport(ABC):
     def wait(self, handle: Any) -> torch.Tensor:
         """Block until the collective is over; return the received tensor."""
 
-    def wait_for(self, handle: Any, seconds: float) -> bool:
-        """Block until `wait(handle)` would return at once, for about `seconds` at most; return whether it would."""
-        until = time.monotonic() + seconds
-        while not self.poll(handle):
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    def missing(self, handle: Any) -> list[int]:
-        """The ranks that have not started a collective, ascending, as far as the transport can tell."""
-        return []
-
     @abstractmethod
     def in_background(self, work: Callable[[], bool]) -> None:
         """Call `work` repeatedly until it returns True, even while the program is busy or waits.
@@ -212,7 +191,7 @@ def gathered_json(received: torch.Tensor) -> list[Any]:
     return [json.loads(line) for line in received.numpy().tobytes().splitlines()]
 
 
-def gather_json(transport: Transport, value: Any, name: str, late: tuple[str, str] | None = None) -> list[Any]:
+def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
     """Every rank's `value`, in rank order, on every rank. Collective; blocks.
 
     The values travel as JSON, because a worker should accept data from another one and never code. The collective is an
@@ -222,8 +201,6 @@ def gather_json(transport: Transport, value: Any, name: str, late: tuple[str, st
     Args:
         value: plain data (dicts, lists, numbers with NaN and infinities, strings, None).
         name: of the collective.
-        late: for a warning after 10 s of waiting: the name of the call, and the remedy, in which "{}" stands for how a
-            program asks for its rank. Such calls are often made under `if rank == 0:`.
 
     Raises:
         LockstepError: another rank gathers something else, where transports match collectives by their order.
@@ -231,17 +208,6 @@ def gather_json(transport: Transport, value: Any, name: str, late: tuple[str, st
     if transport.size == 1:
         return [json.loads(json.dumps(value))]
     handle = start_gather_json(transport, [name, value], name)
-    if late is not None and not transport.wait_for(handle, LATE_SECONDS):
-        missing = transport.missing(handle)
-        ranks, (where, remedy) = f"ranks {missing}" if missing else "other ranks", late
-        logger.warning(
-            "rank %d has waited %g s in %s for %s: %s",
-            transport.rank,
-            LATE_SECONDS,
-            where,
-            ranks,
-            remedy.format(transport.rank_call),
-        )
     everyone = gathered_json(transport.wait(handle))
     for rank, (theirs, _) in enumerate(everyone):
         if theirs != name:

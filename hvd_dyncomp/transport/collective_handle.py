@@ -48,15 +48,11 @@ class CollectiveHandle:
     Attributes:
         name: see above.
         then: starts a second collective from the result of the first, under this handle; or None.
-        since: when a caller began to wait, in seconds; None if none has.
-        number: see `ProcessGroupTransport._begun`; otherwise 0.
     """
 
     def __init__(self, name: str, sent: torch.Tensor, news: Callable[[], None], *, in_order: bool) -> None:
         self.name, self._sent, self._news, self._in_order = name, sent, news, in_order
         self.then: Callable[[torch.Tensor], tuple[list[Any], torch.Tensor]] | None = None
-        self.since: float | None = None
-        self.number = 0
         self._works: list[Any] | None = None
         self._result = sent
         self._error: Exception | None = None

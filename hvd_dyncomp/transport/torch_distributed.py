@@ -8,8 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import itertools
-import logging
 import os
 import secrets
 import socket
@@ -27,23 +25,17 @@ from hvd_dyncomp.checks import shown
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
-from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
+from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.collective_handle import CollectiveHandle, lost, message_of, timed_out
-from hvd_dyncomp.transport.crossed import Wait, Watch
 from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, close, close_at_exit
 from hvd_dyncomp.transport.sockets import Sockets, any_closed
-
-logger = logging.getLogger(__name__)
 
 _BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if no data arrives
 _CLOSE_SECONDS = 10.0  # for messages in flight that other ranks wait for
 _LAST_SECONDS = 0.01  # for one of torch's threads to return from the callback that reports arrived data
 _CHECK_SECONDS = 1.0  # between two checks of the other ranks
-_NOTE_SECONDS = 1.0  # within which ranks that wait for the same collective report it
 
 _news = threading.Event()
-_waiters: set[int] = set()  # threads that have waited for a collective
-_waits = itertools.count(1)  # of long waits
 
 
 def _pause() -> None:
@@ -82,18 +74,16 @@ class ProcessGroupTransport(base.Transport):
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._group = weakref.ref(group)  # which would live as long as the transport (`_transports`)
         everyone = range(self._size)
-        with _all_come(self._rank):
+        with _connecting():
             groups = Groups(group, name or f"hvd_dyncomp.{_token(group)}")
             self._all = groups.among(everyone, "all")
             self._sums = groups.among(everyone, "sums", gpus=True) if phases else self._all
             self._phase_groups = groups.by_phase(phases or {})
-        self._name, self.limit = groups.name, groups.limit
+        self._name = groups.name
         self._launcher = OrderedLauncher(self._phase_groups)
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[CollectiveHandle] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self._number = 0  # of those that all ranks start in one order
-        self._global_ranks: list[int] = dist.get_process_group_ranks(group)
         self._checked, self._closed = 0.0, False  # when `check_peers` last looked, and whether sockets were closed
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
@@ -202,7 +192,7 @@ class ProcessGroupTransport(base.Transport):
 
     def sum(self, tensor: torch.Tensor, name: str) -> CollectiveHandle:
         groups = self._sums if name.endswith(".uncompressed") else self._all
-        return self._begun(name, tensor, lambda: ([groups.sum(tensor)], tensor), numbered=groups is self._all)
+        return self._begun(name, tensor, lambda: ([groups.sum(tensor)], tensor))
 
     def _new(self, name: str, tensor: torch.Tensor) -> CollectiveHandle:
         self._counts[name] += 1
@@ -213,18 +203,9 @@ class ProcessGroupTransport(base.Transport):
         return handle
 
     def _begun(
-        self,
-        name: str,
-        tensor: torch.Tensor,
-        start: Callable[[], tuple[list[Any], torch.Tensor]],
-        *,
-        numbered: bool = True,
+        self, name: str, tensor: torch.Tensor, start: Callable[[], tuple[list[Any], torch.Tensor]]
     ) -> CollectiveHandle:
-        """Start a collective. `numbered`: all ranks start it in one order, so it counts in `_number`."""
         handle = self._new(name, tensor)
-        if numbered:
-            self._number += 1
-            handle.number = self._number
         handle.start(start)
         return handle
 
@@ -232,25 +213,16 @@ class ProcessGroupTransport(base.Transport):
         return handle.over
 
     def wait(self, handle: CollectiveHandle) -> torch.Tensor:
-        """As `base.Transport.wait`. Warns if it takes long, but not after `wait_for`, whose caller warns itself.
+        """As `base.Transport.wait`.
 
         Raises:
+            LockstepError: a rank has called `abort`.
             ConnectionError: a rank has ended.
             TimeoutError: a rank has not started the collective in the process group's time limit.
         """
-        speaks, watch = handle.since is None, None
         try:
-            while not self.wait_for(handle, min(_CHECK_SECONDS, LATE_SECONDS) if speaks else _CHECK_SECONDS):
+            while not handle.wait(_CHECK_SECONDS):
                 self.check_peers(handle.name.partition("#")[0] + ": ")
-                if time.monotonic() < handle.since + LATE_SECONDS:  # type: ignore[operator]  # there is one
-                    continue
-                if speaks:
-                    speaks = False
-                    self._report(handle)
-                watch = watch or self._watch(handle)
-                if watch is not None and (said := watch.crossed()):
-                    self.abort(said)  # from now on the ranks' numbers of collectives would differ
-                    raise LockstepError(said)
             return handle.result()
         except (ConnectionError, TimeoutError) as error:
             reason = self._reason_of_abort()
@@ -258,61 +230,6 @@ class ProcessGroupTransport(base.Transport):
             if reason:
                 raise LockstepError(reason) from error
             raise
-        finally:
-            if watch is not None:
-                watch.end()
-
-    def wait_for(self, handle: CollectiveHandle, seconds: float) -> bool:
-        handle.since = handle.since or time.monotonic()
-        if not handle.over:  # the background thread asks only for collectives that are over
-            _waiters.add(threading.get_ident())
-        return handle.wait(seconds)
-
-    def _watch(self, handle: CollectiveHandle) -> Watch | None:
-        """A watch over a long wait; None where another thread may still start the collective on a rank."""
-        if not handle.number or len(_waiters) > 1:
-            return None
-        under_way = [handle for each in list(_alive) for handle in list(each._started) if not handle.over]
-        started = {each._name: each._number for each in list(_alive)}
-        wait = Wait(
-            handle.name.partition("#")[0],
-            self._name,
-            handle.number,
-            self._global_ranks,
-            started,
-            alone=under_way == [handle],
-            turn=next(_waits),
-        )
-        return Watch(wait, self._global_ranks[self._rank])
-
-    def missing(self, handle: CollectiveHandle) -> list[int]:
-        """As `base.Transport.missing`. Blocks for a second.
-
-        Each rank that calls this notes in the job's store that it waits. So a rank that has not waited as long counts
-        as missing.
-        """
-        if handle.over:
-            return []
-        try:
-            store = dist.PrefixStore("hvd_dyncomp.late", dist.distributed_c10d._get_default_store())
-            store.set(f"{handle.name}.{self._rank}", "")
-            handle.wait(_NOTE_SECONDS)
-            late = [rank for rank in range(self._size) if not store.check([f"{handle.name}.{rank}"])]
-        except (RuntimeError, ValueError):  # the store's rank has ended, or the program has destroyed its group
-            return []
-        return [] if handle.over else late
-
-    def _report(self, handle: CollectiveHandle) -> None:
-        """Warn of a long wait."""
-        ranks = self.missing(handle)
-        logger.warning(
-            "rank %d has waited %.0f s for %s%s; the time limit of the process group is %s",
-            self._rank,
-            LATE_SECONDS,
-            handle.name.partition("#")[0],
-            f": ranks {ranks} are not waiting for it (do they have fewer batches?)" if ranks else "",
-            self.limit,
-        )
 
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
@@ -357,23 +274,12 @@ class ProcessGroupTransport(base.Transport):
 
 
 @contextlib.contextmanager
-def _all_come(rank: int) -> Iterator[None]:
-    """Warn if the code in this context, which waits for all ranks, takes long.
+def _connecting() -> Iterator[None]:
+    """Around code that waits for all ranks to connect.
 
     Raises:
         TimeoutError, ConnectionError: a rank does not join in time, or has ended.
     """
-    timer = threading.Timer(
-        LATE_SECONDS,
-        logger.warning,
-        (
-            "rank %d has waited %g s for all ranks of its process group to call compress, transport or Averager",
-            rank,
-            LATE_SECONDS,
-        ),
-    )
-    timer.daemon = True
-    timer.start()
     try:
         yield
     except RuntimeError as error:  # torch's
@@ -383,8 +289,6 @@ def _all_come(rank: int) -> Iterator[None]:
         raise (TimeoutError if timed_out(text) else ConnectionError)(
             f"not all ranks of the process group have called compress, transport or Averager: {text}"
         ) from error
-    finally:
-        timer.cancel()
 
 
 def _close(process: int, groups: Mapping[Any, Sockets], started: Iterable[CollectiveHandle]) -> None:

@@ -3,7 +3,9 @@
 import pytest
 from launchers import run_body
 
-pytestmark = pytest.mark.promise("A late rank does no harm, and warnings report the wait.")
+pytestmark = pytest.mark.promise(
+    "A late rank does no harm; who waits for it in `Controller.step` for 10 s logs a warning."
+)
 
 
 def test_the_warning_names_exchange_and_bucket():

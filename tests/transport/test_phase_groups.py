@@ -209,9 +209,9 @@ def test_what_is_no_matter_of_connections_stays_as_it_is(handle):
     work.ends()
     with pytest.raises(RuntimeError, match="^Numpy is not available"):
         handle.result()
-    with pytest.raises(RuntimeError, match="^Numpy is not available"), torch_distributed._all_come(0):
+    with pytest.raises(RuntimeError, match="^Numpy is not available"), torch_distributed._connecting():
         raise RuntimeError("Numpy is not available")
-    with pytest.raises(ConnectionError, match="not all ranks of the process group"), torch_distributed._all_come(0):
+    with pytest.raises(ConnectionError, match="not all ranks of the process group"), torch_distributed._connecting():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711")
 
 

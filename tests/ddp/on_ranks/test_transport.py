@@ -147,13 +147,13 @@ def test_what_has_come_wakes_the_background(transport, rank, monkeypatch):
 @pytest.mark.promise("DDP: no wait exceeds the timeout of the process group.")
 @pytest.mark.parametrize("waits", ["wait", "poll"])
 def test_the_time_limit_is_that_of_the_process_group(waits, rank, size):
-    """Also for `Controller.step`, which polls; and what else waits for that rank ends, too."""
+    """Also for who polls; and what else waits for that rank ends, too."""
     made = ddp.transport(dist.new_group(timeout=timedelta(seconds=1)))
-    assert made.limit == timedelta(seconds=1)
     began = time.monotonic()
     if rank != size - 1:
         handle, another = (made.sum(torch.ones(1), name) for name in ("alone", "another"))
-        while waits == "poll" and not made.wait_for(handle, 1e-3):
+        while waits == "poll" and not made.poll(handle):
+            time.sleep(1e-3)
             assert time.monotonic() - began < 20
         # With more ranks, the others may hear first that one has given up.
         expected = TimeoutError if size == 2 else (TimeoutError, ConnectionError)
@@ -165,37 +165,13 @@ def test_the_time_limit_is_that_of_the_process_group(waits, rank, size):
     dist.barrier()
 
 
-@pytest.mark.promise("A late rank does no harm, and warnings report the wait.")
-@pytest.mark.parametrize("waits", ["wait", "wait_for"])
-def test_who_waits_long_says_for_whom_once(waits, transport, monkeypatch, caplog, rank, size):
-    """Who waits for a while only is told, and says it."""
-    monkeypatch.setattr(torch_distributed, "LATE_SECONDS", 0.2)
-    monkeypatch.setattr(torch_distributed, "_NOTE_SECONDS", 0.5)
-    dist.barrier()
-    if rank == size - 1:
-        time.sleep(1.5)
-    handle = transport.sum(torch.ones(1), f"late.{waits}")
-    if waits == "wait_for" and not transport.wait_for(handle, 0.2):
-        assert transport.missing(handle) == [size - 1]
-    assert transport.wait(handle).item() == size and transport.missing(handle) == []
-    said = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
-    expected = f"rank {rank} has waited 0 s for late.{waits}: ranks [{size - 1}] are not waiting for it (do they have "
-    expected += f"fewer batches?); the time limit of the process group is {transport.limit}"
-    assert said == [expected] * (waits == "wait" and rank != size - 1)
-    dist.barrier()
-
-
 @pytest.mark.parametrize("absent", [0, -1])
-def test_a_rank_that_does_not_even_begin(absent, caplog, monkeypatch, rank, size):
-    """It is missed at once in words, and an error in the end; who comes later has an error, too."""
+def test_a_rank_that_does_not_even_begin(absent, rank, size):
+    """It is an error in the end; who comes later has an error, too."""
     group = dist.new_group(timeout=timedelta(seconds=1.5))
-    monkeypatch.setattr(torch_distributed, "LATE_SECONDS", 0.2)
     if rank != absent % size:
         with pytest.raises((TimeoutError, ConnectionError), match="not all ranks of the process group have called"):
             ProcessGroupTransport(group)
-        assert [record.getMessage() for record in caplog.records if record.name.startswith("hvd_dyncomp")] == [
-            f"rank {rank} has waited 0.2 s for all ranks of its process group to call compress, transport or Averager"
-        ]
     dist.barrier()
 
 

@@ -42,7 +42,7 @@ def alone(size) -> int:
 @pytest.mark.parametrize("late", [True, False])
 def test_who_waits_says_so_and_a_late_rank_does_no_harm(late, alone, rank, caplog, monkeypatch):
     """Either that rank is late, or all the others are."""
-    monkeypatch.setattr("hvd_dyncomp.transport.base.LATE_SECONDS", PATIENCE)
+    monkeypatch.setattr("hvd_dyncomp.controller.LATE_SECONDS", PATIENCE)
     run = Run(f"late.{late}")
     for epoch in range(2):
         run.train(epoch)
