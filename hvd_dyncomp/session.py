@@ -11,7 +11,6 @@ import torch
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
-from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
@@ -175,16 +174,6 @@ class Session:
         if plan is None:
             return {}
         return residual_state.relative_errors(plan.buckets, self._means(plan), plan.source.factor)
-
-    def _follow(self, levels: AutoLevel) -> None:
-        """Let an object choose the level of every further step, as `auto_level` does.
-
-        Call it on every rank, between steps.
-
-        Args:
-            levels: chooses the same level on all ranks, or proposes it on rank 0.
-        """
-        self._levels.follow(levels)
 
     def check_replicas(self) -> None:
         """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.

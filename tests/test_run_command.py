@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp import levels
 from hvd_dyncomp.__main__ import main
 from hvd_dyncomp.commands.run.comparison import STEPS_PER_VISIT, WARM_UP, Comparison
 from hvd_dyncomp.commands.run.models import Models
@@ -83,7 +82,11 @@ def test_a_traceback_ends_with_the_programs_own_frames(folder):
         (["--level", "9", "train.py"], "argument --level: '9' is not one of the levels 0.125, "),
         (["--compare", "--levels", "4,x", "train.py"], "argument --levels: 'x' is not one of the levels 0.125, "),
         (["--compare", "--steps", "19", __file__], "argument --steps: 3 levels need at least 20, got 19"),
-        (["--then", "stop", __file__], "--levels, --steps and --then belong to --compare"),
+        (["--steps", "30", __file__], "--levels and --steps belong to --compare"),
+        (
+            ["--compare", "--then", "go", __file__],
+            "argument --then: a comparison now always stops the program; leave out",
+        ),
         (["--lev", "4", __file__], "unrecognized arguments: --lev"),
     ],
 )
@@ -96,32 +99,44 @@ def test_bad_arguments_are_errors_of_one_line(line, why, capsys):
     assert re.search(f": error: {why}", error), error
 
 
+def compared_steps(comparison: Comparison, seconds: dict[float, float], steps: int) -> list[float]:
+    """Make steps as a quantizer does, and return their levels. The first one of each level takes 10 s longer."""
+    used: list[float] = []
+    now = 0.0
+    for _ in range(steps):
+        assert not comparison.over
+        used.append(comparison.bits)
+        comparison.meter.at(0, comparison.bits).steps += 1
+        now += seconds[used[-1]] + (10 if len(used) > 1 and used[-1] != used[-2] else 0)
+        comparison.on_step_end(now)
+        comparison.on_step_end(now + 0.001)  # a step of the optimizer without an exchange
+    return used
+
+
 def test_levels_take_turns_and_the_first_step_of_each_does_not_count():
-    told, now = [], 0.0
-    compared = Comparison([32, 4], WARM_UP + 4 * STEPS_PER_VISIT, told.append)
-    used = []
-    for _ in range(WARM_UP + 4 * STEPS_PER_VISIT + 3):
-        assert not (told or compared.over)
-        used.append(compared.next_level(2, 0, now, leads=True))
-        first = len(used) > 1 and used[-1] != used[-2]
-        now += {32: 0.008, 4: 0.004, 2: 1.0}[used[-1]] + (10.0 if first else 0.0)
-        if compared.over:
-            break
+    steps = WARM_UP + 4 * STEPS_PER_VISIT
+    compared = Comparison(2, [32, 4], steps)
+    used = compared_steps(compared, {32: 0.008, 4: 0.004, 2: 1.0}, steps)
     turns = [32] * STEPS_PER_VISIT + [4] * STEPS_PER_VISIT
-    assert used == [*[2] * WARM_UP, *turns, *turns, 2]
+    assert used == [*[2] * WARM_UP, *turns, *turns] and compared.over and compared.bits == 2
     assert {level: len(times) for level, times in compared.seconds.items()} == dict.fromkeys((32, 4), 8)
-    [table] = told
-    assert [line.split() for line in table.splitlines()[2:]] == [
+    assert [line.split() for line in compared.table().splitlines()[2:]] == [
         ["32", "8.00", "8.00", "to", "8.00", "8", "1.00"],
         ["4", "4.00", "4.00", "to", "4.00", "8", "0.50"],
     ]
-    assert compared.next_level(2, 0, now, leads=True) == 2 and len(told) == 1
 
 
-def test_other_ranks_say_nothing_and_a_table_may_have_gaps():
-    compared = Comparison([32, 4], WARM_UP + 2 * STEPS_PER_VISIT, pytest.fail)
-    for step in range(WARM_UP + 3):
-        assert compared.next_level(4, 0, float(step), leads=False) in levels.LEVELS
+def test_several_exchanges_between_two_ends_count_only_at_one_level():
+    compared = Comparison(4, [32, 4], WARM_UP + 2 * STEPS_PER_VISIT)
+    for end in range(1, 6):
+        compared.meter.at(0, 4).steps += 3
+        compared.on_step_end(3.0 * end)
+    assert dict(compared.seconds) == {32: [1.0], 4: [1.0]}  # steps 6 to 8 and 12 to 14
+
+
+def test_a_table_may_have_gaps():
+    compared = Comparison(4, [32, 4], WARM_UP + 2 * STEPS_PER_VISIT)
+    compared_steps(compared, {32: 1.0, 4: 1.0}, WARM_UP + 3)
     assert [line.split()[:2] for line in compared.table().splitlines()[2:]] == [["32", "1000.00"], ["4", "-"]]
 
 

@@ -36,6 +36,7 @@ def test_one_with_a_compression_of_its_own_is_left_alone():
 
 @pytest.mark.timeout(150)
 def test_a_comparison_stops():
-    status, output = trained("--compare", "--steps", "20", "--levels", "32,4", "--then", "stop", "PROGRAM")
+    status, output = trained("--compare", "--steps", "20", "--levels", "32,4", "PROGRAM")
     assert status == 0 and "same weights" not in output, output
-    assert [found[:2] for found in re.findall(SAVED, output)] == [("21", "4, 32")], output
+    rows = re.findall(r"^.*  +(\d+) +[\d.]+ +[\d.]+ to [\d.]+ +(\d+) ", output, flags=re.MULTILINE)
+    assert rows == [("32", "8"), ("4", "4")] and output.count("is over and has stopped the program") == 1, output

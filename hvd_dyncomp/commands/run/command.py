@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 
 from hvd_dyncomp.commands.run.comparison import STEPS_PER_VISIT, WARM_UP
 from hvd_dyncomp.commands.run.program import run
@@ -11,6 +12,7 @@ from hvd_dyncomp.levels import UNCOMPRESSED, level_argument, levels_argument
 from hvd_dyncomp.transport.launched import processes
 
 STEPS = 200
+COMPARES = "comparing steps at {} bits: the program stops after {} steps; do not use what it trains or saves in them"
 ALONE = "one process exchanges nothing: the program runs as it is (start it by torchrun, horovodrun, mpirun or srun)"
 
 
@@ -21,16 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser: of the command; best with `allow_abbrev=False`.
     """
     parser.set_defaults(parser=parser)
-    parser.usage = (
-        f"{parser.prog} [--level BITS] [--compare [--levels ...] [--steps N] [--then go|stop]] [-m] PROGRAM ARGS"
-    )
+    parser.usage = f"{parser.prog} [--level BITS] [--compare [--levels ...] [--steps N]] [-m] PROGRAM ARGS"
     parser.add_argument("--level", type=level_argument, default=4, metavar="BITS", help="bits per value; default: 4")
-    parser.add_argument("--compare", action="store_true", help="at first compare steps at several levels, in turns")
+    parser.add_argument("--compare", action="store_true", help="time steps at several levels, then stop")
     parser.add_argument(
         "--levels", type=levels_argument, metavar="BITS,...", help="to compare; default: 32, --level and 0.25"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help=f"that compare; default: {STEPS}")
-    parser.add_argument("--then", choices=("go", "stop"), help="after them; default: go on at --level")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"of the comparison; default: {STEPS}")
+    parser.add_argument("--then", type=_gone, help=argparse.SUPPRESS)
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as with python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or with -m a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="of the program")
@@ -46,19 +46,26 @@ def main(args: argparse.Namespace) -> int:
         0. What the program raises is raised, `SystemExit` too.
 
     Raises:
-        SystemExit: with status 2 and a message, for arguments that do not fit; with 0, after `--then stop`.
+        SystemExit: with status 2 and a message, for arguments that do not fit; with 0, after a comparison.
     """
-    from hvd_dyncomp.commands.run.models import Models, say  # late: with torch's compiler, which --help does without
+    from hvd_dyncomp.commands.run.models import (
+        Models,
+        say,
+        speaks,
+    )  # late: with torch's compiler, which --help does without
     from hvd_dyncomp.commands.run.patches import changed
 
     levels, steps = _compared(args)
     if not args.module and not os.path.exists(args.program):
         args.parser.error(f"no such file: {args.program}")
-    models = Models(args.level, levels, steps, stops=args.then == "stop")
     if processes() == 1:
         say(ALONE)
         run(args.program, args.arguments, module=args.module)
         return 0
+    program = shlex.join([*(["-m"] if args.module else []), args.program, *args.arguments])
+    models = Models(args.level, levels, steps, command=f"-m hvd_dyncomp run --level BITS {program}")
+    if levels and speaks():
+        say(COMPARES.format(", ".join(f"{bits:g}" for bits in levels), steps))
     with changed(models):
         try:
             run(args.program, args.arguments, module=args.module)
@@ -67,11 +74,15 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _gone(value: str) -> str:
+    raise argparse.ArgumentTypeError(f"a comparison now always stops the program; leave out --then {value}")
+
+
 def _compared(args: argparse.Namespace) -> tuple[list[float], int]:
     """The levels that are compared, none without `--compare`, and the number of steps."""
     if not args.compare:
-        if (args.levels, args.steps, args.then) != (None, None, None):
-            args.parser.error("--levels, --steps and --then belong to --compare")
+        if (args.levels, args.steps) != (None, None):
+            args.parser.error("--levels and --steps belong to --compare")
         return [], 0
     levels = args.levels or levels_argument(f"{UNCOMPRESSED},{args.level},0.25")
     steps, least = STEPS if args.steps is None else args.steps, WARM_UP + STEPS_PER_VISIT * len(levels)

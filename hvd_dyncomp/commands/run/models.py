@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import ddp
 from hvd_dyncomp.commands.run.comparison import Comparison
+from hvd_dyncomp.commands.run.passes import SECONDS, Meetings, ReducingPasses, await_reduction
 from hvd_dyncomp.ddp.model import HOOKED
 from hvd_dyncomp.meter import Meter, Traffic
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.launched import has_process_group, initialized_horovod, rank_by_launcher
 
+ATTEMPTS = 3  # to compress a model, one in each of its first passes
+LEAST_BITS = 2  # at fewer, a program's own momentum makes training unstable (docs/levels.md)
 LEFT = "a DistributedDataParallel is left as it is: {}"
 ITS_OWN = "the program has compressed it, or given it a communication hook"
-NOTHING = "nothing was compressed: no DistributedDataParallel and no hvd.DistributedOptimizer has trained"
+APART = (
+    f"its first {ATTEMPTS} backward passes did not end on all ranks, each within {SECONDS:g} s, as where a rank has no "
+    "batch in model.join()"
+)
+NOTHING = (
+    "nothing was compressed: no DistributedDataParallel has trained for more than one step, and no "
+    "hvd.DistributedOptimizer has trained"
+)
+STOPPED = "the comparison is over and has stopped the program"
+INTERRUPTED = "the program has ended before the comparison"
+AFTERWARDS = (
+    "do not use what it has trained or saved, because its steps had different levels. To train, start again with: {}"
+)
+TIME_ONLY = (
+    f"levels below {LEAST_BITS} bits were compared in time only: a training at one of them needs other settings of the "
+    "optimizer (docs/levels.md, Slow links)"
+)
 
 
 def say(text: str) -> None:
@@ -28,7 +49,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _speaks() -> bool:
+def speaks() -> bool:
     """Whether this is rank 0, by what connects the ranks, or else by the launcher."""
     horovod = initialized_horovod()
     if horovod is not None:
@@ -41,67 +62,120 @@ class Models:
 
     Args:
         level: bits per value.
-        compared: the levels that the first steps compare; none for no comparison.
-        steps: how many steps compare.
-        stops: whether the program ends after them.
+        compared: the levels that are compared; none for no comparison.
+        steps: after how many steps a comparison stops the program.
+        command: that trains at one level, in words; said at the end of a comparison.
     """
 
-    def __init__(self, level: float, compared: Sequence[float] = (), steps: int = 0, *, stops: bool = False) -> None:
-        self.level, self.stops = level, stops
-        self._compared, self._steps = compared, steps
+    def __init__(self, level: float, compared: Sequence[float] = (), steps: int = 0, *, command: str = "") -> None:
+        self.level, self.compares = level, bool(compared)
+        self._compared, self._steps, self._command = compared, steps, command
         # So that no model deletes them, within C++ and with Python's lock: it would wait for a thread of the group's,
         # and that may be waiting for the lock.
         self._groups: list[dist.ProcessGroup] = []
-        self._met: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        # By model, what is waited for; None where nothing is, any more.
+        self._passes: weakref.WeakKeyDictionary[DistributedDataParallel, ReducingPasses | None]
+        self._passes = weakref.WeakKeyDictionary()
+        self._meetings = Meetings()
         self._meters: list[Meter] = []  # not sessions, which hold parameters
         self._comparisons: list[Comparison] = []
         self._told: set[str] = set()
         self._process = os.getpid()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the program shall end now. It is so on all ranks after the same step."""
-        return self.stops and any(comparison.over for comparison in self._comparisons)
-
     def tell(self, text: str) -> None:
         """Have rank 0 say something, once."""
-        if text not in self._told and _speaks():
+        if text not in self._told and speaks():
             self._told.add(text)
             say(text)
 
-    def compress(self, model: DistributedDataParallel) -> None:
-        """Compress a model, unless it was tried before. Collective. If it cannot be, it is left as it is on all ranks.
+    def on_call(self, model: DistributedDataParallel) -> bool:
+        """Note a call of a model with gradients; the model is compressed where the first pass ends that reduces them.
+
+        Not collective: each rank may call its model as it likes.
+
+        Returns:
+            Whether further calls are of interest.
+        """
+        if model not in self._passes:
+            alone = model.process_group.size() == 1
+            self._passes[model] = None if alone else ReducingPasses(model, self._on_first_passes)
+        passes = self._passes[model]
+        if passes is None:
+            return False
+        passes.reduces = model.require_backward_grad_sync
+        return True
+
+    def _on_first_passes(self, model: DistributedDataParallel, number: int) -> None:
+        """Compress a model, if all ranks are here. If it cannot be compressed, it stays as it is on all ranks.
 
         Raises:
-            TimeoutError, ConnectionError: another rank does not come here in time, or has ended.
+            TimeoutError, ConnectionError: another rank has ended.
         """
-        if model in self._met:
-            return
-        self._met.add(model)
-        self._groups.append(model.process_group)
+        following, passes = None, self._passes[model]
         try:
-            self.add(ddp.compress(model, self.level))
+            await_reduction(model)
+            if self._meetings.all_here(model.process_group):
+                self._groups.append(model.process_group)
+                with torch.no_grad():
+                    following = self._compress(model)
+            elif number < ATTEMPTS:
+                return
+            else:
+                self.tell(LEFT.format(APART))
         except (TypeError, ValueError, RuntimeError) as error:  # all ranks have one, and the model is as it was
             self.tell(LEFT.format(ITS_OWN if str(error) == HOOKED else error))
+        if passes is not None:
+            passes.close()
+        self._passes[model] = following
 
-    def add(self, session: Session) -> None:
-        """Tell of a session at the end. If levels are compared, its first steps take part."""
-        self._meters.append(session.meter)
-        if self._compared and session.everyone.size > 1:
-            self._comparisons.append(Comparison(self._compared, self._steps, say))
-            session._follow(self._comparisons[-1])
+    def _compress(self, model: DistributedDataParallel) -> ReducingPasses | None:
+        """Compress a model. Collective. Returns what the comparison waits for, if there is one."""
+        if not self.compares:
+            self.add(ddp.compress(model, self.level).meter)
+            return None
+        comparison = self.comparison(ddp.transport(model.process_group))
+        self.add(ddp.compress(model, comparison).meter, comparison)
+        return ReducingPasses(model, lambda *_: self.on_step_end(comparison))
+
+    def comparison(self, transport: Transport | None = None) -> Comparison:
+        """A controller for a quantizer whose steps are compared; its argument is as in `Controller`."""
+        return Comparison(self.level, self._compared, self._steps, transport=transport)
+
+    def add(self, meter: Meter, comparison: Comparison | None = None) -> None:
+        """Tell at the end of what a quantizer has sent, or of its comparison."""
+        if comparison is None:
+            self._meters.append(meter)
+        else:
+            comparison.meter = meter
+            self._comparisons.append(comparison)
+
+    def on_step_end(self, comparison: Comparison) -> None:
+        """Note that a step has ended. All ranks come here after the same step.
+
+        Raises:
+            SystemExit: with status 0, after the last step that is compared.
+        """
+        comparison.on_step_end(time.monotonic())
+        if any(each.over for each in self._comparisons):
+            raise SystemExit(0)
 
     def report(self) -> None:
-        """Say on rank 0 what was saved, and what a comparison has found that was interrupted."""
-        if os.getpid() != self._process or not _speaks():  # a fork of the program's
+        """Say on rank 0 what was saved, or what a comparison has found, even if it was interrupted."""
+        if os.getpid() != self._process or not speaks():  # a fork of the program's
             return
         for comparison in self._comparisons:
-            if not comparison.over and comparison.seconds:
+            if comparison.seconds:
                 say(comparison.table())
-        for meter in [one for one in self._meters if one.records]:
+        if self._comparisons:
+            over = any(comparison.over for comparison in self._comparisons)
+            say(f"{STOPPED if over else INTERRUPTED}; {AFTERWARDS.format(self._command)}")
+            if min(self._compared) < LEAST_BITS:
+                say(TIME_ONLY)
+        meters = [meter for meter in self._meters if meter.records]
+        for meter in meters:
             levels = ", ".join(f"{bits:g}" for bits in dict.fromkeys(bits for _, bits in meter.records))
             say(saved(meter.total(), levels))
-        if not self._told and not any(meter.records for meter in self._meters):
+        if not (meters or self._comparisons or self._told):
             say(NOTHING)
 
 

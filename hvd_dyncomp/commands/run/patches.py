@@ -30,8 +30,10 @@ _models: Models | None = None  # of the run; not in hooks, so that a model can b
 def changed(models: Models) -> Iterator[None]:
     """Within it the models that a program makes are compressed. It changes these, and undoes it:
 
-    - `DistributedDataParallel.__init__` gives the model a forward pre-hook. It compresses the model at its first call
-      with gradients that are to be exchanged: by then the program has registered its own communication hook, or none.
+    - `DistributedDataParallel.__init__` gives the model a forward pre-hook. At the first call with gradients, the hook
+      gives the parameters hooks, which compress the model where the first backward pass ends that has reduced its
+      gradients. All ranks come there, whatever one of them does alone before; and by then the program has registered
+      its own communication hook, or none. All these hooks are removed then, or after a comparison.
     - `horovod.torch.DistributedOptimizer`, where `compression` is the default, gets a `DynamicQuantizer`.
     - a subclass of `FSDPModule`, which `fully_shard` makes of a model's class, gives a warning.
 
@@ -68,15 +70,11 @@ def _initializing(original: Callable[..., None]) -> Callable[..., None]:
 
 @torch.compiler.disable
 def _before_call(model: DistributedDataParallel, inputs: Any) -> None:
-    """Compress a model before its first call whose gradients are to be exchanged: all ranks come here alike."""
-    if _models is None or not torch.is_grad_enabled() or not model.require_backward_grad_sync:
+    """Note a call whose gradients may be reduced, until the model has been compressed."""
+    if _models is None or not torch.is_grad_enabled() or _models.on_call(model):
         return
-    if _models.stopped:
-        raise SystemExit(0)
-    if not _models.stops:
-        for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _before_call]:
-            del model._forward_pre_hooks[key]
-    _models.compress(model)
+    for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _before_call]:
+        del model._forward_pre_hooks[key]
 
 
 def _sharded(kind: Any, **arguments: Any) -> None:
@@ -103,16 +101,12 @@ def _optimizing(original: Callable[..., Any], models: Models) -> Callable[..., A
         except ValueError as error:
             models.tell(LEFT.format(error))
             return original(*args, **kwargs)
-        given.arguments["compression"] = quantizer = DynamicQuantizer(models.level)
+        comparison = models.comparison() if models.compares else None
+        given.arguments["compression"] = quantizer = DynamicQuantizer(comparison or models.level)
         optimizer = original(*given.args, **given.kwargs)
-        models.add(quantizer)
-        if models.stops:
-            optimizer.register_step_post_hook(functools.partial(_after_step, models))
+        models.add(quantizer.meter, comparison)
+        if comparison is not None:
+            optimizer.register_step_post_hook(lambda *_: models.on_step_end(comparison))
         return optimizer
 
     return wrapper
-
-
-def _after_step(models: Models, *_: Any) -> None:
-    if models.stopped:
-        raise SystemExit(0)
