@@ -112,7 +112,8 @@ class Meter:
     def __repr__(self) -> str:
         all_of_it = self.total()
         sent, saved = all_of_it.sent_bytes / 1e6, all_of_it.saved_fraction
-        return f"<Meter: {all_of_it.steps} steps, {sent:.1f} MB sent, {saved:.1%} less than float32>"
+        than = "less" if saved >= 0 else "more"
+        return f"<Meter: {all_of_it.steps} steps, {sent:.1f} MB sent, {abs(saved):.1%} {than} than float32>"
 
     def at(self, epoch: int, bits: float) -> Traffic:
         """The record of (epoch, bits), created at the first call.

@@ -136,7 +136,18 @@ def test_the_readmes_lines_for_ddp_run(tmp_path: Path) -> None:
         f"torch.distributed.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
         "model = torch.nn.Linear(3, 3)\n"
     )
-    assert run(before + applied(fences(ROOT / "README.md", "diff")[0]) + "print(quantizer.bits)", tmp_path) == "4\n"
+    after = "print(quantizer.bits)\ntorch.distributed.destroy_process_group()\n"
+    assert run(before + applied(fences(ROOT / "README.md", "diff")[0]) + after, tmp_path) == "4\n"
+
+
+def test_whole_programs_end_the_groups_that_they_start() -> None:
+    """Without that, torch sometimes aborts a process at its end."""
+    examples = [path.read_text(encoding="utf-8") for path in (DOCS / "examples").glob("*.py")]
+    pages = [part for page in (ROOT / "README.md", *DOCS.glob("*.md")) for part in fences(page, "python")]
+    starts = re.compile(r"^import torch\n.*^dist\.init_process_group\(", flags=re.DOTALL | re.MULTILINE)
+    whole = [each for each in (*pages, *examples) if starts.search(each)]
+    assert len(whole) >= 9
+    assert [each for each in whole if not each.endswith("dist.destroy_process_group()\n")] == []
 
 
 def rows(page: Path, name: str, table: str = "") -> list[list[str]]:

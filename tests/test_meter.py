@@ -32,6 +32,12 @@ def test_what_is_saved_counts_what_travelled_uncompressed():
     assert Traffic().saved_fraction == 0
 
 
+def test_more_than_float32_is_not_said_to_be_less():
+    meter = Meter()
+    meter.at(0, 32).uncompressed_bytes, meter.at(0, 32).float32_bytes = 1030, 1000
+    assert repr(meter).endswith(" 3.0% more than float32>") and "% less than" in repr(filled())
+
+
 def test_state_survives_json():
     meter, other = filled(), Meter()
     other.at(9, 8).steps = 5

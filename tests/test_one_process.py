@@ -85,6 +85,25 @@ def test_with_other_processes_it_is_a_mistake(name, monkeypatch):
         Controller(4).step(METRICS)
 
 
+@pytest.mark.parametrize(
+    ("connected", "started", "named"),
+    [
+        (1, {}, ""),
+        (2, {"WORLD_SIZE": "2"}, ""),
+        (1, {"WORLD_SIZE": "2"}, "1 rank is connected, but WORLD_SIZE=2 says that 2 were started"),
+        (1, {"WORLD_SIZE": "1", "SLURM_STEP_NUM_TASKS": "4"}, "1 rank is connected, but SLURM_STEP_NUM_TASKS=4"),
+        (2, {"WORLD_SIZE": "4"}, "2 ranks are connected, but WORLD_SIZE=4 says that 4 were started"),
+        (2, {"OMPI_COMM_WORLD_SIZE": "2", "SLURM_STEP_NUM_TASKS": "8"}, ""),  # mpirun's daemons are Slurm's tasks
+        (3, {"OMPI_COMM_WORLD_SIZE": "3", "SLURM_STEP_NUM_TASKS": "2"}, ""),
+    ],
+)
+def test_ranks_that_are_not_connected_are_missed(connected, started, named, monkeypatch):
+    for name, size in started.items():
+        monkeypatch.setenv(name, size)
+    said = launched.missing(connected)
+    assert named in said and bool(said) == bool(named)
+
+
 def test_a_controller_may_get_company_later(monkeypatch):
     controller = Controller(4)
     assert controller.transport.size == 1

@@ -86,11 +86,52 @@ def test_where_it_pays():
     assert "PowerSGD, rank 1, would add 20 ms" in advice({**found, "powersgd1": exactly(20)})
 
 
-@pytest.mark.parametrize("ours", [exactly(400), exactly(397), exactly(500), Row(300, 200, 500, None)])
+@pytest.mark.parametrize("ours", [exactly(400), exactly(500), Row(410, 200, 500, None)])
 def test_where_there_is_nothing_to_gain(ours):
     found = {"none": exactly(800), "fp16": exactly(400), "4bit": ours}
     assert advice(found) == "Nothing to gain at 4 bits: Horovod fp16 is as fast, or faster."
     assert "1 bit would save 300 ms, and needs" in advice({**found, "1bit": exactly(100)})
+
+
+@pytest.mark.parametrize("ours", [exactly(398.5), exactly(390), Row(300, 200, 399, None), Row(399.9, 390, 450, None)])
+def test_a_gain_that_may_be_noise_is_not_called_none(ours):
+    """Quartiles that touch, or less than 5 %."""
+    said = advice({"none": exactly(800), "fp16": exactly(400), "4bit": ours})
+    assert said.startswith("No sure gain at 4 bits: the exchange adds ")
+    assert said.endswith(" ms to a step, in place of 400 ms, which is not surely faster than Horovod fp16.")
+
+
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        ("3", "3 bits would {}."),
+        ("2", "2 bits would {}, and need less momentum (docs/levels.md)."),
+        ("1", "1 bit would {}, and needs less momentum (docs/levels.md)."),
+        ("0.5", "0.5 bit would {}, and needs less momentum, and a learning rate that is warmed up"),
+        ("0.125", "0.125 bit would {}, and needs less momentum, and a learning rate that is warmed up"),
+    ],
+)
+def test_each_level_is_said_to_need_what_it_needs(level, words):
+    faster = {"ddp": exactly(800), "4bit-ddp": exactly(300), f"{level}bit-ddp": exactly(100)}
+    assert words.format("add 100 ms") in advice(faster)
+    slower = {**faster, "4bit-ddp": exactly(900)}
+    assert words.format("save 700 ms") in advice(slower)
+
+
+def test_a_low_level_that_is_judged_for_want_of_others_is_said_to_need_something():
+    assert advice({"ddp": exactly(800), "2bit-ddp": exactly(100)}).endswith(
+        "gets up to 700 ms shorter. 2 bits need less momentum (docs/levels.md)."
+    )
+    assert "need" not in advice({"ddp": exactly(800), "3bit-ddp": exactly(100)})
+
+
+def test_times_that_noise_makes_negative_are_said_to_be_none():
+    said = advice({"ddp": exactly(20), "4bit-ddp": exactly(-3)})
+    assert "adds 0.00 ms to a step, in place of 20 ms" in said and "up to 20 ms shorter" in said
+    for plain, ours in ((-1, -9), (-1, 5), (0, 0)):
+        rows = {"ddp": exactly(plain), "4bit-ddp": exactly(ours), "0.25bit-ddp": exactly(ours)}
+        assert "-" not in advice(rows) and "shorter" not in advice(rows) and "save" not in advice(rows)
+        assert all(line.split()[-1] == "-" for line in findings.table(rows).splitlines()[1:4])
 
 
 def test_without_the_recommended_level_the_highest_is_judged():
@@ -103,6 +144,25 @@ def test_the_link():
         "The float32 exchange sends 1.00 Gbit/s from each host; 0.30 ms for an allreduce of one value."
     )
     assert findings.link({"none": exactly(800)}, [1.0]).startswith("No network interface carries the exchange")
+
+
+@pytest.mark.parametrize("row", [Row(0, 0, 0, 100), Row(-0.2, -1, 1, 100), Row(0.3, -0.1, 0.5, 100)])
+def test_an_exchange_of_no_measurable_time_gives_no_rate(row):
+    said = findings.link({"ddp": row}, [0.3])
+    assert said.startswith("The float32 exchange takes no time that can be told from noise") and "Gbit/s" not in said
+    assert said.endswith("0.30 ms for an allreduce of one value.")
+
+
+@pytest.mark.parametrize(
+    ("values", "tensors", "words"),
+    [
+        (25_557_032, 161, "25.6 million values in 161 tensors"),
+        (20_000, 1, "20,000 values in 1 tensor"),
+        (1, 1, "1 value in 1 tensor"),
+    ],
+)
+def test_how_much_is_exchanged(values, tensors, words):
+    assert findings.size(values, tensors) == words
 
 
 def test_the_interface_that_sends_is_found(tmp_path, monkeypatch):

@@ -38,3 +38,4 @@ made, sent = generator(torch.randn(10_000, 4)), [averager.meter.total() for aver
 if rank == 0:
     print(f"made {made.mean():.2f} +- {made.std():.2f}, real 0.00 +- 1.41")
     print(f"{sum(s.sent_bytes for s in sent) / sum(s.float32_bytes for s in sent):.4f} of the bytes of float32")
+dist.destroy_process_group()

@@ -37,3 +37,4 @@ classes, scores = rows[:, :10].argmax(dim=1), model(rows)
 if rank == 0:
     print(f"loss {cross_entropy(scores, classes):.3f}, accuracy {(scores.argmax(dim=1) == classes).float().mean():.3f}")
     print(f"{sent.sent_bytes / sent.float32_bytes:.4f} of the bytes of float32")
+dist.destroy_process_group()

@@ -17,6 +17,7 @@ from hvd_dyncomp.errors import HorovodMissing
 from hvd_dyncomp.transport import mpi_settings
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import Transport, of_all
+from hvd_dyncomp.transport.launched import missing
 
 try:
     import horovod.torch as hvd
@@ -149,7 +150,7 @@ class HorovodTransport(Transport):
 
     def advise(self, devices: Iterable[torch.device]) -> None:
         if hvd.rank() == 0:
-            for advice in filter(None, (self._about_mpi(devices), _about_streams(devices))):
+            for advice in filter(None, (_about_ranks(), self._about_mpi(devices), _about_streams(devices))):
                 if advice not in _advised:
                     logger.warning(advice)
                     _advised.add(advice)
@@ -189,6 +190,12 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor:
     owner = tensor.detach()
     owner.grad = tensor
     return owner
+
+
+def _about_ranks() -> str:
+    """Where another launcher than Horovod's has started ranks that each train alone, without a word of Horovod's."""
+    elastic = "HOROVOD_SIZE" in os.environ  # or not: it says how many there were at first
+    return "" if elastic else missing(hvd.size())
 
 
 def _about_streams(devices: Iterable[torch.device]) -> str:

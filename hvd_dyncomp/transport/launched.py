@@ -31,6 +31,25 @@ def by_launcher() -> dict[str, int]:
     return {name: int(size) for name in _SIZES if (size := os.environ.get(name, "")).isdecimal()}
 
 
+def missing(connected: int) -> str:
+    """What is wrong if fewer ranks are connected than a launcher has started; "" if nothing is.
+
+    Horovod knows its own launchers only: under another one, each rank takes itself for the only one.
+
+    Args:
+        connected: how many ranks are connected.
+    """
+    started = by_launcher()
+    name = max(started, key=started.__getitem__, default="")
+    # Any of several launchers' numbers will do, except 1: mpirun within a step of srun has its own.
+    if connected >= started.get(name, 1) or 1 < connected in started.values():
+        return ""
+    return (
+        f"{connected} rank{'s are' if connected > 1 else ' is'} connected, but {name}={started[name]} says that "
+        f"{started[name]} were started: start them as docs/clusters.md says, or unset {name} if it is of another job"
+    )
+
+
 def rank_by_launcher() -> int:
     """Which of the processes this is, as its launcher says; 0 without one."""
     return next((int(rank) for name in _RANKS if (rank := os.environ.get(name, "")).isdecimal()), 0)

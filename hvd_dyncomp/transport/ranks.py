@@ -9,7 +9,11 @@ import torch.distributed as dist
 
 from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport
-from hvd_dyncomp.transport.launched import has_process_group
+from hvd_dyncomp.transport.launched import has_process_group, missing
+
+
+class RanksMissing(Exception):
+    """Fewer ranks are connected than a launcher has started."""
 
 
 def under_torchrun() -> bool:
@@ -26,6 +30,7 @@ def start(backend: str = "nccl") -> None:
 
     Raises:
         ImportError: other than under torchrun: Horovod is not installed.
+        RanksMissing: fewer ranks are connected than a launcher has started.
     """
     if under_torchrun():
         nccl = backend == "nccl" and torch.cuda.is_available() and dist.is_nccl_available()
@@ -34,6 +39,8 @@ def start(backend: str = "nccl") -> None:
         import horovod.torch as hvd
 
         hvd.init()
+    if text := missing(transport().size):
+        raise RanksMissing(text)
 
 
 def end() -> None:

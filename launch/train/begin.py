@@ -6,13 +6,15 @@ import argparse
 import contextlib
 import io
 import os
+import sys
 
 import torch
 
 from common.errors import RunError
+from common.lines import say
 from hvd_dyncomp.transport import mpi_settings, ranks
 from train import options, tensorboard
-from train.agree import together
+from train.agree import PROGRAM, together
 
 
 def begin() -> argparse.Namespace:
@@ -20,6 +22,7 @@ def begin() -> argparse.Namespace:
 
     Raises:
         SystemExit: with status 2 on every rank for a bad command line; what is wrong is said once, not by every rank.
+            Likewise, but said by every rank, if fewer are connected than a launcher has started.
     """
     said = io.StringIO()
     try:
@@ -31,7 +34,11 @@ def begin() -> argparse.Namespace:
         parsed = None
     for name, value in mpi_settings.DEFAULTS.items():
         os.environ.setdefault(name, value)
-    ranks.start()
+    try:
+        ranks.start()
+    except ranks.RanksMissing as error:  # there is nobody with whom to agree
+        say(f"{PROGRAM}: error: {error}", sys.stderr)
+        raise SystemExit(2) from None
 
     def check() -> argparse.Namespace:
         if parsed is None:

@@ -52,7 +52,7 @@ class Progress:
         """One step is done; ``saved`` is the meter's fraction of float32's bytes, over the epoch so far."""
         if self._bar is not None:
             self._bar.set_postfix_str(
-                f"loss {score.mean_loss:.3f}, accuracy {score.accuracy:.1%}, {level} bits, {_percent(saved)} saved",
+                f"loss {score.mean_loss:.3f}, accuracy {score.accuracy:.1%}, {level} bits, {_saved(saved)}",
                 refresh=False,
             )
             self._bar.update()
@@ -66,7 +66,7 @@ class Progress:
 
 def _sentence(line: dict[str, Any], epochs: int) -> str:
     following = f" -> {line['next_level']} bits ({line['reason']})" if line["next_level"] != line["level"] else ""
-    sent = Carried.of(line).in_words(f" ({_percent(line['saved_fraction'])} saved)")
+    sent = Carried.of(line).in_words(f" ({_saved(line['saved_fraction'])})")
     steps = line["steps_by_level"]
     tried = (
         ", ".join(f"{count} at {bits}" for bits, count in steps.items()) if set(steps) != {str(line["level"])} else ""
@@ -80,9 +80,10 @@ def _sentence(line: dict[str, Any], epochs: int) -> str:
     )
 
 
-def _percent(fraction: float) -> str:
-    """Whole percent; at 32 bits headers make the saving a hair less than nothing, which is not "-0 %"."""
-    return f"{round(100 * fraction)}%"
+def _saved(fraction: float) -> str:
+    """Whole percent. At 32 bits headers come on top: of a small model's bytes, several percent."""
+    percent = round(100 * fraction)
+    return f"{percent}% saved" if percent >= 0 else f"{-percent}% more than float32"
 
 
 def _text(value: float | None, form: str) -> str:

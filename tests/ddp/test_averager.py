@@ -68,6 +68,7 @@ quantizer.check_replicas()
 if rank == 0:
     sent = quantizer.meter.total()
     print(f"{sent.sent_bytes / sent.float32_bytes:.3f} of the bytes of float32")
+dist.destroy_process_group()
 """
 
 

@@ -1,6 +1,7 @@
 """Trains with DistributedDataParallel, and knows nothing of this package; test_run_under_torchrun.py has it do more."""
 
 import copy
+import gc
 import io
 import os
 import signal
@@ -9,6 +10,7 @@ import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # DDP imports it, too: from then on it would keep the group that there is then
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -76,3 +78,6 @@ def main(does, steps):
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    # Gloo's threads end with the model; `destroy_process_group` alone leaves them running, and sometimes one of them
+    # aborts the process while Python ends ("terminate called without an active exception").
+    gc.collect()

@@ -52,7 +52,7 @@ def train_as_documented(*flags: str, options: tuple[str, ...] = ()) -> str:
 TAG = r"\[(?:1,)?\d+\]<std(?:out|err)>:"  # which horovodrun puts before the lines of a rank, over MPI or Gloo
 EPOCH = re.compile(
     r"epoch +(\d+)/\d+ +[\d.]+ bits  loss [\d.]+  accuracy train [\d.]+% val [\d.]+% test [\d.]+%  sent .+ "
-    r"\(-?\d+% saved\)  [\d.]+ s \(compute [\d.]+, exchange [\d.]+\)(?: -> [\d.]+ bits \(.+\))?"
+    r"\(\d+% (?:saved|more than float32)\)  [\d.]+ s \(compute [\d.]+, exchange [\d.]+\)(?: -> [\d.]+ bits \(.+\))?"
 )
 
 

@@ -57,6 +57,11 @@ def test_a_model_of_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pyt
     assert_refused(flags, "--model resnet18 needs torchvision (", "pip install torchvision")
 
 
+def test_ranks_that_nothing_connects_do_not_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert_refused(FLAGS, "1 rank is connected, but WORLD_SIZE=2 says that 2 were started", "unset WORLD_SIZE")
+
+
 # What a run goes on from
 
 

@@ -70,6 +70,16 @@ def test_levels_of_steps_are_said_if_they_are_others(steps: dict, said: str, mon
     assert (f"  steps: {said} bits ->" in printed[0][0]) == bool(said) and ("steps" in printed[0][0]) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [(0.86, " (86% saved)"), (-0.001, " (0% saved)"), (-0.03, " (3% more than float32)")],
+)
+def test_more_than_float32_is_not_said_to_be_saved(saved: float, said: str, monkeypatch) -> None:
+    printed = watched(monkeypatch)
+    Progress("auto", 3, rank=0).end({**LINE, "saved_fraction": saved})
+    assert said in printed[0][0]
+
+
 def test_what_is_wrong_is_one_piece(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     reader, writer = os.pipe2(os.O_DIRECT)  # keeps pieces apart

@@ -25,7 +25,7 @@ def test_under_torchrun(tmp_path):
     said, found = probed([*TORCHRUN, "-m", "hvd_dyncomp", "probe", *SHORT], tmp_path / "found.json")
     assert list(found["methods"]) == ["alone", "ddp", "ddp-bf16", "powersgd1", "powersgd4", "4bit-ddp", "0.25bit-ddp"]
     assert all(len(samples["ms"]) >= 2 and min(samples["ms"]) > 0 for samples in found["methods"].values())
-    assert "2 ranks on one host, cpu: 0.0 million values in 1 tensors" in said
+    assert "2 ranks on one host, cpu: 20,000 values in 1 tensor\n" in said
     assert "No network interface carries the exchange" in said and found["advice"] in said
     assert said.count("hvd_dyncomp, 0.25 bit") == 1  # on rank 0 only
 
@@ -36,6 +36,22 @@ def test_under_horovodrun(tmp_path):
     assert list(found["methods"]) == ["alone", "none", "fp16", "4bit", "0.25bit"]
     assert min(found["methods"]["alone"]["ms"]) >= 20  # of backward
     assert "beside 20 ms of backward" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("WORLD_SIZE", {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}),
+        ("SLURM_STEP_NUM_TASKS", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}),
+    ],
+)
+def test_ranks_that_nothing_connects_do_not_measure_alone(name, variables):
+    """As where a cluster sets the variables itself: Horovod does not know them."""
+    program = [sys.executable, "-P", "-m", "hvd_dyncomp", "probe", *SHORT]
+    ended = run(program, timeout=120, env={**os.environ, **variables})
+    said = f"hvd_dyncomp probe: error: 1 rank is connected, but {name}=2 says that 2 were started: "
+    assert ended.returncode == 2 and ended.stdout.startswith(said), ended.stdout
+    assert f"unset {name}" in ended.stdout and "ms" not in ended.stdout.split()
 
 
 def test_a_gpu_that_is_not_there():

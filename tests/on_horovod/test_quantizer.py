@@ -155,6 +155,18 @@ def test_one_line_names_all_that_open_mpi_should_have_been_told(monkeypatch, cap
     assert {name for line in lines for name in mpi_settings.DEFAULTS if f" {name}=" in line} == named
 
 
+@pytest.mark.parametrize(("name", "says"), [("WORLD_SIZE", 1), ("SLURM_STEP_NUM_TASKS", 1), ("HOROVOD_SIZE", 0)])
+def test_ranks_of_another_launcher_that_train_alone_are_told_so_once(monkeypatch, caplog, name, says):
+    """By torchrun, for example: Horovod itself says nothing. Of an elastic job one rank may be left."""
+    monkeypatch.setattr(horovod, "_advised", set())
+    monkeypatch.setattr(hvd, "mpi_enabled", lambda: False)
+    monkeypatch.setenv(name, "2")
+    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
+        for _ in range(2):
+            HorovodTransport().advise([torch.device("cpu")])
+    assert [f"1 rank is connected, but {name}=2" in line for line in caplog.messages] == [True] * says
+
+
 @pytest.mark.parametrize(("current", "rank", "says"), [("default", 0, 1), ("its own", 0, 0), ("default", 1, 0)])
 def test_who_trains_in_a_gpus_default_stream_is_advised_once(monkeypatch, caplog, current, rank, says):
     """Horovod waits for that stream before it sends."""

@@ -32,6 +32,7 @@ def test_the_example_of_the_averager(tmp_path):
         "import torch.distributed as dist": "import horovod.torch as hvd",
         'dist.init_process_group("gloo")': "hvd.init()",
         "dist.get_rank()": "hvd.rank()",
+        "dist.destroy_process_group()": "hvd.shutdown()",
     }
     for before, after in with_horovod.items():
         assert page.count(f"`{before}`") == page.count(f"`{after}`") == 1  # the page says so

@@ -80,7 +80,8 @@ def main(args: argparse.Namespace) -> int:
     """Measure, and print on rank 0.
 
     Returns:
-        0; 2 after one line on stderr if there is one rank only, or no GPU where one is asked for.
+        0; 2 after one line on stderr if there is one rank only, or fewer are connected than a launcher has started, or
+        no GPU is there where one is asked for.
     """
     try:
         if processes() == 1:
@@ -92,6 +93,8 @@ def main(args: argparse.Namespace) -> int:
             ranks.start()
         except ImportError as error:
             raise _Refused(f"{error}; or start it with torchrun, without Horovod") from error
+        except ranks.RanksMissing as error:
+            raise _Refused(f"{error}") from error
         try:
             _measure(args)
         finally:
@@ -219,7 +222,7 @@ def _print(
     beside = f", beside {args.backward_ms:g} ms of backward" if args.backward_ms else ""
     said = findings.advice(found, args.backward_ms)
     lines = [
-        f"{job}: {what}{count(shapes) / 1e6:.1f} million values in {len(shapes)} tensors{beside}",
+        f"{job}: {what}{findings.size(count(shapes), len(shapes))}{beside}",
         findings.table(found),
         findings.link(found, latencies),
         said,
