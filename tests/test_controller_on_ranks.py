@@ -13,6 +13,7 @@ from hvd_dyncomp import (
     Decision,
     DynamicQuantizer,
     LockstepError,
+    PerRank,
     Policy,
     Schedule,
     Static,
@@ -153,6 +154,8 @@ def test_ranks_that_others_leave_alone_in_it_say_once_for_whom_they_wait(inside,
     [
         ("check_replicas", lambda worker: worker.quantizer.check_replicas()),
         ("Controller.sync", lambda worker: worker.controller.sync()),
+        ("PerRank.state_dict", lambda worker: PerRank(worker.quantizer).state_dict()),
+        ("PerRank.load_state_dict", lambda worker: PerRank(worker.quantizer).load_state_dict({})),
     ],
 )
 def test_a_rank_that_others_leave_alone_elsewhere_says_so(where, call, caplog):
