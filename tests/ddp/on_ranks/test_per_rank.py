@@ -44,9 +44,7 @@ class Ddp:
     def load(self, folder: str, **arguments) -> None:
         state = self.state(**arguments)
         dcp.load(state, checkpoint_id=folder)
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 class OwnLoop(Ddp):
@@ -149,6 +147,8 @@ def test_what_does_not_fit_is_an_error_on_all_ranks(rank, size, folder):
     state = PerRank(run.quantizer).state_dict()
     for odd, key in ((0, "rank0"), (size - 1, "nothing")):
         wrong = {key: b""} if rank == odd else state
-        with pytest.raises(ValueError if rank == odd else LockstepError, match=r"must come from PerRank.state_dict\(\)"):
+        with pytest.raises(
+            ValueError if rank == odd else LockstepError, match=r"must come from PerRank.state_dict\(\)"
+        ):
             PerRank(run.quantizer).load_state_dict(wrong)
     run.train(1)
