@@ -5,7 +5,8 @@
 `DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
 replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
 level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`.
-`less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has.
+`less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has, `PerRank` for those of
+`torch.distributed.checkpoint`.
 """
 
 import importlib
@@ -30,6 +31,7 @@ from hvd_dyncomp.policies import (
 if TYPE_CHECKING:
     from hvd_dyncomp.all_ranks import AllRanks
     from hvd_dyncomp.averaging import Averager
+    from hvd_dyncomp.per_rank import PerRank
 
 __version__ = "0.1.0"
 
@@ -44,6 +46,7 @@ __all__ = [
     "DynamicQuantizer",
     "LockstepError",
     "Meter",
+    "PerRank",
     "Plateau",
     "Policy",
     "Record",
@@ -54,7 +57,7 @@ __all__ = [
     "less_momentum",
 ]
 
-_LATE = {"Averager": "averaging", "AllRanks": "all_ranks"}
+_LATE = {"Averager": "averaging", "AllRanks": "all_ranks", "PerRank": "per_rank"}
 _MODULES = ("ddp", "fsdp")
 
 # Without Horovod, `hvd_dyncomp.ddp`, `hvd_dyncomp.fsdp`, `Averager`, policies and kernels still work.

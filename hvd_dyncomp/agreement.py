@@ -56,7 +56,7 @@ AVERAGER = Call(
 
 def description(named: replicas.Named, *, values: bool = True) -> list[Any]:
     """[name, shape, dtype, a checksum of the values, or 0 without `values`] of each parameter: plain data."""
-    numbers = replicas.numbers(named, exact=True) if values else {}
+    numbers = replicas.numbers(named) if values else {}
     return [[name, list(one.shape), str(one.dtype), numbers.get(name, 0)] for name, one in named]
 
 

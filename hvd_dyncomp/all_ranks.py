@@ -29,6 +29,9 @@ class AllRanks:
     A state takes 2 bytes per value and rank, in the file and in the memory of every rank, and up to twice as much
     memory while it is created. For large models on many ranks, save one `quantizer.state_dict()` per rank instead.
 
+    Do not give it to `torch.distributed.checkpoint`, which loads values only into tensors of the same sizes: a new
+    quantizer has no residuals yet, so its state has other sizes than the saved one. Use `PerRank` there.
+
     Args:
         quantizer: a `DynamicQuantizer`, an `Averager`, or what `compress` has returned. If the optimizer has a Horovod
             process set, call `quantizer.attach(optimizer)` before you load a state.
@@ -70,7 +73,7 @@ class AllRanks:
         wrong: Exception | None = None
         mine = torch.empty(0, dtype=torch.uint8)
         try:
-            mine = _packed(self.quantizer.state_dict())
+            mine = packed(self.quantizer.state_dict())
         except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
             wrong = error
         report: dict[str, Any] = {"bytes": mine.numel()}
@@ -130,7 +133,8 @@ class AllRanks:
         return {**own, **(residuals or residual_state.NOTHING), "rank": None, "shard": place, "meter": meter}
 
 
-def _packed(state: Mapping[str, Any]) -> torch.Tensor:
+def packed(state: Mapping[str, Any]) -> torch.Tensor:
+    """The bytes that `torch.save` writes of a state, as a uint8 vector."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)

@@ -2,6 +2,8 @@
 
 `Controller.step` gathers one number for each model (`brief`), and only if those differ, one for each parameter
 (`compare`). A number is `zlib.crc32` of the parameter's bytes in logical order: 46 ms for 25.6 million float32 values.
+The bits of NaNs count as well: all ranks decode the same bytes, Gloo and MPI give all ranks the same sum, and equal
+hosts make the same bits of them.
 Which models a controller compares, its quantizers say (`register`).
 """
 
@@ -23,7 +25,7 @@ from hvd_dyncomp.transport.base import Transport, gather_json
 Named = Sequence[tuple[str, torch.Tensor]]  # (name, parameter) pairs
 Models = Callable[[], Mapping[str, Named]]  # by label
 
-_PART = 2**23  # values that are copied at a time: of a GPU, or where there are NaNs
+_PART = 2**23  # values that are copied at a time, of a GPU
 _CAUSES = (
     "Usual causes: gradients were not exchanged (every forward pass ran in no_sync; or, after the model was wrapped, a "
     "module was unfrozen or added, or load_state_dict(assign=True) was called); the optimizer stepped before gradients "
@@ -87,7 +89,7 @@ def models_of(controller: object) -> dict[str, Named]:
 def brief(models: Models) -> dict[str, int] | None:
     """One number for the parameters of each model, by label; None if they cannot be read. Never raises."""
     try:
-        return {label: _crc32(json.dumps(numbers(named, exact=True))) for label, named in models().items()}
+        return {label: _crc32(json.dumps(numbers(named))) for label, named in models().items()}
     except Exception:  # noqa: BLE001  # the other ranks wait; `compare` says why
         return None
 
@@ -98,7 +100,7 @@ def alike(everyone: Sequence[Mapping[str, Any] | None]) -> bool:
 
 
 def compare(transport: Transport, models: Models, name: str) -> None:
-    """Compare each parameter of the models that several ranks have. Collective. A NaN is equal to any NaN.
+    """Compare each parameter of the models that several ranks have. Collective.
 
     Args:
         transport: connects the ranks.
@@ -110,7 +112,7 @@ def compare(transport: Transport, models: Models, name: str) -> None:
     """
     mine: dict[str, Any]
     try:
-        mine = {"models": {label: numbers(named, exact=False) for label, named in models().items()}}
+        mine = {"models": {label: numbers(named) for label, named in models().items()}}
     except Exception as error:  # noqa: BLE001  # the other ranks wait
         mine = {"error": f"{type(error).__name__}: {error}"}
     everyone = gather_json(transport, mine, name)
@@ -139,9 +141,9 @@ def _differing(everyone: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int
                 yield label, before, rank
 
 
-def numbers(named: Named, *, exact: bool) -> dict[str, int]:
-    """A checksum of each parameter; without `exact`, the same for all NaNs."""
-    return {name: _number(parameter, exact) for name, parameter in named}
+def numbers(named: Named) -> dict[str, int]:
+    """A checksum of each parameter."""
+    return {name: _number(parameter) for name, parameter in named}
 
 
 def _crc32(text: str) -> int:
@@ -150,8 +152,8 @@ def _crc32(text: str) -> int:
 
 @torch.inference_mode(False)  # in which nobody may look at a DTensor's part
 @torch.no_grad()
-def _number(values: torch.Tensor, exact: bool) -> int:
-    """A checksum of shape, dtype and values. With `exact`, of all their bits; otherwise all NaNs count as the same."""
+def _number(values: torch.Tensor) -> int:
+    """A checksum of shape, dtype and all bits of the values."""
     if is_lazy(values) or values.is_meta:  # has no values yet
         return 0
     values = values.detach()
@@ -163,7 +165,5 @@ def _number(values: torch.Tensor, exact: bool) -> int:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     for part in values.reshape(-1).split(_PART):
-        if not exact and part.is_floating_point() and part.element_size() > 1:
-            part = part.masked_fill(part.isnan(), torch.nan)
         number = zlib.crc32(part.cpu().view(torch.uint8).numpy(), number)
     return number

@@ -114,8 +114,11 @@ def packed(state: Any) -> Tensor:
 
 # By name, what it may be: of lists and dicts the whole, where its parts are in `PARTS`. "X.name" is that of X only.
 TYPES: list[tuple[Takes, str]] = [
-    (lambda v: False, "mode threshold_mode on_error rounding levels StepFunction.levels Schedule.levels state meter"),
-    (lambda v: False, "record epochs host pair ranks packed optimizer quantizer out versions version slot slot.order"),
+    (lambda v: False, "mode threshold_mode on_error rounding levels StepFunction.levels Schedule.levels state"),
+    (
+        lambda v: False,
+        "meter rank0 record epochs host pair ranks packed optimizer quantizer out versions version slot slot.order",
+    ),
     (lambda v: v is None, "transport ctx noise residual hosts state.auto_level stagnation"),
     (lambda v: v is None, "attach.optimizer named_parameters"),
     (lambda v: isinstance(v, str) and v == "logical", "order"),
@@ -128,7 +131,7 @@ TYPES: list[tuple[Takes, str]] = [
     (whole(), "shard.first slot.start"),
     (whole(0, 0), "dimension"),
     (whole(1), "loss_patience uncompressed_epochs interval nan_patience min_numel"),
-    (none_or(whole(1)), "bucket_bytes"),
+    (none_or(whole(1)), "bucket_bytes PerRank.ranks"),
     (whole(2, 2), "world_size"),
     (whole(0, 1), "index"),
     (lambda v: whole(64, 2**16)(v) and int(v).bit_count() == 1, "block_size"),
@@ -193,6 +196,8 @@ BYTES, VALUES, HALVES = torch.zeros(34, dtype=torch.uint8), torch.zeros(64), tor
 GOOD = {"bits": 4, "low": 4, "high": 8, "levels": (4, 8), "Schedule.levels": {0: 4}, "thresholds": (0.5,), "epoch": 0}
 GOOD |= {"metrics": {"a": 1.0}, "decide.history": RECORDS, "reason": "why", "named_parameters": [("a", WEIGHT)]}
 GOOD |= {"state": STATE, "Meter.state": METER, "Controller.state": DECIDED, "tensors": [WEIGHT], "tensor": WEIGHT}
+RANK = {"ranks": 1, "quantizer": packed(STATE), "controller": DECIDED}
+GOOD |= {"PerRank.state": {"rank0": packed(RANK).numpy().tobytes()}}
 GOOD |= {"AllRanks.state": {"ranks": [packed(STATE)], "controller": DECIDED}, "quantizer": DynamicQuantizer()}
 GOOD |= {"optimizer": SGD([WEIGHT], 0.1), "attach.optimizer": None, "out": BYTES, "values": [VALUES]}
 GOOD |= {"versions": [BYTES], "block_size": 64}
@@ -239,6 +244,7 @@ OWNERS: dict[str, Callable] = {
     "DynamicQuantizer": lambda: DynamicQuantizer(auto_level=True),
     "Averager": lambda: averager(auto_level=True),
     "AllRanks": lambda: library.AllRanks(averager(auto_level=True)),
+    "PerRank": lambda: library.PerRank(averager(auto_level=True)),
 }
 CALLED = {"Averager": averager, "Decision": lambda bits, reason: Controller(Says(Decision(bits, reason)))}
 

@@ -7,6 +7,7 @@ for them: nccl, or else gloo. "as-nccl" is Gloo on CPUs with the rules of NCCL (
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 
 import as_nccl
@@ -53,3 +54,13 @@ def rank() -> int:
 @pytest.fixture
 def size() -> int:
     return dist.get_world_size()
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """One for all ranks."""
+    with tempfile.TemporaryDirectory() as mine:
+        names = [mine]
+        dist.broadcast_object_list(names)
+        yield names[0]
+        dist.barrier()

@@ -13,6 +13,7 @@ from hvd_dyncomp import (
     Decision,
     DynamicQuantizer,
     LockstepError,
+    PerRank,
     Policy,
     Schedule,
     Static,

@@ -126,13 +126,14 @@ ROOMS = {
         "transport",
     },
     "all_ranks": {"exchange", "meter", "session", "transport"},
+    "per_rank": {"all_ranks", "session", "transport"},
     "averaging": {"agreement", "controller", "exchange", "policies", "replicas", "session", "transport"},
     "ddp": {
         *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "replicas", "session"),
         *("transport", "wrappers"),
     },
     "fsdp": {
-        *("agreement", "all_ranks", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
+        *("agreement", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
         *("step_levels", "transport", "wrappers"),
     },
     "on_horovod": {
@@ -185,7 +186,6 @@ FSDP = {
     "shards": {"units"},
     "unit_steps": {"units"},
     "quantizer": {"unit_steps", "shards", "units"},
-    "per_rank": {"quantizer"},
 }
 PROBE = {
     "findings": {"methods"},

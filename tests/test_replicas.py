@@ -80,14 +80,33 @@ def test_replicas_that_are_equal_cost_no_collective_more(bits):
     assert not world.messages("controller.replicas") and world.messages("quantizer.replicas")
 
 
-def test_a_nan_is_a_nan_whatever_its_bits():
+def test_nans_of_other_bits_are_other_values():
     def run(worker: Worker) -> str:
         worker.step(worker.noise(0))
         worker.parameters["a"].data[3] = bits_of(0x7FC00000 + worker.transport.rank)
         return ended(worker.controller)
 
-    said, world = on_ranks(RANKS, run, SIZES, 4)
-    assert said == [""] * RANKS and world.messages("controller.replicas")
+    said, _ = on_ranks(RANKS, run, SIZES, 4)
+    assert len(set(said)) == 1 and said[0].startswith("parameter a is not the same on rank 0 and rank 1; 1 of 3")
+
+
+@pytest.mark.parametrize("bits", [0.25, 1, 4, 16, 32])
+@pytest.mark.parametrize("some", [{0}, {RANKS - 1}, set(range(RANKS))], ids=["first", "last", "all"])
+def test_gradients_with_nans_of_other_bits_part_no_replicas(bits, some):
+    """Every rank decodes, and adds, the same in one order."""
+
+    def run(worker: Worker) -> None:
+        for step in range(2):
+            gradients = worker.noise(step)
+            if worker.transport.rank in some:
+                for each in gradients.values():
+                    each[::3] = bits_of(0x7FC00000 + (worker.transport.rank << 16) + (worker.transport.rank % 2 << 31))
+            for name, mean in worker.step(gradients).items():
+                worker.parameters[name].data -= 0.1 * mean
+                assert mean.isnan().any(), name
+        worker.controller.step({})
+
+    on_ranks(RANKS, run, SIZES, bits)
 
 
 def test_what_only_some_ranks_train_is_not_compared():
@@ -265,24 +284,23 @@ DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.f
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("exact", [True, False])
-def test_numbers_are_of_values_and_not_of_memory(dtype, exact):
+def test_numbers_are_of_values_and_not_of_memory(dtype):
     values = (torch.arange(30) % 2).view(5, 6).to(dtype)
-    number = _number(values, exact)
+    number = _number(values)
     stored = torch.zeros(7, 13).to(dtype)
     stored.t()[1:7, 2:7].t().copy_(values)
-    assert _number(stored.t()[1:7, 2:7].t(), exact) == number
-    assert _number(values[:0], exact) != _number(values[:, :0], exact)
+    assert _number(stored.t()[1:7, 2:7].t()) == number
+    assert _number(values[:0]) != _number(values[:, :0])
     for i in range(30):
         other = values.clone().reshape(-1)
         other[i] = 1 - (i % 2)
-        assert _number(other.view(5, 6), exact) != number
-    assert _number(values.view(6, 5), exact) != number
+        assert _number(other.view(5, 6)) != number
+    assert _number(values.view(6, 5)) != number
 
 
 def test_numbers_of_unusual_tensors():
     values = torch.randn(4, 5)
-    assert _number(values.to_sparse(), True) == _number(values.to_sparse_csr(), True) == _number(values, True)
-    assert _number(torch.tensor(1.5), True) != _number(torch.tensor(2.5), True)
+    assert _number(values.to_sparse()) == _number(values.to_sparse_csr()) == _number(values)
+    assert _number(torch.tensor(1.5)) != _number(torch.tensor(2.5))
     for without in (torch.nn.UninitializedParameter(), torch.empty(3, device="meta")):
-        assert _number(without, True) == _number(without, False) == 0
+        assert _number(without) == 0

@@ -20,9 +20,10 @@ INTRODUCTIONS = {
     COMMON: "`DynamicQuantizer`, `ddp.Quantizer`, `fsdp.Quantizer` and `Averager` all have these members, too.",
 }
 SECTIONS = {
-    "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "less_momentum", "AllRanks"],
+    "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "less_momentum"],
+    "Checkpoints": ["AllRanks", "PerRank"],
     "DistributedDataParallel": ["ddp.compress", "ddp.Quantizer", "ddp.transport"],
-    "FSDP2": ["fsdp.compress", "fsdp.Quantizer", "fsdp.PerRank"],
+    "FSDP2": ["fsdp.compress", "fsdp.Quantizer"],
     COMMON: [
         f"session.Session.{name}"
         for name in (

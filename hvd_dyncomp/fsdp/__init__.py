@@ -14,11 +14,10 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.fsdp.per_rank import PerRank
 from hvd_dyncomp.fsdp.quantizer import Quantizer
 from hvd_dyncomp.policies import Policy
 
-__all__ = ["PerRank", "Quantizer", "compress"]
+__all__ = ["Quantizer", "compress"]
 
 
 def compress(

@@ -90,9 +90,7 @@ class UnitSteps:
         to_agree_on["gradient divide factor"] = unit.divide_factor
         if unit in self._unchecked:
             named = list(zip(unit.names, unit.parameters, strict=True))
-            to_agree_on |= {
-                f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named, exact=True).items()
-            }
+            to_agree_on |= {f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named).items()}
             self._unchecked.discard(unit)
         step = Step(
             self._plan,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-# Below this scale a block counts as zero: that keeps 1 / scale and every product finite. The residual keeps the values.
+# Below this scale a block counts as zero: that keeps 1 / scale and every product finite. The values go to the residual,
+# which the gradients bound (equation 1a), so gradients that stay so small never arrive.
 SMALLEST_SCALE = 2.0**-100
 # A block whose outermost code stands for more counts as infinite. It is half of what float32 can hold, so that no code
 # overflows, whatever the rounding of its scale, and no residual becomes infinite.

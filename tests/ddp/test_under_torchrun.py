@@ -9,7 +9,7 @@ BODIES = Path(__file__).parent / "on_ranks"
 
 FILES = [
     *("contract", "transport", "agreement", "exchange", "runs", "parted_replicas"),
-    *("devices", "layouts", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum"),
+    *("devices", "layouts", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum", "per_rank"),
     "final_errors",  # last: a thread of Gloo's may spin after an error
 ]
 TWO_HOSTS = {"HVD_DYNCOMP_TEST_RANKS_PER_HOST": "2"}
@@ -17,7 +17,7 @@ AS_NCCL = {"HVD_DYNCOMP_TEST_BACKEND": "as-nccl"}
 JOBS = {
     "2": (2, FILES, {}),
     # In other files it does not matter how many ranks there are.
-    "3": (3, ["contract", "agreement", "exchange", "runs", "averager", "momentum", "final_errors"], {}),
+    "3": (3, ["contract", "agreement", "exchange", "runs", "averager", "momentum", "per_rank", "final_errors"], {}),
     "2x2": (4, ["exchange", "averager"], TWO_HOSTS),
     "2 as NCCL": (2, ["nccl", "exchange"], AS_NCCL),
 }

@@ -1,3 +1,3 @@
 """The checks run on every rank."""
 
-from process_group import one_order, process_group, rank, size  # noqa: F401  # fixtures
+from process_group import folder, one_order, process_group, rank, size  # noqa: F401  # fixtures

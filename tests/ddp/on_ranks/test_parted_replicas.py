@@ -138,6 +138,21 @@ def test_ordinary_loops_are_none(bits, dtype, rank):
     quantizer.check_replicas()
 
 
+@pytest.mark.parametrize("bits", [0.25, 4, 32])
+def test_nans_of_other_bits_on_each_rank_are_none(bits, rank):
+    """Rank 0's have no sign, the others' have one."""
+    model, quantizer = distributed(bits)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    nan = torch.tensor(torch.nan)
+    for seed in range(2):
+        optimizer.zero_grad()
+        (model(seed) * (nan if rank == 0 else -nan)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    assert all(parameter.isnan().all() for parameter in model.parameters())
+    quantizer.controller.step({})
+
+
 def test_lbfgs_on_mean_losses_is_none(size):
     model, quantizer = wrapped(network())
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import Replicate, Shard
 
-from hvd_dyncomp import AllRanks, LockstepError, fsdp
+from hvd_dyncomp import AllRanks, LockstepError, PerRank
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.fsdp.alone import Alone
 
@@ -186,7 +186,7 @@ def test_a_state_within_an_accumulation_is_refused(kind, policy):
     calls = [
         quantizer.state_dict,
         all_states.state_dict,
-        fsdp.PerRank(quantizer).state_dict,
+        PerRank(quantizer).state_dict,
         functools.partial(quantizer.load_state_dict, state),
     ]
     for call in calls:

@@ -1,6 +1,6 @@
 """The states of all ranks in a folder of torch.distributed.checkpoint, with the model and the optimizer."""
 
-import tempfile
+import io
 
 import pytest
 import torch
@@ -10,20 +10,9 @@ from sharded import Blocks, a_step, compressed, mesh
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, fsdp, less_momentum
-from hvd_dyncomp.fsdp import PerRank
+from hvd_dyncomp import AllRanks, Controller, LockstepError, PerRank, Schedule, fsdp, less_momentum
 
 pytestmark = pytest.mark.promise("A restarted run equals the uninterrupted run bit for bit.")
-
-
-@pytest.fixture
-def folder():
-    """One for all ranks."""
-    with tempfile.TemporaryDirectory() as mine:
-        names = [mine]
-        dist.broadcast_object_list(names)
-        yield names[0]
-        dist.barrier()
 
 
 def task(seed):
@@ -91,7 +80,9 @@ def test_with_fewer_ranks_residuals_are_shared_out():
 
 def torch_bytes(packed, **changes):
     """A rank's state with other values."""
-    return fsdp.per_rank._bytes({**fsdp.per_rank._unpacked(packed), **changes})
+    file = io.BytesIO()
+    torch.save({**torch.load(io.BytesIO(packed), weights_only=True), **changes}, file)
+    return file.getvalue()
 
 
 def test_what_does_not_fit_is_refused(rank, size, folder):
@@ -119,5 +110,5 @@ def test_what_does_not_fit_is_refused(rank, size, folder):
     for ranks in (0, "2"):
         with pytest.raises(ValueError, match="ranks must be"):
             PerRank(quantizer, ranks=ranks)
-    with pytest.raises(TypeError, match="quantizer must be what fsdp.compress has returned, got None"):
+    with pytest.raises(TypeError, match="quantizer must be .* what compress has returned, got None"):
         PerRank(None)

@@ -5,7 +5,7 @@ import random
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import DEVICE, same_on_all_ranks
+from problem import DEVICE, Problem, same_on_all_ranks
 
 from hvd_dyncomp import LEVELS, AllRanks, Controller, DynamicQuantizer, Schedule
 
@@ -45,6 +45,21 @@ def test_random_level_switches():
     model, losses, levels = train(200)
     assert len(levels) >= 8, "the switches did not happen"
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10]), "it does not train"
+
+
+@pytest.mark.parametrize("bits", [0.25, 4, 32])
+def test_nans_of_other_bits_on_each_rank_are_the_same_afterwards(bits, rank):
+    """Rank 0's have no sign, the others' have one."""
+    quantizer = DynamicQuantizer(bits)
+    problem = Problem(compression=quantizer)
+    wanted = problem.draw(seed=1)
+    for each in wanted.values():
+        each.view(-1)[::3] = torch.nan
+        each.view(torch.int32).view(-1)[::3] |= 0 if rank == 0 else -(2**31)
+    reduced = problem.reduce(wanted)
+    problem.step()
+    assert all(each.isnan().any() for each in reduced.values())
+    quantizer.check_replicas()
 
 
 def test_in_inference_mode_as_well():

@@ -6,9 +6,11 @@ import json
 import horovod.torch as hvd
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from problem import Problem, same_on_all_ranks
 
-from hvd_dyncomp import AllRanks, Controller, DynamicQuantizer, Static, StepFunction
+from hvd_dyncomp import AllRanks, Controller, DynamicQuantizer, PerRank, Static, StepFunction
 
 
 class Run:
@@ -81,6 +83,26 @@ def test_one_state_of_all_ranks_resumes_as_well():
     for name, p in after.problem.parameters.items():
         p.data.copy_(before.problem.parameters[name])
     AllRanks(after.quantizer).load_state_dict(state)
+    after.epochs(3, 6)
+    assert after.controller.history == whole.controller.history
+    for name, p in after.problem.parameters.items():
+        assert torch.equal(p, whole.problem.parameters[name]), name
+
+
+def test_a_folder_of_torch_distributed_checkpoint_resumes_as_well(rank, size, tmp_path):
+    """Which needs torch's process group, beside Horovod; its ranks have Horovod's numbers."""
+    folder = hvd.broadcast_object(str(tmp_path), root_rank=0, name="folder")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size)
+    try:
+        whole, before, after = Run(), Run(), Run()
+        whole.epochs(0, 6)
+        before.epochs(0, 3)
+        weights = {name: p.detach() for name, p in before.problem.parameters.items()}
+        dcp.save({"weights": weights, "quantizer": PerRank(before.quantizer)}, checkpoint_id=f"{folder}/saved")
+        weights = {name: p.detach() for name, p in after.problem.parameters.items()}
+        dcp.load({"weights": weights, "quantizer": PerRank(after.quantizer)}, checkpoint_id=f"{folder}/saved")
+    finally:
+        dist.destroy_process_group()
     after.epochs(3, 6)
     assert after.controller.history == whole.controller.history
     for name, p in after.problem.parameters.items():
