@@ -67,11 +67,6 @@ SPARSE = (
     "them; skip this parameter: DynamicQuantizer(..., skip=lambda name, parameter: name == {0!r})"
 )
 
-COPIES = (
-    "no optimizer that was passed to less_momentum updates the compressed parameters, so they keep their full "
-    "momentum: give that optimizer the model's own parameters, not copies of them"
-)
-
 
 class Advice:
     """The warnings of one quantizer."""

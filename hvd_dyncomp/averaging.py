@@ -184,7 +184,7 @@ class Averager(Session):
 
     def _to_agree_on(self) -> dict[str, Any]:
         # What travels uncompressed is summed as it is.
-        return {**super()._to_agree_on(), "dtypes": self._dtypes}
+        return {"dtypes": self._dtypes}
 
     def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
         if isinstance(step, FailedStep):

@@ -10,8 +10,8 @@ import functools
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 #: So much of Adam's momentum is best left at so many bits or less; at more, all of it (docs/study.md). SGD that has
 #: more takes Nesterov's momentum instead, or none where none is left.
 LEFT = {0.5: 0.0, 1: 0.3, 2: 0.7}
-MOST_BITS = max(LEFT)
+LEFT_TO_NADAM = {0.25: 0.0}  # whose momentum is Nesterov's already
 MUCH_MOMENTUM = 0.5
 
 BEFORE_HOROVOD = "call less_momentum before hvd.DistributedOptimizer"
@@ -32,7 +32,11 @@ NOT_MADE = (
     "Transformers' Trainer makes its optimizer in trainer.create_optimizer(): call "
     "less_momentum(trainer.create_optimizer()) before trainer.train()"
 )
-LITTLE_MOMENTUM = "make any other optimizer with little momentum instead"
+COPIES = (
+    "an optimizer that was passed to less_momentum keeps its full momentum, because it does not step the compressed "
+    "parameters, but copies of them: give it the model's own parameters, or make the Averager of those that it steps"
+)
+LITTLE_MOMENTUM = "make any other optimizer with little momentum instead, or use 4 bits (docs/levels.md)"
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -51,19 +55,24 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
       bit SGD steps without momentum, at (1 - d) / (1 - m) times its learning rate. So the average progress stays the
       same, also when the level changes.
     - Adam and AdamW limit their first beta to 0.7 at 2 bits, to 0.3 at 1 bit and to 0 below.
+    - NAdam, whose momentum is Nesterov's already, keeps it down to 0.5 bit. Below, its first beta is 0.
     - Small and skipped tensors keep the optimizer's own momentum, because no part of them is delivered late.
 
-    The level of a step's own gradients decides. The quantizer finds the optimizer by its parameters. At more bits, or
-    without error feedback or compression, every tensor keeps its own momentum. After steps without momentum, the
-    momentum starts again at zero. Call this function on every rank or on none. `param_groups` keep the user's values,
-    so schedulers, hooks, checkpoints and gradient scalers see no difference.
+    The level of a step's own gradients decides. The optimizer finds the quantizer by its parameters. At more bits, or
+    without error feedback or compression, every tensor keeps its own momentum. So it does in local steps: where the
+    optimizer has made several steps between the two latest exchanges of a model, and where it has made steps before a
+    model's first exchange, the step after the exchange, too. After steps without momentum, the momentum starts again at
+    zero. Call this function on every rank or on none: otherwise the replicas diverge, which `check_replicas` and
+    `Controller.step` find. `param_groups` keep the user's values, so schedulers, hooks, checkpoints and gradient
+    scalers see no difference.
 
     With less momentum, a single large gradient does more harm. If training has such spikes, clip gradients.
 
     Args:
-        optimizer: `torch.optim.SGD`, `Adam` or `AdamW`, or a subclass that inherits the `step` of one of them; also
-            inside a wrapper of Accelerate or Lightning. Pass it before `hvd.DistributedOptimizer` wraps it and before a
-            scheduler is made for it. Its momentum may be 0, and a scheduler may raise it.
+        optimizer: `torch.optim.SGD`, `Adam`, `AdamW` or `NAdam`, or a subclass that inherits the `step` of one of them;
+            also inside a wrapper of Accelerate or Lightning, or a `ZeroRedundancyOptimizer`. Pass it before
+            `hvd.DistributedOptimizer` wraps it and before a scheduler is made for it. Its momentum may be 0, and a
+            scheduler may raise it.
 
     Returns:
         The same object. The class of the optimizer is now derived from the class that it had.
@@ -87,8 +96,8 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
         horovods = hasattr(inner, "skip_synchronize")
         instead = BEFORE_HOROVOD if horovods else LITTLE_MOMENTUM if inner is not None else NOT_MADE
         raise TypeError(
-            f"optimizer must be torch.optim.SGD, Adam or AdamW with torch's own step, got {shown(inner)}{wrapper}; "
-            f"{instead}"
+            f"optimizer must be torch.optim.SGD, Adam, AdamW or NAdam with torch's own step, got {_named(inner)}"
+            f"{wrapper}; {instead}"
         )
     if "step" in vars(inner):
         raise ValueError(
@@ -105,79 +114,122 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     kind: Any = type(inner)
     inner.__class__ = _derived(kind)
     inner._patch_step_function()  # torch's: makes step hooks run around our step, as around its own
-    _known_optimizers.add(cast(LessMomentum, inner))
     return optimizer
 
 
-def tell_level(optimizer: torch.optim.Optimizer, parameters: frozenset[torch.Tensor], bits: float, by: object) -> None:
-    """Tell an optimizer, for its next step, at how many bits its gradients came.
+class Exchange(NamedTuple):
+    """What a session says of its latest exchange.
 
-    No effect unless `less_momentum` made it.
+    Attributes:
+        number: another one for each exchange of the session.
+        bits: level at which the means came, bits per value.
+        parameters: those whose gradients may wait in residuals.
+    """
+
+    number: int
+    bits: float
+    parameters: frozenset[torch.Tensor]
+
+
+def register(session: Any) -> None:
+    """Let optimizers of `less_momentum` find a session by its parameters, as long as it exists.
 
     Args:
-        parameters: those whose gradients wait in residuals.
-        bits: level of the gradients, bits per value.
-        by: who has exchanged them: of several models of one optimizer, each tells of its own parameters. Its
-            `stepped` becomes true when the optimizer steps.
+        session: has `latest_exchange`, an `Exchange` or None, and `advise`, which logs a text `about` something once.
     """
-    if isinstance(optimizer, LessMomentum):
-        if optimizer.told_by is None:
-            optimizer.told_by = weakref.WeakKeyDictionary()
-        left = next((left for most, left in LEFT.items() if bits <= most), None)
-        optimizer.told_by[by] = (frozenset(), 0.0) if left is None else (parameters, left)
-        optimizer.level_known = True
+    _sessions.add(weakref.ref(session, _sessions.discard))
 
 
-def some_untold() -> bool:
-    """Whether an optimizer of `less_momentum` steps that nobody has told at how many bits its gradients came."""
-    return any(optimizer.steps and not optimizer.level_known for optimizer in list(_known_optimizers))
+def _exchanges() -> list[tuple[Any, Exchange]]:
+    """The latest exchange of each session that has made one."""
+    # A tuple of a set is made at once, whatever other threads register meanwhile.
+    sessions = [session for reference in tuple(_sessions) if (session := reference()) is not None]
+    return [(each, exchange) for each in sessions if (exchange := each.latest_exchange) is not None]
 
 
-def optimizers_of(parameters: Collection[torch.Tensor]) -> list[LessMomentum]:
-    """Those that `less_momentum` has made and that step any of these parameters."""
-    return [optimizer for optimizer in list(_known_optimizers) if _steps(optimizer, parameters)]
+def watch_steppers(session: Any) -> None:
+    """Have a session give the `advice` for an optimizer that makes one step of its parameters for each exchange.
 
-
-def advise_stepper(parameters: Collection[torch.Tensor], tell: Callable[[str], None]) -> None:
-    """Call `tell` with the `advice` for the optimizer that steps next of those that step any of these parameters.
+    That is known at the second exchange. Of an optimizer that makes local steps nothing is said.
 
     Args:
-        tell: a method; not called if its object is gone.
+        session: as in `register`; it has made an exchange.
     """
-    tells = weakref.WeakMethod(tell)  # type: ignore[arg-type]  # mypy does not know that a method is one
-    # It stays registered, as torch iterates over its hooks when it calls this; the parameters must not live as long.
-    waiting = [weakref.ref(parameter) for parameter in parameters]
+    # The hook stays registered, as torch iterates over its hooks when it calls this; no parameter must live as long.
+    watched = weakref.ref(session)
+    said = local = False  # whether any optimizer makes local steps
+    found: MutableMapping[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()  # exchange, calls since
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if waiting and _steps(optimizer, {reference() for reference in waiting}):
-            waiting.clear()
-            if (method := tells()) is not None:
-                method(advice(optimizer))
+        nonlocal said, local
+        session = None if said else watched()
+        if session is None:
+            return
+        exchange, (number, calls) = session.latest_exchange, found.get(optimizer, (0, 0))
+        several = calls > _hooked_classes(type(optimizer))
+        local = local or several
+        if exchange.number == number:
+            found[optimizer] = number, calls + 1
+            return
+        found[optimizer] = exchange.number, 1
+        if number and not several and _steps(optimizer, exchange.parameters):
+            text = advice(optimizer, exchange.bits, outer=local)
+            session.advise("momentum", text)
+            said = bool(text)
 
     register_optimizer_step_pre_hook(look)
 
 
-def _steps(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor | None]) -> bool:
+def _hooked_classes(kind: type) -> int:
+    """How often torch calls the hooks in one step, at most: for a class, and for each `step` that it calls of a base.
+
+    Horovod's optimizer calls the user's, and a class of the user's own may call torch's.
+    """
+    return sum("step" in vars(each) for each in kind.__mro__ if each not in (torch.optim.Optimizer, LessMomentum))
+
+
+def _steps(optimizer: torch.optim.Optimizer, parameters: Collection[torch.Tensor]) -> bool:
     return any(parameter in parameters for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer that steps: Accelerate and Lightning wrap it."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner
+    """The optimizer that steps: Accelerate and Lightning wrap it, and so does torch's `ZeroRedundancyOptimizer`."""
+    for name in ("optimizer", "optim"):
+        if isinstance(inner := getattr(optimizer, name, None), torch.optim.Optimizer):
+            return _inner_optimizer(inner)
     return optimizer
 
 
-def advice(optimizer: torch.optim.Optimizer) -> str:
-    """The warning about an optimizer's momentum for training below one bit; "" if it has little."""
-    groups = [] if isinstance(optimizer, LessMomentum) else optimizer.param_groups
+def _named(value: Any) -> str:
+    """A value in a message: of an optimizer the class, as its text has a line for each setting of each group."""
+    return type(value).__name__ if isinstance(value, torch.optim.Optimizer) else shown(value)
+
+
+def advice(optimizer: torch.optim.Optimizer, bits: float, *, outer: bool = False) -> str:
+    """The warning about an optimizer's momentum for training below one bit; "" if it has little, or at more bits.
+
+    Args:
+        outer: whether it steps with the changes of local steps, with which Nesterov's momentum needs no change.
+    """
+    inner = _inner_optimizer(optimizer)
+    few = max(LEFT_TO_NADAM) if isinstance(inner, torch.optim.NAdam) else 0.5
+    if isinstance(inner, LessMomentum) or bits > few:
+        return ""
+    groups = [group for group in inner.param_groups if not (outer and group.get("nesterov"))]
     momentum = max((float(group.get("momentum") or (group.get("betas") or (0.0,))[0]) for group in groups), default=0)
     if momentum < MUCH_MOMENTUM:
         return ""
+    kind: Any = type(inner).__mro__[1] if hasattr(inner, "skip_synchronize") else type(inner)  # Horovod's is derived
+    taken = inspect.unwrap(kind.step) in _KNOWN
     return (
         f"{type(optimizer).__name__} has a momentum of {momentum:g}, which may harm training at few bits, where "
-        "large values are delivered late: call hvd_dyncomp.less_momentum(optimizer) where you make an SGD, Adam "
-        "or AdamW; make other optimizers without momentum (docs/levels.md)"
+        "large values are delivered late: "
+        + (
+            "call hvd_dyncomp.less_momentum(optimizer) where you make it (docs/levels.md)"
+            if taken
+            else "make it with little momentum, or use 4 bits; SGD, Adam, AdamW and NAdam can be passed to "
+            "hvd_dyncomp.less_momentum (docs/levels.md)"
+        )
     )
 
 
@@ -185,46 +237,99 @@ class LessMomentum(torch.optim.Optimizer):
     """The class in front of an optimizer's own class, and so between that class and Horovod's.
 
     Attributes:
-        told_by: who has exchanged gradients since the latest step, and to which parameters how much momentum is left;
-            `tell_level` adds to it.
         steps: how many it has made.
-        level_known: whether `tell_level` was ever called.
     """
 
-    told_by: MutableMapping[Any, tuple[frozenset[torch.Tensor], float]] | None = None
     steps = 0
-    level_known = False
+    # Of sessions: number of the latest exchange that it has stepped with, and whether it has made further steps since.
+    _seen: MutableMapping[Any, tuple[int, bool]] | None = None
+    _looked_for_copies = False
     _emptied: frozenset[torch.Tensor] = frozenset()  # parameters whose buffers of SGD are zero
     _latest: frozenset[float] = frozenset()  # what the latest step left to parameters that had less
+    _words = "its own"  # what it has said of that
 
     @property
     def left(self) -> dict[torch.Tensor, float]:
         """How much momentum the next step leaves, at most, to parameters that do not keep all of theirs."""
-        own = [parameter for group in self.param_groups for parameter in group["params"]]
-        return {p: left for parameters, left in (self.told_by or {}).values() for p in own if p in parameters}
+        return self._left_by(_exchanges())
+
+    def _left_by(self, exchanges: Iterable[tuple[Any, Exchange]]) -> dict[torch.Tensor, float]:
+        table = LEFT_TO_NADAM if isinstance(self, torch.optim.NAdam) else LEFT
+        found: dict[torch.Tensor, float] = {}
+        for session, exchange in exchanges:
+            left = next((left for most, left in table.items() if exchange.bits <= most), None)
+            if left is None or not self._one_step_for(session, exchange):
+                continue
+            for group in self.param_groups:
+                mine = [parameter for parameter in group["params"] if parameter in exchange.parameters]
+                found |= {parameter: min(left, found.get(parameter, left)) for parameter in mine}
+        return found
+
+    def _one_step_for(self, session: Any, exchange: Exchange) -> bool:
+        """Whether the next step is the first one with an exchange, and at most one was made with that before.
+
+        Several steps between two exchanges are local steps, whose gradients are not delivered late.
+        """
+        # None was seen: whoever has made steps by then may be making local ones.
+        number, several = (self._seen or {}).get(session, (0, self.steps > 0))
+        return exchange.number != number and not several
 
     @torch._disable_dynamo  # a compiler would recompile for every view
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """The optimizer's own step, with less momentum for the parameters in `left`. The next one is told anew."""
+        """The optimizer's own step, with less momentum for the parameters in `left`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        left = self.left  # after the closure, not before: it may bring the gradients, and their level
+        exchanges = _exchanges()  # after the closure, not before: it may bring the gradients, and their level
+        left = self._left_by(exchanges)
         if (found := frozenset(left.values())) != self._latest:
-            logger.info("%s steps with %s momentum", type(self).__name__, _words(found, self.param_groups))
+            self._say(found)
         step = super().step.__func__  # type: ignore[attr-defined]
         while getattr(step, "hooked", False):  # torch calls the hooks around this method; a view must not repeat them
             step = step.__wrapped__
         step(_sharing(self, type(self), param_groups=list(_divided(self, left))) if left else self)
         self._empty(frozenset(parameter for parameter in left if not left[parameter]))
-        self._latest = found
-        for by in self.told_by or ():
-            by.stepped = True
-        if self.told_by is not None:
-            self.told_by.clear()
+        if not left:
+            self._look_for_copies(exchanges)
+        self._note(exchanges)
         self.steps += 1
         return loss
+
+    def _say(self, found: frozenset[float]) -> None:
+        """Log how the momentum changes, if it does."""
+        words, self._latest = _words(found, self.param_groups), found
+        if words != self._words:
+            self._words = words
+            logger.info("%s steps with %s momentum", type(self).__name__, words)
+
+    def _note(self, exchanges: Iterable[tuple[Any, Exchange]]) -> None:
+        """Note which exchanges the step was made with."""
+        if self._seen is None:
+            self._seen = weakref.WeakKeyDictionary()
+        for session, exchange in exchanges:
+            number, several = self._seen.get(session, (0, False))
+            if number != exchange.number:
+                self._seen[session] = exchange.number, False
+            elif not several and self._has_gradients(exchange.parameters):
+                self._seen[session] = number, True
+
+    def _has_gradients(self, among: Collection[torch.Tensor]) -> bool:
+        """Whether the step moves any of these: of two models that a loop uses in turns, one has no gradients."""
+        return any(p.grad is not None and p in among for group in self.param_groups for p in group["params"])
+
+    def _look_for_copies(self, exchanges: Iterable[tuple[Any, Exchange]]) -> None:
+        """Have it warned of, once, if it steps copies of parameters whose gradients come at few bits."""
+        if self._looked_for_copies or not self.steps:
+            return
+        new = [(one, exchange) for one, exchange in exchanges if self._one_step_for(one, exchange)]
+        few = [(one, exchange) for one, exchange in new if exchange.bits <= max(LEFT)]
+        if few and not any(_steps(self, exchange.parameters) for _, exchange in exchanges):
+            shapes = {parameter.shape for group in self.param_groups for parameter in group["params"]}
+            for session, exchange in few:
+                if exchange.parameters and shapes.issuperset(each.shape for each in exchange.parameters):
+                    session.advise("copies", COPIES)
+        self._looked_for_copies = bool(few)
 
     def _empty(self, without: frozenset[torch.Tensor]) -> None:
         """Zero the momenta of what has stepped without: no gradient may count twice when momentum is back.
@@ -289,9 +394,11 @@ def _instead(group: dict[str, Any], most: float) -> dict[str, Any]:
     """
     if "betas" in group:
         first, second = group["betas"]
-        return {"betas": (first.clamp(max=most) if isinstance(first, torch.Tensor) else min(first, most), second)}
+        if first <= most:
+            return {}
+        return {"betas": (first.clamp(max=most) if isinstance(first, torch.Tensor) else most, second)}
     momentum, dampening, lr = group["momentum"], group["dampening"], group["lr"]
-    if not most < momentum < 1:
+    if not most < momentum < 1 or (most and group["nesterov"]):
         return {}
     # A gradient adds up to as much as ever over all steps, and no step is longer or shorter where the level changes.
     if not most:
@@ -299,12 +406,19 @@ def _instead(group: dict[str, Any], most: float) -> dict[str, Any]:
     return {"lr": lr * ((1 - dampening) / (1 - momentum * dampening)), "nesterov": True}
 
 
-def _words(left: Collection[float], groups: Collection[Mapping[str, Any]]) -> str:
-    some = "{:g}" if any("betas" in group for group in groups) else "Nesterov's"
-    return " or ".join(dict.fromkeys(some.format(most) if most else "no" for most in sorted(left))) or "its own"
+def _words(left: Collection[float], groups: Iterable[dict[str, Any]]) -> str:
+    """What groups have in place of their own momentum where so much is left."""
+    found = set()
+    for instead in [_instead(group, most) for group in groups for most in left]:
+        if instead:
+            first = float(instead["betas"][0]) if "betas" in instead else instead.get("momentum")
+            found.add("Nesterov's" if first is None else f"{first:g}" if first else "no")
+    return " or ".join(sorted(found)) or "its own"
 
 
-_known_optimizers: weakref.WeakSet[LessMomentum] = weakref.WeakSet()
+_sessions: set[weakref.ref[Any]] = set()
 
 # Compared by their `step`: a class with a `step` of its own may give its groups another meaning.
-_KNOWN = {inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)}
+_KNOWN = {
+    inspect.unwrap(kind.step) for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam)
+}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
-from hvd_dyncomp import replicas
-from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
+from hvd_dyncomp import momentum, replicas
+from hvd_dyncomp.advice import INFERENCE, REWOUND, Advice
 from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
@@ -20,17 +20,8 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import phases
-from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.momentum import (
-    MOST_BITS,
-    advice,
-    advise_stepper,
-    optimizers_of,
-    some_untold,
-    tell_level,
-)
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepConfig, StepLevels
 from hvd_dyncomp.transport import processes
@@ -59,6 +50,7 @@ class Session:
         bits: level of the next step: the controller's, or the warm-up's. With `auto_level`, from the first step on,
             level of the latest step.
         meter: the `Meter` of what this rank has sent.
+        latest_exchange: what optimizers of `less_momentum` ask for when they step; None: there was none.
 
     Raises:
         TypeError, ValueError: an argument is out of range or of another type.
@@ -98,9 +90,9 @@ class Session:
         )
         self.meter = Meter()
         self._advice = Advice()
-        # Whether an optimizer of `less_momentum` has, since the latest exchange; None: it does not matter.
-        self.stepped: bool | None = False
-        self._watches = False  # whether it waits for an optimizer's step, to warn of its momentum
+        self.latest_exchange: momentum.Exchange | None = None
+        self._watches = False  # whether it looks at optimizers' steps, to warn of their momentum
+        momentum.register(self)
         self._plan: Plan | None = None
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
         self._resumed = False  # since the latest step
@@ -255,7 +247,7 @@ class Session:
         self._plan, self._saved = None, state
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
-        self._resumed, self.stepped = True, None  # an error may have come after the step on some ranks only
+        self._resumed = True
         if self.knows_its_model:
             self._plan, self._saved = self._new_plan(), None
 
@@ -337,51 +329,39 @@ class Session:
 
     def _to_agree_on(self) -> dict[str, Any]:
         """What else than plan and config must be the same on all ranks in a step; as in `Step`."""
-        return {MOMENTUM: self.stepped}
-
-    def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """Those known to step the parameters, as far as that matters here."""
-        return optimizers_of(self._plan.feedback_parameters) if self._plan is not None else ()
+        return {}
 
     def _end(self, step: Step | FailedStep) -> None:
-        """Wait for the means of a step, and tell the optimizers. Raises what `Step.collect` does."""
+        """Wait for the means of a step, and note their level. Raises what `Step.collect` does."""
         step.collect()
         self._levels.learn(step.proposal)
         bits = self._bits_of_means(step)
         if bits is not None:
-            self._tell_optimizers(bits)
+            self._note_exchange(bits)
         self._step = None
 
     def _bits_of_means(self, step: Step | FailedStep) -> float | None:
-        """At how many bits the means of a step came; None if the optimizers know it from the step before."""
+        """At how many bits the means of a step came; None if they are those of the step before, reduced again."""
         return step.bits
 
-    def _tell_optimizers(self, bits: float) -> None:
-        """Tell those that step next at how many bits their gradients came, and warn of their momentum."""
+    def _note_exchange(self, bits: float) -> None:
+        """Note, for optimizers that step next, that means have come at so many bits. Twice in a step is as once."""
         waiting = self._plan.feedback_parameters if self._plan is not None else frozenset()
-        optimizers, self.stepped = self._optimizers(), False
-        for optimizer in optimizers:
-            tell_level(optimizer, waiting, bits, by=self)
-        if bits > MOST_BITS or not waiting or self._transport.rank != 0:
-            return
-        if not optimizers and some_untold():
-            self._advice.warn("copies", COPIES)
-        if bits >= 1:
-            return
-        for optimizer in optimizers:
-            self._warn_of_momentum(advice(optimizer))
-        if not optimizers and not self._watches:
+        self.latest_exchange = momentum.Exchange(self._begun, bits, waiting)
+        if bits < 1 and waiting and self._transport.rank == 0 and not self._watches:
             self._watches = True
-            advise_stepper(waiting, self._warn_of_momentum)
+            momentum.watch_steppers(self)
+
+    def advise(self, about: str, text: str) -> None:
+        """Log a warning on rank 0, once for each subject that it is `about`; none if the text is empty."""
+        if self._transport.rank == 0:
+            self._advice.warn(about, text)
 
     def _warn_if_rewound(self, epoch: int) -> None:
         last = max((epoch for epoch, _ in self.meter.records), default=0)
         if self._resumed and last > epoch and self._transport.rank == 0:
             self._advice.warn("rewound", REWOUND.format(last, epoch))
         self._resumed = False
-
-    def _warn_of_momentum(self, text: str) -> None:
-        self._advice.warn("momentum", text)
 
     def _check_failure(self) -> None:
         """Raise a RuntimeError if an error has ended an earlier step."""

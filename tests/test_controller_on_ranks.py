@@ -13,7 +13,6 @@ from hvd_dyncomp import (
     Decision,
     DynamicQuantizer,
     LockstepError,
-    PerRank,
     Policy,
     Schedule,
     Static,

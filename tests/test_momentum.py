@@ -5,6 +5,7 @@ The oracle is torch's own optimizer with groups that were made by hand, step by 
 
 import copy
 import functools
+import gc
 import itertools
 import logging
 import pickle
@@ -15,11 +16,13 @@ import weakref
 import pytest
 import torch
 from simulated import SimulatedOptimizer, Worker, on_ranks
-from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import SGD, Adam, AdamW, NAdam, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hvd_dyncomp import Averager, LockstepError, less_momentum
-from hvd_dyncomp.momentum import LessMomentum, advice, advise_stepper, optimizers_of, tell_level
+from hvd_dyncomp import Averager, less_momentum
+from hvd_dyncomp.momentum import Exchange, LessMomentum, advice, register, watch_steppers
+from hvd_dyncomp.simulate import World
 
 SIZES = (5, 3, 4)
 WAITING = (0, 2)  # of those
@@ -59,16 +62,34 @@ def stock(kind: type = SGD, **arguments) -> torch.optim.Optimizer:
     return distributed(kind(parameters(), **{"lr": 0.1, **copy.deepcopy(arguments)}))
 
 
-def left_at(bits: float) -> float | None:
+def left_at(bits: float, kind: type = SGD) -> float | None:
     """How much momentum is to be left; None: all of it."""
+    if kind is NAdam:
+        return 0.0 if bits < 0.5 else None
     return next((left for most, left in ((0.5, 0.0), (1, 0.3), (2, 0.7)) if bits <= most), None)
+
+
+class Model:
+    """As the session of a model: optimizers ask it for its latest exchange."""
+
+    def __init__(self) -> None:
+        self.latest_exchange: Exchange | None = None
+        self.texts: list[str] = []
+        register(self)
+
+    def exchanges(self, bits: float, parameters) -> None:
+        number = self.latest_exchange.number + 1 if self.latest_exchange else 1
+        self.latest_exchange = Exchange(number, bits, frozenset(parameters))
+
+    def advise(self, about: str, text: str) -> None:
+        self.texts += [text] * bool(text)
 
 
 def few(optimizer: torch.optim.Optimizer, bits: float = 0.25) -> None:
     """Gradients have come at so many bits."""
     if getattr(optimizer, "waits", None) is None:
-        optimizer.waits = frozenset(parameters_of(optimizer)[index] for index in WAITING)
-    tell_level(optimizer, optimizer.waits, bits, by=optimizer)
+        optimizer.model, optimizer.waits = Model(), {parameters_of(optimizer)[index] for index in WAITING}
+    optimizer.model.exchanges(bits, optimizer.waits)
 
 
 def give_gradients(optimizer: torch.optim.Optimizer, step: int, order=(0, 1, 2)) -> None:
@@ -90,7 +111,7 @@ class ByHand:
         values = {key: value for key, value in users.items() if key != "params"}
         for group in self.optimizer.param_groups:
             group.update(copy.deepcopy(values))
-        large, left = self.optimizer.param_groups[0], left_at(bits)
+        large, left = self.optimizer.param_groups[0], left_at(bits, type(self.optimizer))
         if left is not None and "betas" in values:
             large["betas"] = (min(left, values["betas"][0]), values["betas"][1])
         elif left is not None and left < values["momentum"] < 1:
@@ -131,12 +152,14 @@ OPTIONS = {
     ],
     Adam: [{"amsgrad": True}, {"weight_decay": 0.1}, {"maximize": True}, {"betas": (0.8, 0.9)}],
     AdamW: [{"amsgrad": True}, {"weight_decay": 0.1}, {"lr": torch.tensor(0.1)}],
+    NAdam: [{}, {"weight_decay": 0.1, "decoupled_weight_decay": True}],
 }
 GRID = [
     (kind, {**options, **how})
     for kind, several in OPTIONS.items()
     for options, how in itertools.product(several, HOW)
     if not ("lr" in options and kind is AdamW and how.get("foreach"))  # torch refuses it
+    and not (kind is NAdam and "fused" in how)  # it has none
 ]
 
 
@@ -254,15 +277,27 @@ def test_a_class_of_the_users_own_whose_step_is_torchs(inherited_first):
     assert len(calls) == 2
 
 
-class Model:
-    """One of several that an optimizer steps."""
+def factors_of_a_step(optimizer: torch.optim.Optimizer, *, without: tuple[int, ...] = ()) -> list[float]:
+    """By how many times rate and gradient a step moves each parameter, with momentum that begins at zero."""
+    give_gradients(optimizer, 0)
+    for index in without:
+        parameters_of(optimizer)[index].grad = None
+    before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
+    optimizer.state.clear()  # what is in the buffers is another matter
+    optimizer.step()
+    moved = [then - now.detach() for then, now in zip(before, parameters_of(optimizer), strict=True)]
+    grads = [parameter.grad for parameter in parameters_of(optimizer)]
+    return [
+        0 if grad is None else pytest.approx(float((move / grad).mean()) / 0.1, rel=1e-3)
+        for move, grad in zip(moved, grads, strict=True)
+    ]
 
 
-def test_each_of_several_models_tells_of_its_own_parameters():
-    """In any order, at levels of their own; what has told nothing since the latest step came uncompressed."""
+def test_each_of_several_models_has_parameters_and_a_level_of_its_own():
+    """In any order; what has come in no exchange since the latest step keeps its momentum."""
     for order in ((0, 1), (1, 0)):
         optimizer, models = ours(momentum=0.75), [Model(), Model()]
-        waiting = [frozenset([parameters_of(optimizer)[index]]) for index in WAITING]
+        waiting = [{parameters_of(optimizer)[index]} for index in WAITING]
         for bits, factors in (
             ((0.5, 0.5), [4, 1, 4]),
             ((0.5, 8), [4, 1, 1]),
@@ -271,19 +306,80 @@ def test_each_of_several_models_tells_of_its_own_parameters():
         ):
             for model in order:
                 if bits[model]:
-                    tell_level(optimizer, waiting[model], 0.25, by=models[model])  # a step that was skipped
-                    tell_level(optimizer, waiting[model], bits[model], by=models[model])
-            give_gradients(optimizer, 0)
-            before = [parameter.detach().clone() for parameter in parameters_of(optimizer)]
-            optimizer.state.clear()  # what is in the buffers is another matter
-            optimizer.step()
-            for factor, then, now in zip(factors, before, parameters_of(optimizer), strict=True):
-                torch.testing.assert_close(then - now.detach(), 0.1 * factor * now.grad)
+                    models[model].exchanges(0.25, waiting[model])  # of a step that was skipped
+                    models[model].exchanges(bits[model], waiting[model])
+            assert factors_of_a_step(optimizer) == factors
         assert not optimizer.left
-        tell_level(optimizer, waiting[0], 1, by=models[0])
-        assert optimizer.left == dict.fromkeys(waiting[0], 0.3)
+        models[1].exchanges(1, waiting[1])
+        assert optimizer.left == dict.fromkeys(waiting[1], 0.3)
         models.clear()
         assert not optimizer.left, "of a model that is gone"
+
+
+def test_models_that_a_loop_uses_in_turns_make_no_local_steps():
+    """One optimizer steps both, each time without gradients for one of them."""
+    optimizer, models = ours(momentum=0.75), [Model(), Model()]
+    for number in range(6):
+        turn = number % 2
+        models[turn].exchanges(0.25, {parameters_of(optimizer)[WAITING[turn]]})
+        moved = factors_of_a_step(optimizer, without=(WAITING[1 - turn],))
+        if number != 1:  # then it has made a step before the second model's first exchange
+            assert moved == ([4, 1, 0] if turn == 0 else [0, 1, 4])
+
+
+@pytest.mark.parametrize("local", [1, 2, 3, 16])
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_local_steps_keep_their_momentum(local, first):
+    """Also the first one after an exchange; `first`: how many were made before the run's first exchange."""
+    optimizer = ours(momentum=0.75)
+    for _ in range(first):
+        assert factors_of_a_step(optimizer) == [1, 1, 1]
+    for number in range(4):
+        few(optimizer)
+        for step in range(local):
+            less = local == 1 and step == 0 and (number > 0 or first == 0)
+            # How the run goes on is known only at its second exchange: nothing was seen before the first.
+            less |= local > 1 and step == number == first == 0
+            assert factors_of_a_step(optimizer) == ([4, 1, 4] if less else [1, 1, 1])
+    for number in range(3):  # and where they end
+        few(optimizer)
+        assert factors_of_a_step(optimizer) == ([1, 1, 1] if number == 0 < local - 1 else [4, 1, 4])
+
+
+def test_nadam_without_momentum_steps_as_adamw_without():
+    """The study compares them: below 0.5 bit AdamW of `less_momentum` ended higher than NAdam with its momentum."""
+    mine = less_momentum(NAdam(parameters(), lr=0.1, weight_decay=0.1, decoupled_weight_decay=True))
+    theirs = AdamW(parameters(), lr=0.1, weight_decay=0.1, betas=(0.0, 0.999))
+    for number in range(5):
+        few(mine)
+        for optimizer in (mine, theirs):
+            give_gradients(optimizer, number)
+            optimizer.step()
+    for index in WAITING:
+        torch.testing.assert_close(parameters_of(mine)[index], parameters_of(theirs)[index])
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "said"),
+    [
+        (SGD, {"momentum": 0.9}, ["Nesterov's", "no", "its own"]),
+        (SGD, {"momentum": 0.9, "nesterov": True}, ["no", "its own"]),
+        (SGD, {}, []),
+        (AdamW, {}, ["0.3", "no", "its own"]),
+        (AdamW, {"betas": (0.2, 0.9)}, ["no", "its own"]),
+        (NAdam, {}, ["no", "its own"]),
+    ],
+)
+def test_the_log_says_what_changes_and_nothing_where_nothing_does(kind, arguments, said, caplog):
+    optimizer = ours(kind, **arguments)
+    with caplog.at_level(logging.INFO, logger="hvd_dyncomp.momentum"):
+        for number, bits in enumerate([4, 1, 1, 0.25, 0.25, 4]):
+            give_gradients(optimizer, number)
+            few(optimizer, bits)
+            optimizer.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{kind.__name__} steps with {words} momentum" for words in said
+    ]
 
 
 # Closures and errors.
@@ -467,7 +563,7 @@ def test_it_is_the_same_object_of_one_class_and_can_be_copied():
     "optimizer",
     [
         torch.optim.RMSprop(parameters(), momentum=0.9),
-        torch.optim.NAdam(parameters()),
+        torch.optim.RAdam(parameters()),
         torch.optim.LBFGS(parameters()),
         OwnStep(parameters(), lr=0.1, momentum=0.9),
         stock(momentum=0.9),
@@ -481,7 +577,8 @@ def test_others_are_refused_in_a_sentence(optimizer):
     instead = r"call less_momentum before hvd\.DistributedOptimizer" if horovods else "make any other"
     if optimizer is None:  # as trainer.optimizer of a Trainer that has not trained
         instead = r"Transformers' Trainer makes its optimizer in trainer.create_optimizer\(\)"
-    with pytest.raises(TypeError, match=rf"SGD, Adam or AdamW with torch's own step, got .*; {instead}"):
+    got = kind.__name__ if isinstance(optimizer, torch.optim.Optimizer) else ".*"
+    with pytest.raises(TypeError, match=rf"SGD, Adam, AdamW or NAdam with torch's own step, got {got}; {instead}"):
         less_momentum(optimizer)
     assert type(optimizer) is kind
 
@@ -499,11 +596,22 @@ def test_wrappers_are_looked_through():
     wrapped = Wrapper(Wrapper(inner))
     assert less_momentum(wrapped) is wrapped is less_momentum(wrapped)
     assert type(wrapped) is Wrapper and less_momentum(inner) is inner
-    everything = frozenset(parameters_of(inner))
-    assert optimizers_of(everything) == [inner]
-    assert optimizers_of({torch.zeros(1)}) == []
-    with pytest.raises(TypeError, match=r"got RMSprop \(.* in a Wrapper; make any other"):
+    with pytest.raises(TypeError, match="got RMSprop in a Wrapper; make any other"):
         less_momentum(Wrapper(torch.optim.RMSprop(parameters(), momentum=0.9)))
+
+
+def test_the_shards_of_zero_are_looked_into(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        optimizer = ZeroRedundancyOptimizer(parameters(), SGD, lr=0.1, momentum=0.75)
+        assert advice(optimizer, 0.25).startswith("ZeroRedundancyOptimizer has a momentum of 0.75")
+        assert "call hvd_dyncomp.less_momentum(optimizer)" in advice(optimizer, 0.25)
+        assert less_momentum(optimizer) is optimizer is less_momentum(optimizer)
+        assert advice(optimizer, 0.25) == ""
+        few(optimizer)
+        assert factors_of_a_step(optimizer) == [4, 1, 4]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_wrapper_that_has_kept_the_step_is_refused():
@@ -535,41 +643,67 @@ def test_a_scheduler_that_came_first_would_see_no_step():
         (SGD, {"momentum": 0.8}, "SGD has a momentum of 0.8"),
         (SGD, {}, ""),
         (AdamW, {}, "AdamW has a momentum of 0.9"),
+        (NAdam, {}, "NAdam has a momentum of 0.9"),
         (Adam, {"betas": (0.0, 0.99)}, ""),
         (torch.optim.RMSprop, {"momentum": 0.6}, "RMSprop has a momentum of 0.6"),
+        (OwnStep, {"momentum": 0.9}, "OwnStep has a momentum of 0.9"),
         (torch.optim.Adagrad, {}, ""),
     ],
 )
 def test_what_is_said_of_an_optimizer_with_much_momentum(kind, arguments, momentum):
-    optimizer = kind([torch.zeros(1)], lr=0.1, **arguments)
-    assert advice(optimizer).startswith(momentum) and bool(advice(optimizer)) == bool(momentum)
-    assert "less_momentum" in advice(optimizer) or not momentum
-    if kind in OPTIONS:
-        assert advice(less_momentum(optimizer)) == ""
+    optimizer, known = kind([torch.zeros(1)], lr=0.1, **arguments), kind in OPTIONS
+    said = advice(optimizer, 0.25)
+    assert said.startswith(momentum) and bool(said) == bool(momentum) and advice(optimizer, 1) == ""
+    assert (
+        "call hvd_dyncomp.less_momentum(optimizer)" if known else "with little momentum, or use 4"
+    ) in said or not said
+    assert bool(advice(optimizer, 0.5)) == (bool(momentum) and kind is not NAdam)
+    if known:
+        assert advice(less_momentum(optimizer), 0.25) == ""
     optimizer.param_groups.append({"params": [], "momentum": 0.7, "betas": None})
-    assert "has a momentum of" in advice(kind(optimizer.param_groups, lr=0.1))
+    assert "has a momentum of" in advice(kind(optimizer.param_groups, lr=0.1), 0.25)
 
 
-class Told:
-    """Whom `advise_stepper` tells."""
+@pytest.mark.parametrize("kind", [SGD, OwnStep])
+@pytest.mark.parametrize("local", [1, 16])
+def test_only_an_optimizer_that_steps_once_for_each_exchange_is_warned_of(kind, local):
+    """And only at the second exchange, as local steps cannot be told before. A step of `OwnStep` calls hooks twice."""
+    own, elsewhere = parameters(), SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
+    optimizer, model = kind(own, lr=0.1, momentum=0.9), Model()
+    for number in range(4):
+        model.exchanges(0.25, own)
+        if number == 0:
+            watch_steppers(model)
+        for _ in range(local):
+            elsewhere.step()
+            optimizer.step()
+        assert model.texts == [advice(optimizer, 0.25)] * (local == 1 and number > 0)
 
-    def __init__(self):
-        self.texts = []
 
-    def tell(self, text):
-        self.texts.append(text)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_an_outer_optimizer_of_local_steps_is_warned_of_unless_its_momentum_is_nesterovs(nesterov):
+    own = parameters()
+    inner, outer, model = AdamW(parameters()), SGD(own, lr=0.7, momentum=0.9, nesterov=nesterov), Model()
+    for number in range(4):
+        for _ in range(4):
+            inner.step()
+        model.exchanges(0.25, own)
+        if number == 0:
+            watch_steppers(model)
+        outer.step()
+    assert model.texts == [advice(outer, 0.25)] * (not nesterov)
 
 
 def test_who_waits_for_an_optimizer_keeps_no_parameters():
-    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
-    waiting = weakref.ref(parameters[0])
-    told = Told()
-    advise_stepper(frozenset(parameters), told.tell)
-    SGD([torch.zeros(1)], lr=0.1).step()
-    del parameters[0]
+    model, own = Model(), parameters()
+    model.exchanges(0.25, own)
+    watch_steppers(model)
+    SGD(own, lr=0.1, momentum=0.9).step()
+    waiting = weakref.ref(own[0])
+    own.clear()
+    model.latest_exchange = Exchange(2, 0.25, frozenset())
+    gc.collect()
     assert waiting() is None
-    SGD(parameters, lr=0.1, momentum=0.9).step()
-    assert told.texts == [advice(SGD(parameters, lr=0.1, momentum=0.9))]
 
 
 # On ranks: each has steps at one level with momentum 0.5 and rate 1, so that updates are gradients, or twice as much.
@@ -618,18 +752,6 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
     assert same(*found)
 
 
-@pytest.mark.promise("With `less_momentum`, all ranks change the momentum in the same steps.")
-def test_ranks_that_disagree_about_it_are_told_so():
-    def program(worker: Worker) -> None:
-        if worker.transport.rank:
-            wrapped(worker)
-        worker.backward(worker.noise(0))
-        with pytest.raises(LockstepError, match="rank 0 has less_momentum False, rank 1 has True"):
-            worker.optimizer.step()
-
-    on_ranks(2, program, {"a": 300}, 4)
-
-
 def test_gradients_that_are_assigned_travel_uncompressed_which_is_said_once(caplog):
     def program(worker: Worker) -> None:
         wrapped(worker)
@@ -674,7 +796,7 @@ def test_it_is_left_in_where_nobody_asked_or_nothing_waits(arguments, caplog):
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_an_optimizer_of_master_copies_is_warned_of(copied, caplog):
-    """Nothing else says that its momentum is not left out."""
+    """Nothing else says that its momentum is not left out, nor what the averager is to be made of."""
 
     def program(worker: Worker) -> None:
         master = torch.zeros(300, requires_grad=True)
@@ -687,10 +809,17 @@ def test_an_optimizer_of_master_copies_is_warned_of(copied, caplog):
             parameter.grad = gradient
             optimizer.step()
         assert bool(optimizer.state[parameter]["momentum_buffer"].any()) == copied
+        if copied:
+            optimizer = less_momentum(SGD([master], lr=1.0, momentum=0.5))
+            averager = Averager([("a", master)], 0.25, transport=worker.transport, block_size=64, min_numel=10)
+            averager.mean_([gradient])
+            optimizer.step()
+            assert not optimizer.state[master]["momentum_buffer"].any()
 
     with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
         on_ranks(2, program, {"a": 300}, 0.25)
-    assert ["not copies" in record.getMessage() for record in caplog.records] == [True] * copied
+    said = [record.getMessage() for record in caplog.records]
+    assert ["make the Averager of those that it steps" in each for each in said] == [True] * copied
 
 
 def test_small_and_skipped_parameters_keep_theirs():
@@ -712,3 +841,43 @@ def test_small_and_skipped_parameters_keep_theirs():
 
     skip = {"skip": lambda name, _: name == "c"}
     on_ranks(2, program, {"a": 300, "b": 20, "c": 300}, 0.25, min_numel=100, **skip)
+
+
+def accuracy_with_local_steps(transport, bits: float, changed) -> float:
+    """8 rounds of 8 AdamW steps on every rank; the changes are averaged, and an outer SGD steps with them."""
+    torch.manual_seed(0)
+    truth, model = torch.randn(10, 32), torch.nn.Linear(32, 10)
+    inner = changed(AdamW(model.parameters(), lr=0.01))
+    starts = [torch.nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+    outer = SGD(starts, lr=0.7, momentum=0.9, nesterov=True)
+    averager = Averager(model.named_parameters(), bits, transport=transport, block_size=64, min_numel=10)
+    batches = torch.Generator().manual_seed(1 + transport.rank)
+    for step in range(64):
+        inputs = torch.randn(32, 32, generator=batches)
+        inner.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), (inputs @ truth.T).argmax(dim=1)).backward()
+        inner.step()
+        if step % 8 == 7:
+            for start, now in zip(starts, model.parameters(), strict=True):
+                start.grad = start.detach() - now.detach()
+            averager.mean_([start.grad for start in starts])
+            outer.step()
+            with torch.no_grad():
+                for start, now in zip(starts, model.parameters(), strict=True):
+                    now.copy_(start)
+    inputs = torch.randn(1000, 32, generator=torch.Generator().manual_seed(0))
+    return float((model(inputs).argmax(dim=1) == (inputs @ truth.T).argmax(dim=1)).float().mean())
+
+
+@pytest.mark.parametrize("bits", [2, 1, 0.25])
+def test_local_steps_train_the_same_with_and_without(bits, caplog):
+    """Their gradients are exact, so less momentum would only harm; and nothing advises it."""
+
+    def program(transport) -> list[float]:
+        torch.manual_seed(0)
+        return [accuracy_with_local_steps(transport, bits, changed) for changed in (less_momentum, lambda same: same)]
+
+    with caplog.at_level(logging.INFO, logger="hvd_dyncomp"):
+        [(ours, theirs), _] = World(2).run(program)
+    assert ours == theirs and ours > 0.5
+    assert "momentum" not in caplog.text

@@ -15,13 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
 from hvd_dyncomp.agreement import COMPRESS, agree, description, note
-from hvd_dyncomp.autograd import NO_PASS, call_at_end, computes, current_pass
+from hvd_dyncomp.autograd import call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import ModelGradients, check_kind, check_model, register
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.torch_distributed import transport
@@ -100,16 +99,6 @@ class Quantizer(Session):
         self._lock = threading.Lock()
         self._backward: Backward | None = None
         self._error: BaseException | None = None  # that backward has not raised yet
-        self._out_of_data = False  # in the latest step
-
-    def _to_agree_on(self) -> dict[str, Any]:
-        self._out_of_data = current_pass() == NO_PASS  # `model.join()` calls hooks for a rank that has no batches left
-        return {**super()._to_agree_on(), **({MOMENTUM: None} if self._out_of_data else {})}
-
-    def _tell_optimizers(self, bits: float) -> None:
-        super()._tell_optimizers(bits)
-        if self._out_of_data:  # the others step next, and this rank does not
-            self.stepped = None
 
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket of the model; return its future. All gradients become means together.

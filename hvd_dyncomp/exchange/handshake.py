@@ -11,7 +11,7 @@ import torch
 
 from hvd_dyncomp.errors import JOINED, LockstepError
 from hvd_dyncomp.exchange.task import Collectives
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, MOMENTUM, Flag, Greeting
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag, Greeting
 from hvd_dyncomp.transport.base import Transport, gathered_json, start_gather_json
 
 
@@ -72,8 +72,7 @@ def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
 
 def _agree(greetings: Sequence[Greeting]) -> bool:
     first = _comparable(greetings[0])
-    stepping = [greeting.flags & Flag.LESS_MOMENTUM for greeting in greetings if not greeting.flags & Flag.EITHER]
-    return len(set(stepping)) <= 1 and all(_comparable(greeting) == first for greeting in greetings)
+    return all(_comparable(greeting) == first for greeting in greetings)
 
 
 def _comparable(greeting: Greeting) -> Greeting:
@@ -81,7 +80,6 @@ def _comparable(greeting: Greeting) -> Greeting:
 
 
 _HINTS = {
-    MOMENTUM: "has every rank called less_momentum, and optimizer.step() after the backward pass before this one?",
     "step": "was the quantizer's state loaded on every rank?",
     "bits": "have all controllers seen the same epochs?",
     "tensors that are None": "give zeros where only some ranks have a tensor",
@@ -104,10 +102,9 @@ def _disagreement(everyone: list[dict[str, Any]], elastic: str) -> str:
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic: str) -> str:
     """The first difference between a rank and rank 0, in words; "" if there is none."""
-    # Momentum last: ranks in different steps differ in it, too.
-    for key in sorted({*first["settings"], *other["settings"]}, key=lambda key: (key == MOMENTUM, key)):
+    for key in sorted({*first["settings"], *other["settings"]}):
         values = first["settings"].get(key), other["settings"].get(key)
-        if values[0] != values[1] and not (key == MOMENTUM and None in values):
+        if values[0] != values[1]:
             loads = elastic and key in ("step", "bits")
             advice = f" elastic training: pass quantizer and controller to {elastic}" if loads else ""
             words = next((text for start, text in _HINTS.items() if key.startswith(start)), "")

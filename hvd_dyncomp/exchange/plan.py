@@ -17,7 +17,7 @@ from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
-from hvd_dyncomp.exchange.wire import MOMENTUM, WIRE_VERSION, Flag, Greeting, Phase, checksum
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Flag, Greeting, Phase, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 # The limit for all messages that a rank sends in one collective: MPI counts bytes in a signed 32-bit integer.
 MOST_BYTES = 2**31 - 1
-
-_MOMENTUM = {True: Flag.LESS_MOMENTUM, False: Flag(0), None: Flag.EITHER}
 
 
 class Plan:
@@ -128,16 +126,14 @@ class Plan:
             to_agree_on: as in `Step`.
             from_backward: whether backward has run on this rank since the last exchange.
         """
-        others = {name: value for name, value in to_agree_on.items() if name != MOMENTUM}
-        flags = (Flag.FROM_BACKWARD if from_backward else Flag(0)) | _MOMENTUM[to_agree_on.get(MOMENTUM, False)]
         return Greeting(
             WIRE_VERSION,
             Phase.HANDSHAKE,
             config.bits,
             config.proposal,
-            checksum(f"{self.composition} {others}") if any(others.values()) else self.composition,
+            checksum(f"{self.composition} {to_agree_on}") if any(to_agree_on.values()) else self.composition,
             config.number & 0xFFFFFFFF,
-            flags,
+            Flag.FROM_BACKWARD if from_backward else 0,
             checksum(self.transport.host),
             self.topology_checksum,
         )

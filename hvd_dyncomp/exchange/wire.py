@@ -16,10 +16,7 @@ from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
 
-WIRE_VERSION = 12
-
-# Of a step's `to_agree_on`: whether optimizers of it step; None if that is not known. It travels as flags.
-MOMENTUM = "less_momentum"
+WIRE_VERSION = 13
 
 # A message begins with the number of its step, little-endian. Marks of slots follow: `slots.marks_of`.
 HEADER = struct.Struct("<Q")
@@ -83,14 +80,11 @@ class Flag(IntFlag):
     """Flags of a greeting.
 
     FROM_BACKWARD: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer,
-    and will say why. LESS_MOMENTUM: optimizers of `less_momentum` step on this rank. EITHER: that is not known of this
-    rank, as it had no batch, or has just loaded a state.
+    and will say why.
     """
 
     FROM_BACKWARD = 1
     FAILED = 2
-    LESS_MOMENTUM = 4
-    EITHER = 8
 
 
 def checksum(text: str) -> int:

@@ -97,12 +97,7 @@ class Quantizer(Session):
         return group
 
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
-        return UnitSteps(
-            *(plan, config, self._to_agree_on()),
-            stochastic=self._stochastic,
-            meter=self.meter,
-            unchecked=self._unchecked,
-        )
+        return UnitSteps(*(plan, config), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked)
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         found = {}
@@ -164,7 +159,7 @@ class Quantizer(Session):
                 if not isinstance(step, FailedStep):
                     step.on_unit(unit, flat, ends=ends)
                     if unit.hooked:  # optimizers may step next
-                        self._tell_optimizers(step.bits)
+                        self._note_exchange(step.bits)
         except BaseException as error:  # noqa: BLE001
             self._break(error)
         if not ends:  # no backward pass of autograd's: a schedule of pipelines calls FSDP by itself

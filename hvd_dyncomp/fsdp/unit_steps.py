@@ -25,7 +25,6 @@ class UnitSteps:
     Args:
         plan: the buckets.
         config: of all its steps.
-        to_agree_on: as in `Step`, in all its steps.
         stochastic, meter: as in `Step`.
         unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
 
@@ -37,13 +36,12 @@ class UnitSteps:
         self,
         plan: Plan,
         config: StepConfig,
-        to_agree_on: dict[str, Any],
         *,
         stochastic: bool,
         meter: Meter,
         unchecked: set[Unit],
     ) -> None:
-        self._plan, self._config, self._to_agree_on = plan, config, to_agree_on
+        self._plan, self._config = plan, config
         self._stochastic, self._meter = stochastic, meter
         self._unchecked = unchecked
         self.number, self.bits = config.number, config.bits
@@ -86,7 +84,7 @@ class UnitSteps:
 
     def _begin(self, unit: Unit) -> Step:
         frozen = unit.frozen()
-        to_agree_on: dict[str, Any] = {**self._to_agree_on, "module": unit.name, "frozen parameters": frozen}
+        to_agree_on: dict[str, Any] = {"module": unit.name, "frozen parameters": frozen}
         to_agree_on["gradient divide factor"] = unit.divide_factor
         if unit in self._unchecked:
             named = list(zip(unit.names, unit.parameters, strict=True))

@@ -17,9 +17,7 @@ from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.wire import MOMENTUM
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.momentum import LessMomentum
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.step_gradients import StepGradients
@@ -188,13 +186,6 @@ class OptimizerSession(Session):
         optimizer = self._optimizer()
         ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
         return ranks, horovod_optimizer.label_of(optimizer)
-
-    def _to_agree_on(self) -> dict[str, Any]:
-        return {MOMENTUM: isinstance(self._optimizer(), LessMomentum)}
-
-    def _optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        optimizer = self._optimizer()
-        return () if optimizer is None else (optimizer,)
 
     def _from_backward(self) -> bool:
         return horovod_optimizer.any_from_backward(self._optimizer())

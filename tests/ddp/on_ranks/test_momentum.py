@@ -1,5 +1,6 @@
 """When the optimizer of a compressed model leaves its momentum out."""
 
+import contextlib
 import copy
 
 import pytest
@@ -63,21 +64,34 @@ def test_an_optimizer_of_two_models_that_ranks_reach_in_another_order(rank):
             torch.testing.assert_close(then - weight.detach(), rate * weight.grad, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("odd", ["less_momentum", "step"])
-def test_ranks_that_differ_in_less_momentum_are_told(odd, rank):
+@pytest.mark.promise("With `less_momentum`, all ranks change the momentum in the same steps.")
+def test_ranks_that_differ_in_less_momentum_are_found_by_their_replicas(rank):
     model = DistributedDataParallel(Linear())
-    ddp.compress(model, 1)
+    quantizer = ddp.compress(model, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    if rank == 1 or odd == "step":
+    if rank == 1:
         hvd_dyncomp.less_momentum(optimizer)
-    model(0).backward()
-    if rank == 1 or odd == "less_momentum":
+    for seed in range(2):
+        model(seed).backward()
         optimizer.step()
-    text = (
-        r"rank 0 has less_momentum False, rank 1 has True \(has every rank called less_momentum, and optimizer.step\(\)"
-    )
-    with pytest.raises(LockstepError, match=text):
-        model(1).backward()
+    with pytest.raises(LockstepError, match="is not the same on rank 0 and rank 1"):
+        quantizer.controller.step({})
+
+
+def test_local_steps_of_a_compressed_model_keep_their_momentum(rank):
+    """Without an exchange, as `no_sync` makes them; and the step after an exchange, too."""
+    models = [DistributedDataParallel(Linear()) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9) for model in models]
+    for model in models:
+        ddp.compress(model, 0.25)
+    hvd_dyncomp.less_momentum(optimizers[0])
+    for seed in range(9):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            with contextlib.nullcontext() if seed % 3 == 2 else model.no_sync():
+                model(seed).backward()
+            optimizer.step()
+    assert all(map(torch.equal, *(model.parameters() for model in models)))
 
 
 def test_an_optimizer_that_steps_no_more_is_no_disagreement(rank):
