@@ -4,7 +4,7 @@
 
 `DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
 replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
-level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`.
+level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `LinkAware`, `Static` or `Schedule`.
 `less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has.
 """
 
@@ -19,6 +19,7 @@ from hvd_dyncomp.momentum import less_momentum
 from hvd_dyncomp.policies import (
     CriticalRegime,
     Decision,
+    LinkAware,
     Plateau,
     Policy,
     Record,
@@ -42,6 +43,7 @@ __all__ = [
     "CriticalRegime",
     "Decision",
     "DynamicQuantizer",
+    "LinkAware",
     "LockstepError",
     "Meter",
     "Plateau",

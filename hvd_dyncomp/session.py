@@ -12,7 +12,6 @@ import torch
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
-from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
@@ -46,6 +45,13 @@ ANOTHER_THREAD = (
 )
 
 
+# What earlier versions took, and what to use instead.
+GONE = {
+    "auto_level": "use the policy LinkAware, which moves the level after an epoch by the time that was spent waiting for "
+    "exchanges, or a level that `python -m hvd_dyncomp probe` finds fast",
+}
+
+
 class Session:
     """The base class of all front ends: it takes the gradients of one model through steps.
 
@@ -63,8 +69,7 @@ class Session:
 
     Attributes:
         controller: see above.
-        bits: level of the next step: the controller's, or the warm-up's. With `auto_level`, from the first step on,
-            level of the latest step.
+        bits: level of the next step: the controller's, or the warm-up's.
         meter: the `Meter` of what this rank has sent.
 
     Raises:
@@ -90,19 +95,15 @@ class Session:
     ) -> None:
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
         if unknown:
-            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}")
+            instead = f" any more: {GONE[unknown[0]]}" if unknown[0] in GONE else ""
+            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}{instead}")
         self.controller = controller_from(self.default_controller if controller is None else controller, transport)
         self._settings = Settings(**settings)
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._skip, self._transport = skip, transport
         self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
-        self._levels = StepLevels(
-            self.controller,
-            warmup_steps=warmup_steps,
-            warmup_bits=warmup_bits,
-            auto_level=self._settings.auto_level,
-        )
+        self._levels = StepLevels(self.controller, warmup_steps=warmup_steps, warmup_bits=warmup_bits)
         self.meter = Meter()
         self._advice = Advice()
         # Whether an optimizer of `less_momentum` has, since the latest exchange; None: it does not matter.
@@ -128,7 +129,7 @@ class Session:
 
     @property
     def bits(self) -> float:
-        """Level of the next step, or with `auto_level` of the latest one; see the class."""
+        """Level of the next step; see the class."""
         return self._levels.bits
 
     @property
@@ -183,13 +184,13 @@ class Session:
             return {}
         return residual_state.relative_errors(plan.buckets, self._means(plan), plan.source.factor)
 
-    def _follow(self, levels: AutoLevel) -> None:
-        """Let an object choose the level of every further step, as `auto_level` does.
+    def _follow(self, levels: Any) -> None:
+        """Let an object choose the level of every further step.
 
         Call it on every rank, between steps.
 
         Args:
-            levels: chooses the same level on all ranks, or proposes it on rank 0.
+            levels: chooses the same level on all ranks.
         """
         self._levels.follow(levels)
 
@@ -387,7 +388,6 @@ class Session:
     def _end(self, step: Step | FailedStep) -> None:
         """Wait for the means of a step, and tell the optimizers. Raises what `Step.collect` does."""
         step.collect()
-        self._levels.learn(step.proposal)
         bits = self._bits_of_means(step)
         if bits is not None:
             self._tell_optimizers(bits)

@@ -134,7 +134,6 @@ class Plan:
             WIRE_VERSION,
             Phase.HANDSHAKE,
             config.bits,
-            config.proposal,
             checksum(f"{self.composition} {others}") if any(others.values()) else self.composition,
             config.number & 0xFFFFFFFF,
             flags,

@@ -9,7 +9,7 @@ BODIES = Path(__file__).parent / "on_ranks"
 
 FILES = [
     *("transport", "agreement", "exchange", "runs", "parted_replicas"),
-    *("devices", "layouts", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum"),
+    *("devices", "layouts", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum", "waited"),
     "final_errors",  # last: a thread of Gloo's may spin after an error
 ]
 TWO_HOSTS = {"HVD_DYNCOMP_TEST_RANKS_PER_HOST": "2"}

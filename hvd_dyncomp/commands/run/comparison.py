@@ -6,17 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from statistics import quantiles
 
-from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.levels import UNCOMPRESSED
 
 STEPS_PER_VISIT = 5  # of a level; the first pays for the switch and does not count
 WARM_UP = 5  # first steps, which do not count: the program and torch prepare things in them
 
 
-class Comparison(AutoLevel):
+class Comparison:
     """Gives the levels of steps in turns, and measures the time from one step to the next.
 
-    The level depends on the number of the step only, so all ranks have the same one, and nothing is proposed.
+    The level depends on the number of the step only, so all ranks have the same one.
 
     Args:
         levels: that are compared.
@@ -24,12 +23,13 @@ class Comparison(AutoLevel):
         tell: on rank 0 it gets the table when all have been made.
 
     Attributes:
+        bits: the level of the step begun last; None before the first.
         seconds: by level, the times of its steps that count.
         over: whether all steps have been made.
     """
 
     def __init__(self, levels: Sequence[float], steps: int, tell: Callable[[str], None]) -> None:
-        super().__init__()
+        self.bits: float | None = None
         self._levels, self._count, self._tell = levels, steps, tell
         self._number = 0  # of the next step
         self._latest: tuple[float, bool, float] | None = None  # level of a step, whether it counts, when it began
@@ -40,7 +40,14 @@ class Comparison(AutoLevel):
         return self._number > self._count  # the time of the last one is known when another begins
 
     def next_level(self, floor: float, epoch: int, now: float, *, leads: bool) -> float:
-        """Fix the level of a step that begins, and return it; arguments as in `AutoLevel`."""
+        """Fix the level of a step that begins, and return it.
+
+        Args:
+            floor: the controller's level.
+            epoch: of the step.
+            now: a monotonic clock, seconds.
+            leads: whether this is rank 0.
+        """
         if self._latest is not None:
             level, counts, began = self._latest
             if counts:
