@@ -337,7 +337,9 @@ def _check_config(policy: Policy) -> None:
         raise TypeError(f"policy must return plain data from config(), got {shown(config)}: {error}") from error
     if not isinstance(config, dict):
         raise TypeError(f"policy must return a dict from config(), got {shown(config)}")
-    if not isinstance(policy.least, (tuple, list, set, frozenset)):  # on rank 0 only it would be an error after an epoch
+    if not isinstance(
+        policy.least, (tuple, list, set, frozenset)
+    ):  # on rank 0 only it would be an error after an epoch
         raise TypeError(f"policy must have names of metrics in least, got {shown(policy.least)}")
 
 

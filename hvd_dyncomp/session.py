@@ -47,8 +47,8 @@ ANOTHER_THREAD = (
 
 # What earlier versions took, and what to use instead.
 GONE = {
-    "auto_level": "use the policy LinkAware, which moves the level after an epoch by the time that was spent waiting for "
-    "exchanges, or a level that `python -m hvd_dyncomp probe` finds fast",
+    "auto_level": "use the policy LinkAware, which moves the level after an epoch by the time that was spent waiting "
+    "for exchanges, or a level that `python -m hvd_dyncomp probe` finds fast",
 }
 
 

@@ -148,6 +148,7 @@ TYPES: list[tuple[Takes, str]] = [
     (real(lambda x: True), "metric"),
     (real(lambda x: 0 <= x < 1), "threshold min_improvement"),
     (real(lambda x: 0 < x < math.inf), "factor"),
+    (real(lambda x: 0 < x < 1), "most"),
     (real(lambda x: 0 <= x < math.inf), " ".join(one.name for one in fields(Traffic) if one.type == "float")),
     (real(lambda x: 0 <= x < math.inf), "num_samples eta"),
     (a(bool), "error_feedback fp16_skipped discardable check_replicas uncompressed_at_top usable carries"),
@@ -185,7 +186,7 @@ STATE |= {"meter": METER}
 STATE |= {"residuals": {"a": torch.ones(3)}, "shard_residuals": {"bucket": SHARD}}
 EPOCH = {"epoch": 0, "bits": 4, "metrics": {"a": 1.0}, "reason": "", "usable": True}
 DECIDED = {"bits": 4, "history": [EPOCH], "config": {}}
-MEASURED = dict.fromkeys(("val_accuracy", "train_loss", "val_loss", "gradient_norm"), 0.5)
+MEASURED = dict.fromkeys(("val_accuracy", "train_loss", "val_loss", "gradient_norm", "waited"), 0.5)
 RECORDS = [Record(0, MEASURED), Record(1, MEASURED)]
 BYTES, VALUES, HALVES = torch.zeros(34, dtype=torch.uint8), torch.zeros(64), torch.zeros(128, dtype=torch.bfloat16)
 

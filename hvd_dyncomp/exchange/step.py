@@ -246,7 +246,8 @@ class Step:
         """For how many seconds the program could not go on, because of messages; `clocks`: of GPUs."""
         if clocks:  # the host's own waits are for backward's kernels, too
             return max(clock() for clock in clocks)
-        return sum(task.waited for task in (self._agreement, *self._exchanges, *self._sums.tasks))
+        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sums.tasks]
+        return sum(task.waited for task in tasks)
 
     @property
     def refused(self) -> bool:

@@ -1,4 +1,4 @@
-"""`LinkAware`, replayed over made-up links: what a step waits for is its bits times a rate, less what backward hides."""
+"""`LinkAware`, replayed over made-up links: a step waits for its bits times a rate, less what backward hides."""
 
 from collections.abc import Callable
 
