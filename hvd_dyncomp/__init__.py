@@ -4,9 +4,9 @@
 
 `DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
 replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
-level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `Static` or `Schedule`.
-`less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has, `PerRank` for those of
-`torch.distributed.checkpoint`.
+level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `LinkAware`, `Static` or
+`Schedule`. `less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has,
+`PerRank` for those of `torch.distributed.checkpoint`.
 """
 
 import importlib
@@ -20,6 +20,7 @@ from hvd_dyncomp.momentum import less_momentum
 from hvd_dyncomp.policies import (
     CriticalRegime,
     Decision,
+    LinkAware,
     Plateau,
     Policy,
     Record,
@@ -44,6 +45,7 @@ __all__ = [
     "CriticalRegime",
     "Decision",
     "DynamicQuantizer",
+    "LinkAware",
     "LockstepError",
     "Meter",
     "PerRank",

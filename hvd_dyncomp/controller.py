@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
@@ -128,6 +128,8 @@ class Controller:
     def step(self, metrics: Mapping[str, float], *, epoch: int | None = None, num_samples: float = 1) -> float:
         """Average the metrics of an epoch over all ranks and move the level. Collective: every rank calls it.
 
+        Of the metrics in `policy.least`, the least value of all ranks counts instead.
+
         Call it between steps, when no gradient is in flight. If the history already has the epoch, nothing changes and
         a warning is logged, so a resumed run may repeat the call. A rank that waits here for others for 10 s logs a
         warning.
@@ -155,7 +157,7 @@ class Controller:
             logger.warning("Controller.step: epoch %d was stepped before; nothing changes", finished)
             self._check_lockstep()
             return self._bits
-        answer = self._decide(finished, _weighted_means(reports)) if self.transport.rank == 0 else None
+        answer = self._decide(finished, _of_all_ranks(reports, self.policy.least)) if self.transport.rank == 0 else None
         answer = gather_json(self.transport, answer, "hvd_dyncomp.controller.decision")[0]
         if "error" in answer:
             raise ControllerError(answer["error"])
@@ -352,6 +354,10 @@ def _check_config(policy: Policy) -> None:
         raise TypeError(f"policy must return plain data from config(), got {shown(config)}: {error}") from error
     if not isinstance(config, dict):
         raise TypeError(f"policy must return a dict from config(), got {shown(config)}")
+    if not isinstance(
+        policy.least, (tuple, list, set, frozenset)
+    ):  # on rank 0 only it would be an error after an epoch
+        raise TypeError(f"policy must have names of metrics in least, got {shown(policy.least)}")
 
 
 def _checked(what: str, decision: Any) -> Decision:
@@ -363,8 +369,10 @@ def _checked(what: str, decision: Any) -> Decision:
     return Decision(check_level(f"bits of {what}", decision[0]), decision[1])
 
 
-def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """Sample-weighted means over the ranks, by sorted name. Each mean lies between its values."""
+def _of_all_ranks(reports: list[dict[str, Any]], least: Collection[str]) -> dict[str, float]:
+    """Sample-weighted means over the ranks, by sorted name; of some metrics the least. Each mean lies between its
+    values.
+    """
     # A rank without samples may have NaN as its metrics; 0 * NaN must not spoil the others'.
     used = [report for report in reports if report["weight"] > 0]
     # Scaled by a power of two, which changes no digit: weights near the largest float would sum to infinity.
@@ -372,6 +380,10 @@ def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
     weights = [math.ldexp(report["weight"], -exponent) for report in used]
     means = {}
     for key in reports[0]["metrics"]:
+        if key in least:
+            every = [report["metrics"][key] for report in reports]
+            means[key] = math.nan if any(map(math.isnan, every)) else min(every)
+            continue
         values = [report["metrics"][key] for report in used]
         mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
         # If all ranks have 0.7, the mean reaches a threshold of 0.7, whatever was rounded. (A NaN passes both.)

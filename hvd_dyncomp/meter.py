@@ -9,6 +9,7 @@ hosts, divided among the host's workers. (Gloo's ring sends more than that from 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -37,6 +38,9 @@ class Traffic:
         seconds: time spent in the exchange. With Horovod: time in `compress` and `decompress`, including the wait for
             their messages, but not the wait for the handshake, which is in `synchronize`. With DDP: time in the
             communication hook and its wait. With an `Averager`: time in `mean_`.
+        waited_seconds: time for which this rank could not go on because messages of an exchange had not arrived. It
+            contains neither quantizing nor what backward hides. On a GPU: the time from the end of backward's kernels
+            until all means are there.
         leaving_bytes: the part of compressed and uncompressed bytes that left the host.
         float32_leaving_bytes: the part of `float32_bytes` that would have left the host.
 
@@ -56,6 +60,7 @@ class Traffic:
     nonfinite_blocks: int = 0
     steps: int = 0
     seconds: float = 0.0
+    waited_seconds: float = 0.0
     leaving_bytes: float = 0.0
     float32_leaving_bytes: float = 0.0
 
@@ -108,6 +113,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.records: dict[tuple[int, float], Traffic] = {}
+        self._since = time.perf_counter()  # the latest call of `waited`
+        self._waited_before = 0.0  # in all, at that time
 
     def __repr__(self) -> str:
         all_of_it = self.total()
@@ -140,6 +147,17 @@ class Meter:
         """The sum over all records."""
         return self._sum(lambda key: True)
 
+    def waited(self) -> float:
+        """The share of the time since the latest call for which this rank was blocked by exchanges, from 0 to 1.
+
+        The first call counts from the time when the quantizer was made. Call it once an epoch, for `LinkAware`: before
+        validation, if that takes long, and once more after it, to start anew.
+        """
+        now, waited = time.perf_counter(), self.total().waited_seconds
+        passed, blocked = now - self._since, waited - self._waited_before
+        self._since, self._waited_before = now, waited
+        return min(max(blocked / passed, 0.0), 1.0) if passed > 0 else 0.0
+
     def _sum(self, wanted: Callable[[tuple[int, float]], bool]) -> Traffic:
         total = Traffic()
         for key, record in self.records.items():
@@ -168,3 +186,4 @@ class Meter:
                     raise ValueError(f"epoch and bits must be unique together, got {key} twice")
                 records[key] = Traffic(**counts)
         self.records = records
+        self._since, self._waited_before = time.perf_counter(), self.total().waited_seconds

@@ -30,6 +30,13 @@ from hvd_dyncomp.transport.base import One, Transport
 logger = logging.getLogger(__name__)
 
 
+# What earlier versions took, and what to use instead.
+GONE = {
+    "auto_level": "use the policy LinkAware, which moves the level after an epoch by the time that was spent waiting "
+    "for exchanges, or a level that `python -m hvd_dyncomp probe` finds fast",
+}
+
+
 class Session:
     """The base class of all front ends: it takes the gradients of one model through steps.
 
@@ -47,8 +54,7 @@ class Session:
 
     Attributes:
         controller: see above.
-        bits: level of the next step: the controller's, or the warm-up's. With `auto_level`, from the first step on,
-            level of the latest step.
+        bits: level of the next step: the controller's, or the warm-up's.
         meter: the `Meter` of what this rank has sent.
         latest_exchange: what optimizers of `less_momentum` ask for when they step; None: there was none.
 
@@ -75,19 +81,15 @@ class Session:
     ) -> None:
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
         if unknown:
-            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}")
+            instead = f" any more: {GONE[unknown[0]]}" if unknown[0] in GONE else ""
+            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}{instead}")
         self.controller = controller_from(self.default_controller if controller is None else controller, transport)
         self._settings = Settings(**settings)
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._skip, self._transport = skip, transport
         self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
-        self._levels = StepLevels(
-            self.controller,
-            warmup_steps=warmup_steps,
-            warmup_bits=warmup_bits,
-            auto_level=self._settings.auto_level,
-        )
+        self._levels = StepLevels(self.controller, warmup_steps=warmup_steps, warmup_bits=warmup_bits)
         self.meter = Meter()
         self._advice = Advice()
         self.latest_exchange: momentum.Exchange | None = None
@@ -112,7 +114,7 @@ class Session:
 
     @property
     def bits(self) -> float:
-        """Level of the next step, or with `auto_level` of the latest one; see the class."""
+        """Level of the next step; see the class."""
         return self._levels.bits
 
     @property
@@ -305,7 +307,7 @@ class Session:
                 self._plan = self._new_plan()
                 self._saved = None
             from_backward = self._from_backward()
-            config = self._levels.next(rank=self._plan.source.rank, alone=self._plan.source.world_size == 1)
+            config = self._levels.next(alone=self._plan.source.world_size == 1)
             self._warn_if_rewound(config.epoch)
             self.meter.at(config.epoch, config.bits).steps += 1
             self._step = self._new_step(self._plan, config, from_backward=from_backward, absent=absent)
@@ -334,7 +336,6 @@ class Session:
     def _end(self, step: Step | FailedStep) -> None:
         """Wait for the means of a step, and note their level. Raises what `Step.collect` does."""
         step.collect()
-        self._levels.learn(step.proposal)
         bits = self._bits_of_means(step)
         if bits is not None:
             self._note_exchange(bits)

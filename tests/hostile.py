@@ -114,12 +114,10 @@ def packed(state: Any) -> Tensor:
 
 # By name, what it may be: of lists and dicts the whole, where its parts are in `PARTS`. "X.name" is that of X only.
 TYPES: list[tuple[Takes, str]] = [
-    (lambda v: False, "mode threshold_mode on_error rounding levels StepFunction.levels Schedule.levels state"),
-    (
-        lambda v: False,
-        "meter rank0 record epochs host pair ranks packed optimizer quantizer out versions version slot slot.order",
-    ),
-    (lambda v: v is None, "transport ctx noise residual hosts state.auto_level stagnation"),
+    (lambda v: False, "mode threshold_mode on_error rounding levels StepFunction.levels Schedule.levels state meter"),
+    (lambda v: False, "rank0 record epochs host pair ranks packed optimizer quantizer out versions version slot"),
+    (lambda v: False, "slot.order"),
+    (lambda v: v is None, "transport ctx noise residual hosts stagnation"),
     (lambda v: v is None, "attach.optimizer named_parameters"),
     (lambda v: isinstance(v, str) and v == "logical", "order"),
     (none_or(callable), "skip"),
@@ -151,9 +149,10 @@ TYPES: list[tuple[Takes, str]] = [
     (real(lambda x: True), "metric"),
     (real(lambda x: 0 <= x < 1), "threshold min_improvement"),
     (real(lambda x: 0 < x < math.inf), "factor"),
+    (real(lambda x: 0 < x < 1), "most"),
     (real(lambda x: 0 <= x < math.inf), " ".join(one.name for one in fields(Traffic) if one.type == "float")),
     (real(lambda x: 0 <= x < math.inf), "num_samples eta"),
-    (a(bool), "error_feedback fp16_skipped auto_level discardable check_replicas uncompressed_at_top usable carries"),
+    (a(bool), "error_feedback fp16_skipped discardable check_replicas uncompressed_at_top usable carries"),
     (lambda v: v is None or v is False, "hierarchical"),
     (a(str), "reason"),
     (lambda v: a(str)(v) and v != "", "monitor StepFunction.monitor"),
@@ -178,17 +177,17 @@ PARTS |= {"hosts": "host", "host": "index", "residuals": "residual_of_tensor", "
 PARTS |= {"slots": "slot", "slot.order": "dimension"}
 PARTS |= {"named_parameters": "pair", "pair": "name_or_weight", "tensors": "mean", "ranks": "packed"}
 PARTS |= {"values": "values_of_tensor", "versions": "version"}
-OPTIONAL = {"auto_level", "hosts", "steps", "seconds", "metrics", "reason", "usable"}
+OPTIONAL = {"hosts", "steps", "seconds", "metrics", "reason", "usable"}
 
 WEIGHT = torch.zeros(3)
 METER = {"records": [{"epoch": 0, "bits": 4, "steps": 1, "seconds": 0.5}]}
 SHARD = {"first": 2, "carries": True, "values": torch.ones(2), "slots": {"a": {"start": 0, "order": [0]}}}
 STATE = {"steps": 3, "rank": 0, "world_size": 2, "factor": 0.5, "hosts": [[0], [1]], "order": "logical"}
-STATE |= {"meter": METER, "auto_level": {"floor": 4, "chosen": 4}}
+STATE |= {"meter": METER}
 STATE |= {"residuals": {"a": torch.ones(3)}, "shard_residuals": {"bucket": SHARD}}
 EPOCH = {"epoch": 0, "bits": 4, "metrics": {"a": 1.0}, "reason": "", "usable": True}
 DECIDED = {"bits": 4, "history": [EPOCH], "config": {}}
-MEASURED = dict.fromkeys(("val_accuracy", "train_loss", "val_loss", "gradient_norm"), 0.5)
+MEASURED = dict.fromkeys(("val_accuracy", "train_loss", "val_loss", "gradient_norm", "waited"), 0.5)
 RECORDS = [Record(0, MEASURED), Record(1, MEASURED)]
 BYTES, VALUES, HALVES = torch.zeros(34, dtype=torch.uint8), torch.zeros(64), torch.zeros(128, dtype=torch.bfloat16)
 
@@ -241,10 +240,10 @@ OWNERS: dict[str, Callable] = {
     **{"Static": lambda: library.Static(4), "Schedule": lambda: library.Schedule({0: 4}), "kernels": lambda: kernels},
     "Controller": lambda: Controller(4),
     "CriticalRegime": lambda: library.CriticalRegime(low=4, high=8),
-    "DynamicQuantizer": lambda: DynamicQuantizer(auto_level=True),
-    "Averager": lambda: averager(auto_level=True),
-    "AllRanks": lambda: library.AllRanks(averager(auto_level=True)),
-    "PerRank": lambda: library.PerRank(averager(auto_level=True)),
+    "DynamicQuantizer": DynamicQuantizer,
+    "Averager": averager,
+    "AllRanks": lambda: library.AllRanks(averager()),
+    "PerRank": lambda: library.PerRank(averager()),
 }
 CALLED = {"Averager": averager, "Decision": lambda bits, reason: Controller(Says(Decision(bits, reason)))}
 

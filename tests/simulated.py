@@ -130,15 +130,6 @@ def mean_of(name: str, size: int, step: int, users: Sequence[int], ranks: int) -
     return sum((noise(name, size, rank, step) for rank in users), torch.zeros(size)) / ranks
 
 
-class Clock:
-    """In place of `time`, for what measures: it stands still until a test moves it."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 class Sent(NamedTuple):
     """What a rank has handed to the network: a copy, and the address it came from."""
 

@@ -42,8 +42,14 @@ def public() -> dict[str, inspect.Signature]:
         elif inspect.isfunction(one):
             found[name] = one
     found["Averager"] = hvd_dyncomp.DynamicQuantizer  # its other arguments are passed on
-    signatures = {name: inspect.signature(one) for name, one in found.items()}
+    signatures = {name: _named(inspect.signature(one)) for name, one in found.items()}
     return {name: signature for name, signature in signatures.items() if set(signature.parameters) - {"self"}}
+
+
+def _named(signature: inspect.Signature) -> inspect.Signature:
+    """Without `**gone`: what a call takes only to refuse it by name."""
+    every = signature.parameters.values()
+    return signature.replace(parameters=[one for one in every if one.kind is not inspect.Parameter.VAR_KEYWORD])
 
 
 PUBLIC = public()

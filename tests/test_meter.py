@@ -1,6 +1,7 @@
 """Counting by epoch and level."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,3 +56,30 @@ def test_states_that_counted_by_tensor_are_loaded_without_that():
 
 def test_a_ring_allreduce_sends_almost_twice():
     assert [allreduce_bytes(100, n) for n in (1, 2, 4)] == [0, 100, 150]
+
+
+def test_the_share_that_was_waited_is_of_the_time_since_the_latest_call(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("hvd_dyncomp.meter.time", SimpleNamespace(perf_counter=lambda: now))
+    meter = Meter()
+    meter.at(0, 4).waited_seconds += 1
+    now += 10
+    assert meter.waited() == pytest.approx(0.1)
+    meter.at(0, 4).waited_seconds += 1
+    meter.at(1, 8).waited_seconds += 2
+    now += 4
+    assert meter.waited() == pytest.approx(0.75)
+    now += 4
+    assert meter.waited() == 0 and meter.waited() == 0  # no time at all has passed
+
+
+def test_what_a_loaded_run_has_waited_is_not_of_this_one(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("hvd_dyncomp.meter.time", SimpleNamespace(perf_counter=lambda: now))
+    before, meter = Meter(), Meter()
+    before.at(0, 4).waited_seconds += 50
+    now += 100
+    meter.load_state_dict(before.state_dict())
+    meter.at(1, 4).waited_seconds += 1
+    now += 10
+    assert meter.waited() == pytest.approx(0.1) and meter.total().waited_seconds == 51

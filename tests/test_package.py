@@ -113,8 +113,7 @@ ROOMS = {
     "momentum": set(),
     "advice": set(),
     "ranges": set(),
-    "auto_level": set(),
-    "step_levels": {"auto_level"},
+    "step_levels": set(),
     "exchange": {"kernels", "meter", "ranges", "step_levels", "transport"},
     "replicas": {"transport"},
     "agreement": {"exchange", "replicas", "transport"},
@@ -122,7 +121,7 @@ ROOMS = {
     "wrappers": set(),
     "controller": {"policies", "replicas", "transport"},
     "session": {
-        *("advice", "auto_level", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels"),
+        *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels"),
         "transport",
     },
     "all_ranks": {"exchange", "meter", "session", "transport"},
@@ -141,7 +140,7 @@ ROOMS = {
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
-    "commands": {"ddp", "meter", "on_horovod", "session", "transport", "auto_level"},
+    "commands": {"ddp", "meter", "on_horovod", "session", "transport"},
     "__main__": {"commands"},
 }
 EXCHANGE = {

@@ -3,8 +3,7 @@
     python spark_estimator.py                                      # on this machine
     spark-submit --py-files train.py spark_estimator.py            # on a cluster; the store where all nodes see it
 
-The estimator owns the training loop and calls `controller.step` nowhere: choose a constant
-level, and `auto_level=True` if it may be raised where the network is fast.
+The estimator owns the training loop and calls `controller.step` nowhere: choose a constant level.
 """
 
 import tempfile

@@ -29,7 +29,6 @@ class FailedStep:
     """
 
     over = False  # every call raises the error
-    proposal = 0.0
     first_of_plan = False
 
     @torch.inference_mode(False)  # inference mode may be the error
@@ -37,7 +36,7 @@ class FailedStep:
         self.number, self.bits, self.traffic, self.unanimous = number, bits, Traffic(), False
         self._error = error
         self._lock = threading.Lock()
-        greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
+        greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
         self._handshake = Task(transport, handshake(transport, label, greeting, lambda: {"error": str(error)}))
         self._handshake.proceed()
         in_background(transport, self._in_background)

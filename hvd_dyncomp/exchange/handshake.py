@@ -76,7 +76,7 @@ def _agree(greetings: Sequence[Greeting]) -> bool:
 
 
 def _comparable(greeting: Greeting) -> Greeting:
-    return greeting._replace(proposal=0, flags=0, host=0, topology=0)
+    return greeting._replace(flags=0, host=0, topology=0)
 
 
 _HINTS = {

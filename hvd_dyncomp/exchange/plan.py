@@ -130,7 +130,6 @@ class Plan:
             WIRE_VERSION,
             Phase.HANDSHAKE,
             config.bits,
-            config.proposal,
             checksum(f"{self.composition} {to_agree_on}") if any(to_agree_on.values()) else self.composition,
             config.number & 0xFFFFFFFF,
             Flag.FROM_BACKWARD if from_backward else 0,

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,7 +55,6 @@ class Step:
         number, bits: of `config`.
         traffic: bytes that this rank has sent in the step's epoch at its level.
         from_backward_anywhere: whether backward has made any of the gradients on any rank. Valid after `collect`.
-        proposal: the level that rank 0 proposes. Valid after `collect`.
         first_of_plan: whether this is the first step of the plan of any rank. Valid after `check`.
         relocated: means that were written to memory of their own, because the gradient's memory holds the mean of
             another parameter; by `id` of the gradient. Valid after `collect`.
@@ -83,7 +82,6 @@ class Step:
         self.number, self.bits = config.number, config.bits
         self._step_traffic = StepTraffic(plan, meter, epoch=config.epoch, bits=config.bits)
         self.traffic = self._step_traffic.traffic
-        self.proposal: float = 0
         self.relocated: dict[int, torch.Tensor] = {}
         self.from_backward_anywhere = self.first_of_plan = self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program's thread and the background thread
@@ -235,12 +233,21 @@ class Step:
         """
         with self._lock:
             try:
+                clocks = [clock for streams in self._streams if (clock := streams.behind()) is not None]
                 # First of all: ranks that disagree wait for exchanges that never come.
                 self._agree_now()
                 self._finish()
+                self.traffic.waited_seconds += self._waited(clocks)
                 self.over = True
             finally:
                 self._synchronize()
+
+    def _waited(self, clocks: Sequence[Callable[[], float]]) -> float:
+        """For how many seconds the program could not go on, because of messages; `clocks`: of GPUs."""
+        if clocks:  # the host's own waits are for backward's kernels, too
+            return max(clock() for clock in clocks)
+        tasks: list[Task] = [self._agreement, *self._exchanges, *self._sums.tasks]
+        return sum(task.waited for task in tasks)
 
     @property
     def refused(self) -> bool:
@@ -271,7 +278,6 @@ class Step:
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
         plan.apply_topology(greetings, config.bits, self._origins)
         self.from_backward_anywhere = bool(flags_of(greetings) & Flag.FROM_BACKWARD)
-        self.proposal = greetings[0].proposal
         self.first_of_plan = not all(greeting.topology for greeting in greetings)
 
     @marked("agree")

@@ -48,6 +48,15 @@ class Streams:
         """Queue in the stream that `origin` returned: for a thread that continues the program's work."""
         return nullcontext()
 
+    def behind(self) -> Callable[[], float] | None:
+        """On a GPU, a clock that starts when all that the program has queued by now is done.
+
+        Returns:
+            What stops the clock when everything queued in `incoming` is done, and returns the seconds; called after
+            `catch_up`. None on a CPU, where the program itself is blocked.
+        """
+        return None
+
     def synchronize(self) -> None:
         """Order all that is queued in both streams before the program's further work. The last call in each step."""
 
@@ -90,6 +99,19 @@ class CudaStreams(Streams):
         # memory there for every rank of a machine; `torch.cuda.device` does so only if the process uses device 0.
         with torch.cuda.device(self._device), torch.cuda.stream(origin):
             yield
+
+    def behind(self) -> Callable[[], float]:
+        ready = torch.cuda.Event(enable_timing=True)
+        ready.record(self.origin())
+
+        def seconds() -> float:
+            over = torch.cuda.Event(enable_timing=True)
+            over.record(self._incoming)
+            for event in (ready, over):
+                event.synchronize()
+            return max(0.0, ready.elapsed_time(over) / 1e3)
+
+        return seconds
 
     def synchronize(self) -> None:
         for stream in (self._outgoing, self._incoming):

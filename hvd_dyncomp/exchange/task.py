@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from enum import Enum
 from typing import Any, Generic, TypeVar
@@ -40,6 +41,7 @@ class Task(Generic[Result]):
         done: whether the generator has ended.
         error: the exception that ended the generator. Stored, because a backward hook must not raise.
         collectives: number of collectives started.
+        waited: seconds for which callers were blocked by collectives.
         handle: of the collective in flight, or None.
         gate: the closed gate at which the generator waits, or None.
     """
@@ -58,6 +60,7 @@ class Task(Generic[Result]):
         self.done = False
         self.error: Exception | None = None
         self.collectives = 0
+        self.waited = 0.0
 
     def is_open(self, gate: Gate) -> bool:
         """Whether the generator may pass a gate; tasks with gates override it."""
@@ -65,7 +68,11 @@ class Task(Generic[Result]):
 
     def receive(self, handle: Any) -> torch.Tensor:
         """Block until a collective is over; return the received tensor."""
-        return self._transport.wait(handle)
+        began = time.perf_counter()
+        try:
+            return self._transport.wait(handle)
+        finally:
+            self.waited += time.perf_counter() - began
 
     def proceed(self) -> None:
         """Run the generator to its next collective or closed gate, if nothing is in flight."""

@@ -21,8 +21,8 @@ WIRE_VERSION = 13
 # A message begins with the number of its step, little-endian. Marks of slots follow: `slots.marks_of`.
 HEADER = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size
-# version, phase, level and proposal as `level_code` has them, composition, step, flags, host, topology; little-endian
-_GREETING = struct.Struct("<BBbbIIIII")
+# version, phase, level as `level_code` has it, composition, step, flags, host, topology; little-endian
+_GREETING = struct.Struct("<BBhIIIII")
 GREETING_BYTES = _GREETING.size
 
 
@@ -49,7 +49,6 @@ class Greeting(NamedTuple):
         version: of the wire format.
         phase: HANDSHAKE.
         bits: level of the step; 32 means uncompressed.
-        proposal: on rank 0, the level that it proposes from the next step on (`auto_level`); otherwise 0.
         composition: checksum of all parameters, settings and world size.
         step: its number, modulo 2^32.
         flags: see `Flag`.
@@ -60,7 +59,6 @@ class Greeting(NamedTuple):
     version: int
     phase: int
     bits: float
-    proposal: float
     composition: int
     step: int
     flags: int
@@ -68,12 +66,12 @@ class Greeting(NamedTuple):
     topology: int
 
     def to_bytes(self) -> bytes:
-        return _GREETING.pack(*self._replace(bits=level_code(self.bits), proposal=level_code(self.proposal)))
+        return _GREETING.pack(*self._replace(bits=level_code(self.bits)))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Greeting:
         greeting = cls(*_GREETING.unpack(data))
-        return greeting._replace(bits=level_of(int(greeting.bits)), proposal=level_of(int(greeting.proposal)))
+        return greeting._replace(bits=level_of(int(greeting.bits)))
 
 
 class Flag(IntFlag):

@@ -45,7 +45,6 @@ class UnitSteps:
         self._stochastic, self._meter = stochastic, meter
         self._unchecked = unchecked
         self.number, self.bits = config.number, config.bits
-        self.proposal: float = 0
         self._steps: list[Step] = []
         self._in_flight: dict[Unit, tuple[Step, dict[str, torch.Tensor]]] = {}  # without means yet
 
@@ -115,7 +114,6 @@ class UnitSteps:
         for unit, (step, gradients) in list(self._in_flight.items()):
             began = time.perf_counter()
             step.collect()
-            self.proposal = step.proposal
             unit.check_place(gradients)
             del self._in_flight[unit]
             step.traffic.seconds += time.perf_counter() - began

@@ -78,11 +78,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         bucket_bytes: size of a bucket, the gradients that are exchanged together, in bytes of float32. None: 8 MiB, or
             with more than 8 workers 1 MiB per worker, at most 128 MiB. Smaller buckets are sent earlier in backward.
             Larger buckets need fewer messages; use them on links with high latency.
-        auto_level: treat the controller's level as a minimum. The quantizer tries each higher level of 2, 4, 8, 16 and
-            32 bits for a few steps, and then uses the highest level whose steps take at most 3 % longer than the
-            shortest. It repeats the trial when the controller's level changes, when steps become longer or shorter by a
-            fifth, and from time to time; trials take about 1 % of the steps. The measured times are logged. Use it on
-            links of unknown or changing speed. Levels then depend on time, so a run cannot be repeated bit for bit.
         hierarchical: whether gradients are exchanged within each host first and then between hosts, so that the bytes
             that a host sends do not grow with its number of workers. None: yes, if there are several hosts with equally
             many workers, more than one each. False: no, gradients are exchanged among all workers at once, which was
@@ -98,8 +93,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
     Attributes:
         controller: see above.
-        bits: level of the next step: that of the controller or of the warm-up. With `auto_level`, from the first step
-            on, level of the latest step.
+        bits: level of the next step: that of the controller or of the warm-up.
         meter: the `Meter` of what this rank has sent.
 
     Raises:
@@ -129,12 +123,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         skip: Skip | None = None,
         fp16_skipped: bool = False,
         bucket_bytes: int | None = None,
-        auto_level: bool = False,
         hierarchical: Literal[False] | None = None,
         discardable: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
+        **gone: Any,
     ) -> None:
         arguments: dict[str, Any] = {
             "error_feedback": error_feedback,
@@ -144,13 +138,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             "skip": skip,
             "fp16_skipped": fp16_skipped,
             "bucket_bytes": bucket_bytes,
-            "auto_level": auto_level,
             "hierarchical": hierarchical,
             "discardable": discardable,
             "warmup_steps": warmup_steps,
             "warmup_bits": warmup_bits,
         }
-        super().__init__(controller, given_or_horovod(transport), named_parameters, **arguments)
+        super().__init__(controller, given_or_horovod(transport), named_parameters, **arguments, **gone)
         self._arguments = {**arguments, "transport": transport}  # for a copy
         self._warned = False
         self._lock = threading.Lock()
@@ -258,6 +251,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         if step is None:
             return tensor
         began = time.perf_counter()
+        step.traffic.waited_seconds += began - self._entered  # by Horovod, for what it reduces itself
         try:
             if not step.over:
                 self._collect(step)
@@ -269,7 +263,9 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         except BaseException as error:
             self._fail(error)
             raise
-        step.traffic.seconds += time.perf_counter() - began
+        finally:
+            self._entered = time.perf_counter()
+        step.traffic.seconds += self._entered - began
         return mean
 
     @torch.no_grad()

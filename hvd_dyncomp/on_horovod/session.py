@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,6 +58,7 @@ class OptimizerSession(Session):
         self._pending: dict | None = None  # what Horovod has of the latest step
         self._unhooks: Sequence[Callable[[], None]] = ()
         self._discarded = False  # whether the latest step was
+        self._entered = 0.0  # when Horovod last went on to wait for gradients
 
     @property
     def label(self) -> str | None:
@@ -200,7 +202,7 @@ class OptimizerSession(Session):
         self._discarded = False
 
     def sync(self) -> None:
-        """Take over rank 0's step count and `auto_level`: for workers that join (`elastic`). Collective.
+        """Take over rank 0's step count: for workers that join (`elastic`). Collective.
 
         Residuals belong to each rank: a worker that joins has none.
         """
@@ -228,6 +230,7 @@ class OptimizerSession(Session):
         except BaseException as error:
             self._fail(error)
             raise
+        self._entered = time.perf_counter()
 
     def _await_agreement(self, step: Step | FailedStep) -> None:
         """Wait until all ranks are known to do the same in a step. Raises what `Step.await_agreement` does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -95,6 +95,7 @@ class Policy(ABC):
     - After an epoch only rank 0 calls `decide`; `Controller` broadcasts the decision. (Every rank calls it once with an
       empty history, for the first level.)
     - `config()` returns plain data that tells two configurations apart.
+    - `least` may name metrics of which the least of all ranks counts, instead of the mean weighted by `num_samples`.
 
     To add a policy, write one class with these two methods; there is nothing to register.
 
@@ -110,6 +111,11 @@ class Policy(ABC):
         >>> EveryOther()
         EveryOther()
     """
+
+    @property
+    def least(self) -> Collection[str]:
+        """Names of metrics of which the records have the least value of all ranks, whatever their `num_samples`."""
+        return ()
 
     @abstractmethod
     def decide(self, history: Sequence[Record]) -> Decision:

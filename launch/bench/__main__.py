@@ -74,7 +74,7 @@ PARTS = {
         time_to_accuracy.add_arguments,
         quick={"model": "resnet8", "epochs": "2", "limit_train": "3000", "lr": "0.05", "tolerance": "5"},
     ),
-    "changing": Part(changing.add_arguments, quick={"phases": "10gbit:20,100mbit:10,1gbit:20", "seconds": "5"}),
+    "changing": Part(changing.add_arguments, quick={"phases": "none:4,100mbit:4", "steps": "5"}),
     "curves": Part(
         curves.add_arguments,
         {"launcher": TORCHRUN},

@@ -1,51 +1,76 @@
 """Trains on a link whose rate changes. Started by changing.py on every rank.
 
-Its one argument is JSON: model, methods, auto (the name of one more), phases (pairs of a rate and a number of steps),
-seconds, seed, file. In each phase the methods take turns, and then the last one takes all of its steps in a row. Rank 0
-writes the file after each phase.
+Its one argument is JSON: model, methods, phases (pairs of a rate and a number of epochs), steps of an epoch, seed,
+file. Rank 0 writes the file after each phase.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 
 from bench import workloads
+from bench.changing import LINK_AWARE
 from bench.worker import WARM_UP, values_and_tensors
+from hvd_dyncomp import LinkAware
 from hvd_dyncomp.commands.probe.methods import Stepper
-from hvd_dyncomp.commands.probe.turns import interface, measure
-from netlab.shaping import INTERFACE, shape
-
-_AS_LONG_AS_IT_TAKES = 1e9
+from hvd_dyncomp.commands.probe.turns import slowest
+from hvd_dyncomp.transport import ranks
+from netlab.shaping import shape
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    hvd.init()
+    ranks.start("gloo")
     torch.set_num_threads(1)
-    workload = workloads.training(spec["model"], seed=1000 * spec["seed"] + hvd.rank())
-    constant = {name: Stepper(name, *workload()) for name in spec["methods"]}
-    for stepper in constant.values():
+    workload = workloads.training(spec["model"], seed=1000 * spec["seed"] + ranks.transport().rank)
+    steppers = {name: Stepper(name, *workload()) for name in spec["methods"]}
+    steppers[LINK_AWARE] = Stepper("8bit-ddp", *workload())
+    steppers[LINK_AWARE].quantizer.controller.policy = LinkAware()  # which begins with 8 bits, too
+    for stepper in steppers.values():
         for _ in range(WARM_UP):
             stepper.step()
-    adaptive = {spec["auto"]: Stepper(spec["auto"], *workload())}
     phases: list[dict[str, Any]] = []
-    for rate, steps in spec["phases"]:
-        if hvd.local_rank() == 0:
-            shape(rate)  # the others wait in the first barrier of what is measured
-        counter = interface(INTERFACE)
-        found = measure(constant, seconds=spec["seconds"], rounds=25, seed=spec["seed"], counter=counter)
-        found |= measure(adaptive, seconds=_AS_LONG_AS_IT_TAKES, rounds=steps, seed=spec["seed"], counter=counter)
-        phases.append({"rate": rate, "steps": steps, "contenders": found})
-        if hvd.rank() == 0:
+    for rate, count in spec["phases"]:
+        if ranks.local_rank() == 0:
+            shape(rate)  # the others wait in the first barrier
+        phases.append({"rate": rate, "epochs": []})
+        for number in range(count):
+            phases[-1]["epochs"].append(_epoch(steppers, spec["steps"], seed=f"{spec['seed']} {rate} {number}"))
+        if ranks.transport().rank == 0:
             Path(spec["file"]).write_text(json.dumps({**values_and_tensors(spec), "phases": phases}), encoding="utf-8")
             print(f"changing {spec['model']}: {rate} measured", flush=True)
-    hvd.barrier()
+    ranks.end()
+
+
+def _epoch(steppers: Mapping[str, Stepper], steps: int, *, seed: str) -> dict[str, Any]:
+    """One epoch of each stepper. Collective.
+
+    Returns:
+        "seconds" of each on the slowest rank; "bits" and "waited", LinkAware's level and the share that it was told.
+    """
+    order = list(steppers)
+    random.Random(seed).shuffle(order)
+    seconds, quantizer = {}, steppers[LINK_AWARE].quantizer
+    bits = quantizer.bits
+    for name in order:
+        ranks.barrier()
+        quantizer.meter.waited()  # the others' time is not its
+        began = time.perf_counter()
+        for _ in range(steps):
+            steppers[name].step()
+        if name == LINK_AWARE:
+            quantizer.controller.step({"waited": quantizer.meter.waited()})
+        seconds[name] = slowest(time.perf_counter() - began, name)
+    waited = quantizer.controller.history[-1].metrics["waited"]
+    return {"seconds": seconds, "bits": bits, "waited": waited}
 
 
 if __name__ == "__main__":

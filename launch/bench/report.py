@@ -135,8 +135,8 @@ def report(folder: Path, figures: Path) -> str:
                 parts += sharded_section(results)
         for results in accuracies:
             parts += accuracy_section(results, figures)
-        if not gpus and (with_auto := _changing(folder)):
-            parts += ["## Levels found by trying", *map(changing.report, with_auto)]
+        if not gpus and (moving := _changing(folder)):
+            parts += ["## Links that change", *map(changing.report, moving)]
         for results in memories:
             parts += [_heading(results, f"memory{_by([results])}"), memory.report(results)]
             if not gpus:
@@ -162,7 +162,7 @@ def shown(folder: Path) -> dict[str, str]:
     named |= {"models": ratios.by_model(training), "hosts": ratios.by_layout(several)}
     for one in map(load, sorted(folder.glob(f"training-*-{TORCHRUN}.json"))):
         named[f"{one['model']}, DDP"] = f"{tables.times(one)}\n\n{tables.caption(one)}"
-    named["changing links"] = changing.summary(_changing(folder))
+    named["changing links"] = "\n\n".join(map(changing.report, _changing(folder)))
     return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 
 

@@ -3,7 +3,6 @@
 none, fp16             Horovod without compression, and with hvd.Compression.fp16
 0.125bit ... 32bit     hvd_dyncomp at a constant level; on hosts of several workers, hierarchical
 1bit-flat ...          the same, flat: whatever the hosts
-4bit-auto              hvd_dyncomp with auto_level, from 4 bits on
 1bit-ddp ...           the same as 1bit, for torch's DistributedDataParallel: without Horovod
 ddp-defaults,          ddp and 4bit-ddp in a DistributedDataParallel without arguments; all others have gradients that
 4bit-ddp-defaults      are views of buckets, and ours have buckets of 8 MiB
@@ -33,7 +32,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from bench.sharded import SHARDED, shard
 from hvd_dyncomp.commands.probe.methods import (
     ALONE,
-    AUTO,
     DDP,
     HOROVOD,
     ONE_LEVEL,
@@ -48,7 +46,7 @@ from hvd_dyncomp.transport.ranks import transport, under_torchrun
 WITHOUT_HOROVOD = (ALONE, *DDP, *SHARDED)
 # What stands in for those that need it.
 _IN_PLACE_OF = {"none": "ddp", "fp16": "ddp-fp16", **OURS_IN_DDP}
-NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), AUTO, *DDP, *SHARDED)
+NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP, *SHARDED)
 _MAIN = ("0.25bit", "1bit", "4bit", "8bit")
 _IN_DDP = (*TORCHS, *(OURS_IN_DDP[name] for name in _MAIN))
 DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)

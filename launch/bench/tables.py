@@ -27,7 +27,7 @@ TITLES = {
     "hsdp-bf16": "FSDP2 bfloat16",
 }
 _KINDS = {  # of ours
-    **{"": "", "-auto": ", auto_level", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"},
+    **{"": "", "-flat": ", flat", "-ddp": ", DDP", "-fsdp": ", FSDP2"},
     "-ddp-defaults": ", DDP without arguments",
 }
 

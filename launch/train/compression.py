@@ -93,7 +93,6 @@ class Quantized:
         self.arguments = {
             "error_feedback": args.error_feedback,
             "block_size": args.block_size,
-            "auto_level": args.auto_level,
             "hierarchical": None if args.hierarchical == "auto" else False,
             "warmup_steps": args.level_warmup_steps,
             "warmup_bits": args.level_warmup_bits,
@@ -116,7 +115,7 @@ class Quantized:
         return self.quantizer.relative_errors()
 
     def steps_by_level(self, epoch: int) -> dict[str, int]:
-        """How many of an epoch's steps ran at which level: of several with ``--auto-level`` and in a warm-up only."""
+        """How many of an epoch's steps ran at which level: of several in a warm-up only."""
         records = self.quantizer.meter.records
         return {str(bits): traffic.steps for (when, bits), traffic in sorted(records.items()) if when == epoch}
 

@@ -117,8 +117,6 @@ def _add_compression(add: Add) -> None:
     add("--schedule", only=("schedule",), type=bit_schedule, metavar="E:B,...", help=example)
     blocks = {"type": power_of_two, "default": 512, "metavar": "N", "help": "values that share one scale"}
     add("--block-size", only=_QUANTIZED, **blocks)
-    fastest = "the level is the least; use the fastest above it, 32 bits included"
-    add("--auto-level", only=_QUANTIZED, action="store_true", help=fastest)
     hosts = "within each host first, then between hosts; auto: where hosts have equally many workers, and more than one"
     add("--hierarchical", only=_QUANTIZED, choices=("auto", "off"), default="auto", help=f"exchange {hosts}")
     steps = "the first N steps have at least --level-warmup-bits, whatever the policy says"

@@ -8,11 +8,11 @@ from torchrun import run_program
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def printed(name: str, folder: Path) -> tuple[str, str]:
-    """A page, and what two ranks of its program print."""
+def printed(name: str, folder: Path, uses: str = "") -> tuple[str, str]:
+    """A page, and what two ranks of its program print, or of that program of several which uses something."""
     page = (DOCS / name).read_text(encoding="utf-8")
     programs = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    [program] = [each for each in programs if "init_process_group" in each]
+    [program] = [each for each in programs if "init_process_group" in each and uses in each]
     (folder / "train.py").write_text(program, encoding="utf-8")
     done = run_program(2, folder / "train.py")
     assert done.returncode == 0, done.stdout
@@ -30,7 +30,7 @@ def test_error_feedback_on_one_value(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> None:
-    page, said = printed("dynamic_levels.md", tmp_path)
+    page, said = printed("dynamic_levels.md", tmp_path, "StepFunction")
     line = r"^epoch (\d): accuracy (0\.\d+), (\d+) bits, (0\.\d+) of float32's bytes; (.*)$"
     epochs, shown = (re.findall(line, text, re.MULTILINE) for text in (said, page))
     assert [epoch[0] for epoch in epochs] == [epoch[0] for epoch in shown]
@@ -41,3 +41,10 @@ def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> N
         reached = 16 if float(accuracy) >= 0.88 else 8 if float(accuracy) >= 0.80 else 4
         assert after == max(int(level), reached), reason
     assert float(epochs[0][3]) < 0.2 and float(epochs[-1][1]) > 0.85
+
+
+def test_a_loop_that_follows_the_link(tmp_path: Path) -> None:
+    _, said = printed("dynamic_levels.md", tmp_path, "LinkAware")
+    epochs = re.findall(r"^epoch (\d): waited (\S+?),?:? .*; next: (\d+) bits$", said, re.MULTILINE)
+    assert [int(epoch) for epoch, _, _ in epochs] == list(range(6)), said
+    assert all(0 <= float(share) <= 1 and int(level) in (4, 8, 16, 32) for _, share, level in epochs)

@@ -9,7 +9,8 @@ BODIES = Path(__file__).parent / "on_ranks"
 
 FILES = [
     *("contract", "transport", "agreement", "exchange", "runs", "parted_replicas"),
-    *("devices", "layouts", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum", "per_rank"),
+    *("devices", "layouts", "copies", "averager", "scaler", "compiled", "nested", "calls", "momentum"),
+    *("per_rank", "waited"),
     "final_errors",  # last: a thread of Gloo's may spin after an error
 ]
 TWO_HOSTS = {"HVD_DYNCOMP_TEST_RANKS_PER_HOST": "2"}

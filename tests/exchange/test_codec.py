@@ -14,7 +14,7 @@ from hvd_dyncomp.exchange.slots import Slot, is_marked, marks_of
 from hvd_dyncomp.exchange.topology import shard_bounds
 from hvd_dyncomp.kernels.reference import encode
 
-GOLDEN = Path(__file__).parent / "fixtures" / "wire_v12.txt"
+GOLDEN = Path(__file__).parent / "fixtures" / "wire_v13.txt"
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 PAYLOAD = torch.arange(108, dtype=torch.uint8)
 SIZES = [108, 108]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interruption import Interrupted, Interruption
-from simulated import Clock, RecordingWorld, mean_of, noise, places
+from simulated import RecordingWorld, mean_of, noise, places
 
 from hvd_dyncomp import Controller, LockstepError, Schedule, fsdp
 from hvd_dyncomp.exchange.wire import GREETING_BYTES
@@ -284,22 +285,19 @@ def test_steps_at_32_bits_release_what_their_own_units_are_owed():
         assert (seen[0][1][name] - mean).norm() > 0.05 * mean.norm()  # it has brought more
 
 
-def test_all_ranks_follow_the_level_that_rank_0_has_measured(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("hvd_dyncomp.step_levels.time", clock)
-
+@pytest.mark.parametrize("copied", [(), MODEL], ids=["at backward's end", "in hooks"])
+def test_who_waits_for_a_slow_replica_is_blocked_and_the_slow_one_is_not(copied):
     def program(transport):
-        rank, levels = Rank(transport, 4, auto_level=True), []
-        for step in range(80):
-            rank.backward(MODEL, step)
-            levels.append(rank.bits)
-            if transport.rank == 0:
-                clock.now += 1.0 if rank.bits == 8 else 2.0
-            transport.wait(transport.sum(torch.ones(1), "barrier"))
-        return levels
+        rank = Rank(transport, 4, copied)
+        rank.backward(MODEL, 0)
+        before = rank.meter.total().waited_seconds
+        if transport.rank == 0:
+            time.sleep(0.6)
+        rank.backward(MODEL, 1)
+        return rank.meter.total().waited_seconds - before
 
-    seen = World(2).run(program)
-    assert seen[0] == seen[1] and set(seen[0][60:]) == {8}
+    slow, *others = World(3).run(program)
+    assert slow < 0.3 < max(others) < 5  # ranks take turns: one may begin when the slow one has slept
 
 
 WRONG = {

@@ -14,7 +14,6 @@ from bench import changing, plots, report
 from bench.results import Summary, save, summarize
 from common.launcher import run
 from hvd_dyncomp.commands.probe import turns
-from hvd_dyncomp.commands.probe.methods import AUTO
 from netlab.hosts import why_not
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
@@ -82,7 +81,7 @@ def test_torchrun_does_without_horovod(without_horovod, tmp_path):
 
 
 def test_what_needs_horovod_is_refused_without_it(capsys):
-    for part, methods in (("exchange", "none,ddp,4bit-auto,1bit-flat,4bit"), ("memory", "fp16")):
+    for part, methods in (("exchange", "none,ddp,1bit-flat,4bit"), ("memory", "fp16")):
         with pytest.raises(SystemExit) as ended:
             program.parse([part, "--launcher", "torchrun", f"--methods={methods}"])
         said = capsys.readouterr().err
@@ -91,10 +90,10 @@ def test_what_needs_horovod_is_refused_without_it(capsys):
         assert f"--methods {wrong}: " in said and "there are " in said
         assert ("hsdp" in said.partition("there are ")[2]) == (part == "exchange")
         assert not re.search(r"\b(none|4bit|1bit-flat)[,\n]", said.partition("there are ")[2])
-    for part in ("accuracy", "changing"):
+    for part, launcher in (("accuracy", "torchrun"), ("changing", "mpirun")):
         with pytest.raises(SystemExit):
-            program.parse([part, "--launcher", "torchrun"])
-        assert "'torchrun'" in capsys.readouterr().err
+            program.parse([part, "--launcher", launcher])
+        assert f"'{launcher}'" in capsys.readouterr().err
 
 
 @needs_namespaces
@@ -198,20 +197,32 @@ def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tm
     assert marked <= report.shown(docs / "data" / "bench").keys()
 
 
-def test_constant_levels_are_medians_and_what_adapts_is_a_mean_of_all_steps():
-    def phase(rate: str, steps: int, constant: list[float], adaptive: list[float]) -> dict:
-        times = {"none": [9e3], "4bit": constant, AUTO: adaptive}
-        measured = {name: {"ms": ms, "sent": [[50, 50]] * len(ms)} for name, ms in times.items()}
-        return {"rate": rate, "steps": steps, "contenders": measured}
+def test_link_aware_is_compared_with_the_level_that_was_best_in_all_and_at_the_end():
+    def phase(rate: str, bits: list[float], *seconds: tuple[float, float, float]) -> dict:
+        named = [dict(zip(("4bit-ddp", "LinkAware", "8bit-ddp"), each, strict=True)) for each in seconds]
+        epochs = [{"seconds": each, "bits": level, "waited": 0.1} for each, level in zip(named, bits, strict=True)]
+        return {"rate": rate, "epochs": epochs}
 
-    parts = [phase("1gbit", 2, [1e3], [1e3, 2e3]), phase("1gbit", 4, [1e3, 1e3, 9e3], [1e3, 1e3, 1e3, 5e3])]
-    same = {"model": "tiny", "values": 100, "about": {}, "phases": parts}
-    moving = {**same, "phases": [*parts, phase("100mbit", 1, [4e3], [5e3])]}
-    rows = [row.strip("| ").split(" | ") for row in changing.summary([moving, same]).splitlines()[2:]]
+    fast = phase("none", [8, 16], (2, 2.5, 1.5), (2, 1.4, 1.5))
+    slow = phase("100mbit", [16, 4, 4, 4, 4, 4], (2, 9, 4), *[(2, 2.1, 4)] * 5)
+    results = {"model": "tiny", "steps": 10, "values": 100, "about": {"command": "x"}, "phases": [fast, slow]}
+    rows = [row.strip("| ").split(" | ") for row in changing.report(results).splitlines()[2:5]]
     assert rows == [
-        ["1 Gbit/s", "6", "54.0 (4.0)", "6.0 (4.0)", "11.0 (4.0)", "1.83"],
-        ["changing", "7", "63.0 (4.0)", "10.0 (4.0)", "16.0 (4.0)", "1.60"],
+        ["no limit", "2", "4.0", "3.0", "3.9", "1.30, 1.30", "8 16"],
+        ["100 Mbit/s", "6", "12.0", "24.0", "19.5", "1.62, 1.05", "16 4 (x5)"],
+        ["all", "8", "16.0", "27.0", "23.4", "1.46"],
     ]
+
+
+@needs_namespaces
+def test_a_link_that_changes_is_followed(without_horovod, tmp_path):
+    """As far as so few steps can show it: the first epoch on the slow link has the bits of before."""
+    chosen = ("--model", "tiny", "--methods", "4bit-ddp", "--phases", "none:3,500kbit:3", "--steps", "4")
+    launched("changing", *chosen, "--output-dir", str(tmp_path), **without_horovod)
+    fast, slow = json.loads((tmp_path / "changing-tiny.json").read_text())["phases"]
+    assert [len(fast["epochs"]), len(slow["epochs"])] == [3, 3] and slow["epochs"][-1]["bits"] == 2
+    assert all(epoch["seconds"].keys() == {"4bit-ddp", "LinkAware"} for epoch in slow["epochs"])
+    assert min(epoch["waited"] for epoch in fast["epochs"]) >= 0 and slow["epochs"][0]["waited"] > 0.5
 
 
 def test_long_steps_get_fewer_turns_evenly_spread():

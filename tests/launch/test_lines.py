@@ -64,7 +64,7 @@ def test_an_epoch_is_one_piece_and_a_pipe_gets_no_bar(monkeypatch) -> None:
     ("steps", "said"), [({"4": 9}, ""), ({"32": 9}, "9 at 32"), ({"4": 2, "8": 7}, "2 at 4, 7 at 8")]
 )
 def test_levels_of_steps_are_said_if_they_are_others(steps: dict, said: str, monkeypatch) -> None:
-    """In a warm-up, and with `auto_level`."""
+    """In a warm-up."""
     printed = watched(monkeypatch)
     Progress("auto", 3, rank=0).end({**LINE, "steps_by_level": steps})
     assert (f"  steps: {said} bits ->" in printed[0][0]) == bool(said) and ("steps" in printed[0][0]) == bool(said)

@@ -22,8 +22,7 @@ def owing(value: float, steps: int, rank: int | None = 0) -> dict:
     shard = {"first": 0, "carries": True, "values": torch.full((64,), value)}
     shard["slots"] = {"a": {"start": 0, "order": [0]}}
     own = {"residuals": {"a": torch.full((130,), value)}, "shard_residuals": {"a": shard}}
-    level = {"floor": 4, "chosen": 16}
-    return {**quantizer.state_dict(), **own, "rank": rank, "world_size": 2, "steps": steps, "auto_level": level}
+    return {**quantizer.state_dict(), **own, "rank": rank, "world_size": 2, "steps": steps}
 
 
 def text(state: dict) -> str:
@@ -31,7 +30,7 @@ def text(state: dict) -> str:
 
 
 def kept() -> tuple[hvd.elastic.TorchState, DynamicQuantizer, Controller]:
-    quantizer, controller = DynamicQuantizer(auto_level=True), Controller(Schedule({0: 4, 1: 8, 2: 16}))
+    quantizer, controller = DynamicQuantizer(), Controller(Schedule({0: 4, 1: 8, 2: 16}))
     quantizer.load_state_dict(owing(1.0, 3))
     controller.step({})
     return hvd.elastic.TorchState(quantizer=quantizer, controller=controller), quantizer, controller
@@ -78,7 +77,7 @@ def test_what_is_put_back_belongs_to_no_rank():
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])  # noqa: S301
 def test_a_copy_owes_what_the_original_owes(copied):
-    quantizer = DynamicQuantizer(Controller(Schedule({0: 8})), block_size=128, auto_level=True)
+    quantizer = DynamicQuantizer(Controller(Schedule({0: 8})), block_size=128)
     quantizer.load_state_dict(owing(1.0, 3))
     twin = copied(quantizer)
     assert text(twin.state_dict()) == text(quantizer.state_dict()) and twin.controller.bits == 8
@@ -91,9 +90,3 @@ def test_a_quantizer_with_names_of_its_own_cannot_be_copied():
     quantizer = DynamicQuantizer(named_parameters=[("a", torch.nn.Parameter(torch.zeros(3)))])
     with pytest.raises(TypeError, match="named_parameters cannot be pickled"):
         pickle.dumps(quantizer)
-
-
-def test_a_choice_of_level_comes_back():
-    quantizer = DynamicQuantizer(auto_level=True)
-    quantizer.load_state_dict(owing(1.0, 3))
-    assert quantizer.state_dict()["auto_level"] == {"floor": 4, "chosen": 16}

@@ -24,7 +24,7 @@ STEPS = [
 ]
 # What many steps make of a run. First the one that looks at the process's memory, which must have no holes yet in which
 # growth would not be seen.
-RUNS = ["memory", "auto_level", "resume", "replicas"]
+RUNS = ["memory", "resume", "replicas"]
 LOOPS = [
     "ranks_in_any_order",
     "clip_skip_freeze",

@@ -15,7 +15,6 @@ HOROVOD = ("none", "fp16")
 OURS = tuple(f"{bits}bit" for bits in LEVELS)
 ONE_LEVEL = {name: f"{name}-flat" for name in OURS}
 OURS_IN_DDP = {name: f"{name}-ddp" for name in OURS}
-AUTO = "4bit-auto"
 TORCHS = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 # DistributedDataParallel(model), without an argument.
 DDP_DEFAULTS = ("ddp-defaults", "4bit-ddp-defaults")
@@ -40,7 +39,7 @@ class Stepper:
     """A model, its optimizer and what exchanges gradients between them.
 
     Args:
-        name: `ALONE`, or one of `HOROVOD`, `OURS`, `ONE_LEVEL`, `AUTO` and `DDP`.
+        name: `ALONE`, or one of `HOROVOD`, `OURS`, `ONE_LEVEL` and `DDP`.
         model: its own, on one device; parameters may share memory with other steppers' as long as gradients do not.
         loss: runs the forward pass of the model it is given.
         make_optimizer: of the model's parameters; by default SGD whose steps are too small to change weights.
@@ -95,7 +94,7 @@ def _with_horovod(name: str, model: nn.Module, optimizer: torch.optim.Optimizer)
     else:
         bits = float(name.partition("bit")[0])
         hierarchical: Literal[False] | None = False if name in ONE_LEVEL.values() else None
-        compression = DynamicQuantizer(bits, hierarchical=hierarchical, auto_level=name == AUTO)
+        compression = DynamicQuantizer(bits, hierarchical=hierarchical)
     # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
     named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
     return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)

@@ -4,7 +4,6 @@ import copy
 import os
 import signal
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_dyncomp
-from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, Static, StepFunction, ddp, step_levels
+from hvd_dyncomp import AllRanks, Controller, LockstepError, Schedule, Static, StepFunction, ddp
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
@@ -68,20 +67,6 @@ def test_it_learns_as_without_compression():
     theirs, mine = plain.train(range(1, 60)), ours.train(range(1, 60))
     assert same_on_all_ranks(ours.weights)
     assert theirs < 0.5 * first and mine < 0.6 * first
-
-
-@pytest.mark.parametrize("fast", [8, 32])
-def test_rank_0_chooses_the_fastest_level_for_all(monkeypatch, fast):
-    """For every other rank another level is the fastest."""
-    now = 0.0
-    monkeypatch.setattr(step_levels, "time", SimpleNamespace(monotonic=lambda: now))
-    task, levels = Task(controller=4, auto_level=True), []
-    for step in range(80):
-        task.train(range(step, step + 1))
-        levels.append(task.quantizer.bits)
-        now += 1.0 if (levels[-1] == fast) == (dist.get_rank() == 0) else 1.2
-    assert {4, 8, 32} <= set(levels) and set(levels[60:]) == {fast}
-    assert same_on_all_ranks([torch.tensor(levels), *task.weights])
 
 
 def test_a_run_that_is_resumed_is_the_same():

@@ -21,7 +21,6 @@ EMBEDDING = (50, 8)  # whose gradient stays sparse, and which Horovod exchanges 
 ARGUMENTS = {
     "small tensors": {"min_numel": 4000},
     "stochastic": {"rounding": "stochastic", "fp16_skipped": True},
-    "levels by time": {"auto_level": True},
 }
 
 

@@ -1,6 +1,9 @@
 """What a user can choose about which gradients are compressed, and how the others travel."""
 
+import time
+
 import horovod.torch as hvd
+import pytest
 import torch
 from problem import Problem, same_on_all_ranks
 
@@ -46,3 +49,21 @@ def test_attached_before_the_first_gradient(request):
     after = quantizer.state_dict()["residuals"]
     assert before[f"{request.node.name}.long"].any()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_who_waits_for_a_slow_rank_is_blocked_and_the_slow_rank_is_not(bits, request):
+    """At 32 bits by Horovod."""
+    quantizer = DynamicQuantizer(bits)
+    problem = Problem(names=["long", "odd", "bias"], prefix=f"{request.node.name}.", compression=quantizer)
+    waited = []
+    for step in range(3):
+        wanted, before = problem.draw(seed=step), quantizer.meter.total().waited_seconds
+        hvd.allreduce(torch.zeros(1), name=f"together.{step}")
+        began = time.perf_counter()
+        if hvd.rank() == 0:
+            time.sleep(0.6)
+        problem.reduce(wanted)
+        waited.append(quantizer.meter.total().waited_seconds - before)
+        assert waited[-1] <= time.perf_counter() - began
+    assert max(waited) < 0.3 if hvd.rank() == 0 else min(waited) > 0.3
