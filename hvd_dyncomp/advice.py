@@ -45,18 +45,6 @@ REDUCED_AGAIN = (
     "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 
-OVERWRITTEN = (
-    "gradients were changed between backward and synchronize, and the means over all ranks replaced them: clipping or "
-    "unscaling did not work. Call optimizer.synchronize() before clipping or unscaling, and afterwards "
-    "'with optimizer.skip_synchronize(): optimizer.step()'"
-)
-
-THROWN_AWAY = (
-    "gradients were synchronized, and backward has run again without optimizer.step(). If those gradients were thrown "
-    "away (a skipped step, a GAN's other network), their residuals will be added to later gradients: call "
-    "quantizer.discard() before zero_grad(), or do not exchange such gradients (docs/training.md)"
-)
-
 REWOUND = (
     "the loaded quantizer state is from epoch {}, but the controller is in epoch {}: also load the controller's state "
     "with controller.load_state_dict; otherwise the levels start again from that earlier epoch"
@@ -71,6 +59,13 @@ COPIES = (
     "no optimizer that was passed to less_momentum updates the compressed parameters, so they keep their full "
     "momentum: give that optimizer the model's own parameters, not copies of them"
 )
+
+
+# Arguments of quantizers that there are no longer, and what to do instead.
+GONE = {
+    "auto_level": "pass a level or a policy; 'python -m hvd_dyncomp probe' measures which level pays on a link",
+    "fp16_skipped": "leave it out: skipped parameters are sent in their own dtype",
+}
 
 
 class Advice:

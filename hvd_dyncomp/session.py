@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import replicas
-from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
+from hvd_dyncomp.advice import COPIES, GONE, INFERENCE, REWOUND, Advice
 from hvd_dyncomp.auto_level import AutoLevel
 from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
@@ -83,6 +83,8 @@ class Session:
         **settings: Any,
     ) -> None:
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
+        if unknown and unknown[0] in GONE:
+            raise TypeError(f"{self.made_by} no longer takes {unknown[0]}: {GONE[unknown[0]]}")
         if unknown:
             raise TypeError(f"{self.made_by} takes no argument {unknown[0]}")
         self.controller = controller_from(self.default_controller if controller is None else controller, transport)

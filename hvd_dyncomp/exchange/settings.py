@@ -28,13 +28,12 @@ class Settings:
     block_size: int = 512
     min_numel: int = 1024
     bucket_bytes: int | None = None
-    fp16_skipped: bool = False
     auto_level: bool = False
     hierarchical: Literal[False] | None = None
     discardable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("error_feedback", "fp16_skipped", "auto_level", "discardable"):
+        for name in ("error_feedback", "auto_level", "discardable"):
             boolean(name, getattr(self, name))
         if self.hierarchical is not None and self.hierarchical is not False:
             raise ValueError(

@@ -15,7 +15,7 @@ from hvd_dyncomp.fsdp.quantizer import Quantizer
 
 Result = TypeVar("Result")
 
-_STATES = Call("per_rank", "cannot save or load its state", "", "", "")  # only errors are compared
+_STATES = Call("per_rank", "cannot save or load its state", "", "")  # only errors are compared
 
 
 class PerRank:
