@@ -64,6 +64,7 @@ COPIES = (
 # Arguments of quantizers that there are no longer, and what to do instead.
 GONE = {
     "auto_level": "pass a level or a policy; 'python -m hvd_dyncomp probe' measures which level pays on a link",
+    "discardable": "leave it out: an exchange cannot be taken back ('Throw a step away' in docs/training.md)",
     "fp16_skipped": "leave it out: skipped parameters are sent in their own dtype",
 }
 

@@ -200,21 +200,6 @@ class Session:
         if self._ours.size > 1:
             replicas.compare(self._ours, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
 
-    def discard(self) -> None:
-        """Restore the residuals from before the latest step, because the program discards the gradients of that step.
-
-        Without this call, the residuals of the discarded gradients would be added to later gradients, and the earlier
-        residuals that the discarded gradients contain would be lost. Call it on every rank, in the training thread,
-        after the gradients have been averaged and instead of `optimizer.step()`. A second call has no effect. FSDP2's
-        quantizer cannot discard a step, because it has no `discardable`.
-
-        Raises:
-            RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed.
-        """
-        self._check_between_steps("discard")
-        if self._plan is not None:
-            self._plan.discard()
-
     def drop_residuals(self) -> None:
         """Set all residuals to zero, for a training run that starts anew, such as another fold of a cross-validation.
 

@@ -150,7 +150,7 @@ TYPES: list[tuple[Takes, str]] = [
     (real(lambda x: 0 < x < math.inf), "factor"),
     (real(lambda x: 0 <= x < math.inf), " ".join(one.name for one in fields(Traffic) if one.type == "float")),
     (real(lambda x: 0 <= x < math.inf), "num_samples eta"),
-    (a(bool), "error_feedback auto_level discardable check_replicas uncompressed_at_top usable carries"),
+    (a(bool), "error_feedback auto_level check_replicas uncompressed_at_top usable carries"),
     (lambda v: v is None or v is False, "hierarchical"),
     (a(str), "reason"),
     (lambda v: a(str)(v) and v != "", "monitor StepFunction.monitor"),

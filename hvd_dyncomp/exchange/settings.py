@@ -30,10 +30,9 @@ class Settings:
     bucket_bytes: int | None = None
     auto_level: bool = False
     hierarchical: Literal[False] | None = None
-    discardable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("error_feedback", "auto_level", "discardable"):
+        for name in ("error_feedback", "auto_level"):
             boolean(name, getattr(self, name))
         if self.hierarchical is not None and self.hierarchical is not False:
             raise ValueError(

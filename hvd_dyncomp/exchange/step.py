@@ -91,9 +91,6 @@ class Step:
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
         self._agreement: Task[None] = Task(plan.transport, self._agree(config))
-        for bucket in self._buckets if plan.settings.discardable else ():
-            with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
-                bucket.residuals.remember()
         self._exchanges: list[BucketExchange] = []
         self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
         if config.bits == UNCOMPRESSED:

@@ -84,8 +84,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             that a host sends do not grow with its number of workers. None: yes, if there are several hosts with equally
             many workers, more than one each. False: no, gradients are exchanged among all workers at once, which was
             faster at 1 and 2 bits on two hosts of two workers and 1 Gbit/s.
-        discardable: keep a copy of the residuals from before the latest step, 2 bytes per value, so that `discard` can
-            undo the step. Use it if your program discards exchanged gradients.
         warmup_steps: number of steps at the start of training that use at least `warmup_bits`, whatever the
             controller's level. A warm-up does not protect a run at 2 bits or less: if the learning rate is large, the
             switch to fewer bits can itself make the run diverge. The step count is part of `state_dict`, so a run that
@@ -127,7 +125,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         bucket_bytes: int | None = None,
         auto_level: bool = False,
         hierarchical: Literal[False] | None = None,
-        discardable: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
@@ -142,7 +139,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             "bucket_bytes": bucket_bytes,
             "auto_level": auto_level,
             "hierarchical": hierarchical,
-            "discardable": discardable,
             "warmup_steps": warmup_steps,
             "warmup_bits": warmup_bits,
         }
@@ -295,10 +291,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         """Whether these are means, changed by the user, that came at the level before."""
         optimizer = self._optimizer()
         return not step.from_backward_anywhere and optimizer is not None and horovod_optimizer.synchronized(optimizer)
-
-    def discard(self) -> None:
-        """As `Session.discard`: call it after `optimizer.synchronize()` and instead of `optimizer.step()`."""
-        super().discard()
 
     def __reduce__(self) -> tuple:
         """Copy (pickle, copy.deepcopy), between steps only. A copy has the same residuals and no optimizer."""
