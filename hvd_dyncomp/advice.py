@@ -45,18 +45,6 @@ REDUCED_AGAIN = (
     "'with optimizer.skip_synchronize(): optimizer.step()'"
 )
 
-OVERWRITTEN = (
-    "gradients were changed between backward and synchronize, and the means over all ranks replaced them: clipping or "
-    "unscaling did not work. Call optimizer.synchronize() before clipping or unscaling, and afterwards "
-    "'with optimizer.skip_synchronize(): optimizer.step()'"
-)
-
-THROWN_AWAY = (
-    "gradients were synchronized, and backward has run again without optimizer.step(). If those gradients were thrown "
-    "away (a skipped step, a GAN's other network), their residuals will be added to later gradients: call "
-    "quantizer.discard() before zero_grad(), or do not exchange such gradients (docs/training.md)"
-)
-
 REWOUND = (
     "the loaded quantizer state is from epoch {}, but the controller is in epoch {}: also load the controller's state "
     "with controller.load_state_dict; otherwise the levels start again from that earlier epoch"
@@ -66,6 +54,15 @@ SPARSE = (
     "gradients of {0} are sparse: Horovod reduces them as they are, and the quantizer also sends compressed zeros for "
     "them; skip this parameter: DynamicQuantizer(..., skip=lambda name, parameter: name == {0!r})"
 )
+
+
+# Arguments of quantizers that there are no longer, and what to do instead.
+GONE = {
+    "auto_level": "pass the policy LinkAware, which moves the level after an epoch by the time that was spent waiting "
+    "for exchanges, or a level that 'python -m hvd_dyncomp probe' finds fast",
+    "discardable": "leave it out: an exchange cannot be taken back ('Throw a step away' in docs/training.md)",
+    "fp16_skipped": "leave it out: skipped parameters are sent in their own dtype",
+}
 
 
 class Advice:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-import weakref
-from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.wire import checksum
 from hvd_dyncomp.transport.base import Transport, gather_json
-
-logger = logging.getLogger(__name__)
 
 
 class Call(NamedTuple):
@@ -24,14 +19,12 @@ class Call(NamedTuple):
         fails: what a rank with an error cannot do.
         differs: what the ranks do if they differ.
         remedy: what to do then.
-        twins: said where two calls cannot be told apart.
     """
 
     name: str
     fails: str
     differs: str
     remedy: str
-    twins: str
 
 
 COMPRESS = Call(
@@ -40,8 +33,6 @@ COMPRESS = Call(
     "compress different models",
     "compress models in the same order on every rank (iterate over a list, not over a set), and load checkpoints on "
     "every rank, or before DistributedDataParallel(...), which broadcasts the values of rank 0",
-    "this model's parameters have the same names, shapes and values as those of a model that is already compressed, so "
-    "the ranks cannot check that they compress the two models in the same order: iterate over a list, not over a set",
 )
 AVERAGER = Call(
     "averager",
@@ -49,8 +40,6 @@ AVERAGER = Call(
     "make different Averagers",
     "create Averagers in the same order on every rank (iterate over a list, not over a set), for parameters with the "
     "same values; if the values are meant to differ between ranks, pass Controller(..., check_replicas=False)",
-    "this Averager's parameters have the same names, shapes and values as those of another Averager, so the ranks "
-    "cannot check that they create the two in the same order: iterate over a list, not over a set",
 )
 
 
@@ -60,7 +49,7 @@ def description(named: replicas.Named, *, values: bool = True) -> list[Any]:
     return [[name, list(one.shape), str(one.dtype), numbers.get(name, 0)] for name, one in named]
 
 
-def agree(transport: Transport, mine: list[Any], error: Exception | None, call: Call = COMPRESS) -> int:
+def agree(transport: Transport, mine: list[Any], error: Exception | None, call: Call = COMPRESS) -> None:
     """Compare this rank's model with the others', before any is compressed. Collective; blocks.
 
     Models are matched by the order of calls, so ranks may have different ones in hand, of the same names and shapes.
@@ -69,9 +58,6 @@ def agree(transport: Transport, mine: list[Any], error: Exception | None, call: 
         mine: the `description` of this rank's model.
         error: why this rank cannot compress it, or None.
         call: what the ranks do.
-
-    Returns:
-        A checksum of the model, the same on all ranks.
 
     Raises:
         Exception: `error`.
@@ -91,27 +77,6 @@ def agree(transport: Transport, mine: list[Any], error: Exception | None, call: 
         raise LockstepError(
             f"the ranks {call.differs}: {_difference(everyone[0], everyone[rank], rank)}; {call.remedy}"
         )
-    return number
-
-
-def note(transport: Transport, number: int, trainer: replicas.Trained, call: Call) -> None:
-    """Note what was made of a model; warn, once and on rank 0, if one cannot be told from it and has not trained yet.
-
-    Args:
-        number: what `agree` has returned.
-        trainer: it is forgotten when it is deleted.
-    """
-    noted = _noted.setdefault(transport, weakref.WeakValueDictionary())
-    twin = noted.get(number)
-    if twin is not None and not twin.meter.records and transport.rank == 0 and transport not in _warned:
-        _warned.add(transport)
-        logger.warning(call.twins)
-    noted[number] = trainer
-
-
-# By transport: what was made over it, by the checksum of the model as it was.
-_noted: weakref.WeakKeyDictionary[Transport, MutableMapping[int, replicas.Trained]] = weakref.WeakKeyDictionary()
-_warned: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 
 def _difference(ours: list[Any], theirs: list[Any], rank: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import replicas
-from hvd_dyncomp.agreement import AVERAGER, agree, description, note
+from hvd_dyncomp.agreement import AVERAGER, agree, description
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.failed_step import FailedStep
@@ -55,8 +55,8 @@ class Averager(Session):
             controller is created.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
-        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip, fp16_skipped,
-            bucket_bytes, hierarchical, discardable, warmup_steps, warmup_bits.
+        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
+            bucket_bytes, hierarchical, warmup_steps, warmup_bits.
 
     Creating an `Averager` is collective and blocks. Create it on every rank, and create several of them in the same
     order. The ranks compare the parameters' names and shapes and, unless the controller has `check_replicas=False`,
@@ -106,11 +106,9 @@ class Averager(Session):
                 mine = description(self._source.named, values=self.controller.check_replicas)
         except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
             wrong = error
-        number = agree(ranks, mine, wrong, AVERAGER)
+        agree(ranks, mine, wrong, AVERAGER)
         self._source.transport = self._for_exchanges(ranks)
         ranks.advise({tensor.device for _, tensor in self._source.named})
-        if self.controller.check_replicas:
-            note(ranks, number, self, AVERAGER)
         replicas.register(self.controller, self)
 
     def _prepare(

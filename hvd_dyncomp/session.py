@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import momentum, replicas
-from hvd_dyncomp.advice import INFERENCE, REWOUND, Advice
+from hvd_dyncomp.advice import GONE, INFERENCE, REWOUND, Advice
 from hvd_dyncomp.checks import comes_from, one_of, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
@@ -28,13 +28,6 @@ from hvd_dyncomp.transport import processes
 from hvd_dyncomp.transport.base import One, Transport
 
 logger = logging.getLogger(__name__)
-
-
-# What earlier versions took, and what to use instead.
-GONE = {
-    "auto_level": "use the policy LinkAware, which moves the level after an epoch by the time that was spent waiting "
-    "for exchanges, or a level that `python -m hvd_dyncomp probe` finds fast",
-}
 
 
 class Session:
@@ -80,9 +73,10 @@ class Session:
         **settings: Any,
     ) -> None:
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
+        if unknown and unknown[0] in GONE:
+            raise TypeError(f"{self.made_by} no longer takes {unknown[0]}: {GONE[unknown[0]]}")
         if unknown:
-            instead = f" any more: {GONE[unknown[0]]}" if unknown[0] in GONE else ""
-            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}{instead}")
+            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}")
         self.controller = controller_from(self.default_controller if controller is None else controller, transport)
         self._settings = Settings(**settings)
         if skip is not None and not callable(skip):
@@ -180,21 +174,6 @@ class Session:
         """
         if self._ours.size > 1:
             replicas.compare(self._ours, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
-
-    def discard(self) -> None:
-        """Restore the residuals from before the latest step, because the program discards the gradients of that step.
-
-        Without this call, the residuals of the discarded gradients would be added to later gradients, and the earlier
-        residuals that the discarded gradients contain would be lost. Call it on every rank, in the training thread,
-        after the gradients have been averaged and instead of `optimizer.step()`. A second call has no effect. FSDP2's
-        quantizer cannot discard a step, because it has no `discardable`.
-
-        Raises:
-            RuntimeError: gradients are in flight, or `discardable` is not True; nothing has changed.
-        """
-        self._check_between_steps("discard")
-        if self._plan is not None:
-            self._plan.discard()
 
     def drop_residuals(self) -> None:
         """Set all residuals to zero, for a training run that starts anew, such as another fold of a cross-validation.

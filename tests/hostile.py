@@ -152,7 +152,7 @@ TYPES: list[tuple[Takes, str]] = [
     (real(lambda x: 0 < x < 1), "most"),
     (real(lambda x: 0 <= x < math.inf), " ".join(one.name for one in fields(Traffic) if one.type == "float")),
     (real(lambda x: 0 <= x < math.inf), "num_samples eta"),
-    (a(bool), "error_feedback fp16_skipped discardable check_replicas uncompressed_at_top usable carries"),
+    (a(bool), "error_feedback check_replicas uncompressed_at_top usable carries"),
     (lambda v: v is None or v is False, "hierarchical"),
     (a(str), "reason"),
     (lambda v: a(str)(v) and v != "", "monitor StepFunction.monitor"),

@@ -7,6 +7,7 @@ is in on_horovod/on_ranks/test_lockstep.py.
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 import horovod.torch as hvd
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 
 import hvd_dyncomp
 from hvd_dyncomp import Controller, ControllerError, DynamicQuantizer, Record, Schedule, Static, StepFunction, kernels
+from hvd_dyncomp.advice import GONE
+from hvd_dyncomp.exchange.settings import Settings
 
 pytestmark = pytest.mark.promise("Every public argument is checked where it is passed.")
 
@@ -29,6 +32,11 @@ KERNELS = ("encode_into", "decode_into", "reduce_into")
 @pytest.fixture(autouse=True, scope="module")
 def horovod():
     hvd.init()
+
+
+def named(signature: inspect.Signature) -> inspect.Signature:
+    """Without what takes all other arguments, and refuses them."""
+    return signature.replace(parameters=[one for one in signature.parameters.values() if one.kind != one.VAR_KEYWORD])
 
 
 def public() -> dict[str, inspect.Signature]:
@@ -42,14 +50,8 @@ def public() -> dict[str, inspect.Signature]:
         elif inspect.isfunction(one):
             found[name] = one
     found["Averager"] = hvd_dyncomp.DynamicQuantizer  # its other arguments are passed on
-    signatures = {name: _named(inspect.signature(one)) for name, one in found.items()}
+    signatures = {name: named(inspect.signature(one)) for name, one in found.items()}
     return {name: signature for name, signature in signatures.items() if set(signature.parameters) - {"self"}}
-
-
-def _named(signature: inspect.Signature) -> inspect.Signature:
-    """Without `**gone`: what a call takes only to refuse it by name."""
-    every = signature.parameters.values()
-    return signature.replace(parameters=[one for one in every if one.kind is not inspect.Parameter.VAR_KEYWORD])
 
 
 PUBLIC = public()
@@ -124,6 +126,15 @@ def refuses(call: str, name: str, values: Sequence[Any]) -> None:
 @pytest.mark.parametrize(("call", "name"), ARGUMENTS)
 def test_a_bad_argument_is_refused_by_name_and_value_and_changes_nothing(call, name):
     refuses(call, name, everything())
+
+
+@pytest.mark.parametrize("name", [name for name in GONE if name not in {each.name for each in fields(Settings)}])
+def test_an_argument_that_is_gone_is_a_type_error_that_says_what_to_do(name):
+    for make in (DynamicQuantizer, lambda **given: hvd_dyncomp.Averager([("a", torch.zeros(3))], **given)):
+        with pytest.raises(TypeError, match=f" no longer takes {name}: {re.escape(GONE[name])}$"):
+            make(**{name: True})
+    with pytest.raises(TypeError, match="^DynamicQuantizer takes no argument fp61_skipped$"):
+        DynamicQuantizer(fp61_skipped=True)
 
 
 @settings(max_examples=300, deadline=None)

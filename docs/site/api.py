@@ -27,7 +27,7 @@ SECTIONS = {
     COMMON: [
         f"session.Session.{name}"
         for name in (
-            *("bits", "state_dict", "load_state_dict", "drop_residuals", "discard"),
+            *("bits", "state_dict", "load_state_dict", "drop_residuals"),
             *("relative_errors", "check_replicas"),
         )
     ],

@@ -40,7 +40,7 @@ def compress(model: nn.Module, controller: Controller | Policy | float | None = 
         controller: gives the number of bits; default: a constant level of 4 bits. For a policy or a level, `compress`
             creates a controller over the model's process group.
         arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
-            fp16_skipped, bucket_bytes, hierarchical, discardable, warmup_steps, warmup_bits.
+            bucket_bytes, hierarchical, warmup_steps, warmup_bits.
 
     Returns:
         A `Quantizer`; for a model that one process trains alone, an `Averager` that has nothing to do.

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
-from hvd_dyncomp.agreement import COMPRESS, agree, description, note
+from hvd_dyncomp.agreement import agree, description
 from hvd_dyncomp.autograd import call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
@@ -65,12 +65,11 @@ class Quantizer(Session):
             mine = description(self._source.named)
         except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
             wrong = error
-        number = agree(ranks, mine, wrong)
+        agree(ranks, mine, wrong)
         with on_own_gpu:
             self._source.transport = self._for_exchanges(ranks)
         register(model, self, _hook)
         self._source.watch()
-        note(ranks, number, self, COMPRESS)
         replicas.register(self.controller, self)
 
     def _prepare(

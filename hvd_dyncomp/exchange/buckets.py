@@ -40,7 +40,6 @@ class Bucket:
         rank: int,
         world_size: int,
         error_feedback: bool,
-        discardable: bool = False,
         device: torch.device,
         label: str = "",
     ) -> None:
@@ -58,7 +57,7 @@ class Bucket:
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.one_rank_per_host(world_size))
         own, summed = self._ranges
         values = self.blocks * block_size
-        self.residuals = Residuals(values, own, summed, device, enabled=error_feedback, discardable=discardable)
+        self.residuals = Residuals(values, own, summed, device, enabled=error_feedback)
 
     def marks(self, unused: Collection[Slot]) -> torch.Tensor:
         """The marks (`slots.marks_of`) on the device, without waiting for it."""

@@ -75,7 +75,6 @@ class Plan:
             parts=source.parts,
             block_size=settings.block_size,
             error_feedback=settings.error_feedback,
-            discardable=settings.discardable,
             rank=rank,
             world_size=world_size,
             label=self.source.label,
@@ -222,17 +221,6 @@ class Plan:
                 "and a host sends more bytes to other hosts than the level implies; start equally many on each host",
                 ", ".join(str(len(host)) for host in hosts),
             )
-
-    def discard(self) -> None:
-        """Restore all residuals of before the latest step.
-
-        Raises:
-            RuntimeError: no copies were made.
-        """
-        if not self.settings.discardable:
-            raise RuntimeError("discard needs a copy of the residuals: make the quantizer with discardable=True")
-        for bucket in self.buckets:
-            bucket.residuals.put_back()
 
     def residuals(self) -> dict[str, Any]:
         """All residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""

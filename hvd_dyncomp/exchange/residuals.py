@@ -21,7 +21,6 @@ class Residuals:
         shard_range: the values whose sum over ranks it quantizes; empty if two ranks exchange all of `own_range`.
         device: of the gradients.
         enabled: whether there is error feedback.
-        discardable: whether `put_back` can undo a step.
 
     Attributes:
         own_range, shard_range, enabled: see above.
@@ -38,7 +37,6 @@ class Residuals:
         device: torch.device,
         *,
         enabled: bool,
-        discardable: bool = False,
     ) -> None:
         self.own_range, self.shard_range, self.enabled = own_range, shard_range, enabled
         self._values, self._device = values, device
@@ -50,8 +48,6 @@ class Residuals:
         # Nonzero for values that another rank quantizes since the bucket was rearranged; at 32 bits for all values.
         self._pending: torch.Tensor | None = None
         self.carries = False
-        self._copies = [torch.empty_like(values) for values in (self.own, self.shard) if discardable and enabled]
-        self._before: tuple[torch.Tensor | None, bool] | None = None  # what was pending, and `carries`
         self._waits = False  # whether any residual stayed pending since `begin_flush`, as its gradient was zero
 
     @property
@@ -110,35 +106,17 @@ class Residuals:
 
     def arranged(self, own_range: slice, shard_range: slice) -> Residuals:
         """Return the same residuals for other ranges. This object must not be used afterwards."""
-        new = Residuals(
-            self._values, own_range, shard_range, self._device, enabled=self.enabled, discardable=bool(self._copies)
-        )
+        new = Residuals(self._values, own_range, shard_range, self._device, enabled=self.enabled)
         if self.carries:
             new.put(self._collected())
             new.carries = True
-        if self._before is not None:
-            new.remember()
         return new
-
-    def remember(self) -> None:
-        """Copy all residuals before a step, if `discardable`, so that `put_back` can undo the step."""
-        if self._copies:
-            for copy, values in zip(self._copies, (self.own, self.shard), strict=True):
-                copy.copy_(values)
-            self._before = None if self._pending is None else self._pending.clone(), self.carries
-
-    def put_back(self) -> None:
-        """Restore the residuals of before the latest step. No effect on later calls."""
-        if self._before is not None:
-            for copy, values in zip(self._copies, (self.own, self.shard), strict=True):
-                values.copy_(copy)
-            (self._pending, self.carries), self._before = self._before, None
 
     def drop(self) -> None:
         """Set all residuals to zero."""
         self.own.zero_()
         self.shard.zero_()
-        self._pending, self._before, self.carries = None, None, False
+        self._pending, self.carries = None, False
 
     def begin_flush(self) -> None:
         """Make all residuals pending: `add_pending` adds them from now on."""

@@ -28,13 +28,10 @@ class Settings:
     block_size: int = 512
     min_numel: int = 1024
     bucket_bytes: int | None = None
-    fp16_skipped: bool = False
     hierarchical: Literal[False] | None = None
-    discardable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("error_feedback", "fp16_skipped", "discardable"):
-            boolean(name, getattr(self, name))
+        boolean("error_feedback", self.error_feedback)
         if self.hierarchical is not None and self.hierarchical is not False:
             raise ValueError(
                 f"hierarchical must be None or False, got {shown(self.hierarchical)}: leave it out, and gradients "

@@ -89,9 +89,6 @@ class Step:
         self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
         self._agreement: Task[None] = Task(plan.transport, self._agree(config))
-        for bucket in self._buckets if plan.settings.discardable else ():
-            with bucket.streams.outgoing([bucket.streams.origin()]):  # as what changes them
-                bucket.residuals.remember()
         self._exchanges: list[BucketExchange] = []
         self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
         if config.bits == UNCOMPRESSED:
@@ -180,7 +177,8 @@ class Step:
         Args:
             used: as in `add`.
         """
-        wire, slot = self._wire_form(name, gradient), self._plan.slots.get(name)
+        wire = gradient if gradient.is_sparse else wire_form(gradient, self._plan.transport)
+        slot = self._plan.slots.get(name)
         # A gradient that backward has not made was reduced before, with its residual.
         if slot is not None and self._from_backward_here:
             wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire, used)
@@ -207,11 +205,6 @@ class Step:
             self._sums.add(place, wires, gradients)
             self._keep_order()
             self._advance()
-
-    def _wire_form(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        wire = gradient if gradient.is_sparse else wire_form(gradient, self._plan.transport)
-        half = self._plan.settings.fp16_skipped and wire.dtype is torch.float32 and name not in self._plan.slots
-        return wire.half() if half else wire
 
     def await_agreement(self) -> None:
         """Block until all ranks have agreed on this step.

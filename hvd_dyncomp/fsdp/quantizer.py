@@ -89,8 +89,6 @@ class Quantizer(Session):
         """
         self._units = units_of(model)
         group = replica_group(replicas, self._units)
-        if arguments.get("discardable"):
-            raise ValueError("discardable=True is not supported with FSDP; leave it out")
         super().__init__(controller, everyone, **arguments)
         self._unchecked = set(self._units)
         self._error: BaseException | None = None  # that backward has not raised yet

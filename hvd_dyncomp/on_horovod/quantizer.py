@@ -16,7 +16,6 @@ from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import (
     ASSIGNED,
     FORGOTTEN,
-    OVERWRITTEN,
     REDUCED_AGAIN,
     SPARSE,
 )
@@ -73,8 +72,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         skip: a function of a parameter's name and the parameter. If it returns True, the parameter is sent
             uncompressed: `skip=lambda name, parameter: "embedding" in name`. It must return the same on all ranks. Use
             it for parameters that compression harms.
-        fp16_skipped: send skipped tensors as float16, as `hvd.Compression.fp16` does. Use it for large skipped
-            tensors on a slow link. (At 32 bits, all other tensors are sent in their own dtype, with True and False.)
         bucket_bytes: size of a bucket, the gradients that are exchanged together, in bytes of float32. None: 8 MiB, or
             with more than 8 workers 1 MiB per worker, at most 128 MiB. Smaller buckets are sent earlier in backward.
             Larger buckets need fewer messages; use them on links with high latency.
@@ -82,8 +79,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             that a host sends do not grow with its number of workers. None: yes, if there are several hosts with equally
             many workers, more than one each. False: no, gradients are exchanged among all workers at once, which was
             faster at 1 and 2 bits on two hosts of two workers and 1 Gbit/s.
-        discardable: keep a copy of the residuals from before the latest step, 2 bytes per value, so that `discard` can
-            undo the step. Use it if your program discards exchanged gradients.
         warmup_steps: number of steps at the start of training that use at least `warmup_bits`, whatever the
             controller's level. A warm-up does not protect a run at 2 bits or less: if the learning rate is large, the
             switch to fewer bits can itself make the run diverge. The step count is part of `state_dict`, so a run that
@@ -121,14 +116,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         block_size: int = 512,
         min_numel: int = 1024,
         skip: Skip | None = None,
-        fp16_skipped: bool = False,
         bucket_bytes: int | None = None,
         hierarchical: Literal[False] | None = None,
-        discardable: bool = False,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
-        **gone: Any,
+        **unknown: Any,
     ) -> None:
         arguments: dict[str, Any] = {
             "error_feedback": error_feedback,
@@ -136,14 +129,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             "block_size": block_size,
             "min_numel": min_numel,
             "skip": skip,
-            "fp16_skipped": fp16_skipped,
             "bucket_bytes": bucket_bytes,
             "hierarchical": hierarchical,
-            "discardable": discardable,
             "warmup_steps": warmup_steps,
             "warmup_bits": warmup_bits,
         }
-        super().__init__(controller, given_or_horovod(transport), named_parameters, **arguments, **gone)
+        super().__init__(controller, given_or_horovod(transport), named_parameters, **arguments, **unknown)
         self._arguments = {**arguments, "transport": transport}  # for a copy
         self._warned = False
         self._lock = threading.Lock()
@@ -247,7 +238,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             if ctx is None or ctx.slot is None:
                 raise TypeError(f"tensor must be a torch.Tensor, got {shown(tensor)}")
             tensor = ctx.gradient
-        gradient, step, slot, _ = ctx or Context(tensor)  # no ctx: `compress` never saw this sparse gradient
+        gradient, step, slot = ctx or Context(tensor)  # no ctx: `compress` never saw this sparse gradient
         if step is None:
             return tensor
         began = time.perf_counter()
@@ -274,7 +265,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         if step is not self._step:
             raise RuntimeError(self._failure or FORGOTTEN)
         gradients = self._step_gradients
-        overwritten = gradients is not None and gradients.overwritten
         self._await_agreement(step)
         self._end(step)
         self._step_gradients = None
@@ -286,7 +276,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         else:
             assigned = gradients.in_use and not step.from_backward_anywhere  # type: ignore[union-attr]  # a failed one has raised
             self._advice.warn("assigned", ASSIGNED if assigned else "")
-            self._advice.warn("overwritten", OVERWRITTEN if overwritten else "")
 
     def _bits_of_means(self, step: Any) -> float | None:
         if step.from_backward_anywhere:
@@ -297,11 +286,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         """Whether these are means, changed by the user, that came at the level before."""
         optimizer = self._optimizer()
         return not step.from_backward_anywhere and optimizer is not None and horovod_optimizer.synchronized(optimizer)
-
-    def discard(self) -> None:
-        """As `Session.discard`: call it after `optimizer.synchronize()` and instead of `optimizer.step()`."""
-        super().discard()
-        self._discarded = True
 
     def __reduce__(self) -> tuple:
         """Copy (pickle, copy.deepcopy), between steps only. A copy has the same residuals and no optimizer."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, IN_FLIGHT, INFERENCE, THROWN_AWAY
+from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, IN_FLIGHT, INFERENCE
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
@@ -57,7 +57,6 @@ class OptimizerSession(Session):
         self._direct = False
         self._pending: dict | None = None  # what Horovod has of the latest step
         self._unhooks: Sequence[Callable[[], None]] = ()
-        self._discarded = False  # whether the latest step was
         self._entered = 0.0  # when Horovod last went on to wait for gradients
 
     @property
@@ -133,7 +132,6 @@ class OptimizerSession(Session):
 
     def _first(self, optimizer: torch.optim.Optimizer) -> None:
         """Begin a step."""
-        self._warn_of_waste()
         self._pending = horovod_optimizer.pending_of(optimizer)
         # In a plan's first step the others cannot know yet that this rank knows its optimizer.
         known = self._plan is not None and self._plan.topology_checksum
@@ -191,15 +189,6 @@ class OptimizerSession(Session):
 
     def _from_backward(self) -> bool:
         return horovod_optimizer.any_from_backward(self._optimizer())
-
-    def _warn_of_waste(self) -> None:
-        """Warn, on rank 0, if the means of the step before were reduced for nothing."""
-        optimizer, plan = self._optimizer(), self._plan
-        if optimizer is not None and plan is not None and plan.feedback_parameters and plan.source.rank == 0:
-            unused = horovod_optimizer.synchronized(optimizer) and horovod_optimizer.any_from_backward(optimizer)
-            if unused and not self._discarded and self._levels.bits < UNCOMPRESSED:
-                self._advice.warn("waste", THROWN_AWAY)
-        self._discarded = False
 
     def sync(self) -> None:
         """Take over rank 0's step count: for workers that join (`elastic`). Collective.

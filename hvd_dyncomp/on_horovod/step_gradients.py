@@ -6,12 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp import kernels
 from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.unused import has_values
-from hvd_dyncomp.kernels import portable
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
@@ -24,13 +22,11 @@ class Context(NamedTuple):
         gradient: the original, which receives the mean.
         step: None for a tensor that is no gradient of an optimizer.
         slot: the gradient's place, if it travels compressed.
-        version: of the gradient, when it came.
     """
 
     gradient: torch.Tensor
     step: Step | FailedStep | None = None
     slot: Slot | None = None
-    version: int = 0
 
 
 class StepGradients:
@@ -54,14 +50,6 @@ class StepGradients:
         self.given: dict[str, Context] = {}
         self.in_use = False
 
-    @property
-    def overwritten(self) -> bool:
-        """Whether the program has written to a compressed gradient since it arrived."""
-        for gradient, _, slot, version in self.given.values():
-            if gradient._version != version and slot is not None and _tells_of_writes(gradient):
-                return True
-        return False
-
     def add_gradient(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot) -> Context:
         """Take a gradient that travels compressed; return what `decompress` will need.
 
@@ -74,7 +62,7 @@ class StepGradients:
             used = horovod_optimizer.from_backward(self._source.optimizer, parameter) or has_values(gradient)
             self.in_use = self.in_use or used
             self._step.add(slot, gradient, used)
-            context = self.given[name] = Context(gradient, self._step, slot, gradient._version)
+            context = self.given[name] = Context(gradient, self._step, slot)
         return context
 
     def take_for_horovod(
@@ -95,13 +83,3 @@ class StepGradients:
                 wire = torch.ones(1, dtype=torch.float32, device=gradient.device if self._on_device else "cpu")
             self._wires[name] = wire
         return self._wires[name], self.given[name]
-
-
-def _tells_of_writes(gradient: torch.Tensor) -> bool:
-    """Whether only the program changes a gradient's version.
-
-    Kernels write a mean by its address, which does not count; a copy counts. Views of one tensor share a version.
-    """
-    kernel = kernels.backends.get("cpu" if gradient.is_cpu else gradient.device.type, portable)
-    native = kernel is not portable and gradient.dtype is torch.float32 and gradient.is_contiguous()
-    return native and not gradient._is_view()

@@ -11,8 +11,7 @@ SIZES = {"a": 130, "b": 500, "small": 5}
 
 @WORLDS
 @pytest.mark.parametrize("bits", [1, 4, 32])
-@pytest.mark.parametrize("fp16", [False, True])
-def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
+def test_the_meter_counts_what_is_sent(ranks, hosts, bits):
     def program(worker: Worker):
         for step in range(3):
             worker.step(worker.noise(step))
@@ -21,7 +20,7 @@ def test_the_meter_counts_what_is_sent(ranks, hosts, bits, fp16):
         worker.optimizer.synchronize()  # reduces a second time
         return worker.quantizer.meter
 
-    options = {"fp16_skipped": fp16, "skip": lambda name, _: name == "skipped"}
+    options = {"skip": lambda name, _: name == "skipped"}
     meters, world = on_ranks(ranks, program, {**SIZES, "skipped": 70}, bits, hosts=hosts, **options)
     share = 2 * (ranks - 1) / ranks
     for rank in range(ranks):

@@ -45,7 +45,6 @@ CASES = {
     "uncompressed": ({}, SIZES, 32, "rank 0 has bits 4, rank 1 has 32"),
     "another block size": ({"block_size": 128}, SIZES, 4, "rank 0 has block_size 64, rank 1 has 128"),
     "error feedback": ({"error_feedback": False}, SIZES, 4, "rank 0 has error_feedback True, rank 1 has False"),
-    "fp16": ({"fp16_skipped": True}, SIZES, 4, "rank 0 has fp16_skipped False, rank 1 has True"),
     "skip": (
         {"skip": lambda name, p: name == "b"},
         SIZES,

@@ -2,13 +2,11 @@
 
 import copy
 import itertools
-import logging
 
 import pytest
 import torch
 from simulated import WORLDS, Worker, mean_of, noise, on_ranks
 
-from hvd_dyncomp import Static
 from hvd_dyncomp.errors import InFlight
 
 SIZES = {"a": 130, "b": 500, "small": 5}
@@ -156,72 +154,6 @@ def all_residuals(worker: Worker) -> dict[str, torch.Tensor]:
     state = worker.quantizer.state_dict()
     shards = {f"shard {name}": shard["values"] for name, shard in state["shard_residuals"].items()}
     return {**state["residuals"], **shards}
-
-
-@pytest.mark.promise("After `quantizer.discard()`, the step leaves no trace in the residuals.")
-@WORLDS
-@pytest.mark.parametrize("levels", [(2, 2), (0.25, 0.25), (4, 32)])
-def test_a_discarded_step_leaves_nothing_and_takes_nothing(ranks, hosts, levels):
-    """Nor does one that delivers residuals at 32 bits."""
-
-    def program(worker: Worker):
-        for step in range(3):
-            worker.step(worker.noise(step))
-        before = all_residuals(worker)
-        worker.set_level(levels[1])
-        for step in (3, 4):
-            worker.backward(worker.noise(step))
-            worker.optimizer.synchronize()
-            changed = any(not torch.equal(values, before[name]) for name, values in all_residuals(worker).items())
-            for _ in range(2):
-                worker.quantizer.discard()
-            after = all_residuals(worker)
-            assert changed and all(torch.equal(after[name], before[name]) for name in before)
-        return worker.step(worker.noise(5))["b"]
-
-    policy = Static(levels[0])
-    results, _ = on_ranks(ranks, program, SIZES, policy, hosts=hosts, discardable=True)
-    assert all(torch.equal(result, results[0]) for result in results)
-
-
-def test_the_first_step_can_be_discarded_too():
-    def program(worker: Worker):
-        worker.backward(worker.noise(0))
-        with pytest.raises(RuntimeError, match="discard must be called between steps, but gradients are in flight"):
-            worker.quantizer.discard()
-        worker.optimizer.synchronize()
-        assert any(values.any() for values in all_residuals(worker).values())
-        worker.quantizer.discard()
-        assert not any(values.any() for values in all_residuals(worker).values())
-
-    on_ranks(4, program, SIZES, 2, hosts=(0, 0, 1, 1), discardable=True)
-
-
-def test_a_step_cannot_be_discarded_if_nothing_was_kept():
-    def program(worker: Worker):
-        worker.quantizer.discard()  # there was no step
-        worker.step(worker.noise(0))
-        with pytest.raises(RuntimeError, match="make the quantizer with discardable=True"):
-            worker.quantizer.discard()
-
-    on_ranks(2, program, SIZES, 2)
-
-
-@pytest.mark.parametrize("then", ["step", "discard", "zero_grad"])
-def test_one_warning_if_exchanged_gradients_are_thrown_away(then, caplog):
-    def program(worker: Worker):
-        for step in range(3):
-            worker.backward(worker.noise(step))
-            worker.optimizer.synchronize()
-            if then == "discard":
-                worker.quantizer.discard()
-            elif then == "step":
-                worker.optimizer.step()
-
-    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
-        on_ranks(2, program, SIZES, 4, discardable=True)
-    said = [record.message for record in caplog.records if "thrown away" in record.message]
-    assert len(said) == (then == "zero_grad")
 
 
 def test_residuals_are_dropped_between_steps_only():

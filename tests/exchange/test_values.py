@@ -209,18 +209,16 @@ def test_what_is_small_has_eight_bits_at_least(ranks, hosts, bits):
             assert (got[name] - expected).abs().max() <= 4 / 127
 
 
-@pytest.mark.parametrize("fp16", [False, True])
-def test_what_is_skipped_travels_as_float16_if_asked(fp16):
+def test_what_is_skipped_travels_as_it_is():
     def program(worker: Worker):
         return worker.step(worker.noise(0))["skipped"]
 
-    arguments = {"fp16_skipped": fp16, "skip": lambda name, _: name == "skipped"}
-    results, world = on_ranks(2, program, {"a": 130, "skipped": 5}, 4, **arguments)
+    results, world = on_ranks(2, program, {"a": 130, "skipped": 5}, 4, skip=lambda name, _: name == "skipped")
     [sent, _] = [sent.tensor for sent in world.sent if sent.name == "allreduce.skipped"]
-    assert sent.dtype is (torch.float16 if fp16 else torch.float32)
+    assert sent.dtype is torch.float32
     expected = (noise("skipped", 5, 0, 0) + noise("skipped", 5, 1, 0)) / 2
     assert results[0].dtype is torch.float32
-    torch.testing.assert_close(results[0], expected, rtol=2e-3 if fp16 else 1e-6, atol=2e-3 if fp16 else 1e-6)
+    torch.testing.assert_close(results[0], expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_group_of_one_rank_has_nobody_to_compress_for():

@@ -165,17 +165,3 @@ def test_an_optimizer_in_backward_of_before():
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
     with pytest.raises(ValueError, match="the model's optimizer steps within backward"):
         ddp.compress(DistributedDataParallel(module), 4)
-
-
-def test_twins_are_warned_of_before_they_train(rank, caplog):
-    """Not a model that begins again, as in the folds of a cross-validation."""
-    group, kept = dist.new_group(), []
-    for fold in range(3):
-        one = model(0.0, group)
-        kept += [one, ddp.compress(one, 4)]
-        one(fold).backward()
-    assert not [record for record in caplog.records if "over a set" in record.getMessage()]
-    for _ in range(2):
-        kept += [model(0.0, group)]
-        ddp.compress(kept[-1], 4)
-    assert ["over a set" in record.getMessage() for record in caplog.records] == [True] * (rank == 0)

@@ -26,7 +26,6 @@ CASES = {
     "without error feedback": (8, {"error_feedback": False}),
     "uncompressed": (32, {}),
     "one skipped": (8, {"skip": lambda name, parameter: name == "values.1"}),
-    "half": (8, {"skip": lambda name, parameter: name == "values.1", "fp16_skipped": True}),
 }
 STEPS = 4
 

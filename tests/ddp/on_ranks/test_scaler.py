@@ -65,19 +65,3 @@ def test_residuals_keep_the_scale_that_they_were_made_with(bits, rank):
     assert errors[2000] < errors[10] < 1.5 * errors[2000] and errors[2] < 2.6 * errors[2000]
     if rank == 0:
         print(f"{bits} bits: error of 40 gradients' sum by growth_interval:", errors)
-
-
-def test_discard_takes_a_skipped_step_back(rank):
-    """After `update`, which tells on every rank that the step was skipped."""
-    loop = Loop(2, discardable=True)
-    for step in range(6):
-        scale, before = loop.scaler.get_scale(), loop.quantizer.state_dict()
-        overflows = step == OVERFLOW
-        assert loop.step(step, float("inf") if overflows and rank == 0 else 1.0) == (not overflows)
-        if loop.scaler.get_scale() < scale:
-            assert overflows
-            loop.quantizer.discard()
-            after = loop.quantizer.state_dict()
-            for kind in ("residuals", "shard_residuals"):
-                torch.testing.assert_close(after[kind], before[kind], rtol=0, atol=0)
-    assert same_on_all_ranks(list(loop.model.parameters()))

@@ -119,7 +119,7 @@ def test_models_that_cannot_be_compressed(model, kind, text, size):
         ({"replicas": 3}, TypeError, "replicas must be a process group or a mesh of one dimension, got 3"),
         ({"replicas": "two"}, ValueError, "replicas must be a mesh of one dimension, such as"),
         ({"replicas": "others"}, ValueError, "replicas must have this process, rank 0 of all, as a member"),
-        ({"discardable": True}, ValueError, "discardable=True is not supported with FSDP"),
+        ({"discardable": True}, TypeError, "compress no longer takes discardable: leave it out"),
         ({"block_size": 3}, ValueError, "block_size"),
         ({"nonsense": 3}, TypeError, "fsdp.compress takes no argument nonsense"),
         ({"optimizer": 3}, TypeError, "fsdp.compress takes no argument optimizer"),
