@@ -9,6 +9,8 @@ from torch.autograd import Variable
 
 from hvd_dyncomp.torch_names import check_names
 
+NO_PASS = -1
+
 
 def check_engine() -> None:
     """Raises: RuntimeError: torch lacks something that is asked for here."""
@@ -27,7 +29,7 @@ def call_at_end(function: Callable[[], object]) -> bool:
 
 
 def current_pass() -> int:
-    """The backward pass that is under way in this thread: the innermost, if one runs within another; or -1."""
+    """The backward pass that is under way in this thread: the innermost, if one runs within another; or `NO_PASS`."""
     return torch._C._current_graph_task_id()
 
 

@@ -87,6 +87,7 @@ class Session:
         self.meter = Meter()
         self._advice = Advice()
         self.latest_exchange: momentum.Exchange | None = None
+        self._begun = 0  # steps, for `latest_exchange`; a loaded state does not take it back
         self._watches = False  # whether it looks at optimizers' steps, to warn of their momentum
         momentum.register(self)
         self._plan: Plan | None = None
@@ -277,6 +278,7 @@ class Session:
             RuntimeError: an error has ended an earlier step.
         """
         self._check_failure()
+        self._begun += 1
         try:
             if wrong is not None:
                 raise wrong
