@@ -289,6 +289,7 @@ class Session:
                 self._saved = None
             from_backward = self._from_backward()
             config = self._levels.next(alone=self._plan.source.world_size == 1)
+            self._plan.check_level(config.bits)
             self._warn_if_rewound(config.epoch)
             self.meter.at(config.epoch, config.bits).steps += 1
             self._step = self._new_step(self._plan, config, from_backward=from_backward, absent=absent)

@@ -188,6 +188,25 @@ def test_what_is_skipped_travels_as_it_is():
     assert sent == allreduce_bytes(4 * 40 * 33, 2)
 
 
+@pytest.mark.promise("Means of finite float16 gradients are finite; below 32 bits, sums of them are refused.")
+@pytest.mark.parametrize("ranks", [*range(2, 9), 13, 21])
+def test_plain_means_of_finite_float16_values_are_finite(ranks):
+    """And those of infinite ones are infinite: a `GradScaler` relies on it. Thirds of 65,504 would sum to infinity."""
+
+    def program(transport):
+        half = {"a": torch.zeros(4, dtype=torch.float16)}
+        each = averager(transport, 32, named=half)
+        tensor = torch.tensor([65_504, -65_504, 1, 65_504], dtype=torch.float16)
+        if transport.rank == 0:
+            tensor[3] = float("inf")
+        each.mean_([tensor])
+        return tensor
+
+    for got in World(ranks).run(program):
+        assert got[:3].isfinite().all() and got[3] == float("inf") and got[2].item() == pytest.approx(1, rel=0.01)
+        assert (got[:2].abs() >= 65_000).all()
+
+
 @LEVELS
 def test_one_rank_changes_nothing_and_sends_nothing(bits):
     def program(transport):

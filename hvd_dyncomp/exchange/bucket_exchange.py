@@ -20,10 +20,11 @@ from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot, is_marked
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
 from hvd_dyncomp.exchange.unused import SavedResiduals
-from hvd_dyncomp.kernels.reference import PLACEMENTS
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
+
+_MOST_FLOAT16 = torch.finfo(torch.float16).max
 
 
 class BucketExchange(Task[torch.Tensor]):
@@ -62,7 +63,6 @@ class BucketExchange(Task[torch.Tensor]):
         super().__init__(transport, self._all_of_it())
         self.bucket, self._factor, self._streams = bucket, factor, bucket.streams
         self._messages = Messages(bucket, bits, step, stochastic)
-        self._overshoot = overshoot(bits, stochastic=stochastic)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self.complete = False
         self._missing = set(range(len(bucket.slots)))
@@ -203,9 +203,9 @@ class BucketExchange(Task[torch.Tensor]):
         yield Gate.WRITE
         values = self._room()
         nonfinite_blocks = route.decode(result, values, self._factor)
-        for place, gradient in enumerate(self.gradients):
-            if gradient is not None and gradient.dtype is torch.float16:
-                values[place] = self._representable(values[place])
+        for gradient, value in zip(self.gradients, values, strict=True):
+            if gradient is not None and gradient.dtype is torch.float16:  # whose codes may stand for more than it has
+                value.clamp_(-_MOST_FLOAT16, _MOST_FLOAT16)
         self._write(values)
         if self._without:
             self._used = self._messages.used.to("cpu", non_blocking=True)
@@ -243,31 +243,3 @@ class BucketExchange(Task[torch.Tensor]):
         ]
         self._streams.keep(*room)
         return room
-
-    def _representable(self, value: torch.Tensor) -> torch.Tensor:
-        """Clip quantization's overshoot to float16's range, so that finite gradients have a finite result.
-
-        A mean of float16 values always fits. A sum beyond the range by more than `overshoot` becomes infinite, as it
-        does uncompressed, because gradient scalers rely on that.
-        """
-        most = torch.finfo(torch.float16).max
-        clipped = value.clamp(-most, most)
-        reach = most * (1 + self._overshoot)
-        return clipped if self._factor < 1 else torch.where(value.abs() <= reach, clipped, value)
-
-
-def overshoot(bits: float, *, stochastic: bool) -> float:
-    """By what part of the largest value a step may deliver more than the sum of its gradients; at most 1.
-
-    From 3 bits on nothing is clipped, so the outermost code is at the largest value. Half of its distance to the next
-    code is lost in each quantization, as much was lost in the step before, and there may be two quantizations: in all
-    twice that distance, and twice as much with stochastic rounding. At 2 bits the outermost code is at 0.7 of the
-    largest value. With what was lost before, each quantization delivers at most 0.7 / 0.65 of it; twice that excess is
-    allowed for. At 1 bit and less what has waited for several steps comes at once.
-    """
-    if bits == 2 and not stochastic:
-        return 1 / 3
-    if bits <= 2:
-        return 1.0
-    placement = PLACEMENTS[int(bits)]
-    return min(1.0, 2 * (1 + stochastic) * placement.widest / placement.top)

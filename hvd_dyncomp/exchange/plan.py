@@ -9,6 +9,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
@@ -79,6 +81,8 @@ class Plan:
             world_size=world_size,
             label=self.source.label,
         )
+        halves = {name for name, parameter in source.named if parameter.dtype is torch.float16} & self.slots.keys()
+        self._float16_sums = sorted(halves) if source.factor >= 1 else []
         self.parts: dict[str, list[Bucket]] = {}
         for bucket in self.buckets if source.parts else ():
             self.parts.setdefault(source.parts[bucket.name], []).append(bucket)  # type: ignore[index]  # there are some
@@ -220,6 +224,18 @@ class Plan:
                 "hosts have different numbers of workers (%s), so gradients are exchanged among all workers at once, "
                 "and a host sends more bytes to other hosts than the level implies; start equally many on each host",
                 ", ".join(str(len(host)) for host in hosts),
+            )
+
+    def check_level(self, bits: float) -> None:
+        """Refuse sums over ranks that may be too large for their dtype.
+
+        Raises:
+            ValueError: gradients that are not averaged are float16, and would be compressed. On all ranks.
+        """
+        if self._float16_sums and bits < UNCOMPRESSED:
+            raise ValueError(
+                f"op must be hvd.Average to compress float16 gradients, got hvd.Sum for {self._float16_sums[0]}: a sum "
+                "may be too large for float16 (or use 32 bits, or skip= for such parameters)"
             )
 
     def residuals(self) -> dict[str, Any]:

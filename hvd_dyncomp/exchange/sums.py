@@ -41,8 +41,8 @@ class Sum(Task[None]):
             self._flat = wires[0]
         else:
             self._flat = torch.cat([wire.reshape(-1) for wire in wires])
-            if self._flat.dtype is torch.float16:  # whose sum may be too large where the mean is not
-                self._flat *= factor
+            if self._flat.dtype is torch.float16 and factor < 1:  # its sum may be too large where the mean is not
+                self._flat = _shares(self._flat, factor)
                 self._factor = 1.0
         self.streams: Streams = streams_of(self._flat.device)
         self._origin: Any = self.streams.origin()
@@ -78,6 +78,17 @@ class Sum(Task[None]):
                 part = torch.view_as_complex(part.clone().view(-1, 2))  # a view must begin at an even place
             gradient.copy_(part.view(gradient.shape))
         self._gradients = ()
+
+
+def _shares(values: torch.Tensor, factor: float) -> torch.Tensor:
+    """A rank's shares of float16 means, clamped so that sums of finite ones are finite, too.
+
+    Each addition may round up by half a step of the largest values, which is 16.
+    """
+    limit = torch.finfo(torch.float16).max * factor
+    limit = max(limit - 16, limit / 2)
+    shares = values * factor
+    return torch.where(values.isinf(), shares, shares.clamp(-limit, limit))
 
 
 def wire_form(gradient: torch.Tensor, transport: Transport) -> torch.Tensor:

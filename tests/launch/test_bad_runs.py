@@ -19,10 +19,6 @@ from common.launcher import horovodrun, run
 from full_disk import FULL, temporary_file
 from runs import PROGRAM, RELEASE, TIMEOUT, assert_refused, main, mpirun
 
-pytestmark = pytest.mark.promise(
-    "`train_resnet.py` answers invalid input with one line and status 2.", "A full disk loses no earlier checkpoint."
-)
-
 FLAGS = ("--dataset", "digits", "--limit-train", "64", "--epochs", "3")
 
 

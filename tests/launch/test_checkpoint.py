@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from common.errors import RunError
 from train import checkpoint
 
-pytestmark = pytest.mark.promise("A damaged checkpoint is skipped, and the one before it is loaded.")
-
 STATE = {"format": checkpoint.FORMAT, "config": {"seed": 1}, "model": {"weight": torch.arange(1000.0)}}
 
 

@@ -22,8 +22,6 @@ from runs import (
     train_as_documented,
 )
 
-pytestmark = pytest.mark.promise("A damaged checkpoint is skipped, and the one before it is loaded.")
-
 
 def test_a_run_leaves_metrics_and_a_summary(whole: Path) -> None:
     lines = metrics(whole)
