@@ -13,7 +13,7 @@ import torch
 from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import COPIES, INFERENCE, REWOUND, Advice
 from hvd_dyncomp.auto_level import AutoLevel
-from hvd_dyncomp.checks import comes_from, one_of, shown
+from hvd_dyncomp.checks import comes_from, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
@@ -45,6 +45,9 @@ ANOTHER_THREAD = (
     "training thread, or while the training thread waits"
 )
 
+# By argument that earlier versions took: what to use.
+_INSTEAD = {"rounding": ": values are rounded to nearest; leave it out, and keep error_feedback=True"}
+
 
 class Session:
     """The base class of all front ends: it takes the gradients of one model through steps.
@@ -59,7 +62,7 @@ class Session:
     Args:
         controller: gives the level: a controller, or a policy or a level for a new controller.
         transport: connects the ranks.
-        rounding, skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
+        skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
 
     Attributes:
         controller: see above.
@@ -82,7 +85,6 @@ class Session:
         controller: Controller | Policy | float | None,
         transport: Transport,
         *,
-        rounding: str = "nearest",
         skip: Skip | None = None,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
@@ -90,13 +92,12 @@ class Session:
     ) -> None:
         unknown = sorted(set(settings) - {field.name for field in dataclasses.fields(Settings)})
         if unknown:
-            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}")
+            raise TypeError(f"{self.made_by} takes no argument {unknown[0]}{_INSTEAD.get(unknown[0], '')}")
         self.controller = controller_from(self.default_controller if controller is None else controller, transport)
         self._settings = Settings(**settings)
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._skip, self._transport = skip, transport
-        self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
         self._levels = StepLevels(
             self.controller,
             warmup_steps=warmup_steps,
@@ -369,7 +370,6 @@ class Session:
         return Step(
             plan,
             config=config,
-            stochastic=self._stochastic,
             from_backward=from_backward,
             meter=self.meter,
             absent=absent,

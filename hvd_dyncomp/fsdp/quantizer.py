@@ -99,7 +99,6 @@ class Quantizer(Session):
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
         return UnitSteps(
             *(plan, config, self._to_agree_on()),
-            stochastic=self._stochastic,
             meter=self.meter,
             unchecked=self._unchecked,
         )

@@ -26,7 +26,7 @@ class UnitSteps:
         plan: the buckets.
         config: of all its steps.
         to_agree_on: as in `Step`, in all its steps.
-        stochastic, meter: as in `Step`.
+        meter: as in `Step`.
         unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
 
     Attributes:
@@ -39,12 +39,11 @@ class UnitSteps:
         config: StepConfig,
         to_agree_on: dict[str, Any],
         *,
-        stochastic: bool,
         meter: Meter,
         unchecked: set[Unit],
     ) -> None:
         self._plan, self._config, self._to_agree_on = plan, config, to_agree_on
-        self._stochastic, self._meter = stochastic, meter
+        self._meter = meter
         self._unchecked = unchecked
         self.number, self.bits = config.number, config.bits
         self.proposal: float = 0
@@ -97,7 +96,6 @@ class UnitSteps:
         step = Step(
             self._plan,
             config=self._config,
-            stochastic=self._stochastic,
             from_backward=True,
             meter=self._meter,
             absent=frozen,

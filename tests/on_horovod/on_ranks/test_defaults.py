@@ -20,7 +20,7 @@ EMBEDDING = (50, 8)  # whose gradient stays sparse, and which Horovod exchanges 
 # With others, Horovod's own sums may depend on what is fused with what.
 ARGUMENTS = {
     "small tensors": {"min_numel": 4000},
-    "stochastic": {"rounding": "stochastic", "fp16_skipped": True},
+    "float16": {"fp16_skipped": True},
     "levels by time": {"auto_level": True},
 }
 
