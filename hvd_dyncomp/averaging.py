@@ -55,7 +55,7 @@ class Averager(Session):
             controller is created.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
-        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
+        arguments: those of `DynamicQuantizer`: error_feedback, block_size, min_numel, skip,
             bucket_bytes, hierarchical, warmup_steps, warmup_bits.
 
     Creating an `Averager` is collective and blocks. Create it on every rank, and create several of them in the same

@@ -32,8 +32,6 @@ class Traffic:
         uncompressed_bytes: skipped tensors, and steps at 32 bits with their handshakes.
         float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
         compressed_values: gradient values that travelled compressed.
-        nonfinite_blocks: groups of values that share a scale (128, or below one bit `block_size`) in which some rank
-            had a NaN or an infinity; over all steps.
         steps: number of steps.
         seconds: time spent in the exchange. With Horovod: time in `compress` and `decompress`, including the wait for
             their messages, but not the wait for the handshake, which is in `synchronize`. With DDP: time in the
@@ -57,7 +55,6 @@ class Traffic:
     uncompressed_bytes: float = 0.0
     float32_bytes: float = 0.0
     compressed_values: int = 0
-    nonfinite_blocks: int = 0
     steps: int = 0
     seconds: float = 0.0
     waited_seconds: float = 0.0
@@ -65,7 +62,7 @@ class Traffic:
     float32_leaving_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("compressed_values", "nonfinite_blocks", "steps"):
+        for name in ("compressed_values", "steps"):
             integer(name, getattr(self, name), 0)
         for name in (field.name for field in fields(self) if isinstance(field.default, float)):
             finite(name, getattr(self, name), 0)
@@ -181,6 +178,7 @@ class Meter:
         with comes_from("Meter.state_dict()", state):
             for row in state["records"]:
                 counts = {**row}
+                counts.pop("nonfinite_blocks", None)  # of earlier versions
                 key = integer("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
                 if key in records:
                     raise ValueError(f"epoch and bits must be unique together, got {key} twice")

@@ -11,7 +11,7 @@ import torch
 
 from hvd_dyncomp import momentum, replicas
 from hvd_dyncomp.advice import GONE, INFERENCE, REWOUND, Advice
-from hvd_dyncomp.checks import comes_from, one_of, shown
+from hvd_dyncomp.checks import comes_from, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
@@ -43,7 +43,7 @@ class Session:
     Args:
         controller: gives the level: a controller, or a policy or a level for a new controller.
         transport: connects the ranks.
-        rounding, skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
+        skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
 
     Attributes:
         controller: see above.
@@ -66,7 +66,6 @@ class Session:
         controller: Controller | Policy | float | None,
         transport: Transport,
         *,
-        rounding: str = "nearest",
         skip: Skip | None = None,
         warmup_steps: int = 0,
         warmup_bits: float = UNCOMPRESSED,
@@ -82,7 +81,6 @@ class Session:
         if skip is not None and not callable(skip):
             raise TypeError(f"skip must be a function of name and parameter, got {shown(skip)}")
         self._skip, self._transport = skip, transport
-        self._stochastic = one_of("rounding", rounding, ("nearest", "stochastic")) == "stochastic"
         self._levels = StepLevels(self.controller, warmup_steps=warmup_steps, warmup_bits=warmup_bits)
         self.meter = Meter()
         self._advice = Advice()
@@ -304,7 +302,6 @@ class Session:
         return Step(
             plan,
             config=config,
-            stochastic=self._stochastic,
             from_backward=from_backward,
             meter=self.meter,
             absent=absent,

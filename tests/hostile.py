@@ -114,17 +114,17 @@ def packed(state: Any) -> Tensor:
 
 # By name, what it may be: of lists and dicts the whole, where its parts are in `PARTS`. "X.name" is that of X only.
 TYPES: list[tuple[Takes, str]] = [
-    (lambda v: False, "mode threshold_mode on_error rounding levels StepFunction.levels Schedule.levels state meter"),
+    (lambda v: False, "mode threshold_mode on_error levels StepFunction.levels Schedule.levels state meter"),
     (lambda v: False, "rank0 record epochs host pair ranks packed optimizer quantizer out versions version slot"),
     (lambda v: False, "slot.order"),
-    (lambda v: v is None, "transport ctx noise residual hosts stagnation"),
+    (lambda v: v is None, "transport ctx residual hosts stagnation"),
     (lambda v: v is None, "attach.optimizer named_parameters"),
     (lambda v: isinstance(v, str) and v == "logical", "order"),
     (none_or(callable), "skip"),
     (empty, "metrics history residuals shard_residuals shard records decide.history slots"),
     (
         whole(),
-        "patience cooldown stagnation_patience warmup_steps epoch steps compressed_values nonfinite_blocks",
+        "patience cooldown stagnation_patience warmup_steps epoch steps compressed_values",
     ),
     (whole(), "shard.first slot.start"),
     (whole(0, 0), "dimension"),
@@ -226,9 +226,7 @@ ALSO: dict[str, list] = {
     "values": [VALUES, iter([VALUES]), [VALUES, VALUES[::2]]],
     "versions": [BYTES, iter([BYTES]), [BYTES, torch.cat([BYTES, BYTES])]],
     "residual": [HALVES[:63], VALUES, VALUES.half(), HALVES[::2]],
-    "noise": [(1, 2), *(kernels.Noise((1, 2), first) for first in (-1, None, 2**62))],
 }
-ALSO["noise"] += [kernels.Noise(key, 1) for key in [(1.5, 2), (1,), (1, 2, 3), (-1, 2), (2**32, 2), 5, None]]
 
 
 def averager(**arguments: Any) -> Averager:

@@ -72,10 +72,9 @@ def same_states(one, other) -> bool:
 
 @WORLDS
 @LEVELS
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits, rounding):
+def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits):
     """Means, states and bytes, over several steps."""
-    arguments = {**SHAPE, "rounding": rounding, "skip": lambda name, _: name == "odd", "warmup_steps": 1}
+    arguments = {**SHAPE, "skip": lambda name, _: name == "odd", "warmup_steps": 1}
 
     def ours(transport):
         each = averager(transport, bits, **arguments)

@@ -39,7 +39,7 @@ def compress(model: nn.Module, controller: Controller | Policy | float | None = 
             earlier; 8 is the size of the quantizer's own buckets. With only one process, any module is accepted.
         controller: gives the number of bits; default: a constant level of 4 bits. For a policy or a level, `compress`
             creates a controller over the model's process group.
-        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
+        arguments: those of `DynamicQuantizer`: error_feedback, block_size, min_numel, skip,
             bucket_bytes, hierarchical, warmup_steps, warmup_bits.
 
     Returns:

@@ -27,7 +27,7 @@ from hvd_dyncomp.transport.group import Group
 _MOST_FLOAT16 = torch.finfo(torch.float16).max
 
 
-class BucketExchange(Task[torch.Tensor]):
+class BucketExchange(Task[None]):
     """The exchange of one bucket in one step. Level and step are fixed at construction.
 
     Args:
@@ -35,7 +35,6 @@ class BucketExchange(Task[torch.Tensor]):
         bits: level, below 32.
         step: number of the step, the same on all ranks.
         factor: multiplies the sum over ranks (1/N for a mean).
-        stochastic: round values stochastically instead of to nearest.
         transport: sends the messages.
         own_memory: whether no two gradients share memory, and nothing else uses it.
 
@@ -44,8 +43,6 @@ class BucketExchange(Task[torch.Tensor]):
         gradients: the gradients added so far, by slot. Their memory receives the means.
         complete: whether all gradients have been added. Then `prepare` makes the first messages, and `start` sends them
             once all ranks agree; `received` is True when nothing is in flight, `over` when the means are written.
-        nonfinite_blocks: blocks of the result with a NaN, because some rank's values were not finite. Valid after
-            `conclude`.
         error: as in `Task`.
     """
 
@@ -56,13 +53,12 @@ class BucketExchange(Task[torch.Tensor]):
         bits: float,
         step: int,
         factor: float,
-        stochastic: bool,
         transport: Transport,
         own_memory: bool,
     ) -> None:
         super().__init__(transport, self._all_of_it())
         self.bucket, self._factor, self._streams = bucket, factor, bucket.streams
-        self._messages = Messages(bucket, bits, step, stochastic)
+        self._messages = Messages(bucket, bits, step)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self.complete = False
         self._missing = set(range(len(bucket.slots)))
@@ -76,7 +72,6 @@ class BucketExchange(Task[torch.Tensor]):
         self._origins: set[Any] = set()
         self._may_write = own_memory
         self._sole_owners: bool | None = None  # None: not asked yet
-        self.nonfinite_blocks = 0
 
     def add(
         self, slot: Slot, gradient: torch.Tensor | None, *, used: bool = True, has_stale_grad: bool = False
@@ -164,10 +159,9 @@ class BucketExchange(Task[torch.Tensor]):
         return received
 
     def conclude(self) -> None:
-        """Read counts and check headers on the host, once the exchange is over and the device has caught up."""
+        """Check headers on the host, once the exchange is over and the device has caught up."""
         if self.error is not None:
             return
-        self.nonfinite_blocks = int(self.outcome())
         try:
             self._messages.read()
         except Exception as error:  # noqa: BLE001  # raised by the step
@@ -193,7 +187,7 @@ class BucketExchange(Task[torch.Tensor]):
             self._sole_owners = are_sole_owners(self.gradients)
         return self._may_write or bool(self._sole_owners)
 
-    def _all_of_it(self) -> Collectives[torch.Tensor]:
+    def _all_of_it(self) -> Collectives[None]:
         route = self._route or route_of(self._messages, self._transport)
         self._without |= {self.bucket.slots[index]: None for index in self._missing}
         self._saved = SavedResiduals(self.bucket, {slot: before is not None for slot, before in self._without.items()})
@@ -202,14 +196,13 @@ class BucketExchange(Task[torch.Tensor]):
         result = yield from route.collectives(self._floats())
         yield Gate.WRITE
         values = self._room()
-        nonfinite_blocks = route.decode(result, values, self._factor)
+        route.decode(result, values, self._factor)
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient.dtype is torch.float16:  # whose codes may stand for more than it has
                 value.clamp_(-_MOST_FLOAT16, _MOST_FLOAT16)
         self._write(values)
         if self._without:
             self._used = self._messages.used.to("cpu", non_blocking=True)
-        return nonfinite_blocks.to("cpu", non_blocking=True)
 
     @torch.no_grad()
     def _write(self, values: list[torch.Tensor]) -> None:

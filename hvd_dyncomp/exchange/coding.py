@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp import kernels
-from hvd_dyncomp.exchange.streams import uploaded
-from hvd_dyncomp.kernels import Noise, block_bytes, dither_from
-from hvd_dyncomp.kernels.scales import SCALE_BYTES, values_per_scale
+from hvd_dyncomp.kernels import block_bytes, dither_from
+from hvd_dyncomp.kernels.scales import values_per_scale
 
 # Level of a bucket's tail: the blocks with values of small tensors (biases, norms), in a step at fewer bits. They cost
 # next to nothing; as float32 they would cost more than the rest.
@@ -40,7 +39,6 @@ class Coding:
 
     def __init__(self, bits: float, tail: int, block_size: int) -> None:
         self._bits, self._tail, self._block_size = bits, tail, block_size
-        self._where: dict[Span, torch.Tensor] = {}
 
     def nbytes(self, span: Span) -> int:
         """Length of a span's payload, bytes."""
@@ -55,7 +53,6 @@ class Coding:
         *,
         dither: int,
         first_value: int = 0,
-        noise: Noise | None = None,
     ) -> None:
         """Quantize (`kernels.encode_into`).
 
@@ -64,12 +61,11 @@ class Coding:
             values: contiguous float32 tensors with the bucket's values from number `first_value` on.
             residual: (values of the span,) bfloat16, updated in place; None for no error feedback.
             dither: of the bucket's blocks, for the rounding of the new residual.
-            noise: for stochastic rounding.
         """
         whole = _Concatenation(values)
         for part, form, own, [piece] in self._pieces(span, [payload], residual):
             some, begin = whole.part(part.first * self._block_size - first_value, part.blocks * self._block_size)
-            kernels.encode_into(piece, some, own, first=begin, **self._rounding(part, form, noise, dither), **form)
+            kernels.encode_into(piece, some, own, first=begin, dither=self._dither(part, form, dither), **form)
 
     def reduce(
         self,
@@ -80,45 +76,22 @@ class Coding:
         *,
         dither: int,
         values: int,
-        noise: Noise | None = None,
     ) -> None:
         """Decode versions of the span, sum, quantize (`kernels.reduce_into`). `values`: of the bucket, unpadded."""
         for part, form, own, [piece, *pieces] in self._pieces(span, [payload, *versions], residual):
             real = max(0, values - part.first * self._block_size)
-            kernels.reduce_into(piece, pieces, own, real=real, **self._rounding(part, form, noise, dither), **form)
+            kernels.reduce_into(piece, pieces, own, real=real, dither=self._dither(part, form, dither), **form)
 
-    def decode(
-        self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float
-    ) -> torch.Tensor:
-        """Write the sum of the versions of the span, times `factor`, into the bucket's values.
-
-        Returns:
-            The number of scales that are not finite in at least one version: an int64 on the device.
-        """
+    def decode(self, values: list[torch.Tensor], span: Span, versions: list[torch.Tensor], factor: float) -> None:
+        """Write the sum of the versions of the span, times `factor`, into the bucket's values."""
         whole = _Concatenation(values)
         for part, form, _, pieces in self._pieces(span, versions):
             some, begin = whole.part(part.first * self._block_size, part.blocks * self._block_size)
             kernels.decode_into(some, pieces, first=begin, factor=factor, **form)
-        where = self._scales(span, versions[0].device)
-        return count_nonfinite([version[where] for version in versions])
 
-    def _rounding(self, part: Span, form: dict, noise: Noise | None, dither: int) -> dict:
-        """What rounds a part's values and residuals, from what rounds the bucket's."""
-        first, size = part.first * self._block_size, form["block_size"]
-        return {"noise": noise and noise._replace(first=first), "dither": dither_from(dither, first // size)}
-
-    def _scales(self, span: Span, device: torch.device) -> torch.Tensor:
-        """Where the scales are in a span's payload, in bytes: (2 * scales,) int64."""
-        if span not in self._where:
-            found, start = [torch.empty(0, dtype=torch.int64, device="cpu")], 0
-            for part, bits in self._levels(span):
-                size = values_per_scale(bits, self._block_size)
-                length, count = block_bytes(bits, size), part.blocks * (self._block_size // size)
-                found.append(start + length * torch.arange(count, device="cpu"))
-                start += length * count
-            starts = torch.cat(found).view(-1, 1)
-            self._where[span] = uploaded((starts + torch.arange(SCALE_BYTES, device="cpu")).flatten(), device)
-        return self._where[span]
+    def _dither(self, part: Span, form: dict, dither: int) -> int:
+        """What rounds a part's residuals, from what rounds the bucket's."""
+        return dither_from(dither, part.first * self._block_size // form["block_size"])
 
     def _block_bytes(self, bits: float) -> int:
         size = values_per_scale(bits, self._block_size)
@@ -159,13 +132,3 @@ class _Concatenation:
         begin = bisect.bisect_right(self._ends, first)
         end = bisect.bisect_left(self._ends, first + count) + 1
         return self._tensors[begin:end], first - (self._ends[begin - 1] if begin else 0)
-
-
-def count_nonfinite(scales: list[torch.Tensor]) -> torch.Tensor:
-    """Count the scales that are not finite in at least one version: an int64 on the versions' device.
-
-    Args:
-        scales: of each version, (2 * scales,) uint8: one bfloat16 each.
-    """
-    # A scale is NaN if one of its values is NaN or infinite.
-    return torch.stack([version.view(torch.bfloat16) for version in scales]).isnan().any(dim=0).sum()

@@ -8,7 +8,6 @@ knows which parameters no rank uses, without a collective of its own.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +16,6 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.streams import uploaded
 from hvd_dyncomp.exchange.wire import HEADER, HEADER_BYTES, Phase
-from hvd_dyncomp.kernels import Noise
 
 
 class Messages:
@@ -27,7 +25,6 @@ class Messages:
         bucket: what travels.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
-        stochastic: round values stochastically instead of to nearest.
 
     Attributes:
         bucket, bits: see above.
@@ -37,8 +34,8 @@ class Messages:
         where: begins error messages.
     """
 
-    def __init__(self, bucket: Bucket, bits: float, step: int, stochastic: bool) -> None:
-        self.bucket, self.bits, self._step, self._stochastic = bucket, bits, step, stochastic
+    def __init__(self, bucket: Bucket, bits: float, step: int) -> None:
+        self.bucket, self.bits, self._step = bucket, bits, step
         self.coding = bucket.coding(bits)
         self.used = bucket.all_used
         self.where = f"bucket {bucket.name}"
@@ -125,12 +122,6 @@ class Messages:
         if step != self._step:
             raise LockstepError(f"{self.where}: rank {rank} has step {step}, this rank has {self._step}")
 
-    def noise(self, phase: Phase) -> Noise | None:
-        """Randomness for the bucket's values, counted from its first; None unless rounding is stochastic."""
-        if not self._stochastic:
-            return None
-        return noise_for(self.bucket.rank, self._step, f"{self.bucket.name}/{phase.name}")
-
     def dither(self, phase: Phase) -> int:
         """The word that rounds the residual of this phase, counted from the bucket's first block.
 
@@ -143,9 +134,3 @@ class Messages:
     def name(self, phase: Phase) -> str:
         """The name of the collective of a phase."""
         return f"{self.bucket.collective}.{phase.name.lower()}"
-
-
-def noise_for(rank: int, step: int, message: str) -> Noise:
-    """Randomness of one message. It depends only on the arguments, and leaves every global generator alone."""
-    words = random.Random(f"0/{rank}/{step}/{message}")  # strings are hashed with SHA-512: stable everywhere
-    return Noise((words.getrandbits(32), words.getrandbits(32)))

@@ -66,10 +66,8 @@ class Reduction(ABC):
         return [self._messages.coding.nbytes(span) for span in spans]
 
     @abstractmethod
-    def decode(
-        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
-    ) -> torch.Tensor:
-        """Write the sum, times `factor`, into the bucket's values; return the number of nonfinite blocks, an int64.
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> None:
+        """Write the sum, times `factor`, into the bucket's values.
 
         Args:
             result: what `collectives` returned, here or on another rank.
@@ -101,11 +99,9 @@ class PairReduction(Reduction):
         bucket, span = self._bucket, self.section.span
         both, payloads, lengths = self._messages.room(self._sizes(self._result))  # the other's message overwrites one
         payload = payloads[self._place]
-        noise, dither = self._messages.noise(Phase.PAIR), self._messages.dither(Phase.PAIR)
+        dither = self._messages.dither(Phase.PAIR)
         residual = bucket.residuals.section()
-        self._messages.coding.encode(
-            payload, span, values, residual, first_value=first_value, noise=noise, dither=dither
-        )
+        self._messages.coding.encode(payload, span, values, residual, first_value=first_value, dither=dither)
         bucket.residuals.quantized()
         return both, lengths
 
@@ -125,11 +121,9 @@ class PairReduction(Reduction):
         return [self.section.span] * len(self.section.ranks)
 
     @marked("decode")
-    def decode(
-        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
-    ) -> torch.Tensor:
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> None:
         # In the order of the ranks, so that all replicas hold the same bits.
-        return self._messages.coding.decode(values, self.section.span, self.messages_in(result, senders), factor)
+        self._messages.coding.decode(values, self.section.span, self.messages_in(result, senders), factor)
 
 
 class ShardedReduction(Reduction):
@@ -152,7 +146,7 @@ class ShardedReduction(Reduction):
     def encode(self, values: list[torch.Tensor], first_value: int = 0) -> Outgoing:
         bucket, section = self._bucket, self.section
         coding, begin = self._messages.coding, section.first * bucket.block_size
-        noise, dither = self._messages.noise(Phase.SCATTER), self._messages.dither(Phase.SCATTER)
+        dither = self._messages.dither(Phase.SCATTER)
         if self._in_one:
             codes = torch.empty(coding.nbytes(section.span), dtype=torch.uint8, device=bucket.device)
             parts = [(section.span, codes)]
@@ -162,7 +156,7 @@ class ShardedReduction(Reduction):
         for shard, payload in parts:
             first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
             residual = bucket.residuals.section(slice(first, first + size))
-            coding.encode(payload, shard, values, residual, first_value=first_value, noise=noise, dither=dither)
+            coding.encode(payload, shard, values, residual, first_value=first_value, dither=dither)
         if self._in_one:
             messages, lengths = self._messages.around(codes, self._sizes(section.shards))
         bucket.residuals.quantized()
@@ -196,7 +190,6 @@ class ShardedReduction(Reduction):
             versions,
             bucket.residuals.of_shard(),
             values=bucket.values,
-            noise=self._messages.noise(Phase.GATHER),
             dither=self._messages.dither(Phase.GATHER),
         )
         return message
@@ -206,12 +199,10 @@ class ShardedReduction(Reduction):
         return self.section.shards
 
     @marked("decode")
-    def decode(
-        self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]
-    ) -> torch.Tensor:
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> None:
         payloads, coding = self.messages_in(result, senders), self._messages.coding
         shards = self.section.shards
         if self._in_one:
             payloads, shards = [torch.cat(payloads)], [self.section.span]
-        pairs = zip(shards, payloads, strict=True)
-        return torch.stack([coding.decode(values, shard, [payload], factor) for shard, payload in pairs]).sum()
+        for shard, payload in zip(shards, payloads, strict=True):
+            coding.decode(values, shard, [payload], factor)

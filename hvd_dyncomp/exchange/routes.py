@@ -36,8 +36,8 @@ class Route(ABC):
         """
 
     @abstractmethod
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
-        """Write the sum times `factor` into the values; return the number of nonfinite blocks, an int64.
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> None:
+        """Write the sum times `factor` into the values.
 
         Args:
             result: what `collectives` returned.
@@ -68,8 +68,8 @@ class Flat(Route):
     def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
         return self._reduction.collectives(self.groups[0], values)
 
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
-        return self._reduction.decode(result, values, factor, self._reduction.section.ranks)
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> None:
+        self._reduction.decode(result, values, factor, self._reduction.section.ranks)
 
 
 class Hierarchical(Route):
@@ -173,12 +173,11 @@ class Hierarchical(Route):
             total += version
         return total
 
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> torch.Tensor:
-        counts, start = [], 0
+    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> None:
+        start = 0
         for owner, section in zip(self._arrangement.host_ranks, self._reductions, strict=True):
             own = result[start : start + section.result_bytes]
-            counts.append(section.decode(own, values, factor, (owner,) * len(section.section.ranks)))
+            section.decode(own, values, factor, (owner,) * len(section.section.ranks))
             start += section.result_bytes
         if start != result.numel():
             raise LockstepError(f"{self._messages.where}: {result.numel()} bytes arrived, expected {start}")
-        return torch.stack(counts).sum()

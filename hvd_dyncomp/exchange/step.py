@@ -42,7 +42,6 @@ class Step:
     Args:
         plan: the buckets.
         config: number, level and epoch of the step. Later changes of the controller affect the next step.
-        stochastic: round values stochastically instead of to nearest.
         from_backward: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
         absent: names of parameters without a gradient in this step, equal on all ranks. Nothing is written for them.
@@ -67,7 +66,6 @@ class Step:
         plan: Plan,
         *,
         config: StepConfig,
-        stochastic: bool,
         from_backward: bool,
         meter: Meter,
         absent: Collection[str] = (),
@@ -99,7 +97,7 @@ class Step:
         else:
             plan.arrange(self._origins)
             self._step_traffic.compresses(self._buckets)
-            self._exchanges = self._new_exchanges(stochastic=stochastic)
+            self._exchanges = self._new_exchanges()
         # In the order of completion, which DDP and `Averager` keep equal on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
         # Uncompressed gradients are reduced in place, as without this package, unless their memory may also hold a
@@ -107,7 +105,7 @@ class Step:
         waits = any(bucket.residuals.has_pending for bucket in self._buckets)
         self._in_place = plan.source.own_memory or (config.bits == UNCOMPRESSED and not waits)
 
-    def _new_exchanges(self, *, stochastic: bool) -> list[BucketExchange]:
+    def _new_exchanges(self) -> list[BucketExchange]:
         """Exchanges of all buckets, with zeros for parameters that have no gradient."""
         source = self._plan.source
         exchanges = [
@@ -116,7 +114,6 @@ class Step:
                 bits=self.bits,
                 step=self.number,
                 factor=source.factor,
-                stochastic=stochastic,
                 transport=source.transport,
                 own_memory=source.own_memory,
             )
@@ -397,12 +394,3 @@ class Step:
         self._step_traffic.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
         for exchange in self._exchanges:
             self._step_traffic.exchanged(exchange.bucket, exchange.groups)
-        blocks = sum(exchange.nonfinite_blocks for exchange in self._exchanges)
-        if blocks and not self.traffic.nonfinite_blocks:  # warn once for each record of the meter
-            logger.warning(
-                "step %d: NaN or infinity in %d blocks of gradients, which reach every rank as NaN; further ones in "
-                "this epoch are only counted in the meter (nonfinite_blocks)",
-                self.number,
-                blocks,
-            )
-        self.traffic.nonfinite_blocks += blocks

@@ -40,7 +40,7 @@ def compress(
             creates a controller over all ranks of the job.
         replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group. Only
             needed if the model's mesh has shards only.
-        arguments: those of `DynamicQuantizer`: error_feedback, rounding, block_size, min_numel, skip,
+        arguments: those of `DynamicQuantizer`: error_feedback, block_size, min_numel, skip,
             bucket_bytes, hierarchical, warmup_steps, warmup_bits. Sizes are those of this rank's shards.
 
     Raises:

@@ -95,7 +95,7 @@ class Quantizer(Session):
         return group
 
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
-        return UnitSteps(*(plan, config), stochastic=self._stochastic, meter=self.meter, unchecked=self._unchecked)
+        return UnitSteps(plan, config, meter=self.meter, unchecked=self._unchecked)
 
     def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
         found = {}

@@ -25,7 +25,7 @@ class UnitSteps:
     Args:
         plan: the buckets.
         config: of all its steps.
-        stochastic, meter: as in `Step`.
+        meter: as in `Step`.
         unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
 
     Attributes:
@@ -37,12 +37,11 @@ class UnitSteps:
         plan: Plan,
         config: StepConfig,
         *,
-        stochastic: bool,
         meter: Meter,
         unchecked: set[Unit],
     ) -> None:
         self._plan, self._config = plan, config
-        self._stochastic, self._meter = stochastic, meter
+        self._meter = meter
         self._unchecked = unchecked
         self.number, self.bits = config.number, config.bits
         self._steps: list[Step] = []
@@ -92,7 +91,6 @@ class UnitSteps:
         step = Step(
             self._plan,
             config=self._config,
-            stochastic=self._stochastic,
             from_backward=True,
             meter=self._meter,
             absent=frozen,

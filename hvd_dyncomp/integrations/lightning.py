@@ -57,7 +57,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         TypeError: `metrics` is no sequence of names. `fit` raises what `ddp.compress` raises.
 
     Examples:
-        >>> callback = CompressionCallback(4, metrics=["val_loss"], rounding="stochastic")
+        >>> callback = CompressionCallback(4, metrics=["val_loss"], min_numel=4096)
         >>> callback.quantizer is None, callback.state_dict()
         (True, {})
     """

@@ -18,7 +18,7 @@ import torch
 
 from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.kernels import portable
-from hvd_dyncomp.kernels.reference import RESIDUAL_DTYPE, Noise, bounded, dither_from, rounded
+from hvd_dyncomp.kernels.reference import RESIDUAL_DTYPE, bounded, dither_from, rounded
 from hvd_dyncomp.kernels.scales import block_bytes, scales
 from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
 
@@ -36,7 +36,6 @@ backends: dict[str, Any] = {} if native is None else {"cpu": native}
 
 __all__ = [
     "RESIDUAL_DTYPE",
-    "Noise",
     "backends",
     "block_bytes",
     "bounded",
@@ -60,7 +59,6 @@ def encode_into(
     bits: float,
     block_size: int,
     first: int = 0,
-    noise: Noise | None = None,
     dither: int = 0,
 ) -> None:
     """Quantize n values + residual into `out`; what is lost becomes the new residual (equations 1, 1a and 1b).
@@ -75,8 +73,6 @@ def encode_into(
         bits: a level below 32.
         block_size: values per block, a power of two from 64 to 65536.
         first: index of the first of the n values; default 0.
-        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 and 2 bits with a residual
-            and all levels below.
         dither: a word of 32 bits that decides how the new residual is rounded (`reference.stored`). It must differ in
             every step, or small gradients may be lost.
 
@@ -86,11 +82,10 @@ def encode_into(
     """
     blocks = _blocks("out", out, bits, block_size)
     _check_values(values, first, out)
-    _check_noise(noise)
     _check_dither(dither)
     if residual is not None:
         _check("residual", residual, RESIDUAL_DTYPE, blocks * block_size, out)
-    _backend(out).encode_into(out, values, first, residual, blocks, block_size, bits, noise, dither)
+    _backend(out).encode_into(out, values, first, residual, blocks, block_size, bits, dither)
 
 
 def decode_into(
@@ -128,13 +123,12 @@ def reduce_into(
     bits: float,
     block_size: int,
     real: int | None = None,
-    noise: Noise | None = None,
     dither: int = 0,
 ) -> None:
     """Decode and sum `versions`, and quantize the sum + residual into `out` (equations 5, 1, 1a and 1b).
 
     Args:
-        out, residual, bits, block_size, noise, dither: as in `encode_into`.
+        out, residual, bits, block_size, dither: as in `encode_into`.
         versions: as in `decode_into`; `out` may not overlap them.
         real: number of the n values that are not padding; None, or more than n, for all.
 
@@ -142,7 +136,6 @@ def reduce_into(
         ValueError, TypeError: as in `encode_into`.
     """
     blocks = _check_versions(versions, bits, block_size)
-    _check_noise(noise)
     _check_dither(dither)
     _check("out", out, torch.uint8, blocks * block_bytes(bits, block_size), versions[0])
     if residual is not None:
@@ -151,7 +144,7 @@ def reduce_into(
         real = blocks * block_size
     elif not isinstance(real, int) or real is True or not 0 <= real < _MOST_VALUES:
         raise ValueError(f"real must be a whole number that is not negative, got {shown(real)}")
-    _backend(out).reduce_into(out, versions, residual, real, blocks, block_size, bits, noise, dither)
+    _backend(out).reduce_into(out, versions, residual, real, blocks, block_size, bits, dither)
 
 
 def _backend(tensor: torch.Tensor) -> Any:
@@ -231,18 +224,6 @@ def _blocks(name: str, payload: torch.Tensor, bits: float, block_size: int) -> i
         raise ValueError(f"{name} must be blocks of {size} bytes, got {payload.numel()} bytes")
     _check(name, payload, torch.uint8, blocks * size, payload)
     return blocks
-
-
-def _check_noise(noise: Noise | None) -> None:
-    if noise is None:
-        return
-    numbers = (*noise.key, noise.first) if isinstance(noise, Noise) and isinstance(noise.key, tuple) else ()
-    if len(numbers) != 3 or not all(isinstance(number, int) and number >= 0 for number in numbers):
-        raise TypeError(f"noise must be a Noise of whole numbers that are not negative, got {shown(noise)}")
-    if noise.first >= _MOST_VALUES:
-        raise ValueError(f"noise.first must be less than 2^62, got {shown(noise.first)}")
-    if max(noise.key) >= 2**32:
-        raise ValueError(f"noise.key must be two words of 32 bits, got {shown(noise.key)}")
 
 
 def _check_dither(dither: int) -> None:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import torch
 
 import hvd_dyncomp.kernels._native as _native  # type: ignore[import-not-found]  # if it is missing, the error says so
-from hvd_dyncomp.kernels.reference import Noise
 from hvd_dyncomp.levels import level_code
 
 
@@ -23,12 +22,11 @@ def encode_into(
     blocks: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
 ) -> None:
     address = 0 if residual is None else residual.data_ptr()
     shape = (blocks, block_size, level_code(bits))
-    _native.encode(out.data_ptr(), _pieces(values), first, address, dither, *shape, noise)
+    _native.encode(out.data_ptr(), _pieces(values), first, address, dither, *shape)
 
 
 def decode_into(
@@ -51,12 +49,11 @@ def reduce_into(
     blocks: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
 ) -> None:
     address = 0 if residual is None else residual.data_ptr()
     shape = (blocks, block_size, level_code(bits))
-    _native.reduce(out.data_ptr(), _addresses(versions), address, dither, real, *shape, noise)
+    _native.reduce(out.data_ptr(), _addresses(versions), address, dither, real, *shape)
 
 
 def variants() -> list[str]:

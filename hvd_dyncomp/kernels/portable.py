@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from hvd_dyncomp.kernels import reference
-from hvd_dyncomp.kernels.reference import Noise
 from hvd_dyncomp.kernels.scales import block_bytes
 
 
@@ -19,7 +18,6 @@ def encode_into(
     blocks: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
 ) -> None:
     gradient = torch.zeros(blocks * block_size, dtype=torch.float32, device=out.device)
@@ -27,7 +25,7 @@ def encode_into(
     for start, piece in _pieces(values, first, gradient.numel()):
         real = start + piece.numel()
         gradient[start:real] = piece
-    _encode(out, gradient, residual, real, block_size, bits, noise, dither)
+    _encode(out, gradient, residual, real, block_size, bits, dither)
 
 
 def decode_into(
@@ -52,11 +50,10 @@ def reduce_into(
     blocks: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
 ) -> None:
     total = _decode_sum(versions, blocks, block_size, bits, 1.0)
-    _encode(out, total, residual, real, block_size, bits, noise, dither)
+    _encode(out, total, residual, real, block_size, bits, dither)
 
 
 def _encode(
@@ -66,12 +63,9 @@ def _encode(
     real: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
 ) -> None:
-    payload = reference.encode(
-        gradient, residual, bits=bits, block_size=block_size, real=real, noise=noise, dither=dither
-    )
+    payload = reference.encode(gradient, residual, bits=bits, block_size=block_size, real=real, dither=dither)
     out.view(-1).copy_(payload.view(-1))
 
 

@@ -40,7 +40,7 @@ class Placement(NamedTuple):
     Attributes:
         half: mid-rise codes are -half <= k < half, mid-tread codes -half <= k <= half.
         mid_rise: 2^b codes, at k + 1/2 and none at zero; otherwise 2^b - 1 codes with one at zero.
-        reach: with nearest rounding the outermost mid-tread code is at this part of the block's maximum, and what is
+        reach: the outermost mid-tread code is at this part of the block's maximum, and what is
             beyond is clipped.
         fine: up to this code, codes are one scale apart; the next fine / 2 are two scales apart, and those behind them
             four. 0: all are one scale apart.
@@ -73,18 +73,6 @@ PLACEMENTS = {
 }
 
 
-class Noise(NamedTuple):
-    """Randomness for stochastic rounding: a counter-based generator without state.
-
-    Attributes:
-        key: two 32-bit words, drawn from (rank, step, message) by the caller.
-        first: index of the first value; value i of the call uses counter `first + i` modulo 2^32.
-    """
-
-    key: tuple[int, int]
-    first: int = 0
-
-
 def residual_bound(bits: float) -> float:
     """Equation 1a's c. Larger below one bit: there a value waits for about 8 / bits steps until it travels."""
     return RESIDUAL_BOUND / min(bits, 1)
@@ -97,7 +85,6 @@ def encode(
     bits: float,
     block_size: int,
     real: int | None = None,
-    noise: Noise | None = None,
     dither: int = 0,
 ) -> torch.Tensor:
     """Quantize gradient + residual; what is lost becomes the new residual (equations 1 and 1b).
@@ -114,8 +101,6 @@ def encode(
         block_size: values per block, a power of two of at least 8.
         real: number of values that count; the others are padding, whatever they are, and have a residual of zero. None:
             all.
-        noise: randomness for stochastic rounding; None rounds to nearest, and so do 1 and 2 bits with a residual
-            and all levels below.
         dither: decides how the new residual is rounded, see `stored`.
 
     Returns:
@@ -132,16 +117,12 @@ def encode(
         own.masked_fill_(~is_real, 0.0)
         before = own.to(torch.float32)
         x, waits = _add(x, before, residual_bound(bits))
-    if bits <= 2 and residual is not None:
-        # Unbiased codes of one or two bits are as large as the maximum, so the loss is larger than the value: fed back,
-        # it doubles the residual in every step. The residual corrects the bias of nearest rounding anyway.
-        noise = None
     real_values = is_real.sum(dim=1, keepdim=True)
     if bits < 1:
         scale, codes = sparse.encode(x, real_values, bits)
         decoded = sparse.decode(codes, scale, bits)
     else:
-        scale, codes, decoded = _encode_each(x, real_values, int(bits), noise)
+        scale, codes, decoded = _encode_each(x, real_values, int(bits))
     if residual is not None:
         finite = ~scale.isnan()
         lost = torch.where(finite & ~waits & is_real, x - decoded, before)
@@ -149,15 +130,13 @@ def encode(
     return torch.cat([scales.to_bytes(scale), codes], dim=1)
 
 
-def _encode_each(
-    x: torch.Tensor, real: torch.Tensor, bits: int, noise: Noise | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _encode_each(x: torch.Tensor, real: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; their values."""
     placement = PLACEMENTS[bits]
-    scale = _scale(x, real, bits, noise is not None)
+    scale = _scale(x, real, bits)
     finite = scale <= LARGEST_VALUE / placement.top  # False for NaN
     live = finite & (scale >= SMALLEST_SCALE)
-    k = _round(x, torch.where(live, 1 / scale, 0.0), placement, noise)
+    k = _round(x, torch.where(live, 1 / scale, 0.0), placement)
     k = torch.where(live, k, 0.0) + 0.0  # a code has no negative zero
 
     # A NaN scale on the wire makes the whole block NaN when it is decoded.
@@ -257,7 +236,7 @@ def _add(gradient: torch.Tensor, residual: torch.Tensor, bound: float) -> tuple[
     return torch.where(waits, 0.0, gradient + residual * factor), waits
 
 
-def _scale(x: torch.Tensor, real: torch.Tensor, bits: int, stochastic: bool) -> torch.Tensor:
+def _scale(x: torch.Tensor, real: torch.Tensor, bits: int) -> torch.Tensor:
     """Scale of every block of `x`, (blocks, 1) float32 that bfloat16 can hold (equation 3); float64 inside.
 
     Args:
@@ -266,24 +245,16 @@ def _scale(x: torch.Tensor, real: torch.Tensor, bits: int, stochastic: bool) -> 
     placement = PLACEMENTS[bits]
     real = real.clamp(min=1).to(torch.float64)
     maximum = x.abs().amax(dim=1, keepdim=True).to(torch.float64)  # NaN if there is one
-    if bits == 1 and not stochastic:
+    scale = maximum * placement.reach / placement.top
+    if bits == 1:
         scale = tree_sum(x.abs().to(torch.float64)) * 2.0 / real
-    elif stochastic:
-        # Unbiased means that nothing may be clipped: the outermost codes sit on the maximum.
-        scale = maximum / (placement.half - 0.5 if placement.mid_rise else placement.top)
-    else:
-        scale = maximum * placement.reach / placement.top
     return rounded_up(scale.to(torch.float32))
 
 
-def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement, noise: Noise | None) -> torch.Tensor:
+def _round(x: torch.Tensor, inverse: torch.Tensor, placement: Placement) -> torch.Tensor:
     """Integers k as float32, clipped to the placement's range (equation 2)."""
     q = _evenly(x * inverse, placement.fine)
-    if noise is not None:
-        q = q + uniform(noise, x.numel(), x.device).view_as(x)
-        k = (q - 0.5).floor() if placement.mid_rise else q.floor()
-    else:
-        k = q.floor() if placement.mid_rise else q.round()  # to even
+    k = q.floor() if placement.mid_rise else q.round()  # to even
     return k.clamp(-placement.half, placement.half - placement.mid_rise)
 
 
@@ -303,20 +274,3 @@ def _values(k: torch.Tensor, scale: torch.Tensor, placement: Placement) -> torch
         farther = torch.maximum(size * 2 - placement.fine, size * 4 - placement.fine * 4)
         k = torch.maximum(size, farther).copysign(k)
     return k * scale
-
-
-def uniform(noise: Noise, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """`count` float32 in [0, 1), multiples of 2^-24, from a keyed integer hash of the counter (equation 6).
-
-    The mixing steps and multipliers are those of the "lowbias32" hash (C. Wellons, 2018, public domain), with one key
-    word mixed in before each multiplication.
-    """
-    counter = torch.arange(noise.first, noise.first + count, dtype=torch.int64, device=device)
-    x = (counter & 0xFFFFFFFF) ^ noise.key[0]
-    x = x ^ (x >> 16)
-    x = (x * 0x7FEB352D) & 0xFFFFFFFF
-    x = (x + noise.key[1]) & 0xFFFFFFFF
-    x = x ^ (x >> 15)
-    x = (x * 0x846CA68B) & 0xFFFFFFFF
-    x = x ^ (x >> 16)
-    return (x >> 8).to(torch.float32) * 2.0**-24

@@ -60,9 +60,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             than two workers, a mean is quantized as well, and the error of that is kept, too. Without error feedback, a
             small value that shares a scale with values a hundred times as large may never arrive. False saves the
             residuals' 2 bytes per value; use False only at 8 bits or more.
-        rounding: "nearest" or "stochastic". Stochastic rounding is unbiased and reproducible from rank, step and
-            element. Use it for training without error feedback. With error feedback, 1 and 2 bits always round to
-            nearest.
         block_size: number of values in a block, a power of two from 64 to 65536. Buckets are divided among the workers
             in whole blocks. Below one bit, all values of a block share a scale, which costs 16 / block_size bits per
             value. From one bit on, at most 128 values share a scale, which costs 0.125 bit per value. A block_size of
@@ -112,7 +109,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         *,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
         error_feedback: bool = True,
-        rounding: str = "nearest",
         block_size: int = 512,
         min_numel: int = 1024,
         skip: Skip | None = None,
@@ -125,7 +121,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     ) -> None:
         arguments: dict[str, Any] = {
             "error_feedback": error_feedback,
-            "rounding": rounding,
             "block_size": block_size,
             "min_numel": min_numel,
             "skip": skip,

@@ -24,11 +24,11 @@ from bench.results import origin, typed
 from common.errors import RunError
 from common.markdown import markdown
 from hvd_dyncomp import LEVELS, kernels
-from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, portable, reduce_into
+from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into, portable, reduce_into
 from hvd_dyncomp.kernels.scales import values_per_scale
 
 COPY = "copy"
-OPERATIONS = ("encode", "stochastic", "decode", "reduce 2")
+OPERATIONS = ("encode", "decode", "reduce 2")
 BUCKET = 2**21  # values, 8 MiB: what training hands to one call
 _QUANTIZED = LEVELS[:-1]
 # Torch's operators need many times their arguments in memory; their rate is that of more values.
@@ -62,7 +62,6 @@ def timed(
     """By name: the copy, and every operation by the kernels that serve the device, with tensors of their own."""
     gradient, residual, out = _tensors(device, values, seed)
     found = {COPY: Timed(lambda: out.copy_(gradient), 8 * values)}
-    noise = Noise((seed & 0xFFFFFFFF, 1))
     for bits in levels:
         of_scale = values_per_scale(bits, block_size)
         shape: dict[str, Any] = {"bits": bits, "block_size": of_scale}
@@ -70,9 +69,6 @@ def timed(
         sent, reduced = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
         found |= {
             f"{bits} encode": Timed(partial(encode_into, sent, [gradient], residual, **shape), 8 * values + size),
-            f"{bits} stochastic": Timed(
-                partial(encode_into, reduced, [gradient], None, noise=noise, **shape), 4 * values + size
-            ),
             f"{bits} decode": Timed(partial(decode_into, [out], [sent], **shape), 4 * values + size),
             f"{bits} reduce 2": Timed(
                 partial(reduce_into, reduced, [sent, sent], residual, **shape), 4 * values + 3 * size
@@ -90,7 +86,7 @@ def references(device: str, values: int, block_size: int, seed: int) -> dict[str
         blocks = values // of_scale
         size = blocks * block_bytes(bits, of_scale)
         sent, last = torch.zeros(size, dtype=torch.uint8, device=device), (blocks, of_scale, bits)
-        encode = partial(portable.encode_into, sent, [gradient], 0, residual, *last, None, 0)
+        encode = partial(portable.encode_into, sent, [gradient], 0, residual, *last, 0)
         decode = partial(portable.decode_into, [out], 0, [sent], *last, 1.0)
         found |= {
             f"{bits} encode*": Timed(encode, 8 * values + size),

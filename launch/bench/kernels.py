@@ -33,7 +33,7 @@ from common.device import choose_alone
 from common.markdown import markdown
 from common.values import DEVICES, count, natural
 from hvd_dyncomp import LEVELS
-from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, native, reduce_into, reference
+from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into, native, reduce_into, reference
 from hvd_dyncomp.kernels.scales import values_per_scale
 
 FILE, GPU_FILE = (f"kernels{suffix(device)}.json" for device in ("cpu", "cuda"))
@@ -70,10 +70,8 @@ def actions(values: int, seed: int) -> dict[str, tuple[Callable[[], object], int
         shape: dict[str, Any] = {"bits": bits, "block_size": size}
         payload = torch.empty(values // size * block_bytes(bits, size), dtype=torch.uint8)
         reduced, versions, own = torch.empty_like(payload), [payload, payload], residual()
-        noise = Noise((seed & 0xFFFFFFFF, 1))
         found |= {
             f"{bits} encode": (partial(encode, payload, own, **shape), values),
-            f"{bits} stochastic": (partial(encode, reduced, own, noise=noise, **shape), values),
             f"{bits} decode": (partial(decode_into, [out], [payload], **shape), values),
             f"{bits} decode 2": (partial(decode_into, [out], versions, **shape), values),
             f"{bits} reduce 2": (partial(reduce_into, reduced, versions, residual(), **shape), values),
@@ -100,7 +98,7 @@ def faster(times: dict[str, list[float]], name: str, than: str) -> float:
 
 def table(times: dict[str, list[float]]) -> str:
     """Markdown: nanoseconds per value (median), and speed against the yardstick in brackets."""
-    operations = ("encode", "stochastic", "decode", "decode 2", "reduce 2")
+    operations = ("encode", "decode", "decode 2", "reduce 2")
     rows: list[tuple[str, ...]] = []
     for bits in LEVELS[:-1]:
         names = [f"{bits} {operation}" for operation in operations]

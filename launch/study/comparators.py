@@ -1,5 +1,5 @@
-"""What others do: Horovod's fp16, one scale a tensor; PowerSGD and top-k, each with its own error feedback. Sums of
-several workers are not quantized again, to the comparators' advantage.
+"""What others do: Horovod's fp16, one scale a tensor; QSGD; PowerSGD and top-k, each with its own error feedback. Sums
+of several workers are not quantized again, to the comparators' advantage.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
+from study import codec
 from study.aggregation import Aggregator, Gradients, Quantized, average, half
 from study.methods import Method
 
@@ -39,6 +40,29 @@ class ScalePerTensor(Aggregator):
 def _rounded(values: Tensor, most: int) -> Tensor:
     scale = values.abs().max() / most
     return (values / scale).round() * scale if scale > 0 else values
+
+
+class QSGD(Aggregator):
+    """Alistarh et al., 2017, with the maximum as the norm, as their implementation has it: linear codes of one scale
+    for each 512 values, rounded up or down at random, right on average; what is lost is lost.
+
+    Sums are not quantized once more, however many workers there are.
+    """
+
+    def begin(self) -> None:
+        self.random = torch.Generator().manual_seed(self.seed)
+
+    def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
+        rounded = [[self.rounded(gradient) for gradient in own] for own in gradients]
+        scales = sum(-(-size // codec.BLOCK_SIZE) for size in self.sizes)
+        return average(rounded), self.values * self.bits / 8 + 4 * scales
+
+    def rounded(self, values: Tensor) -> Tensor:
+        """What arrives of float32 (values,): codes -K to K of `bits` bits, K = 2^(bits - 1) - 1."""
+        blocks = torch.nn.functional.pad(values, (0, -len(values) % codec.BLOCK_SIZE)).view(-1, codec.BLOCK_SIZE)
+        scale = blocks.abs().amax(dim=1, keepdim=True) / (2 ** (int(self.bits) - 1) - 1)
+        codes = blocks / torch.where(scale > 0, scale, 1.0) + torch.rand(blocks.shape, generator=self.random)
+        return (codes.floor() * scale).view(-1)[: len(values)]
 
 
 class PowerSGD(Aggregator):
@@ -94,6 +118,7 @@ BY_KIND = {
     "fp16": Float16,
     "quantized": Quantized,
     "scale per tensor": ScalePerTensor,
+    "qsgd": QSGD,
     "powersgd": PowerSGD,
     "top-k": TopK,
 }

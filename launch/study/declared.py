@@ -18,6 +18,7 @@ from study.methods import (
     NOT_CLIPPED,
     NOT_CLIPPED_LESS,
     POLICIES,
+    QSGD,
     RECORDED,
     RECORDED_RIVALS,
     RIVALS,
@@ -296,6 +297,15 @@ FINER_CODES = Part(
     seed=FRESH,
 )
 
+# Rounded at random, without error feedback.
+STOCHASTIC = Part(
+    "stochastic rounding",
+    UNCLIPPED.tasks[-1:],
+    ("uncompressed", FINER[1].name, *(method.name for method in QSGD)),
+    seeds=3,
+    seed=FRESH,
+)
+
 # Unclipped gradients and hardly a warm-up, by the seeds of the largest rates: earlier codes lost up to five points.
 SHORT_WARM_UPS = Part(
     "short warm-ups",
@@ -449,6 +459,7 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
         LESS_MOMENTUM,
         UNCLIPPED,
         FINER_CODES,
+        STOCHASTIC,
         SHORT_WARM_UPS,
         WITH_NESTEROV,
         NESTEROV_WITH_FORMER_CODES,

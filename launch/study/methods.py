@@ -129,6 +129,10 @@ POWERSGD = tuple(
 TOP_K = Method("top-k 1/4", "top-k", budget=((0.0, 1 / 4),), no_momentum_up_to=0, small_bits=32)
 # The paper's quantizer, read as literally as it can be: linear, one scale a tensor, nothing carried on.
 PAPER_8 = Method("8, scale per tensor", "scale per tensor", budget=((0.0, 8),))
+# Stochastic rounding, which needs no error feedback to be right on average.
+QSGD = tuple(
+    Method(f"QSGD {bits}", "qsgd", budget=((0.0, bits),), no_momentum_up_to=0, small_bits=32) for bits in (8, 4)
+)
 
 
 def _without(one: Method) -> tuple[Method, ...]:
@@ -241,7 +245,7 @@ METHODS = {
     method.name: method
     for method in (
         *(UNCOMPRESSED, FP16, *ONE_LEVEL, *PAPER_LADDERS, UP, DOWN, LATE, *SHUFFLED, *BY_RATE, AGAINST_RATE),
-        *(*POWERSGD, TOP_K, PAPER_8, *_ablations()),
+        *(*POWERSGD, TOP_K, PAPER_8, *QSGD, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
         *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *MORE_FIRST, *FINER, *FINER_FIRST, *FINER_LESS),
         *(*NESTEROV, *NESTEROV_BEFORE),

@@ -40,7 +40,7 @@ def payloads(received: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]
         **{"min_numel": 1, "bucket_bytes": 4, "block_size": 64, "rank": 0, "world_size": 2},
         error_feedback=False,
     )
-    return Messages(bucket, 4, STEP, False).payloads(received, sizes, range(len(sizes)))
+    return Messages(bucket, 4, STEP).payloads(received, sizes, range(len(sizes)))
 
 
 def random_payloads(sizes: Iterable[int], seed: int) -> list[torch.Tensor]:

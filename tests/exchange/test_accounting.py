@@ -40,7 +40,7 @@ def test_the_meter_counts_what_is_sent(ranks, hosts, bits):
 
 @WORLDS
 @pytest.mark.parametrize("where", ["one rank", "all ranks"])
-def test_blocks_that_are_not_finite_are_counted_once(ranks, hosts, where, caplog):
+def test_blocks_that_are_not_finite_are_nan_on_all_ranks(ranks, hosts, where):
     """Whoever has them, and how many. Blocks 1 and 9 of 10: in the shards of different ranks."""
 
     def program(worker: Worker):
@@ -48,17 +48,12 @@ def test_blocks_that_are_not_finite_are_counted_once(ranks, hosts, where, caplog
         if where == "all ranks" or worker.transport.rank == 1:
             gradient[64 + 3 : 64 + 6] = float("nan")
             gradient[9 * 64] = float("inf")
-        got = worker.step({"a": gradient})["a"].view(10, 64)
-        worker.step({"a": gradient})
-        return got, worker.quantizer.meter.total().nonfinite_blocks
+        return worker.step({"a": gradient})["a"].view(10, 64)
 
-    with caplog.at_level(logging.WARNING):
-        results, _ = on_ranks(ranks, program, {"a": 640}, 4, hosts=hosts)
-    for got, count in results:
-        assert count == 2 * 2
+    results, _ = on_ranks(ranks, program, {"a": 640}, 4, hosts=hosts)
+    for got in results:
         assert got.isnan().all(dim=1).tolist() == [block in (1, 9) for block in range(10)]
         assert got[[0, *range(2, 9)]].isfinite().all()
-    assert caplog.text.count("NaN or infinity in 2 blocks") == ranks, "once for each rank, epoch and level"
 
 
 @places("2", "2x2", "3x2")

@@ -109,7 +109,7 @@ def assert_nothing_races(monkeypatch, ranks, hosts, bits, world=WorldOfMachines,
 @places("2", "3", "2x2", "3x2")
 @pytest.mark.parametrize(
     ("bits", "arguments"),
-    [(4, {}), (0.25, {}), (1, {"min_numel": 300}), (4, {"error_feedback": False}), (2, {"rounding": "stochastic"})],
+    [(4, {}), (0.25, {}), (1, {"min_numel": 300}), (4, {"error_feedback": False}), (2, {})],
     ids=str,
 )
 def test_nothing_races(monkeypatch, ranks, hosts, bits, arguments):
@@ -182,8 +182,8 @@ def test_what_differs_is_said_at_the_end_of_the_step(monkeypatch, where):
     """Headers are read when the device has caught up: before the optimizer steps."""
     right = Messages.__init__
 
-    def wrong(self, bucket, bits, step, stochastic):
-        right(self, bucket, bits, step + bucket.rank, stochastic)
+    def wrong(self, bucket, bits, step):
+        right(self, bucket, bits, step + bucket.rank)
 
     monkeypatch.setattr(Messages, "__init__", wrong)
     with pytest.raises(LockstepError, match="bucket d: rank 1 has step 1, this rank has 0"):

@@ -7,7 +7,7 @@ Tests call this as well, where a kernel is only compiled. What comes of the call
 
 import torch
 
-from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, reduce_into
+from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into, reduce_into
 
 CALLS = [(0, 512, 0), (1, 1, 1), (3, 5000, 16), (16, 8192, 17)]  # offset, size, first
 
@@ -24,7 +24,7 @@ def call_everything(bits: float, offset: int, size: int, first: int, device: str
     residual = at(offset, 512 * blocks, torch.bfloat16, device).normal_()
     out, other = (at(offset, blocks * block_bytes(bits, 512), torch.uint8, device) for _ in range(2))
     encode_into(out, values, residual, first=first, dither=2**32 - 1, **shape)
-    encode_into(out, values, None, first=first, noise=Noise((offset, 2**32 - 1), 2**31), **shape)
+    encode_into(out, values, None, first=first, **shape)
     for versions in [other], [other, other.clone()]:
         reduce_into(out, versions, residual, real=size, **shape)
         decode_into(values, versions, first=first, factor=1 / (1 + offset), **shape)

@@ -24,33 +24,30 @@ from hvd_dyncomp.kernels.triton import tiles
 from hvd_dyncomp.kernels.triton.form import form_of
 from hvd_dyncomp.kernels.triton.operations import options
 
-NUMBERS = {"entries": "i32", "first": "i64", "versions": "i32", "real": "i64", "blocks": "i32", "counter": "i32"}
+NUMBERS = {"entries": "i32", "first": "i64", "versions": "i32", "real": "i64", "blocks": "i32"}
 TYPES = {
     "out": "*u8",
     "table": "*i64",
     "residual": "*i16",
     "dither": "i32",
     "factor": "fp32",
-    "key0": "i32",
-    "key1": "i32",
     **NUMBERS,
 }
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-def kinds(bits: float) -> Iterator[tuple[str, object, dict]]:
+def kinds() -> Iterator[tuple[str, object, dict]]:
     """Every call that compiles to something of its own, by name: the kernel, and its constants."""
     yield "decode", tiles.decode, {}
-    for reduce, residual, stochastic in itertools.product((False, True), repeat=3):
-        if not stochastic or bits > 2 or bits >= 1 and not residual:
-            constants = {"FROM_VERSIONS": reduce, "RESIDUAL": residual, "STOCHASTIC": stochastic}
-            yield called(constants), tiles.encode, constants
+    for reduce, residual in itertools.product((False, True), repeat=2):
+        constants = {"FROM_VERSIONS": reduce, "RESIDUAL": residual}
+        yield called(constants), tiles.encode, constants
 
 
 def called(constants: dict) -> str:
     """What a call is called here."""
     name = "reduce" if constants["FROM_VERSIONS"] else "encode"
-    return name + ", residual" * constants["RESIDUAL"] + ", stochastic" * constants["STOCHASTIC"]
+    return name + ", residual" * constants["RESIDUAL"]
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -73,7 +70,7 @@ def main() -> None:
         for level in asked.levels:
             bits = level if level < 1 else int(level)
             form = form_of(bits, asked.block_size)
-            for name, kernel, constants in kinds(bits):
+            for name, kernel, constants in kinds():
                 constants = {"FORM": form, **constants}
                 signature = {arg: "constexpr" if arg in constants else TYPES[arg] for arg in kernel.arg_names}
                 source = ASTSource(kernel, signature, constexprs=constants)

@@ -17,10 +17,10 @@ struct Request {
     Operation operation;
     uint64_t blocks, block_size, pieces, skip, versions, real;
     int32_t level;
-    uint32_t has_residual, dither, has_noise, key[2], first;
+    uint32_t has_residual, dither;
     float factor;
 };
-static_assert(sizeof(Request) == 88, "as emulated.py packs it");
+static_assert(sizeof(Request) == 72, "as emulated.py packs it");
 
 // False at the end of the input; in the middle of something there is no such end.
 bool read_all(void* to, size_t bytes) {
@@ -54,8 +54,6 @@ class Buffer {
 void answer(const Variant& variant, const Request& request) {
     const Shape shape = {request.blocks, request.block_size, request.level};
     const size_t count = shape.blocks * shape.block_size, size = shape.blocks * block_bytes(shape.level, shape.block_size);
-    const Noise randomness = {{request.key[0], request.key[1]}, request.first};
-    const Noise* noise = request.has_noise ? &randomness : nullptr;
 
     std::vector<uint64_t> sizes(request.pieces);
     read_exactly(sizes.data(), sizes.size() * sizeof sizes[0]);
@@ -84,14 +82,14 @@ void answer(const Variant& variant, const Request& request) {
     const std::unique_ptr<void, decltype(&free)> scratch(aligned_alloc(64, bytes), free);
     switch (request.operation) {
         case Operation::encode:
-            variant.encode(out.get(), from, own, shape, noise, scratch.get());
+            variant.encode(out.get(), from, own, shape, scratch.get());
             break;
         case Operation::decode:
             variant.decode(from, of, shape, scratch.get());
             for (Buffer<float>& piece : values) piece.write();
             return;
         case Operation::reduce:
-            variant.reduce(out.get(), of, own, request.real, shape, noise, scratch.get());
+            variant.reduce(out.get(), of, own, request.real, shape, scratch.get());
             break;
     }
     out.write();

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.kernels import Noise, block_bytes
+from hvd_dyncomp.kernels import block_bytes
 from hvd_dyncomp.levels import level_code
 
 # Operation, blocks, block size, pieces, values to skip, versions, real values; level, whether there is a residual and
-# its dither, whether there is noise, its keys and first counter; factor. Behind it come the pieces' sizes, the pieces,
-# the versions, the residual.
-_REQUEST = struct.Struct("<7Qi6If")
+# its dither; factor. Behind it come the pieces' sizes, the pieces, the versions, the residual.
+_REQUEST = struct.Struct("<7Qi2If")
 _ENCODE, _DECODE, _REDUCE = range(3)
 
 
@@ -36,11 +35,10 @@ class Emulated:
         blocks: int,
         block_size: int,
         bits: float,
-        noise: Noise | None,
         dither: int,
     ) -> None:
         shape = {"blocks": blocks, "block_size": block_size, "bits": bits, "dither": dither}
-        self._ask(_ENCODE, [out], values=values, first=first, residual=residual, noise=noise, **shape)
+        self._ask(_ENCODE, [out], values=values, first=first, residual=residual, **shape)
 
     def decode_into(
         self,
@@ -64,11 +62,10 @@ class Emulated:
         blocks: int,
         block_size: int,
         bits: float,
-        noise: Noise | None,
         dither: int,
     ) -> None:
         shape = {"blocks": blocks, "block_size": block_size, "bits": bits, "dither": dither}
-        self._ask(_REDUCE, [out], versions=versions, residual=residual, real=real, noise=noise, **shape)
+        self._ask(_REDUCE, [out], versions=versions, residual=residual, real=real, **shape)
 
     def _ask(
         self,
@@ -84,15 +81,13 @@ class Emulated:
         residual: torch.Tensor | None = None,
         dither: int = 0,
         real: int = 0,
-        noise: Noise | None = None,
         factor: float = 1.0,
     ) -> None:
         """Sends a request, and writes the answer into `results` and `residual`."""
         assert all(version.numel() == blocks * block_bytes(bits, block_size) for version in versions)
         residuals = [] if residual is None else [residual]
-        counter = (0, 0, 0) if noise is None else (*noise.key, noise.first % 2**32)
         numbers: list[Any] = [operation, blocks, block_size, len(values), first, len(versions), real]
-        numbers += [level_code(bits), len(residuals), dither, noise is not None, *counter, factor]
+        numbers += [level_code(bits), len(residuals), dither, factor]
         sizes = struct.pack(f"<{len(values)}Q", *(piece.numel() for piece in values))
         assert self.process.stdin and self.process.stdout
         data = [bytes(tensor.view(-1).view(torch.uint8).numpy()) for tensor in chain(values, versions, residuals)]

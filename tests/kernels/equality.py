@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from hvd_dyncomp import LEVELS, kernels
-from hvd_dyncomp.kernels import Noise, block_bytes, decode_into, encode_into, reduce_into, reference
+from hvd_dyncomp.kernels import block_bytes, decode_into, encode_into, reduce_into, reference
 
 each_level = pytest.mark.parametrize("bits", [bits for bits in LEVELS if bits < 32])
 
@@ -151,7 +151,6 @@ def payloads(draw, bits, block_size, blocks):
 def check_encode(data: st.DataObject, bits: float, device: str = "cpu", block_sizes=BLOCK_SIZES) -> None:
     block_size, blocks = data.draw(block_sizes), data.draw(st.integers(0, 5))
     count = blocks * block_size
-    noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
     given = data.draw(blocks_of_values(block_size, blocks))
     owed, word = data.draw(residuals(block_size, blocks, given, bits)), data.draw(WORDS)
     residual = None if owed is None else Guarded.copy_of(owed, 3, device)
@@ -163,10 +162,9 @@ def check_encode(data: st.DataObject, bits: float, device: str = "cpu", block_si
     pieces = pieces_of(values, data.draw(cuts(len(values))), device)
     before = [piece.clone() for piece in pieces]
 
-    rounding = {"noise": noise, "dither": word}
-    expected = reference.encode(given, owed, bits=bits, block_size=block_size, real=count - missing, **rounding)
+    expected = reference.encode(given, owed, bits=bits, block_size=block_size, real=count - missing, dither=word)
     own = residual and residual.residuals
-    encode_into(out.inside, pieces, own, bits=bits, block_size=block_size, first=first, **rounding)
+    encode_into(out.inside, pieces, own, bits=bits, block_size=block_size, first=first, dither=word)
     assert torch.equal(out.inside.cpu(), expected.view(-1)) and out.untouched_outside()
     assert residual is None or same_bits(residual.residuals, owed) and residual.untouched_outside()
     assert all(same_bits(a, b) for a, b in zip(pieces, before, strict=True))
@@ -188,15 +186,14 @@ def check_decode_and_reduce(data: st.DataObject, bits: float, device: str = "cpu
     assert same_bits(target[first : first + count], expected) and out.untouched_outside()
     assert (out.inside[: 4 * first] == 0xA5).all() and (out.inside[4 * (first + count) :] == 0xA5).all()
 
-    noise = data.draw(st.none() | st.builds(Noise, st.tuples(WORDS, WORDS), WORDS))
     total = reference.decode_sum(rows, **shape)
     owed = data.draw(residuals(block_size, blocks, total, bits))
     residual = None if owed is None else Guarded.copy_of(owed, 1, device)
     message = Guarded(blocks * block_bytes(bits, block_size), data.draw(st.integers(0, 15)), device)
     real = data.draw(st.none() | st.integers(0, count + 100))
-    rounding = {"noise": noise, "dither": data.draw(WORDS)}
-    reduce_into(message.inside, versions, residual and residual.residuals, real=real, **rounding, **shape)
-    expected = reference.encode(total, owed, real=real, **rounding, **shape)
+    word = data.draw(WORDS)
+    reduce_into(message.inside, versions, residual and residual.residuals, real=real, dither=word, **shape)
+    expected = reference.encode(total, owed, real=real, dither=word, **shape)
     assert torch.equal(message.inside.cpu(), expected.view(-1)) and message.untouched_outside()
     assert residual is None or same_bits(residual.residuals, owed) and residual.untouched_outside()
 

@@ -42,7 +42,7 @@ def test_what_an_operation_moves_over_the_seconds_it_takes():
     found = gpu_kernels.timed("cpu", 1024, 512, seed=0)
     moved = {name: one.moved for name, one in found.items()}
     assert moved["copy"] == 8 * 1024 and moved["4 encode"] == 8 * 1024 + 8 * 66
-    assert moved["4 stochastic"] == moved["4 decode"] == 4 * 1024 + 8 * 66
+    assert moved["4 decode"] == 4 * 1024 + 8 * 66
     assert moved["4 reduce 2"] == 4 * 1024 + 24 * 66
     theirs = gpu_kernels.references("cpu", 1024, 512, seed=0)
     assert {name: one.moved for name, one in theirs.items()} == {

@@ -60,6 +60,7 @@ def test_what_arrives_in_many_steps_is_the_mean(name: str, workers: int) -> None
         ("1/4", 0.25 + 16 / 512),
         ("2", 2 + 16 / 128),
         ("8, scale per tensor", 8 + 2 * 32 / 6144),
+        ("QSGD 4", 4 + 32 / 512),
         ("top-k 1/4", 0.25),
         ("PowerSGD rank 1", 32 * (64 + 64 + 64 + 32) / (64 * 64 + 64 * 32)),
     ],
@@ -92,6 +93,24 @@ def test_what_is_sent_and_what_is_owed_is_what_was_put_in(name: str, workers: in
     owed = [torch.cat(list(one)) if isinstance(one, list) else one for one in exchange.owed]
     torch.testing.assert_close(arrived + torch.stack(owed).mean(0), given, rtol=1e-3, atol=1e-3)
     assert torch.stack(owed).norm() > 0.1 * given.norm()
+
+
+def test_qsgd_is_right_on_average_and_off_by_less_than_a_scale() -> None:
+    exchange = rival("QSGD 4", 1)
+    exchange.new_step(0.0)
+    own, draws = gradients(1, 0), 400
+    wanted = torch.cat(list(own[0]))
+    every = torch.stack([torch.cat(exchange.mean(own)) for _ in range(draws)])
+    scale = torch.cat([_scales(part) for part in own[0]])
+    assert ((every - wanted).abs() <= scale * (1 + 1e-5)).all()
+    # Each draw has a variance of at most scale^2 / 4: six standard errors for each value.
+    assert ((every.mean(0) - wanted).abs() <= 6 * scale / 2 / draws**0.5).all()
+    assert not torch.equal(every[0], every[1]), "nothing is random"
+
+
+def _scales(values: torch.Tensor) -> torch.Tensor:
+    """Of 4 bits, for each of the values."""
+    return torch.cat([part.abs().max().expand(len(part)) / 7 for part in values.split(512)])
 
 
 def test_powersgd_is_torchs_hook() -> None:

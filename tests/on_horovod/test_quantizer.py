@@ -81,7 +81,7 @@ def trained(monkeypatch, **arguments):
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q))])  # noqa: S301
 def test_a_copy_owes_what_the_original_owes_and_has_no_optimizer(monkeypatch, duplicate):
-    quantizer, _, optimizer = trained(monkeypatch, block_size=128, rounding="stochastic")
+    quantizer, _, optimizer = trained(monkeypatch, block_size=128, min_numel=64)
     quantizer._plan.buckets[0].residuals.own[:5] = 3.0
     other = duplicate(quantizer)
     state, copied = quantizer.state_dict(), other.state_dict()

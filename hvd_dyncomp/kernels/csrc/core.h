@@ -22,8 +22,8 @@ HVD_INLINE void clear(Item* values, size_t from, size_t to) {
 // Quantizes what `next(b, own, buffer, sums)` returns: block b, in `buffer` or where it lies; `own` is the block's
 // residual or null. Several blocks are in work at a time: a scale is a long chain of operations on one number (the end of
 // the sum, root, quotients), and the processor goes through the next blocks' meanwhile.
-template <int Level, bool Stochastic, typename Next>
-HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, const Noise* noise, void* scratch, Next next) {
+template <int Level, typename Next>
+HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, void* scratch, Next next) {
     constexpr size_t most = 8;
     const size_t count = shape.block_size, bytes = block_bytes(Level, count);
     size_t batch = kBatchValues / count;
@@ -45,7 +45,7 @@ HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, const
             if constexpr (Level < 0) {
                 scale[i] = sparse_scale<-Level>(rows, largest_of(i), block[i].x, count, block[i].real, sums);
             } else {
-                scale[i] = block_scale<Level, Stochastic>(block[i].x, count, block[i].real, block[i].most, sums);
+                scale[i] = block_scale<Level>(block[i].x, count, block[i].real, block[i].most, sums);
             }
         }
         for (size_t i = 0; i < here; ++i) {
@@ -53,17 +53,15 @@ HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, const
             if constexpr (Level < 0) {
                 write_sparse_block<-Level>(rows, out + b * bytes, block[i].x, largest_of(i), block[i].residual, count, scale[i]);
             } else {
-                const uint32_t first = Stochastic ? noise->first + (uint32_t)(b * count) : 0;
-                write_block<Level, Stochastic>(out + b * bytes, block[i].x, block[i].residual, count, scale[i], first,
-                                               Stochastic ? noise->key : nullptr);
+                write_block<Level>(out + b * bytes, block[i].x, block[i].residual, count, scale[i]);
             }
             if (block[i].residual.values) clear(block[i].residual.values, block[i].real, count);
         }
     }
 }
 
-template <int Level, bool Stochastic>
-void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, const Noise* noise, void* scratch) {
+template <int Level>
+void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, void* scratch) {
     const size_t count = shape.block_size;
     Cursor cursor(values);
     const auto next = [&](size_t, Residual own, float* buffer, double* sums) -> Block {
@@ -81,7 +79,7 @@ void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, c
         clear(own.values, real, count);
         return add_bounded(buffer, gradient, own, count, real, sums, residual_bound(Level));
     };
-    write_blocks<Level, Stochastic>(out, residual, shape, noise, scratch, next);
+    write_blocks<Level>(out, residual, shape, scratch, next);
 }
 
 // From here on results are written past the caches: to decode and then read them once took 0.64 ns a value against 0.75
@@ -112,9 +110,8 @@ void decode_level(Values values, Versions versions, Shape shape, void* scratch) 
     if (large) end_stream();
 }
 
-template <int Level, bool Stochastic>
-void reduce_level(uint8_t* out, Versions versions, Residual residual, size_t real, Shape shape, const Noise* noise,
-                  void* scratch) {
+template <int Level>
+void reduce_level(uint8_t* out, Versions versions, Residual residual, size_t real, Shape shape, void* scratch) {
     const size_t count = shape.block_size, bytes = block_bytes(Level, count);
     const Rows<Level> rows(count);
     const auto next = [&](size_t b, Residual own, float* buffer, double* sums) -> Block {
@@ -128,7 +125,7 @@ void reduce_level(uint8_t* out, Versions versions, Residual residual, size_t rea
         clear(own.values, here, count);
         return add_bounded(buffer, buffer, own, count, here, sums, residual_bound(Level));
     };
-    write_blocks<Level, Stochastic>(out, residual, shape, noise, scratch, next);
+    write_blocks<Level>(out, residual, shape, scratch, next);
 }
 
 // The streams of a block, or its groups, have to fill a vector; shorter blocks are for a variant with shorter vectors. There
@@ -153,16 +150,11 @@ HVD_INLINE bool too_short(Shape shape) {
         CASE(16)             \
     }
 
-// One and two bits with a residual, and all levels below, round to nearest in any case.
-HVD_INLINE bool can_be_stochastic(int level, Residual residual) { return level > 2 || (level > 0 && !residual.values); }
-
-void encode(uint8_t* out, Values values, Residual residual, Shape shape, const Noise* noise, void* scratch) {
-    if (too_short(shape)) return HVD_SMALLER.encode(out, values, residual, shape, noise, scratch);
-#define HVD_CASE(LEVEL)                                                                               \
-    case LEVEL:                                                                                       \
-        return noise && can_be_stochastic(LEVEL, residual)                                            \
-                   ? encode_level<LEVEL, (LEVEL > 0)>(out, values, residual, shape, noise, scratch)   \
-                   : encode_level<LEVEL, false>(out, values, residual, shape, noise, scratch);
+void encode(uint8_t* out, Values values, Residual residual, Shape shape, void* scratch) {
+    if (too_short(shape)) return HVD_SMALLER.encode(out, values, residual, shape, scratch);
+#define HVD_CASE(LEVEL) \
+    case LEVEL:         \
+        return encode_level<LEVEL>(out, values, residual, shape, scratch);
     HVD_EACH_LEVEL(HVD_CASE)
 #undef HVD_CASE
 }
@@ -176,14 +168,11 @@ void decode(Values values, Versions versions, Shape shape, void* scratch) {
 #undef HVD_CASE
 }
 
-void reduce(uint8_t* out, Versions versions, Residual residual, size_t real, Shape shape, const Noise* noise, void* scratch) {
-    if (too_short(shape))
-        return HVD_SMALLER.reduce(out, versions, residual, real, shape, noise, scratch);
-#define HVD_CASE(LEVEL)                                                                                  \
-    case LEVEL:                                                                                          \
-        return noise && can_be_stochastic(LEVEL, residual)                                               \
-                   ? reduce_level<LEVEL, (LEVEL > 0)>(out, versions, residual, real, shape, noise, scratch) \
-                   : reduce_level<LEVEL, false>(out, versions, residual, real, shape, noise, scratch);
+void reduce(uint8_t* out, Versions versions, Residual residual, size_t real, Shape shape, void* scratch) {
+    if (too_short(shape)) return HVD_SMALLER.reduce(out, versions, residual, real, shape, scratch);
+#define HVD_CASE(LEVEL) \
+    case LEVEL:         \
+        return reduce_level<LEVEL>(out, versions, residual, real, shape, scratch);
     HVD_EACH_LEVEL(HVD_CASE)
 #undef HVD_CASE
 }

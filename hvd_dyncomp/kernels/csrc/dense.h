@@ -28,28 +28,16 @@ constexpr Placement placement(int bits) {
 }
 
 // reference._scale. Of the `count` values `real` count; the others are zero.
-template <int Bits, bool Stochastic>
+template <int Bits>
 HVD_INLINE float block_scale(const float* x, size_t count, size_t real, float known, double* sums) {
     constexpr Placement at = placement(Bits);
     if (real == 0) real = 1;
-    if constexpr (Bits == 1 && !Stochastic) {
+    if constexpr (Bits == 1) {
         return rounded_up((float)(tree_sum<Absolute>(x, count, sums) * 2.0 / (double)real));
     } else {
         const double most = known >= 0 ? known : maximum(x, count);
-        if constexpr (Stochastic) return rounded_up((float)(most / (at.mid_rise ? at.half - 0.5 : at.top)));
         return rounded_up((float)(most * at.reach / at.top));
     }
-}
-
-// reference.uniform.
-HVD_INLINE Floats uniform(Words counter, const uint32_t* key) {
-    Words x = counter ^ key[0];
-    x ^= x >> 16;
-    x = x * 0x7FEB352Du + key[1];
-    x ^= x >> 15;
-    x *= 0x846CA68Bu;
-    x ^= x >> 16;
-    return __builtin_convertvector((Ints)(x >> 8), Floats) * 0x1p-24f;
 }
 
 // The magnitude of one with the sign of the other.
@@ -68,19 +56,15 @@ HVD_INLINE Floats evenly(Floats q) {
 }
 
 // reference._round, of a finite block: the integer k as a float. To clip first is the same, because the bounds are codes.
-template <int Bits, bool Stochastic>
-HVD_INLINE Floats quantize(Floats x, Floats inverse, Words counter, const uint32_t* key) {
+template <int Bits>
+HVD_INLINE Floats quantize(Floats x, Floats inverse) {
     constexpr Placement at = placement(Bits);
     Floats q = x * inverse;
     if constexpr (at.fine) q = evenly<Bits>(q);
-    if constexpr (Stochastic) {
-        q = q + uniform(counter, key);
-        if (at.mid_rise) q = q - 0.5f;
-    }
-    // Rounded to nearest, nothing is beyond the outermost code if that is at the maximum.
-    if constexpr (Stochastic || at.mid_rise || at.reach < 1)
+    // Nothing is beyond the outermost code if that is at the maximum.
+    if constexpr (at.mid_rise || at.reach < 1)
         q = at_most(at_least(q, broadcast(-at.half)), broadcast(at.half - at.mid_rise));
-    return Stochastic || at.mid_rise ? round_down(q) : round_to_even(q);
+    return at.mid_rise ? round_down(q) : round_to_even(q);
 }
 
 // Where code k is, in scales.
@@ -154,9 +138,8 @@ HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
 }
 
 // Codes of x, and what they lose into `residual`, unless that is null.
-template <int Bits, bool Stochastic>
-HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual residual, size_t count, float scale,
-                                 uint32_t first, const uint32_t* key) {
+template <int Bits>
+HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual residual, size_t count, float scale) {
     const Floats inverse = broadcast(1.0f / scale);
     const Decoder<Bits> decoder(scale);
     constexpr int n = streams(Bits);
@@ -168,7 +151,7 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
         for (int s = 0; s < n; ++s) {
             const size_t at = s * stride + i;
             const Floats values = load<Floats>(x + at);
-            const Floats k = quantize<Bits, Stochastic>(values, inverse, lane_numbers() + (first + (uint32_t)at), key);
+            const Floats k = quantize<Bits>(values, inverse);
             codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
             if (residual.values) store_residual(residual.values + at, values - decoder(codes[s]), dither);
         }
@@ -177,14 +160,13 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
 }
 
 // One block of reference.encode, from x = gradient + residual and its scale on.
-template <int Bits, bool Stochastic>
-HVD_INLINE void write_block(uint8_t* to, const float* x, Residual residual, size_t count, float scale, uint32_t first,
-                            const uint32_t* key) {
+template <int Bits>
+HVD_INLINE void write_block(uint8_t* to, const float* x, Residual residual, size_t count, float scale) {
     constexpr float largest = (float)(0x1p127 / placement(Bits).top);  // scales.LARGEST_VALUE
     const bool finite = scale <= largest;  // scales are not negative; false for NaN
     const bool live = finite && scale >= 0x1p-100f;  // scales.SMALLEST_SCALE
     if (live) {
-        write_live_block<Bits, Stochastic>(to + kScaleBytes, x, residual, count, scale, first, key);
+        write_live_block<Bits>(to + kScaleBytes, x, residual, count, scale);
         saturate(residual, count, scale);
     } else {
         write_dead_block<Bits>(to + kScaleBytes, count);

@@ -25,12 +25,6 @@ static inline size_t block_bytes(int level, size_t block_size) {
     return kScaleBytes + (level < 0 ? block_size / (size_t)(-8 * level) : block_size * (size_t)level / 8);
 }
 
-// Counter-based randomness: reference.py's Noise.
-struct Noise {
-    uint32_t key[2];
-    uint32_t first;
-};
-
 // What error feedback has left: bfloat16s, null for none; and reference.stored's dither of the first of them.
 struct Residual {
     uint16_t* values;
@@ -79,14 +73,14 @@ static inline size_t scratch_bytes(size_t block_size) {
            block_size / 8 * sizeof(double);
 }
 
-// The operations of hvd_dyncomp/kernels/__init__.py. A residual's values and `noise` may be null. Nothing needs to be aligned
+// The operations of hvd_dyncomp/kernels/__init__.py. A residual's values may be null. Nothing needs to be aligned
 // but `scratch`. Of what is reduced the first `real` values count; the others are padding.
 struct Variant {
     const char* name;
     bool (*supported)();
-    void (*encode)(uint8_t* out, Values, Residual, Shape, const Noise* noise, void* scratch);
+    void (*encode)(uint8_t* out, Values, Residual, Shape, void* scratch);
     void (*decode)(Values, Versions, Shape, void* scratch);
-    void (*reduce)(uint8_t* out, Versions, Residual, size_t real, Shape, const Noise* noise, void* scratch);
+    void (*reduce)(uint8_t* out, Versions, Residual, size_t real, Shape, void* scratch);
 };
 
 extern const Variant kAvx512;

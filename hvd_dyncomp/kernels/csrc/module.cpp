@@ -93,30 +93,6 @@ class Pieces {
     Array<Piece, 2> items_;
 };
 
-// A kernels.Noise, or None.
-class Randomness {
-  public:
-    explicit Randomness(PyObject* noise) : given_(noise != Py_None) {
-        if (!given_) return;
-        PyObject* key = PyTuple_GetItem(noise, 0);
-        PyObject* first = PyTuple_GetItem(noise, 1);
-        if (!key || !first) return;
-        for (int i = 0; i < 2; ++i) {
-            PyObject* word = PyTuple_GetItem(key, i);
-            const unsigned long long value = word ? PyLong_AsUnsignedLongLong(word) : 0;
-            if (value > UINT32_MAX && !PyErr_Occurred())
-                PyErr_SetString(PyExc_ValueError, "noise.key must be two 32-bit words");
-            noise_.key[i] = (uint32_t)value;
-        }
-        noise_.first = (uint32_t)PyLong_AsUnsignedLongLongMask(first);
-    }
-    const Noise* get() const { return given_ ? &noise_ : nullptr; }
-
-  private:
-    bool given_;
-    Noise noise_ = {};
-};
-
 Shape shape_of(PyObject* blocks, PyObject* block_size, PyObject* level) {
     return {PyLong_AsSize_t(blocks), PyLong_AsSize_t(block_size), (int)PyLong_AsLong(level)};
 }
@@ -131,20 +107,19 @@ bool has_arguments(Py_ssize_t count, Py_ssize_t expected) {
     return false;
 }
 
-// encode(out, values, first, residual, dither, blocks, block_size, level, noise)
+// encode(out, values, first, residual, dither, blocks, block_size, level)
 PyObject* py_encode(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (!has_arguments(count, 9)) return nullptr;
+    if (!has_arguments(count, 8)) return nullptr;
     uint8_t* out = (uint8_t*)PyLong_AsVoidPtr(args[0]);
     const Pieces pieces(args[1]);
     const size_t first = PyLong_AsSize_t(args[2]);
     const Residual residual = residual_of(args[3], args[4]);
     const Shape shape = shape_of(args[5], args[6], args[7]);
-    const Randomness noise(args[8]);
     if (PyErr_Occurred()) return nullptr;
     const Scratch scratch(shape.block_size);
     if (!scratch.get()) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    in_use->encode(out, pieces.from(first), residual, shape, noise.get(), scratch.get());
+    in_use->encode(out, pieces.from(first), residual, shape, scratch.get());
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
@@ -166,20 +141,19 @@ PyObject* py_decode(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// reduce(out, versions, residual, dither, real, blocks, block_size, level, noise)
+// reduce(out, versions, residual, dither, real, blocks, block_size, level)
 PyObject* py_reduce(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (!has_arguments(count, 9)) return nullptr;
+    if (!has_arguments(count, 8)) return nullptr;
     uint8_t* out = (uint8_t*)PyLong_AsVoidPtr(args[0]);
     const Payloads payloads(args[1]);
     const Residual residual = residual_of(args[2], args[3]);
     const size_t real = PyLong_AsSize_t(args[4]);
     const Shape shape = shape_of(args[5], args[6], args[7]);
-    const Randomness noise(args[8]);
     if (PyErr_Occurred()) return nullptr;
     const Scratch scratch(shape.block_size);
     if (!scratch.get()) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    in_use->reduce(out, payloads.with(1.0f), residual, real, shape, noise.get(), scratch.get());
+    in_use->reduce(out, payloads.with(1.0f), residual, real, shape, scratch.get());
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -19,7 +19,6 @@ from hvd_dyncomp.kernels.triton.exact import (
     squares,
     to_bfloat16,
     tree_sum,
-    uniform,
     up_to_bfloat16,
     weighted,
 )
@@ -41,18 +40,13 @@ def _on_the_wire(scale, live, finite):
 
 
 @triton.jit
-def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """One bit and more: scales; codes, a tile of int32; and the values of the codes.
-
-    `counter`: a tile of uint32, with key0 and key1 as in `exact.uniform`; unused without STOCHASTIC.
-    """
-    if STOCHASTIC:
-        wide = _maximum(x, FORM) / tl.full((1, 1), FORM.outermost, tl.float64)
-    elif FORM.bits == 1:
+def quantize(x, real, FORM: tl.constexpr):
+    """One bit and more: scales; codes, a tile of int32; and the values of the codes."""
+    if FORM.bits == 1:
         wide = tree_sum(tl.abs(x).to(tl.float64), FORM.rows, FORM.halvings) * 2.0 / tl.maximum(real, 1).to(tl.float64)
     else:
         reach = tl.full((1, 1), FORM.reach, tl.float64)
-        wide = _maximum(x, FORM) * reach / tl.full((1, 1), FORM.outermost, tl.float64)
+        wide = _maximum(x, FORM) * reach / tl.full((1, 1), FORM.top, tl.float64)
     scale = wide.to(tl.float32)
     number = scale == scale
     scale = up_to_bfloat16(scale)
@@ -62,11 +56,7 @@ def quantize(x, real, counter, key0, key1, FORM: tl.constexpr, STOCHASTIC: tl.co
     q = x * inverse(scale, live)
     if FORM.fine:
         q = evenly(q, FORM.fine)
-    if STOCHASTIC:
-        q += uniform(counter, key0, key1)
-        if FORM.mid_rise:
-            q -= 0.5
-    k = floor(q) if STOCHASTIC or FORM.mid_rise else nearest(q)
+    k = floor(q) if FORM.mid_rise else nearest(q)
     k = tl.minimum(tl.maximum(k, -FORM.most), FORM.most - FORM.mid_rise)
     codes = (tl.where(live, k, 0.0) + FORM.most).to(tl.int32)
     scale = _on_the_wire(scale, live, finite)

@@ -1,4 +1,4 @@
-"""Arithmetic that is the same on every device: sums in a fixed order, rounding, the bound of a residual, randomness.
+"""Arithmetic that is the same on every device: sums in a fixed order, rounding, the bound of a residual.
 
 A tile is (rows, block size): some blocks, one per row. Spelt out here is what the compiler must not choose: the order
 of a sum; constants, which would be float32 next to a float64; and operations that flush numbers next to zero to zero,
@@ -121,16 +121,3 @@ def placed(k, FINE: tl.constexpr):
     """The inverse of `evenly`, in `reference._values`."""
     size = tl.abs(k)
     return with_sign(tl.maximum(size, tl.maximum(size * 2.0 - FINE, size * 4.0 - FINE * 4.0)), k)
-
-
-@triton.jit
-def uniform(counter, key0, key1):
-    """Equation 6: float32 in [0, 1) from counters (uint32) and two words of key (int32, taken as uint32)."""
-    x = counter ^ key0.to(tl.uint32, bitcast=True)
-    x = x ^ (x >> 16)
-    x = x * 0x7FEB352D
-    x = x + key1.to(tl.uint32, bitcast=True)
-    x = x ^ (x >> 15)
-    x = x * 0x846CA68B
-    x = x ^ (x >> 16)
-    return (x >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2^-24

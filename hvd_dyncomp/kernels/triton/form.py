@@ -36,7 +36,7 @@ class Form:
         rms: below one bit, in the scale, the weight of the root mean square.
         maximum: below one bit, in the scale, the weight of the maximum.
         reach: `Placement.reach`; 0 below one bit.
-        outermost: where the outermost code is, in scales; in stochastic rounding it is at the maximum.
+        top: where the outermost code is, in scales.
         bound: equation 1a's c.
         smallest_scale: a block whose scale is below counts as zero.
         largest_scale: a block whose scale is above counts as infinite.
@@ -60,7 +60,7 @@ class Form:
     rms: float
     maximum: float
     reach: float
-    outermost: float
+    top: float
     bound: float
     smallest_scale: float
     largest_scale: float
@@ -103,7 +103,7 @@ def form_of(bits: float, block_size: int) -> Form:
         rms=rms,
         maximum=maximum,
         reach=reach,
-        outermost=most - 0.5 if mid_rise else float(top),
+        top=float(top),
         bound=float(residual_bound(bits)),
         smallest_scale=SMALLEST_SCALE,
         largest_scale=LARGEST_VALUE / top,

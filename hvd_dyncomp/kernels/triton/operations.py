@@ -11,7 +11,6 @@ import triton
 from triton.runtime import driver
 
 from hvd_dyncomp.kernels import portable
-from hvd_dyncomp.kernels.reference import Noise
 from hvd_dyncomp.kernels.triton import tiles
 from hvd_dyncomp.kernels.triton.form import Form, form_of
 
@@ -42,14 +41,13 @@ def encode_into(
     blocks: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
 ) -> None:
     if block_size > LARGEST_BLOCK:
-        return portable.encode_into(out, values, first, residual, blocks, block_size, bits, noise, dither)
+        return portable.encode_into(out, values, first, residual, blocks, block_size, bits, dither)
     tensors = _tensors(values)
     real = max(0, tensors[-1] - first)
-    rest = (residual, real, blocks, block_size, bits, noise, dither)
+    rest = (residual, real, blocks, block_size, bits, dither)
     return _encode(out, tensors, len(tensors) // 2, first, *rest, False)
 
 
@@ -80,13 +78,12 @@ def reduce_into(
     blocks: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
 ) -> None:
     if block_size > LARGEST_BLOCK:
-        return portable.reduce_into(out, versions, residual, real, blocks, block_size, bits, noise, dither)
+        return portable.reduce_into(out, versions, residual, real, blocks, block_size, bits, dither)
     addresses = _addresses(versions)
-    rest = (residual, real, blocks, block_size, bits, noise, dither)
+    rest = (residual, real, blocks, block_size, bits, dither)
     return _encode(out, addresses, len(addresses), 0, *rest, True)
 
 
@@ -100,18 +97,14 @@ def _encode(
     blocks: int,
     block_size: int,
     bits: float,
-    noise: Noise | None,
     dither: int,
     from_versions: bool,
 ) -> None:
     if blocks == 0:  # a shard of a bucket with fewer blocks than workers
         return
-    if bits < 1 or bits <= 2 and residual is not None:
-        noise = None  # as in the reference
-    random = (0, 0, 0) if noise is None else (_word(noise.first), *map(_word, noise.key))
     own = out if residual is None else residual.view(torch.int16)
-    known = (out, _upload(numbers, out), entries, first, own, _word(dither), real, blocks, *random)
-    kind = {"FROM_VERSIONS": from_versions, "RESIDUAL": residual is not None, "STOCHASTIC": noise is not None}
+    known = (out, _upload(numbers, out), entries, first, own, _word(dither), real, blocks)
+    kind = {"FROM_VERSIONS": from_versions, "RESIDUAL": residual is not None}
     _launch(tiles.encode, out, blocks, form_of(bits, block_size), *known, **kind)
 
 

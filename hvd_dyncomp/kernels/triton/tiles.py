@@ -15,7 +15,7 @@ from hvd_dyncomp.kernels.triton.payload import decode_sum, write_bytes, write_pa
 
 # The compiler must not specialize on addresses, or on numbers that differ from call to call: a kernel is compiled once
 # per level and kind of call.
-ENCODE_VARIES = ["out", "table", "entries", "first", "residual", "dither", "real", "blocks", "counter", "key0", "key1"]
+ENCODE_VARIES = ["out", "table", "entries", "first", "residual", "dither", "real", "blocks"]
 DECODE_VARIES = ["table", "entries", "first", "versions", "blocks", "factor"]
 
 
@@ -54,13 +54,9 @@ def encode(
     dither,
     real,
     blocks,
-    counter,
-    key0,
-    key1,
     FORM: tl.constexpr,
     FROM_VERSIONS: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
 ):
     """Quantize blocks of values + residual (equations 1, 1a and 1b).
 
@@ -71,7 +67,6 @@ def encode(
         residual: bfloat16, as int16; unused without RESIDUAL.
         dither: int32 taken as uint32.
         real: number of values that are not padding.
-        counter, key0, key1: randomness, int32 taken as uint32; unused without STOCHASTIC.
         FROM_VERSIONS: the values are sums of versions.
     """
     place = tl.program_id(0).to(tl.int64) * FORM.rows  # of the tile's first block
@@ -100,8 +95,7 @@ def encode(
         scale, codes, values = quantize_groups(x, reals, FORM)
         write_bytes(payload, codes, count, FORM)
     else:
-        index = (counter + place * FORM.size).to(tl.uint32) + (row * FORM.size + at).to(tl.uint32)
-        scale, codes, values = quantize(x, reals, index, key0, key1, FORM, STOCHASTIC)
+        scale, codes, values = quantize(x, reals, FORM)
         write_packed(payload, codes, count, FORM)
     write_scale(payload, scale, count, FORM)
     if RESIDUAL:

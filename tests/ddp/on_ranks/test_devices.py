@@ -22,7 +22,7 @@ CASES = {
     "a quarter of a bit": (0.25, {}),
     "one bit": (1, {}),
     "four bits": (4, {}),
-    "stochastic": (2, {"rounding": "stochastic"}),
+    "two bits": (2, {}),
     "without error feedback": (8, {"error_feedback": False}),
     "uncompressed": (32, {}),
     "one skipped": (8, {"skip": lambda name, parameter: name == "values.1"}),

@@ -49,7 +49,6 @@ def test_infinity_on_one_rank_skips_the_step_on_all(bits, rank):
         kept = [*state["residuals"].values(), *(shard["values"] for shard in state["shard_residuals"].values())]
         assert all(residual.isfinite().all() for residual in kept)
     assert loop.scaler.get_scale() == 512
-    assert loop.quantizer.meter.total().nonfinite_blocks > 0 or bits == 32
     assert loop.error() < {1: 3.0, 4: 0.5, 16: 1e-3, 32: 1e-5}[bits]
 
 

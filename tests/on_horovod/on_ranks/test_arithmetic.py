@@ -41,14 +41,13 @@ def test_mean_is_within_the_bound(bits, size):
     assert same_on_all_ranks(reduced.values(), "reduced")
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("bits", [b for b in LEVELS if b < 32])
-def test_what_did_not_arrive_is_in_the_residuals(bits, rounding, size):
+def test_what_did_not_arrive_is_in_the_residuals(bits, size):
     """Over several steps: delivered + residuals == everything that was put in, but for the rounding of residuals.
 
     Of gradients that are not rounded within hosts, if there are several.
     """
-    q = quantizer(bits, rounding=rounding, bucket_bytes=30_000)
+    q = quantizer(bits, bucket_bytes=30_000)
     problem = Problem(compression=q)
     put_in = {name: 0.0 for name in problem.parameters}
     delivered = {name: 0.0 for name in problem.parameters}
@@ -109,7 +108,6 @@ def test_a_nan_on_one_rank_reaches_every_rank_and_no_residual(rank, size):
     bad = torch.zeros(5000, dtype=torch.bool)
     bad[640:768] = bad[2944:3072] = True  # what shares a scale with them
     assert torch.equal(reduced.isnan(), bad)
-    assert q.meter.total().nonfinite_blocks == 2
     after = q.state_dict()["residuals"]["long"]
     assert after.isfinite().all()
     if rank == size - 1:

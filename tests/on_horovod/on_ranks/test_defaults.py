@@ -20,7 +20,6 @@ EMBEDDING = (50, 8)  # whose gradient stays sparse, and which Horovod exchanges 
 # With others, Horovod's own sums may depend on what is fused with what.
 ARGUMENTS = {
     "small tensors": {"min_numel": 4000},
-    "stochastic": {"rounding": "stochastic"},
 }
 
 

@@ -13,7 +13,7 @@ from hvd_dyncomp.transport.horovod import HorovodTransport
 CASES = {
     "a quarter of a bit": (0.25, {}),
     "four bits": (4, {}),
-    "stochastic": (2, {"rounding": "stochastic"}),
+    "two bits": (2, {}),
     "one bit": (1, {}),
     "skipped ones in groups": (8, {"skip": lambda name, parameter: name == "odd"}),
 }
