@@ -21,7 +21,6 @@ from hvd_dyncomp import replicas
 from hvd_dyncomp.agreement import AVERAGER, agree, description
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.source import Source, checked_names
@@ -184,10 +183,7 @@ class Averager(Session):
         # What travels uncompressed is summed as it is.
         return {"dtypes": self._dtypes}
 
-    def _average(self, step: Step | FailedStep, given: Mapping[str, torch.Tensor]) -> None:
-        if isinstance(step, FailedStep):
-            self._end(step)  # raises
-            return
+    def _average(self, step: Step, given: Mapping[str, torch.Tensor]) -> None:
         slots = self._plan.slots if step.bits != UNCOMPRESSED else {}  # type: ignore[union-attr]  # there is a plan
         rest = {name: given[name] for name in given if name not in slots}
         step.reduce("rest", rest)

@@ -15,7 +15,7 @@ from hvd_dyncomp.checks import comes_from, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
-from hvd_dyncomp.exchange.failed_step import FailedStep
+from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
@@ -91,7 +91,7 @@ class Session:
         self._plan: Plan | None = None
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
         self._resumed = False  # since the latest step
-        self._step: Step | FailedStep | None = None  # in flight
+        self._step: Step | None = None  # in flight
         # Why no further step begins. Not the error, whose traceback has frames that hold the model: the model's hook
         # holds this, in C++, where Python's garbage collector sees no cycle.
         self._failure = ""
@@ -265,8 +265,8 @@ class Session:
         if self._step is not None:
             raise InFlight(f"{what} must be called between steps, but gradients are in flight")
 
-    def _begin(self, *, absent: Collection[str] = (), wrong: Exception | None = None) -> Step | FailedStep:
-        """Begin a step. On a rank that cannot take part, it is one that tells the others why.
+    def _begin(self, *, absent: Collection[str] = (), wrong: Exception | None = None) -> Step:
+        """Begin a step. A rank that cannot take part tells the others why, and raises its error when they know it.
 
         Args:
             absent: as in `Step`.
@@ -274,6 +274,7 @@ class Session:
 
         Raises:
             RuntimeError: an error has ended an earlier step.
+            Exception: this rank cannot take part. The error is final.
         """
         self._check_failure()
         self._begun += 1
@@ -292,9 +293,10 @@ class Session:
             self.meter.at(config.epoch, config.bits).steps += 1
             self._step = self._new_step(self._plan, config, from_backward=from_backward, absent=absent)
             self._step.start()
-        except Exception as error:  # noqa: BLE001  # raised once the others, which wait for this rank, know it
-            transport, label = self._ranks()
-            self._step = FailedStep(error, transport=transport, label=label, number=self._levels.steps, bits=self.bits)
+        except Exception as error:  # raised once the others, which wait for this rank, know it
+            self._step, self._failure = None, _interrupted(f"step {self._levels.steps}", error)
+            refuse(*self._ranks(), error, number=self._levels.steps, bits=self.bits)
+            raise
         return self._step
 
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Step:
@@ -312,7 +314,7 @@ class Session:
         """What else than plan and config must be the same on all ranks in a step; as in `Step`."""
         return {}
 
-    def _end(self, step: Step | FailedStep) -> None:
+    def _end(self, step: Step) -> None:
         """Wait for the means of a step, and note their level. Raises what `Step.collect` does."""
         step.collect()
         bits = self._bits_of_means(step)
@@ -320,7 +322,7 @@ class Session:
             self._note_exchange(bits)
         self._step = None
 
-    def _bits_of_means(self, step: Step | FailedStep) -> float | None:
+    def _bits_of_means(self, step: Step) -> float | None:
         """At how many bits the means of a step came; None if they are those of the step before, reduced again."""
         return step.bits
 
@@ -349,19 +351,22 @@ class Session:
             raise RuntimeError(self._failure)
 
     def _fail(self, error: BaseException) -> None:
-        """End a step because of an error that has left it: no further one begins, and the other ranks are told."""
+        """End a step because of an error that has left it: no further one begins."""
         step, self._step = self._step, None
-        nothing_begun = step is None or (isinstance(step, FailedStep) and step.unanimous)
-        if nothing_begun and isinstance(error, Exception):
+        if step is None and isinstance(error, Exception):  # nothing was under way; `_begin` has seen to its own errors
             return
         name = "a step" if step is None else f"step {step.number}"
-        cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        self._failure = self._failure or (
-            f"{name} was interrupted by {cause}. Gradients and residuals may be only partly updated: restart all ranks "
-            "from a checkpoint"
-        )
+        self._failure = self._failure or _interrupted(name, error)
         if step is not None:
             step.abandon()
         if step is None or not step.refused:
-            transport = self._transport if self._plan is None else self._plan.transport
-            transport.abort(f"rank {transport.rank} aborted {name}: {cause}")
+            (self._transport if self._plan is None else self._plan.transport).abort()
+
+
+def _interrupted(name: str, error: BaseException) -> str:
+    """What every further step says."""
+    cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return (
+        f"{name} was interrupted by {cause}. Gradients and residuals may be only partly updated: restart all ranks "
+        "from a checkpoint"
+    )

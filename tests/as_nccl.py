@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.transport.phase_groups import Groups, PhaseGroup
-from hvd_dyncomp.transport.sockets import new_sockets, shut
 from hvd_dyncomp.transport.torch_distributed import ProcessGroupTransport
 
 
@@ -65,8 +64,7 @@ class Communicator:
         _timeout: timedelta
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
-        with new_sockets() as self._sockets:
-            self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
         self._name = started.next_name
         own = [0] * size
         own[rank] = dist.get_rank() + 1
@@ -87,9 +85,8 @@ class Communicator:
         return self._gloo.allreduce(tensors)
 
     def abort(self) -> None:
-        """Other ranks' works end, where NCCL's kernels would go on until those ranks abort, too."""
+        """As with NCCL, works of other ranks that wait for this one go on."""
         started.aborted = True
-        shut(self._sockets)
 
 
 def install(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from interruption import Interrupted
 from simulated import WORLDS, SimulatedOptimizer, noise, places
 
 from hvd_dyncomp import Averager, Controller, DynamicQuantizer, LockstepError, Schedule, Static, less_momentum
@@ -48,10 +47,6 @@ def stepped(each: Averager, rank: int, step: int) -> list[torch.Tensor]:
     tensors = gradients(rank, step)
     each.mean_(tensors)
     return tensors
-
-
-def interrupt():
-    raise Interrupted
 
 
 def equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:

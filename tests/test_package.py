@@ -169,7 +169,6 @@ EXCHANGE = {
         *("buckets", "handshake", "memory", "bucket_exchange", "plan", "slots", "streams", "sums"),
         *("step_traffic", "task", "wire"),
     },
-    "failed_step": {"handshake", "step", "task", "wire"},
 }
 ON_HOROVOD = {
     "horovod_optimizer": set(),

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.streams import Streams, streams_of
@@ -21,13 +20,12 @@ class Backward:
     """One backward pass that exchanges gradients.
 
     Args:
-        step: the step of the gradients; it has begun. A failed one takes none.
+        step: the step of the gradients; it has begun.
         slots: places of compressed parameters, by name.
         used: names of the parameters to whose gradients this backward pass has added on this rank. None: all of them.
         end: waits until all gradients are means, and ends the step.
 
     Attributes:
-        failed: whether the step has failed: then nothing is taken, and the model waits for nothing.
         gradients: how many have arrived.
         complete: whether all have, and they are not means yet.
         latest_pass: of autograd's, the one that has brought the latest bucket.
@@ -36,16 +34,15 @@ class Backward:
 
     def __init__(
         self,
-        step: Step | FailedStep,
+        step: Step,
         *,
         slots: Mapping[str, Slot],
         used: Collection[str] | None,
-        end: Callable[[Step | FailedStep], None],
+        end: Callable[[Step], None],
     ) -> None:
         self._step, self._slots, self._used, self._end = step, slots, used, end
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
-        self.failed = isinstance(step, FailedStep)
         self.gradients = 0
         self.complete = self.ends_itself = False
         self.latest_pass: int | None = None
@@ -56,19 +53,15 @@ class Backward:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] * buffer.is_cuda)
         self._futures.append((future, buffer))
         self.gradients += len(bucket.parameters())
-        if self.failed:
-            future.set_result(buffer)
         return future
 
     def on_bucket(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
-        """Take all gradients of one of the model's buckets. A failed step takes none."""
-        if self.failed:
-            return
+        """Take all gradients of one of the model's buckets."""
         began = time.perf_counter()
         streams = streams_of(bucket.buffer().device)
         self._origins[streams] = streams.origin()
         self._reduce(bucket, names)
-        step: Any = self._step
+        step = self._step
         for parameter, gradient in _gradients(bucket) if step.bits != UNCOMPRESSED else ():
             if (slot := self._slots.get(names[parameter])) is not None:
                 # Without a `grad` the model has made zeros of it.
@@ -77,7 +70,7 @@ class Backward:
 
     def _reduce(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
         """Take what travels uncompressed."""
-        step: Any = self._step
+        step = self._step
         every = step.bits == UNCOMPRESSED
         rest = {names[p]: gradient for p, gradient in _gradients(bucket) if every or names[p] not in self._slots}
         if rest:
@@ -89,8 +82,7 @@ class Backward:
         return self._used is None or name in self._used
 
     def give_up(self) -> None:
-        """After an error: take nothing more, and complete every future, as the model waits for all of them."""
-        self.failed = True
+        """After an error: complete every future, as the model waits for all of them."""
         for future, buffer in self._futures:
             if not future.done():
                 with suppress(Exception):  # it is complete all the same

@@ -19,7 +19,6 @@ from hvd_dyncomp.autograd import call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import ModelGradients, check_kind, check_model, register
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
@@ -102,30 +101,25 @@ class Quantizer(Session):
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Take a bucket of the model; return its future. All gradients become means together.
 
-        Blocks only over NCCL, where a step's first collectives wait for the greetings. What is raised here is raised
-        when backward has ended, as the model could never be used again otherwise.
+        Blocks only over NCCL, where a step's first collectives wait for the greetings. After an error it takes nothing
+        more.
         """
+        if self._error is not None:
+            raise self._error
         with torch.no_grad(), self._lock:
             backward = self._backward or self._new_backward(bucket)
             self._end_with_this_pass(backward)
             future = backward.future_of(bucket)
-            try:
-                backward.on_bucket(bucket, self._names)
-            except BaseException as error:  # noqa: BLE001  # the model waits for all its buckets
-                self._break(error)
+            backward.on_bucket(bucket, self._names)
             # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
-            if backward.gradients == self._source.count:
-                backward.complete = True
-        if backward.complete and not backward.ends_itself and not self._at_end(backward):
-            self._raise()
+            backward.complete = backward.gradients == self._source.count
+        if backward.complete and not backward.ends_itself:
+            self._at_end(backward)
         return future
 
     def broken(self, bucket: dist.GradBucket, error: BaseException) -> torch.futures.Future[torch.Tensor]:
-        """A future for a bucket of which nothing can be done: no step begins, or `on_bucket` itself was interrupted."""
+        """End the step because of an error in the hook; return a future that hands the bucket back unreduced."""
         self._break(error)
-        # After what the model has told the pass to call at its end: it could not be used again otherwise.
-        if not call_at_end(lambda: call_at_end(self._raise)):
-            self._raise()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer())
         return future
@@ -152,30 +146,30 @@ class Quantizer(Session):
             backward.latest_pass = current_pass()
 
     def _break(self, error: BaseException) -> None:
-        """End the step, because of an error in a hook."""
+        """End the step because of an error, which is raised when the model has ended its pass.
+
+        The model waits for all its buckets, and could never be used again if the error left backward before that.
+        """
         self._fail(error)
         self._error = self._error or error
         if self._backward is not None:
             self._backward.give_up()
+            self._backward = None
+        # After what the model has told the pass to call at its end.
+        if not call_at_end(lambda: call_at_end(self._raise)):
+            self._raise()
 
-    def _at_end(self, backward: Backward) -> bool:
-        """End the step where backward ends; return whether what was raised will be raised after it.
-
-        The model ends its pass after this, and could never be used again if this raised.
-        """
+    def _at_end(self, backward: Backward) -> None:
+        """End the step where backward ends."""
         if backward is not self._backward or (computes() and not backward.complete):
-            return False  # it has ended in an inner pass, or this is one, and more gradients will come
-        while True:
-            try:
-                self._source.forget()
-                if isinstance(self._step, FailedStep):
-                    self._step.await_agreement()
-                elif backward.complete and not backward.failed:
-                    backward.collect()
-                self._backward = None
-                return call_at_end(self._raise)
-            except BaseException as error:  # noqa: BLE001
-                self._break(error)
+            return  # it has ended in an inner pass, or this is one, and more gradients will come
+        try:
+            self._source.forget()
+            if backward.complete:
+                backward.collect()
+            self._backward = None
+        except BaseException as error:  # noqa: BLE001  # as in a hook
+            self._break(error)
 
     def _raise(self) -> None:
         """Raise what was kept until the model has ended its pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -10,13 +11,9 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.errors import JOINED, LockstepError
-from hvd_dyncomp.exchange.task import Collectives
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag, Greeting
+from hvd_dyncomp.exchange.task import Collectives, Task
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase
 from hvd_dyncomp.transport.base import Transport, gathered_json, start_gather_json
-
-
-class NothingBegun(LockstepError):
-    """Every rank has an error of its own, so nothing has changed on any."""
 
 
 def handshake(
@@ -40,8 +37,7 @@ def handshake(
         The greetings, in rank order.
 
     Raises:
-        LockstepError: a rank differs; the message names the rank and what differs.
-        NothingBegun: no rank can take part.
+        LockstepError: a rank differs, or cannot take part; the message names the rank, and says how or why.
     """
     name = f"hvd_dyncomp.{label}"
     with torch.inference_mode(False):  # a thread in another mode may write the sum
@@ -53,8 +49,21 @@ def handshake(
     if not flags_of(greetings) & Flag.FAILED and _agree(greetings):
         return greetings
     received = yield start_gather_json(transport, about(), f"{name}.introduction")
-    kind = NothingBegun if all(greeting.flags & Flag.FAILED for greeting in greetings) else LockstepError
-    raise kind(_disagreement(gathered_json(received), transport.elastic))
+    raise LockstepError(_disagreement(gathered_json(received), transport.elastic))
+
+
+@torch.inference_mode(False)  # inference mode may be the error
+def refuse(transport: Transport, label: str, error: Exception, *, number: int, bits: float) -> None:
+    """Tell the other ranks why this one does not take part in a step. Blocks until they have begun it, too.
+
+    Args:
+        transport, label: as in `Source`.
+        number, bits: as in `Step`.
+    """
+    greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
+    about = {"error": str(error)}
+    with contextlib.suppress(Exception):  # what the others raise; or they are gone, and need not hear of it
+        Task(transport, handshake(transport, label, greeting, lambda: about)).outcome()
 
 
 def flags_of(greetings: Sequence[Greeting]) -> Flag:

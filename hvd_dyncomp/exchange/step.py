@@ -318,7 +318,7 @@ class Step:
         for task in self._sums.tasks:
             task.outcome()
         for streams in self._streams:
-            streams.catch_up(self._plan.transport.check_peers)
+            streams.catch_up()
         for exchange in self._exchanges:
             exchange.conclude()
             exchange.raise_error()

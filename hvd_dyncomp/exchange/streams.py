@@ -63,12 +63,8 @@ class Streams:
     def keep(self, *tensors: torch.Tensor) -> None:
         """Keep the memory of tensors that were made elsewhere until `incoming` has used it."""
 
-    def catch_up(self, check_peers: Callable[[], None]) -> None:
-        """Block until everything queued in `incoming` is done.
-
-        Args:
-            check_peers: called now and then; what it raises ends the wait.
-        """
+    def catch_up(self) -> None:
+        """Block until everything queued in `incoming` is done."""
 
 
 class CudaStreams(Streams):
@@ -122,10 +118,9 @@ class CudaStreams(Streams):
             tensor.record_stream(self._incoming)  # type: ignore[arg-type]  # torch's stub has the base class
 
     @marked("catch_up")
-    def catch_up(self, check_peers: Callable[[], None]) -> None:
-        while not self._incoming.query():
+    def catch_up(self) -> None:
+        while not self._incoming.query():  # to synchronize would keep a signal from its handler
             time.sleep(_POLL_SECONDS)
-            check_peers()
 
 
 _CPU = Streams()

@@ -15,7 +15,6 @@ from hvd_dyncomp.agreement import agree, description
 from hvd_dyncomp.autograd import call_at_end
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight, LockstepError
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.fsdp.shards import ShardGradients, replica_group
 from hvd_dyncomp.fsdp.unit_steps import UnitSteps
@@ -154,10 +153,9 @@ class Quantizer(Session):
             ends = call_at_end(self._at_end)  # in each: a backward pass that has raised has called none
             if self._error is None:
                 step: Any = self._step or self._begin()
-                if not isinstance(step, FailedStep):
-                    step.on_unit(unit, flat, ends=ends)
-                    if unit.hooked:  # optimizers may step next
-                        self._note_exchange(step.bits)
+                step.on_unit(unit, flat, ends=ends)
+                if unit.hooked:  # optimizers may step next
+                    self._note_exchange(step.bits)
         except BaseException as error:  # noqa: BLE001
             self._break(error)
         if not ends:  # no backward pass of autograd's: a schedule of pipelines calls FSDP by itself

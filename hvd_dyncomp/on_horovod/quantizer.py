@@ -21,7 +21,6 @@ from hvd_dyncomp.advice import (
 )
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.step_traffic import count_outside
@@ -193,14 +192,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         if optimizer is not None and horovod_optimizer.stays_sparse(optimizer, parameter):
             self._warn_of_sparse(parameter)
             return None
-        if optimizer is not None and (self._step is None or (isinstance(self._step, Step) and self._forgotten)):
+        if optimizer is not None and (self._step is None or self._forgotten):
             self._open(optimizer, parameter)
         slot = self._slots.get(parameter) if self._direct else None
         if slot is None:
             return None
         gradient = horovod_optimizer.gradient_of(parameter)
-        if isinstance(self._step, FailedStep):
-            return horovod_optimizer.nothing, Context(gradient, self._step, slot)
         return horovod_optimizer.nothing, self._step_gradients.add_gradient(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
 
     def _warn_of_sparse(self, parameter: torch.Tensor) -> None:
@@ -209,9 +206,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
     def _taken(self, gradient: torch.Tensor, caller: FrameType) -> tuple[torch.Tensor, Context]:
         found = self._searched(gradient, caller)
-        if isinstance(self._step, FailedStep):
-            # Nobody waits for it: all ranks hear why before they do.
-            return torch.zeros(1, dtype=torch.float32, device="cpu"), Context(gradient, self._step)
         if found is None:
             self._note_uncompressed(gradient)
             return gradient, Context(gradient)
@@ -241,7 +235,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         try:
             if not step.over:
                 self._collect(step)
-            if isinstance(step, FailedStep) or (slot is None and tensor is gradient):  # a failed one has raised
+            if slot is None and tensor is gradient:
                 return tensor
             mean = step.relocated.get(id(gradient), gradient)
             if slot is None:
@@ -255,7 +249,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         return mean
 
     @torch.no_grad()
-    def _collect(self, step: Step | FailedStep) -> None:
+    def _collect(self, step: Step) -> None:
         """End a step, and warn of gradients that did not come from backward as they are."""
         if step is not self._step:
             raise RuntimeError(self._failure or FORGOTTEN)
@@ -269,7 +263,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
             if self._plan.slots and step.bits != UNCOMPRESSED:
                 self._advice.warn("again", REDUCED_AGAIN)
         else:
-            assigned = gradients.in_use and not step.from_backward_anywhere  # type: ignore[union-attr]  # a failed one has raised
+            assigned = gradients.in_use and not step.from_backward_anywhere
             self._advice.warn("assigned", ASSIGNED if assigned else "")
 
     def _bits_of_means(self, step: Any) -> float | None:

@@ -13,7 +13,6 @@ import torch
 
 from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, IN_FLIGHT, INFERENCE
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
@@ -109,7 +108,7 @@ class OptimizerSession(Session):
             Exception: no step can be begun; the other ranks have been told.
         """
         optimizer, parameter = horovod_optimizer.calling(self, caller)
-        if optimizer is None or parameter is None or isinstance(self._step, FailedStep):
+        if optimizer is None or parameter is None:
             return None
         if self._step is None or self._forgotten or optimizer is not self._optimizer():
             self._open(optimizer, gradient)
@@ -137,11 +136,7 @@ class OptimizerSession(Session):
         known = self._plan is not None and self._plan.topology_checksum
         step = self._begin()
         self._direct = bool(known and step.bits != UNCOMPRESSED and self._source and not self._source.grouped)
-        if isinstance(step, FailedStep):
-            self._hook(optimizer)
-            if not horovod_optimizer.any_from_backward(optimizer):  # so this is no backward, but `synchronize`
-                step.await_agreement()
-        elif self._source is not None and self._plan is not None:
+        if self._source is not None and self._plan is not None:
             mixed = len(self._plan.slots) < len(self._source.named)
             self._step_gradients = StepGradients(step, self._source, on_device=mixed and self._source.grouped)
 
@@ -221,7 +216,7 @@ class OptimizerSession(Session):
             raise
         self._entered = time.perf_counter()
 
-    def _await_agreement(self, step: Step | FailedStep) -> None:
+    def _await_agreement(self, step: Step) -> None:
         """Wait until all ranks are known to do the same in a step. Raises what `Step.await_agreement` does."""
         step.await_agreement()
         if step.first_of_plan:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from hvd_dyncomp.exchange.failed_step import FailedStep
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.unused import has_values
@@ -25,7 +24,7 @@ class Context(NamedTuple):
     """
 
     gradient: torch.Tensor
-    step: Step | FailedStep | None = None
+    step: Step | None = None
     slot: Slot | None = None
 
 

@@ -34,14 +34,10 @@ class Ended(LockstepError):
 
 
 class InProcessTransport(Transport):
-    """One rank's end of a `World`.
+    """One rank's end of a `World`."""
 
-    Args:
-        model: number of the one for whose exchanges this is; 0 for everything else.
-    """
-
-    def __init__(self, world: World, rank: int, model: int = 0) -> None:
-        self._world, self._rank, self._model, self._made = world, rank, model, 0
+    def __init__(self, world: World, rank: int) -> None:
+        self._world, self._rank = world, rank
 
     @property
     def rank(self) -> int:
@@ -64,8 +60,7 @@ class InProcessTransport(Transport):
         return self._world.transports[self._rank]
 
     def for_exchanges(self, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> InProcessTransport:
-        self._made += 1
-        return InProcessTransport(self._world, self._rank, self._made)
+        return InProcessTransport(self._world, self._rank)
 
     def alltoall(
         self,
@@ -94,7 +89,6 @@ class InProcessTransport(Transport):
     ) -> Collective:
         self._world.take_turns(self._rank)
         collective = self._world.start(self._rank, kind, tensor, splits, name, arriving)
-        collective.model = self._model
         if tensor.is_cuda:  # who reads what was sent, or has come of it, does so in any stream
             torch.cuda.current_stream(tensor.device).synchronize()
         return collective
@@ -114,10 +108,6 @@ class InProcessTransport(Transport):
     def in_background(self, work: Callable[[], bool]) -> None:
         self._world.add_background(self._rank, work)
 
-    def abort(self, reason: str) -> None:
-        if self._model:
-            self._world.aborted.setdefault(self._model, reason)
-
 
 class World:
     """`size` ranks in this process.
@@ -133,7 +123,6 @@ class World:
         hosts: see above.
         bytes_sent: by rank, what it has handed over for other ranks.
         bytes_leaving: by rank, so much of it as was for ranks of other hosts, in what goes from rank to rank.
-        aborted: by model, why a rank has aborted its collectives.
         ended: by rank, the error that has ended its program.
     """
 
@@ -141,7 +130,6 @@ class World:
         self.transports = [InProcessTransport(self, rank) for rank in range(size)]
         self.hosts = list(hosts) or list(range(size))
         self.bytes_sent, self.bytes_leaving = [0] * size, [0] * size
-        self.aborted: dict[int, str] = {}
         self.ended: dict[int, BaseException] = {}
         self._choices, self._next = list(choices), 0
         self._open: dict[str, Collective] = {}
@@ -195,8 +183,6 @@ class World:
 
     def why_none(self, collective: Collective) -> LockstepError | None:
         """Why a collective that is not over will never be; None if it may be."""
-        if collective.model in self.aborted:
-            return LockstepError(self.aborted[collective.model])
         for rank in sorted(set(self.ended) - set(collective.sent)):
             return Ended(f"{collective.name}: rank {rank} has ended with {self.ended[rank]!r}")
         return None

@@ -19,10 +19,7 @@ class Collective:
         received: the result of each rank, when all have sent.
         rooms: by rank, where it is to be, if that is anywhere else.
         error: why there is no result.
-        model: the one whose exchange it is part of; 0 for none.
     """
-
-    model = 0
 
     def __init__(self, kind: str, name: str, size: int) -> None:
         self.kind, self.name, self.size = kind, name, size

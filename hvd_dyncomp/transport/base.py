@@ -141,20 +141,10 @@ class Transport(ABC):
         `work` must be quick, and must neither block nor raise.
         """
 
-    def abort(self, reason: str) -> None:  # noqa: B027  # likewise
-        """End all collectives of one model (`for_exchanges`): ranks that wait for this one get a LockstepError.
+    def abort(self) -> None:  # noqa: B027  # likewise
+        """Exchange nothing more for one model (`for_exchanges`), whatever is in flight: this rank has an error.
 
-        If the transport has no connections of its own for a model, they get an error when this rank's process ends.
-
-        Args:
-            reason: the text of their error.
-        """
-
-    def check_peers(self) -> None:  # noqa: B027  # likewise
-        """Check, at most once a second, whether another rank has called `abort`. A wait for a GPU would not end then.
-
-        Raises:
-            LockstepError: a rank has.
+        Ranks that wait for this one get an error when its process ends.
         """
 
     def yield_cpu(self) -> None:  # noqa: B027  # most need nothing

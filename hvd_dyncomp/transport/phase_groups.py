@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -21,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from hvd_dyncomp.torch_names import check_names
-from hvd_dyncomp.transport.sockets import Sockets, connections, keep_from_children, new_sockets, shut, that_belong_to
 
 _POLL_SECONDS = 0.01
 
@@ -110,8 +107,7 @@ class Groups:
         name: see above.
         limit: time limit of every wait.
         nccl: whether NCCL sends tensors on GPUs.
-        made: all groups with their sockets. Until `keep_sockets`, these are all sockets that appeared meanwhile.
-        extra_sockets: whether more sockets have appeared than the groups need.
+        made: all groups.
     """
 
     def __init__(self, group: Any, name: str) -> None:
@@ -122,8 +118,7 @@ class Groups:
         limits = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
         self.limit: timedelta = min(limits, default=timedelta(minutes=30))
         self.nccl = "cuda:nccl" in dist.get_backend_config(group)
-        self.made: dict[Any, Sockets] = {}
-        self.extra_sockets = False
+        self.made: list[Any] = []
         self._communicators: dict[tuple[int, ...], Any] = {}
         _until_next.clear()
 
@@ -152,32 +147,9 @@ class Groups:
         return dist.PrefixStore(f"{self.name}.{name}", dist.distributed_c10d._get_default_store())
 
     def _new_gloo(self, ranks: Sequence[int], name: str) -> Any:
-        with new_sockets() as sockets:
-            made = dist.ProcessGroupGloo(self._store(f"{name}.cpu"), ranks.index(self._rank), len(ranks), self.limit)
-        self.made[made] = sockets
-        # One connection to each other rank, and a listening socket.
-        self.extra_sockets = self.extra_sockets or len(sockets) != len(ranks)
+        made = dist.ProcessGroupGloo(self._store(f"{name}.cpu"), ranks.index(self._rank), len(ranks), self.limit)
+        self.made.append(made)
         return made
-
-    @property
-    def connections(self) -> list[str]:
-        """The connections that appeared while the groups were made, by names that both ends share."""
-        return sorted(set().union(*map(connections, self.made.values())))
-
-    def keep_sockets(self, everyone: Sequence[Sequence[str]] | None) -> None:
-        """Close the groups' sockets in child processes, from their fork on.
-
-        Args:
-            everyone: `connections` of each rank; None if no other sockets have appeared on any rank.
-        """
-        twice = Counter(itertools.chain(*everyone)) if everyone is not None else Counter()
-        for group, sockets in self.made.items():
-            if everyone is not None and len(sockets) != group.size():
-                between_two = {one for name, one in connections(sockets).items() if twice[name] == 2}
-                # Fewer if addresses are translated on the way: then all sockets count as the group's.
-                if len(between_two) >= group.size() - 1:
-                    sockets.intersection_update(that_belong_to(between_two, sockets))
-            keep_from_children(sockets)
 
     def _nccl_of(self, ranks: Sequence[int]) -> Any:
         """The one communicator of some ranks, which all phases share.
@@ -193,29 +165,28 @@ class Groups:
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = self.limit
             made = dist.ProcessGroupNCCL(self._store(f"{ranks}.cuda"), ranks.index(self._rank), len(ranks), options)
-            self.made[made] = set()
+            self.made.append(made)
             self._communicators[ranks] = made
         return self._communicators[ranks]
 
 
-def close(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
-    """Leave groups. Ranks that wait for this rank then get an error.
+def close(groups: Iterable[Any], *, quiet: bool) -> None:
+    """Leave groups. Ranks that wait for this rank then get an error, at the latest when this process ends.
 
     Args:
-        groups: the groups, with their sockets.
-        quiet: whether nothing is in flight. Otherwise collectives in flight end with an error on both sides.
+        groups: the groups.
+        quiet: whether nothing is in flight.
     """
     of_torch = isinstance(threading.current_thread(), threading._DummyThread)  # a thread that torch has started
-    for group, sockets in groups.items():
+    for group in groups:
         gloo = isinstance(group, dist.ProcessGroupGloo)
-        if not quiet:
-            shut(sockets)
+        if not quiet and gloo:
+            _keep_for_ever(group)
+        elif not quiet:
             with contextlib.suppress(Exception):
                 group.abort()
-        if gloo and not quiet:
-            _keep_for_ever(group)
-        elif quiet and not gloo:
-            _until_exit[group] = sockets
+        elif not gloo:
+            _until_exit.append(group)
         elif of_torch:
             _until_next.append(group)
 
@@ -223,9 +194,7 @@ def close(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
 def _keep_for_ever(group: Any) -> None:
     """Never delete a Gloo group, not even when Python exits: its destructor may block until the time limit.
 
-    The destructor waits for collectives in flight, which may not end although their connections are closed. Gloo stops
-    reading from a rank when data arrives for a receive that is over, such as one that ended because another rank had
-    exited. From then on Gloo does not notice the end of that connection, and its thread spins.
+    The destructor waits for collectives in flight, which end only when the other ranks take part in them, or end.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
@@ -244,7 +213,7 @@ def close_at_exit(seconds: float) -> None:
 
 
 # NCCL groups: torch aborts the work that is queued on a GPU when it deletes a group, and other ranks may need it.
-_until_exit: dict[Any, Sockets] = {}
+_until_exit: list[Any] = []
 
 # Groups whose last reference was dropped on one of torch's threads, because Python collects garbage on any thread. They
 # are deleted when the next group is made: on that thread, which may be the group's own, the destructor would wait for

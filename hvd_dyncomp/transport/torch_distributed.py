@@ -28,12 +28,11 @@ from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.collective_handle import CollectiveHandle, lost, message_of, timed_out
 from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, close, close_at_exit
-from hvd_dyncomp.transport.sockets import Sockets, any_closed
 
 _BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if no data arrives
 _CLOSE_SECONDS = 10.0  # for messages in flight that other ranks wait for
 _LAST_SECONDS = 0.01  # for one of torch's threads to return from the callback that reports arrived data
-_CHECK_SECONDS = 1.0  # between two checks of the other ranks
+_WAIT_SECONDS = 1.0  # at a time: longer ones would keep a signal from its handler
 
 _news = threading.Event()
 
@@ -84,22 +83,12 @@ class ProcessGroupTransport(base.Transport):
         self.in_order = groups.nccl
         self._started: weakref.WeakSet[CollectiveHandle] = weakref.WeakSet()
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self._checked, self._closed = 0.0, False  # when `check_peers` last looked, and whether sockets were closed
         self._shared: ProcessGroupTransport = self
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
-        self._close_groups = functools.partial(close, groups.made, quiet=False)
-        self._sockets = [sockets for group, sockets in groups.made.items() if len(sockets) == group.size()]
+        self._give_up_groups = functools.partial(close, groups.made, quiet=False)
         _alive.add(self)
-        self._keep_sockets(groups)
         self.hosts: list[str] = gather_json(self, self.host, "hvd_dyncomp.hosts") if phases is None else []
         self._made = 0
-
-    def _keep_sockets(self, groups: Groups) -> None:
-        """Keep the groups' sockets, and no others, from this process's children. Collective; blocks."""
-        doubts = torch.tensor([groups.extra_sockets], dtype=torch.int64, device="cpu")
-        if self._size > 1:
-            self.wait(self.sum(doubts, "hvd_dyncomp.sockets"))
-        groups.keep_sockets(gather_json(self, groups.connections, "hvd_dyncomp.connections") if doubts.item() else None)
 
     def __reduce__(self) -> tuple:
         raise TypeError(
@@ -216,59 +205,20 @@ class ProcessGroupTransport(base.Transport):
         """As `base.Transport.wait`.
 
         Raises:
-            LockstepError: a rank has called `abort`.
             ConnectionError: a rank has ended.
             TimeoutError: a rank has not started the collective in the process group's time limit.
         """
-        try:
-            while not handle.wait(_CHECK_SECONDS):
-                self.check_peers(handle.name.partition("#")[0] + ": ")
-            return handle.result()
-        except (ConnectionError, TimeoutError) as error:
-            reason = self._reason_of_abort()
-            self._close_groups()  # otherwise ranks without a connection to the lost one would wait for this rank
-            if reason:
-                raise LockstepError(reason) from error
-            raise
+        while not handle.wait(_WAIT_SECONDS):
+            pass
+        return handle.result()
 
     def in_background(self, work: Callable[[], bool]) -> None:
         _background.add(work)
 
-    def abort(self, reason: str) -> None:
-        """As `base.Transport.abort`. Ranks that lose the connections read the reason in the job's store."""
-        with contextlib.suppress(Exception):  # the store's rank has ended
-            self._store().compare_set("reason", "", reason)  # the first of all ranks
-        self._close_groups()
+    def abort(self) -> None:
+        """As `base.Transport.abort`."""
+        self._give_up_groups()
         self._started.clear()  # at exit nobody waits for them
-
-    def check_peers(self, what: str = "") -> None:
-        """As `base.Transport.check_peers`. Gloo may wait on for a rank whose connection it has closed, too.
-
-        Args:
-            what: begins the error's text.
-
-        Raises:
-            LockstepError: a rank has called `abort`.
-            ConnectionError: a rank has ended.
-        """
-        if time.monotonic() - self._checked < _CHECK_SECONDS:
-            return
-        self._checked = time.monotonic()
-        if reason := self._reason_of_abort():
-            raise LockstepError(reason)
-        before, self._closed = self._closed, any(map(any_closed, self._sockets))
-        if before and self._closed:  # only a second later: data sent before the end has been received by then
-            raise ConnectionError(f"{what}the connection to a rank was lost: the output of that rank says why")
-
-    def _reason_of_abort(self) -> str:
-        """The reason of the rank that has called `abort`; "" if none has."""
-        with contextlib.suppress(Exception):
-            store = self._store()
-            return store.get("reason").decode() if store.check(["reason"]) else ""
-        return ""
-
-    def _store(self) -> Any:
-        return dist.PrefixStore(f"{self._name}.aborted", dist.distributed_c10d._get_default_store())
 
     # No `yield_cpu`: Gloo's threads sleep until they are woken, and then run at once; a pause there cost 7 % of a step.
 
@@ -291,7 +241,7 @@ def _connecting() -> Iterator[None]:
         ) from error
 
 
-def _close(process: int, groups: Mapping[Any, Sockets], started: Iterable[CollectiveHandle]) -> None:
+def _close(process: int, groups: Iterable[Any], started: Iterable[CollectiveHandle]) -> None:
     """Leave groups when nothing is in flight, or after some seconds: other ranks may wait for messages."""
     if os.getpid() != process:  # a forked child does not own the groups
         return

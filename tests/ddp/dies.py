@@ -1,17 +1,15 @@
-"""A program whose last rank is killed in the middle of a run, while the others wait for it. Usage: dies.py [FOLDER]
+"""A program whose last rank dies in a step, while the others wait for it. Usage: dies.py killed|fails [FOLDER]
 
-HVD_DYNCOMP_TEST_DEVICE and HVD_DYNCOMP_TEST_BACKEND are as in process_group.py; over NCCL torchrun ends the others.
+HVD_DYNCOMP_TEST_DEVICE and HVD_DYNCOMP_TEST_BACKEND are as in process_group.py.
 
 With a folder, that rank has workers of a DataLoader, from before and after compress, which are busy for longer than
-the others wait. They leave their process ids in the folder, and end when a rank that has noticed ends them.
+the job may take to end. They leave their process ids in the folder.
 """
 
 import os
 import signal
 import sys
 import time
-from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -21,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from hvd_dyncomp import ddp
+from hvd_dyncomp.exchange.step import Step
 
 
 class Busy(Dataset):
@@ -50,31 +49,25 @@ def workers(folder: Path | None):
     return iterator
 
 
+def dies(*arguments) -> None:
+    print(f"dies at {time.time()}", flush=True)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise MemoryError("no room")
+
+
 device, nccl = os.environ.get("HVD_DYNCOMP_TEST_DEVICE", "cpu"), os.environ.get("HVD_DYNCOMP_TEST_BACKEND") == "nccl"
 if device == "cuda":
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-if not nccl:
-    # torchrun ends the others as soon as it has seen that one is gone; here they are to notice it themselves.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-# torchrun kills the others after 30 s.
-dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo", timeout=timedelta(seconds=20))
+dist.init_process_group("cpu:gloo,cuda:nccl" if nccl else "gloo")
 rank, last = dist.get_rank(), dist.get_world_size() - 1
-folder = Path(sys.argv[1]) if sys.argv[1:] else None
+how, folder = sys.argv[1], Path(sys.argv[2]) if sys.argv[2:] else None
 model = DistributedDataParallel(nn.Linear(64, 64).to(device), process_group=dist.new_group())
 ddp.transport()  # of another group, which is there before any worker
 kept = [workers(folder) if rank == last else None]
 ddp.compress(model, 4)
 kept.append(workers(folder) if rank == last else None)
 for step in range(100):
-    loss = model(torch.randn(8, 64, device=device)).sum()
     if step == 3 and rank == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    began = time.monotonic()
-    try:
-        loss.backward()
-    except (ConnectionError, TimeoutError) as error:
-        print(f"rank {rank} in step {step} after {time.monotonic() - began:.0f} s: {error}", flush=True)
-        for worker in [] if folder is None else folder.iterdir():
-            with suppress(ProcessLookupError):  # another rank has ended it
-                os.kill(int(worker.name), signal.SIGKILL)
-        os._exit(7)  # rather than to wait for the workers
+        Step.add = dies
+    model(torch.randn(8, 64, device=device)).sum().backward()

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_killed_rank_ends_the_job():
     """Within seconds, though a GPU may wait for what will never come."""
     began = time.monotonic()
-    done = run_program(RANKS, Path(__file__).with_name("dies.py"), seconds=SECONDS)
+    done = run_program(RANKS, Path(__file__).with_name("dies.py"), "killed", seconds=SECONDS)
     assert done.returncode != 0 and "Signal 9 (SIGKILL)" in done.stdout, done.stdout
     assert time.monotonic() - began < 0.5 * SECONDS
 

@@ -55,7 +55,7 @@ class Step:
         for gradient in self._taken:
             with self._streams.incoming():
                 gradient.zero_()
-        self._streams.catch_up(lambda: None)
+        self._streams.catch_up()
         for gradient in self._taken:  # as `Step` does
             gradient.mul_(1)
         self._streams.synchronize()

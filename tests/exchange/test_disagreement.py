@@ -17,7 +17,7 @@ from simulated import (
 )
 
 from hvd_dyncomp import DynamicQuantizer, LockstepError
-from hvd_dyncomp.simulate import Deadlock, InProcessTransport
+from hvd_dyncomp.simulate import InProcessTransport
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
 SIZES = {"a": 130, "b": 500, "small": 5}
@@ -86,20 +86,6 @@ def test_a_rank_that_cannot_begin_tells_the_others_why(ranks, hosts):
     assert texts[1].startswith("ValueError: named_parameters must name every parameter")
     for text in texts[:1] + texts[2:]:
         assert text.startswith("LockstepError: rank 1 cannot use its quantizer: named_parameters must name")
-
-
-@WORLDS
-def test_what_horovod_got_on_a_rank_that_cannot_begin_can_be_reduced(ranks, hosts):
-    """After the error, names are under way no more."""
-
-    def program(transport) -> None:
-        names = [("other", torch.nn.Parameter(torch.zeros(5)))] if transport.rank == 1 else None
-        worker = Worker(transport, SIZES, 4, named_parameters=names, skip=lambda name, p: False)
-        with pytest.raises((LockstepError, ValueError)):
-            worker.step(worker.noise(0))
-        worker.optimizer.give_up()  # waits for all of it
-
-    RecordingWorld(ranks, hosts=hosts).run(program)
 
 
 def test_a_device_that_the_transport_cannot_send_from_is_refused_on_every_rank(monkeypatch):
@@ -236,17 +222,3 @@ def test_a_rank_that_cannot_begin_beside_a_parameter_without_a_gradient(first):
     texts = RecordingWorld(3).run(program)
     assert texts[1].startswith("ValueError: named_parameters must name every parameter"), texts
     assert texts[0] == texts[2] and "rank 1 cannot use its quantizer: named_parameters must" in texts[0], texts
-
-
-def test_a_rank_that_cannot_begin_is_heard_while_it_is_busy_with_something_else():
-    def program(transport) -> str:
-        names = [("other", torch.nn.Parameter(torch.zeros(5)))] if transport.rank == 1 else None
-        worker = Worker(transport, SIZES, 4, named_parameters=names)
-        worker.backward(worker.noise(0))
-        try:
-            worker.barrier("loss") if transport.rank == 1 else worker.optimizer.step()
-        except (LockstepError, Deadlock) as error:
-            return type(error).__name__
-        return "nothing"
-
-    assert RecordingWorld(3).run(program) == ["LockstepError", "Deadlock", "LockstepError"]

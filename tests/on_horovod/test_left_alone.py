@@ -6,7 +6,7 @@ import time
 import pytest
 from launchers import run_body
 
-pytestmark = pytest.mark.promise("An error within a step ends the run on every rank, with a message that says why.")
+pytestmark = pytest.mark.promise("When a rank is killed or fails, its launcher ends the job within 30 s.")
 
 
 @pytest.mark.parametrize(("launcher", "where"), [("mpirun", "in a hook"), ("gloo", "in an exchange")])

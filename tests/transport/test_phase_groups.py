@@ -1,7 +1,5 @@
-"""The parts of collectives over a process group, without ranks: order of starts, handles, and closed sockets."""
+"""The parts of collectives over a process group, without ranks: order of starts, and handles."""
 
-import os
-import socket
 import threading
 import time
 from concurrent.futures import Future
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.collective_handle import CollectiveHandle
 from hvd_dyncomp.transport.phase_groups import OrderedLauncher, PhaseGroup
-from hvd_dyncomp.transport.sockets import keep_from_children, new_sockets
 
 pytestmark = pytest.mark.promise("DDP: all ranks start collectives in the same order.")
 
@@ -213,41 +210,3 @@ def test_what_is_no_matter_of_connections_stays_as_it_is(handle):
         raise RuntimeError("Numpy is not available")
     with pytest.raises(ConnectionError, match="not all ranks of the process group"), torch_distributed._connecting():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711")
-
-
-def child(check) -> bool:
-    """What a function returns in a child."""
-    number = os.fork()
-    if number == 0:
-        try:
-            os._exit(bool(check()))
-        finally:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 1
-
-
-def is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
-
-
-def test_children_close_the_sockets_that_have_appeared_and_no_others():
-    theirs = socket.socket()
-    with new_sockets() as appeared:
-        first = socket.socket()
-        second = socket.socket()
-        second.set_inheritable(True)  # as those of Gloo are
-    keep_from_children(appeared)
-    assert not second.get_inheritable()
-    gone = first.fileno()
-    assert child(lambda: is_open(theirs.fileno()) and not is_open(second.fileno()))
-    first.close()
-    again = socket.socket()
-    assert again.fileno() == gone, "a descriptor is used again"
-    assert child(lambda: is_open(gone) and not is_open(second.fileno()))
-    assert second.getsockname() is not None, "the parent keeps its own"
-    for one in (theirs, second, again):
-        one.close()
