@@ -255,14 +255,17 @@ class LessMomentum(torch.optim.Optimizer):
 
     def _left_by(self, exchanges: Iterable[tuple[Any, Exchange]]) -> dict[torch.Tensor, float]:
         table = LEFT_TO_NADAM if isinstance(self, torch.optim.NAdam) else LEFT
-        found: dict[torch.Tensor, float] = {}
+        few = []
         for session, exchange in exchanges:
             left = next((left for most, left in table.items() if exchange.bits <= most), None)
-            if left is None or not self._one_step_for(session, exchange):
-                continue
-            for group in self.param_groups:
-                mine = [parameter for parameter in group["params"] if parameter in exchange.parameters]
-                found |= {parameter: min(left, found.get(parameter, left)) for parameter in mine}
+            if left is not None and self._one_step_for(session, exchange):
+                few.append((left, session, exchange.parameters))
+        found: dict[torch.Tensor, float] = {}
+        for left, session, parameters in sorted(few, key=lambda each: -each[0]):  # of several, the least counts
+            mine = [p for group in self.param_groups for p in group["params"] if p in parameters]
+            if mine:
+                _served.add(session)
+                found |= dict.fromkeys(mine, left)
         return found
 
     def _one_step_for(self, session: Any, exchange: Exchange) -> bool:
@@ -327,7 +330,8 @@ class LessMomentum(torch.optim.Optimizer):
         if few and not any(_steps(self, exchange.parameters) for _, exchange in exchanges):
             shapes = {parameter.shape for group in self.param_groups for parameter in group["params"]}
             for session, exchange in few:
-                if exchange.parameters and shapes.issuperset(each.shape for each in exchange.parameters):
+                shaped = exchange.parameters and shapes.issuperset(each.shape for each in exchange.parameters)
+                if shaped and session not in _served:
                     session.advise("copies", COPIES)
         self._looked_for_copies = bool(few)
 
@@ -417,6 +421,7 @@ def _words(left: Collection[float], groups: Iterable[dict[str, Any]]) -> str:
 
 
 _sessions: set[weakref.ref[Any]] = set()
+_served: weakref.WeakSet[Any] = weakref.WeakSet()  # sessions whose parameters an optimizer of `less_momentum` steps
 
 # Compared by their `step`: a class with a `step` of its own may give its groups another meaning.
 _KNOWN = {

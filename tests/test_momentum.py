@@ -822,6 +822,16 @@ def test_an_optimizer_of_master_copies_is_warned_of(copied, caplog):
     assert ["make the Averager of those that it steps" in each for each in said] == [True] * copied
 
 
+def test_an_uncompressed_twin_of_a_compressed_model_is_no_copy_of_it():
+    """Its optimizer has parameters of the same shapes, but another one steps those of the exchanges."""
+    optimizer, twin, model = ours(momentum=0.75), ours(momentum=0.75), Model()
+    for _ in range(3):
+        model.exchanges(0.25, parameters_of(optimizer))
+        factors_of_a_step(optimizer)
+        factors_of_a_step(twin)
+    assert model.texts == []
+
+
 def test_small_and_skipped_parameters_keep_theirs():
     """On ranks: "a" is large, "b" has 8 bits at least, "c" travels as it is."""
 
