@@ -11,7 +11,7 @@ from hvd_dyncomp.policies.arguments import ascending_levels, metric_name, metric
 from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 
 _INSTEAD = (("wait", "LinkAware(monitor={!r})"), ("", "controller.step({{'waited': quantizer.meter.waited(), ...}})"))
-_TRY = 0.25  # of an epoch: no level is tried that would take longer by more, if all waiting came from the link
+_TRY = 0.15  # of an epoch: no level is tried that would take longer by more, if all waiting came from the link
 _PAUSE, _LONGEST_PAUSE = 2, 16  # epochs at a level before the next one is tried; doubled by each move that was in vain
 
 
@@ -29,7 +29,7 @@ class LinkAware(Policy):
     - After two epochs at a level, the next higher one is tried for an epoch, unless it is known to cost too much.
     - A move that was in vain is taken back: a rise after which training waits too much; or a fall after which it waits
       as long as before, so that the waiting comes from steps of unequal length, which is then left out of account. The
-      level then stays for twice as many epochs as before the move, at most 16.
+      level then stays for twice as many epochs as before the move, at most 16, or until the link is a better one.
 
     So an epoch on a link that has just become slow still has the bits of before. Use it where the rate of the link is
     not known beforehand, or changes between epochs; where it is constant, `python -m hvd_dyncomp probe` names a level.
@@ -92,11 +92,14 @@ class LinkAware(Policy):
         if before is not None:
             if before[0] < state.place and excess > most:
                 state.take_back(before[0])
+                state.tried_at = before[1]
                 return f" exceeds {self.most:g}: takes the rise back"
             if before[0] > state.place and not depends:
                 state.take_back(before[0], keeps=True)
                 return ", as with more bits: takes the fall back"
             state.pause = _PAUSE
+        if waited <= most < state.tried_at / 2:  # the link is another one than in the latest try
+            state.pause, state.tried_at = _PAUSE, 0.0
         if excess > most and state.place and state.epochs > state.kept:
             fit = [place for place in range(state.place) if excess * self.levels[place] / bits <= most]
             state.move(max(fit, default=0), waited)
@@ -125,6 +128,7 @@ class _State:
         pause: epochs at a level before the next one is tried.
         kept: epochs at this level in which it does not fall.
         other: waiting that does not come from the link.
+        tried_at: waiting before the latest rise that was taken back.
     """
 
     place: int
@@ -133,6 +137,7 @@ class _State:
     pause: int = _PAUSE
     kept: int = 0
     other: float = 0.0
+    tried_at: float = 0.0
 
     def move(self, place: int, waited: float) -> None:
         self.place, self.before, self.epochs, self.kept = place, (self.place, waited), 0, 0

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_dyncomp import Controller, ControllerError, LinkAware, Record
@@ -64,9 +64,15 @@ def test_a_link_that_changes():
     assert max(times[21:50]) < 1.5 < times[20] and max(times[50:]) == 1
 
 
+def test_tries_that_were_in_vain_on_a_slow_link_do_not_delay_the_first_one_on_a_fast_link():
+    bits, _ = run(60, lambda epoch: 0.12 if epoch < 30 else 0.0, hidden=0.1)  # at 2 bits it waits, but not long
+    assert bits[:30].count(4) == 3 and bits[30:34] == [2, 4, 4, 8]
+
+
 RATES = st.floats(0, 0.5)
 
 
+@settings(deadline=None)
 @given(per_bit=RATES, hidden=st.floats(0, 1))
 def test_on_a_constant_link_epochs_get_within_five_percent_of_the_best_level(per_bit, hidden):
     """But for one try in 17 epochs, in which it takes no longer than twice the bits do."""
@@ -79,6 +85,7 @@ def test_on_a_constant_link_epochs_get_within_five_percent_of_the_best_level(per
 SHARES = st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0]), max_size=60)
 
 
+@settings(deadline=None)
 @given(shares=SHARES, levels=st.sampled_from([LEVELS, (4, 8), (2, 4, 8), (0.25, 32), (1, 2, 3, 4, 5, 6)]))
 def test_it_cannot_oscillate_every_epoch(shares, levels):
     """Whatever the shares: a level that was taken back stays for two epochs, or gives way to a third one."""
