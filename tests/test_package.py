@@ -125,6 +125,7 @@ ROOMS = {
         *("advice", "auto_level", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels"),
         "transport",
     },
+    "diagnostics": {"exchange", "session"},
     "all_ranks": {"exchange", "meter", "session", "transport"},
     "averaging": {"agreement", "controller", "exchange", "policies", "replicas", "session", "transport"},
     "ddp": {
@@ -267,7 +268,7 @@ def test_imports_go_one_way():
 def test_the_exchange_does_not_grow_back():
     """Twice it was made smaller, and grew again. Whoever needs more room first looks for what can go."""
     files = (Path(hvd_dyncomp.__file__).parent / "exchange").glob("*.py")
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 3600
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 3512
 
 
 def imported(source: str) -> set[tuple[str, ...]]:

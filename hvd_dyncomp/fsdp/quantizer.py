@@ -102,13 +102,6 @@ class Quantizer(Session):
             unchecked=self._unchecked,
         )
 
-    def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
-        found = {}
-        for name, parameter in self._source.trained():
-            if parameter.grad is not None:
-                found[name] = parameter.grad.to_local()  # type: ignore[attr-defined]  # a DTensor
-        return found
-
     @property
     def label(self) -> str | None:
         """Part of the names of its collectives, and whose shards it has: only replicas of them are alike."""
