@@ -11,7 +11,6 @@ A step of any front end does what `mean_` does, in this order: begin, hand over 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from hvd_dyncomp.agreement import AVERAGER, agree, description
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.memory import overlapping
-from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.source import Source, checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -128,10 +126,6 @@ class Averager(Session):
         self._source = _Tensors(named, ranks, label)
         self._plan = self._new_plan()
         self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
-        self._latest: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
-
-    def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
-        return self._latest
 
     @torch.no_grad()
     def mean_(self, tensors: Sequence[torch.Tensor | None]) -> None:
@@ -177,7 +171,6 @@ class Averager(Session):
         step = self._begin(absent=absent, wrong=wrong)
         self._average(step, given)
         step.traffic.seconds += time.perf_counter() - began
-        self._latest = weakref.WeakValueDictionary(given)
 
     def _to_agree_on(self) -> dict[str, Any]:
         # What travels uncompressed is summed as it is.

@@ -144,24 +144,6 @@ class Session:
             raise RuntimeError("no optimizer is known yet; call it after a step, or after attach(optimizer)")
         return list(self._source.trained())
 
-    def relative_errors(self) -> dict[str, float]:
-        """Return, by parameter name, the estimated error of the latest averaged gradient relative to its norm.
-
-        Parameters with fewer than `min_numel` values are counted together: all of a bucket under the name of the first.
-        Call it after the gradients have been averaged, and before they are clipped, unscaled or zeroed. It waits for
-        the device, but not for other ranks.
-
-        The estimate is computed from this rank's residuals, as if the residuals of all ranks were equally large and
-        independent. (If more than two ranks reduce together, the second quantization adds about the same error again.)
-        Below one bit, a value stays in the residual for many steps, so the residual may be larger than the averaged
-        gradient. Tensors without a gradient and tensors that another worker of this host quantizes are left out;
-        without error feedback, the result is empty.
-        """
-        plan = self._plan
-        if plan is None:
-            return {}
-        return residual_state.relative_errors(plan.buckets, self._means(plan), plan.source.factor)
-
     def check_replicas(self) -> None:
         """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
 
@@ -244,10 +226,6 @@ class Session:
     def _ranks(self) -> tuple[Transport, str]:
         """The transport and the label for the case that there is no plan."""
         return self._source.transport, self._source.label
-
-    def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
-        """Those of the latest step that are still there, by parameter's name."""
-        return {name: parameter.grad for name, parameter in plan.source.named if parameter.grad is not None}
 
     def _from_backward(self) -> bool:
         """Whether backward has run since the last exchange. There is a plan."""

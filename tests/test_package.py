@@ -124,6 +124,7 @@ ROOMS = {
         *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels"),
         "transport",
     },
+    "diagnostics": {"exchange", "session"},
     "all_ranks": {"exchange", "meter", "session", "transport"},
     "per_rank": {"all_ranks", "session", "transport"},
     "averaging": {"agreement", "controller", "exchange", "policies", "replicas", "session", "transport"},
@@ -140,7 +141,7 @@ ROOMS = {
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
-    "commands": {"ddp", "meter", "on_horovod", "session", "transport"},
+    "commands": {"autograd", "controller", "ddp", "meter", "on_horovod", "session", "transport"},
     "__main__": {"commands"},
 }
 EXCHANGE = {
@@ -265,7 +266,7 @@ def test_imports_go_one_way():
 def test_the_exchange_does_not_grow_back():
     """Twice it was made smaller, and grew again. Whoever needs more room first looks for what can go."""
     files = (Path(hvd_dyncomp.__file__).parent / "exchange").glob("*.py")
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 3600
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 3512
 
 
 def imported(source: str) -> set[tuple[str, ...]]:

@@ -28,7 +28,7 @@ SECTIONS = {
         f"session.Session.{name}"
         for name in (
             *("bits", "state_dict", "load_state_dict", "drop_residuals"),
-            *("relative_errors", "check_replicas"),
+            "check_replicas",
         )
     ],
     "Frameworks": ["integrations.transformers.CompressionCallback", "integrations.lightning.CompressionCallback"],
@@ -39,6 +39,7 @@ SECTIONS = {
     ],
     "Levels and bytes": ["LEVELS", "Meter", "Traffic"],
     "Errors": ["ControllerError", "LockstepError"],
+    "Estimates": ["diagnostics.relative_errors"],
     "Pages about runs": [
         "commands.report.runs.read_runs",
         "commands.report.page.page",

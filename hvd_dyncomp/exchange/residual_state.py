@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -222,44 +221,3 @@ def _moved(state: Mapping[str, Any], kept: Mapping[str, Mapping[str, Any]]) -> d
                     orders[name] = place["order"]
                 stored[name][begin - start : end - start] += values[begin - first : end - first]
     return {name: logical(values, state["residuals"][name].shape, orders[name]) for name, values in stored.items()}
-
-
-@torch.no_grad()
-def relative_errors(buckets: list[Bucket], means: Mapping[str, torch.Tensor], factor: float) -> dict[str, float]:
-    """Relative errors by `Slot.counted_as`; see `DynamicQuantizer.relative_errors`.
-
-    The mean lacks factor * r for a residual r. Residuals of several ranks count as independent: their squares add up.
-
-    Args:
-        means: by the parameter's name.
-        factor: multiplies sums over ranks.
-    """
-    squares: dict[str, tuple[float, float]] = {}
-    for bucket in buckets:
-        parts = list(_parts(bucket, means))
-        norms = [_norm(values) for _, residual, gradient in parts for values in (residual, gradient)]
-        if not parts:
-            continue
-        several = factor**2 * len(bucket.section.ranks)
-        for (name, _, _), (error, gradient) in zip(parts, torch.stack(norms).view(-1, 2).tolist(), strict=True):
-            before = squares.get(name, (0.0, 0.0))
-            squares[name] = before[0] + several * error**2, before[1] + gradient**2
-    ratios = {name: total / whole for name, (total, whole) in squares.items() if whole}
-    return {name: math.sqrt(ratio) for name, ratio in ratios.items() if math.isfinite(ratio)}
-
-
-def _norm(values: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(values, dtype=torch.float64)
-
-
-def _parts(bucket: Bucket, gradients: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """For each parameter that this rank quantizes first, as far as it does: counted name, residual, gradient."""
-    if not bucket.residuals.enabled:
-        return
-    section = bucket.residuals.own_range
-    for slot in bucket.slots:
-        gradient = gradients.get(slot.name)
-        first, last = max(slot.start, section.start), min(slot.start + slot.numel, section.stop)
-        if first < last and gradient is not None and gradient.layout is torch.strided:
-            residual = bucket.residuals.own[first - section.start : last - section.start]
-            yield slot.counted_as, residual, slot.flat(gradient)[first - slot.start : last - slot.start]

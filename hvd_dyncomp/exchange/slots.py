@@ -17,7 +17,8 @@ class Slot:
 
     Attributes:
         small: whether it has fewer than `min_numel` values, and so at least `SMALL_BITS`.
-        counted_as: its name in `relative_errors`; small parameters have that of the first small one in the bucket.
+        counted_as: its name in `diagnostics.relative_errors`; small parameters have that of the bucket's first small
+            one.
         order: its dimensions, from the one that changes slowest from value to value to the fastest.
     """
 

@@ -96,13 +96,6 @@ class Quantizer(Session):
     def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
         return UnitSteps(plan, config, meter=self.meter, unchecked=self._unchecked)
 
-    def _means(self, plan: Plan) -> Mapping[str, torch.Tensor]:
-        found = {}
-        for name, parameter in self._source.trained():
-            if parameter.grad is not None:
-                found[name] = parameter.grad.to_local()  # type: ignore[attr-defined]  # a DTensor
-        return found
-
     @property
     def label(self) -> str | None:
         """Part of the names of its collectives, and whose shards it has: only replicas of them are alike."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from hvd_dyncomp import (
     StepFunction,
     Traffic,
 )
+from hvd_dyncomp.diagnostics import relative_errors
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport import ranks
@@ -56,7 +57,7 @@ class Baseline:
         """Called after every exchange."""
         self._steps += 1
 
-    def relative_errors(self) -> dict[str, float]:
+    def relative_errors(self, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, float]:
         """None is known."""
         return {}
 
@@ -110,9 +111,9 @@ class Quantized:
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
 
-    def relative_errors(self) -> dict[str, float]:
+    def relative_errors(self, gradients: Mapping[str, torch.Tensor | None]) -> dict[str, float]:
         """By tensor, how far the latest step's means are off, as this rank estimates it."""
-        return self.quantizer.relative_errors()
+        return relative_errors(self.quantizer, gradients)
 
     def steps_by_level(self, epoch: int) -> dict[str, int]:
         """How many of an epoch's steps ran at which level: of several in a warm-up only."""

@@ -141,7 +141,8 @@ def train_epoch(
         if gradient_norm is not None:
             gradient_norm.add()
         if (step + 1) % len(batches) == 0:
-            errors = compression.relative_errors()  # now: clipped gradients are no means any more
+            # Now: clipped gradients are no means any more.
+            errors = compression.relative_errors({name: p.grad for name, p in model.named_parameters()})
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         with record_function("update"), framework.synchronized():

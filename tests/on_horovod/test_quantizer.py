@@ -111,7 +111,7 @@ def test_attached_with_one_worker_whose_gradients_nobody_reduces():
     quantizer.attach(optimizer)
     parameter.sum().backward()
     optimizer.step()
-    assert not parameter.any() and quantizer.relative_errors() == {}
+    assert not parameter.any()
     quantizer.load_state_dict(copy.deepcopy(quantizer.state_dict()))
 
 

@@ -14,6 +14,7 @@ import torch
 from problem import same_on_all_ranks
 
 from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Schedule, Static, kernels
+from hvd_dyncomp.diagnostics import relative_errors
 
 SHAPES = {"matrix": (64, 80), "skipped": (30, 10), "long": (3000,), "bias": (10,)}
 EMBEDDING = (50, 8)  # whose gradient stays sparse, and which Horovod exchanges itself
@@ -89,7 +90,7 @@ def ours(**arguments) -> tuple[list[torch.Tensor], list]:
         for _ in range(4):
             run.step()
         run.step(("matrix",) if hvd.rank() else ("matrix", "long"))
-        errors.append(quantizer.relative_errors())
+        errors.append(relative_errors(quantizer, {name: p.grad for name, p in run.parameters.items()}))
         run.optimizer.synchronize()  # of what no backward has made
         run.controller.step({"loss": 1.0 / (1 + epoch)}, num_samples=torch.tensor(3 + hvd.rank(), device="cpu"))
         blob = io.BytesIO()
