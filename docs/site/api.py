@@ -34,7 +34,7 @@ SECTIONS = {
     "Frameworks": ["integrations.transformers.CompressionCallback", "integrations.lightning.CompressionCallback"],
     "Loops of your own": ["Averager"],
     "Policies": [
-        *("StepFunction", "Static", "Schedule", "Plateau", "CriticalRegime"),
+        *("StepFunction", "Static", "Schedule", "Plateau", "CriticalRegime", "LinkAware"),
         *("Policy", "Decision", "Record"),
     ],
     "Levels and bytes": ["LEVELS", "Meter", "Traffic"],
@@ -47,7 +47,7 @@ SECTIONS = {
     ],
 }
 # What other modules and frameworks call, and users do not.
-INTERNAL = ("take", "broken", "everyone", "label", "share", "trained", "stepped", "on_.*", "setup")
+INTERNAL = ("take", "broken", "everyone", "label", "share", "trained", "latest_exchange", "advise", "on_.*", "setup")
 ELSEWHERE = {
     "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html",
     "torch.nn.Module": "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html",
