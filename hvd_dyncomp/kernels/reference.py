@@ -39,22 +39,23 @@ class Placement(NamedTuple):
 
     Attributes:
         half: mid-rise codes are -half <= k < half, mid-tread codes -half <= k <= half.
-        mid_rise: 2^b codes, at k + 1/2 and none at zero; otherwise 2^b - 1 codes with one at zero.
-        reach: the outermost mid-tread code is at this part of the block's maximum, and what is
-            beyond is clipped.
+        mid_rise: 2^b codes and none at zero; otherwise 2^b - 1 codes with one at zero.
+        reach: the outermost code is at this part of the block's maximum, and what is beyond is clipped.
         fine: up to this code, codes are one scale apart; the next fine / 2 are two scales apart, and those behind them
             four. 0: all are one scale apart.
+        outer: two bits are a sign, and whether a value is so many scales from zero, or one. 0: other codes.
     """
 
     half: int
     mid_rise: bool = False
     reach: float = 1.0
     fine: int = 0
+    outer: int = 0
 
     @property
     def top(self) -> int:
-        """Where the outermost code is. (Mid-rise, half a scale closer to zero.)"""
-        return 4 * (self.half - self.fine) if self.fine else self.half
+        """Where the outermost code is. (At 1 bit, half a scale closer to zero.)"""
+        return self.outer or (4 * (self.half - self.fine) if self.fine else self.half)
 
     @property
     def widest(self) -> int:
@@ -62,12 +63,16 @@ class Placement(NamedTuple):
         return min(self.fine, 4) or 1
 
 
+# At 2 bits, three codes serve blocks in which fewer than this part of the values are at least half of the inner code.
+ENOUGH = 0.5
+
 # With error feedback it is the largest values of a block that must arrive at once, whatever that costs the others; and
-# with few codes, the small values want them: docs/math.md says why. At 4 bits the places are those of the number format
+# with few codes, the small values want them: docs/math.md says why. At 2 bits the sign of a scale says that a block has
+# three codes: zeros stay zeros there. At 4 bits the places are those of the number format
 # E2M1. One bit has its own rule; levels below one bit have `sparse.MAGNITUDES`.
 PLACEMENTS = {
     1: Placement(1, mid_rise=True, reach=0.0),
-    2: Placement(1, reach=0.7),
+    2: Placement(0, reach=0.7, outer=4),
     **{bits: Placement(2 ** (bits - 1) - 1, fine=2 ** (bits - 2)) for bits in (3, 4, 5, 6, 7)},
     **{bits: Placement(2 ** (bits - 1) - 1) for bits in (8, 16)},
 }
@@ -112,6 +117,7 @@ def encode(
         gradient.numel() if real is None else real
     )
     x = torch.where(is_real, gradient.view_as(is_real), 0.0)
+    with_zeros = ((x == 0) & is_real).any(dim=1, keepdim=True)
     if residual is not None:
         own = residual.view_as(x)
         own.masked_fill_(~is_real, 0.0)
@@ -122,7 +128,7 @@ def encode(
         scale, codes = sparse.encode(x, real_values, bits)
         decoded = sparse.decode(codes, scale, bits)
     else:
-        scale, codes, decoded = _encode_each(x, real_values, int(bits))
+        scale, codes, decoded = _encode_each(x, real_values, with_zeros, int(bits))
     if residual is not None:
         finite = ~scale.isnan()
         lost = torch.where(finite & ~waits & is_real, x - decoded, before)
@@ -130,18 +136,48 @@ def encode(
     return torch.cat([scales.to_bytes(scale), codes], dim=1)
 
 
-def _encode_each(x: torch.Tensor, real: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; their values."""
+def _encode_each(
+    x: torch.Tensor, real: torch.Tensor, with_zeros: torch.Tensor, bits: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One bit and more: scales, 0 or NaN where a block is zero or not finite; packed codes; their values.
+
+    Args:
+        with_zeros: (blocks, 1), whether any of the block's real gradients is zero.
+    """
     placement = PLACEMENTS[bits]
     scale = _scale(x, real, bits)
     finite = scale <= LARGEST_VALUE / placement.top  # False for NaN
     live = finite & (scale >= SMALLEST_SCALE)
+    # A NaN scale on the wire makes the whole block NaN when it is decoded.
+    sent = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
+    if placement.outer:
+        three = live & (with_zeros | _few_reach(x, real, scale))
+        codes = _inner_or_outer(x, scale, live, three, placement.outer)
+        return torch.where(three, -sent, sent), pack(codes, bits), _of_four(codes, sent, three, placement.outer)
     k = _round(x, torch.where(live, 1 / scale, 0.0), placement)
     k = torch.where(live, k, 0.0) + 0.0  # a code has no negative zero
+    return sent, pack((k + placement.half).to(torch.int32), bits), _values(k, sent, placement)
 
-    # A NaN scale on the wire makes the whole block NaN when it is decoded.
-    scale = torch.where(finite, torch.where(live, scale, 0.0), torch.nan)
-    return scale, pack((k + placement.half).to(torch.int32), bits), _values(k, scale, placement)
+
+def _inner_or_outer(
+    x: torch.Tensor, scale: torch.Tensor, live: torch.Tensor, three: torch.Tensor, outer: int
+) -> torch.Tensor:
+    """Codes of two bits, int32 (equation 2e): whether it is an outer one, and its sign. `three`: (blocks, 1)."""
+    is_outer = x.abs() > scale * torch.where(three, outer / 2, (1 + outer) / 2).to(torch.float32)
+    codes = is_outer.to(torch.int32) | (torch.signbit(x).to(torch.int32) << 1)
+    return torch.where(live & (is_outer | ~three), codes, 0)
+
+
+def _of_four(codes: torch.Tensor, scale: torch.Tensor, three: torch.Tensor, outer: int) -> torch.Tensor:
+    """The values of codes of two bits."""
+    size = torch.where(codes & 1 == 1, float(outer), torch.where(three, 0.0, 1.0))
+    return torch.where(codes & 2 == 2, -size, size) * scale
+
+
+def _few_reach(x: torch.Tensor, real: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """(blocks, 1), whether few values are as large as half of the inner code: to the others it would be noise."""
+    reaching = (x.abs() >= scale * 0.5).sum(dim=1, keepdim=True)  # no padding among them, in a live block
+    return reaching < real * ENOUGH
 
 
 def stored(residual: torch.Tensor, dither: int) -> torch.Tensor:
@@ -202,8 +238,12 @@ def decode(payload: torch.Tensor, *, bits: float, block_size: int, factor: float
     """
     if payload.numel() == 0:
         return torch.empty(0, dtype=torch.float32, device=payload.device)
-    scale = scales.scales(payload, bits, block_size).view(-1, 1) * factor
+    scale = scales.scales(payload, bits, block_size).view(-1, 1)
     codes = payload[:, SCALE_BYTES:]
+    if bits == 2:
+        outer, three = PLACEMENTS[2].outer, torch.signbit(scale)
+        return _of_four(unpack(codes, 2, block_size), scale.abs() * factor, three, outer).view(-1)
+    scale = scale * factor
     if bits < 1:
         return sparse.decode(codes, scale, bits).view(-1)
     placement = PLACEMENTS[int(bits)]

@@ -39,7 +39,7 @@ def to_bytes(scale: torch.Tensor) -> torch.Tensor:
 
 
 def scales(payload: torch.Tensor, bits: float, block_size: int) -> torch.Tensor:
-    """The scales of the blocks in `payload`: NaN for blocks that are not finite.
+    """The scales of the blocks in `payload`: NaN for blocks that are not finite, negative for three codes of 2 bits.
 
     Args:
         payload: (blocks * block_bytes(bits, block_size)) uint8 of any shape, at any address.

@@ -28,6 +28,8 @@ def golden_lines() -> list[str]:
         for real in (64, 32):
             payload = encode(x, None, bits=bits, block_size=64, real=real)
             lines.append(f"{bits} {real} " + payload.numpy().tobytes().hex())
+    x[31] = 0.0
+    lines.append("2 three codes " + encode(x, None, bits=2, block_size=64).numpy().tobytes().hex())
     return lines
 
 

@@ -77,12 +77,14 @@ def test_nothing_is_lost_and_errors_are_bounded(tensors, shape):
     assert ((got.double() + kept - x.double()).abs() <= ulp + 2.0**-7 * kept.abs())[:real].all()
     assert not residual[real:].any(), "padding owes nothing"
 
-    scale = scales(payload, **shape).double().view(-1, 1)
+    scale = scales(payload, **shape).double().view(-1, 1).abs()  # at 2 bits the sign says which codes a block has
     rows, errors = x.view(blocks, -1).double(), (got - x).view(blocks, -1).double().abs()
     if shape["bits"] >= 1:
         placement = PLACEMENTS[shape["bits"]]
-        outermost = (placement.top - 0.5 if placement.mid_rise else placement.top) * scale
+        outermost = (0.5 if shape["bits"] == 1 else placement.top) * scale
         apart = scale
+        if placement.outer:  # from the inner codes or from zero to the outer ones
+            apart = torch.where(scales(payload, **shape).view(-1, 1) < 0, placement.outer, placement.outer - 1) * scale
         if placement.fine:  # up to this code they are one scale apart, up to twice as far out two, then four
             fine = placement.fine * scale
             apart = torch.where(rows.abs() <= fine, scale, torch.where(rows.abs() <= 2 * fine, 2 * scale, 4 * scale))

@@ -30,7 +30,7 @@ def blocks_of_values(draw, block_size, blocks, *, broken=True):
     generator = torch.Generator().manual_seed(draw(WORDS))
     parts = [torch.empty(0)]
     for _ in range(blocks):
-        kind = draw(st.sampled_from(["random", "random", "ties", "constant", "zero", "special", "broken"]))
+        kind = draw(st.sampled_from(["random", "random", "ties", "constant", "lone", "zero", "special", "broken"]))
         scale = 2.0 ** draw(st.integers(-149, 127))
         part = torch.randn(block_size, generator=generator, dtype=torch.float64) * scale
         where = torch.randint(0, block_size, (draw(st.integers(1, block_size)),), generator=generator)
@@ -38,6 +38,8 @@ def blocks_of_values(draw, block_size, blocks, *, broken=True):
             part = torch.randint(-120, 121, (block_size,), generator=generator).double() * scale / 8
         elif kind == "constant":
             part[:] = part[0]
+        elif kind == "lone":
+            part[where[0]] *= 1024
         elif kind == "zero":
             part *= 0.0
         elif kind == "special":

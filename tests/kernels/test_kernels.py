@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels.packing import pack, unpack
 from hvd_dyncomp.kernels.reference import decode, decode_sum, encode, residual_bound, stored
-from hvd_dyncomp.kernels.scales import block_bytes
+from hvd_dyncomp.kernels.scales import block_bytes, scales
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 each_level = pytest.mark.parametrize("bits", COMPRESSED)
@@ -130,6 +130,47 @@ def test_zeros_among_other_values_stay_zero(bits):
     assert not round_trip(x, bits)[::3].any()
 
 
+def codes_of_two_bits(x: torch.Tensor, residual: torch.Tensor | None = None, **arguments) -> tuple[float, list[float]]:
+    """The scale of a block as it is sent, and the different values that it decodes to, in scales."""
+    payload = encode(x, residual, bits=2, block_size=len(x), **arguments)
+    sent = scales(payload, 2, len(x)).item()
+    return sent, (decode(payload, bits=2, block_size=len(x)) / abs(sent)).unique().tolist()
+
+
+def test_two_bits_are_four_codes_of_unequal_distance():
+    x = values("gauss", 128)
+    sent, codes = codes_of_two_bits(x)
+    assert 0.7 / 4 * x.abs().max() <= sent <= 0.7 / 4 * x.abs().max() * (1 + 2**-7) and codes == [-4, -1, 1, 4]
+    decoded = round_trip(x, 2, 128)
+    assert torch.equal(decoded.abs() == 4 * sent, x.abs() >= 2.5 * sent), "each value gets the nearer code"
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_gradient_of_zero_gives_two_bits_three_codes(zero):
+    """An unused row of an embedding shares a block with a used one: it gets zeros, though something is owed to it."""
+    x, residual = values("gauss", 128), (values("gauss", 128, seed=1) / 30).bfloat16()
+    x[:64] = zero
+    owed = residual.clone()
+    sent, codes = codes_of_two_bits(x, residual)
+    assert sent < 0 and codes == [-4, 0, 4]
+    assert torch.equal(residual[:64], owed[:64])
+    x[0], x[1:64] = zero, 1.0
+    assert codes_of_two_bits(x)[0] < 0, "one is enough"
+    x[0] = 1e-30
+    assert codes_of_two_bits(x)[0] > 0
+    assert codes_of_two_bits(torch.cat([x[:64], torch.zeros(64)]), real=64)[0] > 0, "padding is no gradient"
+
+
+def test_where_few_values_reach_half_of_the_inner_code_two_bits_have_three_codes():
+    """To the others it would be noise: blocks with a value that is far above all others."""
+    for reaching, three in ((63, True), (64, False)):
+        x = torch.full((128,), 0.08)
+        x[:reaching] = 0.095
+        x[0] = 1.0  # the inner code is 0.175, or a little more
+        sent, codes = codes_of_two_bits(x)
+        assert (sent < 0) == three and codes == ([0, 4] if three else [1, 4])
+
+
 @each_level
 def test_the_sign_and_the_largest_value_survive(bits):
     x = values("gauss", 8 * B)
@@ -183,7 +224,7 @@ def relative_error(bits: float, steps: list[list[torch.Tensor]]) -> float:
 
 
 # What the design asks for; docs/math.md has the figures that are reached.
-LIMITS = {0.125: 0.76, 0.25: 0.59, 0.5: 0.42, 1: 0.20, 2: 0.27, 3: 0.095, 4: 0.037, 8: 0.0025, 16: 1e-5}
+LIMITS = {0.125: 0.76, 0.25: 0.59, 0.5: 0.42, 1: 0.20, 2: 0.14, 3: 0.095, 4: 0.037, 8: 0.0025, 16: 1e-5}
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "laplace", "student-t3"])
@@ -191,8 +232,6 @@ def test_accuracy_of_the_sum_of_thirty_steps(distribution):
     steps = [[values(distribution, 32 * B, seed=1 + 2 * step + rank) for rank in range(2)] for step in range(30)]
     errors = {bits: relative_error(bits, steps) for bits in COMPRESSED}
     print(distribution, {bits: f"{error:.2g}" for bits, error in errors.items()})
-    # At 2 bits the largest values of a block arrive at once, and others wait longer than at 1 bit.
-    ordered = [bits for bits in COMPRESSED if bits != 2]
-    assert all(errors[a] > errors[b] for a, b in zip(ordered, ordered[1:], strict=False)), errors
+    assert all(errors[a] > errors[b] for a, b in zip(COMPRESSED, COMPRESSED[1:], strict=False)), errors
     if distribution == "gauss":
         assert all(errors[bits] <= limit for bits, limit in LIMITS.items()), errors

@@ -40,12 +40,15 @@ HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, void*
         const size_t here = shape.blocks - begin < batch ? shape.blocks - begin : batch;
         Block block[most];
         float scale[most];
+        bool three[most] = {};
         for (size_t i = 0; i < here; ++i) {
             block[i] = next(begin + i, from(residual, begin + i, count), buffers + i * count, sums);
             if constexpr (Level < 0) {
                 scale[i] = sparse_scale<-Level>(rows, largest_of(i), block[i].x, count, block[i].real, sums);
             } else {
-                scale[i] = block_scale<Level>(block[i].x, count, block[i].real, block[i].most, sums);
+                scale[i] = block_scale<Level>(block[i].x, count, block[i].real, block[i].seen.most, sums);
+                if constexpr (looks_for_zeros(Level))
+                    three[i] = block[i].seen.zeros || few_reach(block[i].x, count, block[i].real, scale[i]);
             }
         }
         for (size_t i = 0; i < here; ++i) {
@@ -53,11 +56,17 @@ HVD_INLINE void write_blocks(uint8_t* out, Residual residual, Shape shape, void*
             if constexpr (Level < 0) {
                 write_sparse_block<-Level>(rows, out + b * bytes, block[i].x, largest_of(i), block[i].residual, count, scale[i]);
             } else {
-                write_block<Level>(out + b * bytes, block[i].x, block[i].residual, count, scale[i]);
+                write_block<Level>(out + b * bytes, block[i].x, block[i].residual, count, scale[i], three[i]);
             }
             if (block[i].residual.values) clear(block[i].residual.values, block[i].real, count);
         }
     }
+}
+
+// A block without a residual.
+template <int Level>
+HVD_INLINE Block alone(const float* gradient, size_t real) {
+    return {gradient, {}, real, {-1, looks_for_zeros(Level) && has_zeros(gradient, real)}};
 }
 
 template <int Level>
@@ -66,18 +75,17 @@ void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, v
     Cursor cursor(values);
     const auto next = [&](size_t, Residual own, float* buffer, double* sums) -> Block {
         const float* gradient = cursor.in_place(count);
-        if (gradient && !own.values) return {gradient, {}, count};
-        float most;
-        if (gradient && add(buffer, gradient, own.values, count, residual_bound(Level), &most))
-            return {buffer, own, count, most};
+        Seen seen;
+        if (gradient && !own.values) return alone<Level>(gradient, count);
+        if (gradient && add<Level>(buffer, gradient, own.values, count, &seen)) return {buffer, own, count, seen};
         size_t real = count;
         if (!gradient) {
             real = cursor.gather(buffer, count);
             gradient = buffer;
         }
-        if (!own.values) return {gradient, {}, real};
+        if (!own.values) return alone<Level>(gradient, real);
         clear(own.values, real, count);
-        return add_bounded(buffer, gradient, own, count, real, sums, residual_bound(Level));
+        return add_bounded<Level>(buffer, gradient, own, count, real, sums);
     };
     write_blocks<Level>(out, residual, shape, scratch, next);
 }
@@ -87,9 +95,9 @@ void encode_level(uint8_t* out, Values values, Residual residual, Shape shape, v
 constexpr size_t kStreamedBytes = 1 << 24;
 
 template <int Level, bool Stream, bool Add>
-HVD_INLINE bool read(const Rows<Level>& rows, float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count, float* most = nullptr) {
+HVD_INLINE bool read(const Rows<Level>& rows, float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count, Seen* seen = nullptr) {
     if constexpr (Level < 0) return read_sparse_block<-Level, Stream, Add>(rows, out, versions, offset, residual, count);
-    else return read_block<Level, Stream, Add>(out, versions, offset, residual, count, most);
+    else return read_block<Level, Stream, Add>(out, versions, offset, residual, count, seen);
 }
 
 template <int Level>
@@ -116,14 +124,14 @@ void reduce_level(uint8_t* out, Versions versions, Residual residual, size_t rea
     const Rows<Level> rows(count);
     const auto next = [&](size_t b, Residual own, float* buffer, double* sums) -> Block {
         const size_t behind = real > b * count ? real - b * count : 0, here = behind < count ? behind : count;
-        float most = -1;
-        if (here == count && own.values && read<Level, false, true>(rows, buffer, versions, b * bytes, own.values, count, &most))
-            return {buffer, own, here, most};
+        Seen seen;
+        if (here == count && own.values && read<Level, false, true>(rows, buffer, versions, b * bytes, own.values, count, &seen))
+            return {buffer, own, here, seen};
         read<Level, false, false>(rows, buffer, versions, b * bytes, nullptr, count);
         clear(buffer, here, count);
-        if (!own.values) return {buffer, {}, here};
+        if (!own.values) return alone<Level>(buffer, here);
         clear(own.values, here, count);
-        return add_bounded(buffer, buffer, own, count, here, sums, residual_bound(Level));
+        return add_bounded<Level>(buffer, buffer, own, count, here, sums);
     };
     write_blocks<Level>(out, residual, shape, scratch, next);
 }

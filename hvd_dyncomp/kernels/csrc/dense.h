@@ -16,15 +16,16 @@ struct Placement {
     bool mid_rise;
     double reach;
     int fine;
+    int outer;
     int top;
 };
 
 constexpr Placement placement(int bits) {
     const int half = (1 << (bits - 1)) - 1, fine = 1 << (bits - 2 > 0 ? bits - 2 : 0);
-    return bits == 1   ? Placement{1, true, 0.0, 0, 1}
-           : bits == 2 ? Placement{1, false, 0.7, 0, 1}
-           : bits < 8  ? Placement{half, false, 1.0, fine, 4 * (half - fine)}
-                       : Placement{half, false, 1.0, 0, half};
+    return bits == 1   ? Placement{1, true, 0.0, 0, 0, 1}
+           : bits == 2 ? Placement{0, false, 0.7, 0, 4, 4}
+           : bits < 8  ? Placement{half, false, 1.0, fine, 0, 4 * (half - fine)}
+                       : Placement{half, false, 1.0, 0, 0, half};
 }
 
 // reference._scale. Of the `count` values `real` count; the others are zero.
@@ -38,6 +39,11 @@ HVD_INLINE float block_scale(const float* x, size_t count, size_t real, float kn
         const double most = known >= 0 ? known : maximum(x, count);
         return rounded_up((float)(most * at.reach / at.top));
     }
+}
+
+// reference._few_reach, of a block without zeros among its `real` gradients: whether it has three codes at 2 bits.
+HVD_INLINE bool few_reach(const float* x, size_t count, size_t real, float scale) {
+    return 2 * (size_t)count_from(x, count, (Ints)broadcast(scale * 0.5f)) < real;
 }
 
 // The magnitude of one with the sign of the other.
@@ -126,6 +132,45 @@ class Decoder {
     Floats tables_[kTables ? kTables : 1];
 };
 
+// Two bits, which are a sign and whether a value is an outer or an inner one: reference._inner_or_outer and _of_four. The
+// inner codes of `three` are zero.
+class TwoBits {
+  public:
+    HVD_INLINE TwoBits(float scale, bool three) : inner_((Ints)broadcast(three ? 0.0f * scale : scale)) {
+        constexpr float outer = placement(2).outer;
+        outer_ = (Ints)broadcast(outer * scale);
+        step_ = (Ints)broadcast(scale * (three ? outer / 2 : (1 + outer) / 2));
+        inner_signs_ = marks_of(!three);
+        for (int i = 0; i < kLanes; ++i) table_[i] = i & 1 ? outer_[i] : inner_[i];
+        table_ |= (Ints)(lane_numbers() << 30) & kSign;
+    }
+
+    // The code of each value, and what it stands for.
+    HVD_INLINE Ints operator()(Floats x, Floats* value) const {
+        const Marks is_outer = above(magnitude(x), step_);
+        const Ints sign = only(is_outer | inner_signs_, (Ints)x & kSign);
+        *value = (Floats)(either(is_outer, outer_, inner_) ^ sign);
+        return (Ints)((Words)sign >> 30) | only(is_outer, Ints{} + 1);
+    }
+
+    // What the codes in the bits from `Shift` on of some bytes stand for.
+    template <int Shift>
+    HVD_INLINE Floats decoded(Ints bytes) const {
+#if defined(__x86_64__) && HVD_LANES == 16
+        return (Floats)_mm512_permutexvar_ps((__m512i)(bytes >> Shift), (__m512)table_);
+#elif defined(__x86_64__) && HVD_LANES == 8
+        return (Floats)_mm256_permutevar8x32_ps((__m256)table_, (__m256i)(bytes >> Shift));
+#else
+        return (Floats)(either(bytes << (31 - Shift) >> 31, outer_, inner_) ^ (bytes << (30 - Shift) & kSign));
+#endif
+    }
+
+  private:
+    static constexpr int kSign = -0x7fffffff - 1;
+    Ints inner_, outer_, step_, table_;
+    Marks inner_signs_;
+};
+
 // All codes of a block whose scale is zero or NaN stand for k = 0.
 template <int Bits>
 HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
@@ -139,9 +184,10 @@ HVD_INLINE void write_dead_block(uint8_t* packed, size_t count) {
 
 // Codes of x, and what they lose into `residual`, unless that is null.
 template <int Bits>
-HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual residual, size_t count, float scale) {
+HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual residual, size_t count, float scale, bool three) {
     const Floats inverse = broadcast(1.0f / scale);
     const Decoder<Bits> decoder(scale);
+    const TwoBits two_bits(scale, three);
     constexpr int n = streams(Bits);
     const size_t stride = count / n;
     const Words dither = dithers(residual);
@@ -151,9 +197,14 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
         for (int s = 0; s < n; ++s) {
             const size_t at = s * stride + i;
             const Floats values = load<Floats>(x + at);
-            const Floats k = quantize<Bits>(values, inverse);
-            codes[s] = __builtin_convertvector(k, Ints) + placement(Bits).half;
-            if (residual.values) store_residual(residual.values + at, values - decoder(codes[s]), dither);
+            Floats sent;
+            if constexpr (Bits == 2) {
+                codes[s] = two_bits(values, &sent);
+            } else {
+                codes[s] = __builtin_convertvector(quantize<Bits>(values, inverse), Ints) + placement(Bits).half;
+                sent = decoder(codes[s]);
+            }
+            if (residual.values) store_residual(residual.values + at, values - sent, dither);
         }
         pack<Bits>(packed, codes, i, stride);
     }
@@ -161,24 +212,34 @@ HVD_INLINE void write_live_block(uint8_t* packed, const float* x, Residual resid
 
 // One block of reference.encode, from x = gradient + residual and its scale on.
 template <int Bits>
-HVD_INLINE void write_block(uint8_t* to, const float* x, Residual residual, size_t count, float scale) {
+HVD_INLINE void write_block(uint8_t* to, const float* x, Residual residual, size_t count, float scale, bool three) {
     constexpr float largest = (float)(0x1p127 / placement(Bits).top);  // scales.LARGEST_VALUE
     const bool finite = scale <= largest;  // scales are not negative; false for NaN
     const bool live = finite && scale >= 0x1p-100f;  // scales.SMALLEST_SCALE
     if (live) {
-        write_live_block<Bits>(to + kScaleBytes, x, residual, count, scale);
+        write_live_block<Bits>(to + kScaleBytes, x, residual, count, scale, three);
         saturate(residual, count, scale);
     } else {
         write_dead_block<Bits>(to + kScaleBytes, count);
         if (residual.values && finite) store_residuals(residual, x, count);
     }
-    store_scale(to, live, finite, scale);
+    store_scale(to, live, finite, live && three ? -scale : scale);
 }
 
 // The values that position `i` of all streams of one block stands for (reference.decode).
 template <int Bits>
 HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, size_t i, size_t stride) {
     constexpr int n = streams(Bits);
+    if constexpr (Bits == 2) {
+        const float scale = load_scale(from);
+        const TwoBits two_bits(__builtin_fabsf(scale) * factor, __builtin_signbit(scale));
+        const Ints bytes = load_bytes(from + kScaleBytes + i);
+        values[0] = two_bits.decoded<0>(bytes);
+        values[1] = two_bits.decoded<2>(bytes);
+        values[2] = two_bits.decoded<4>(bytes);
+        values[3] = two_bits.decoded<6>(bytes);
+        return;
+    }
     Ints codes[n];
     unpack<Bits>(codes, from + kScaleBytes, i, stride);
     const Decoder<Bits> decoder(load_scale(from) * factor);
@@ -189,9 +250,9 @@ HVD_INLINE void read_values(Floats* values, const uint8_t* from, float factor, s
 // The sum of the versions of one block, which begins `offset` bytes into their payloads (reference.decode_sum). `Stream`:
 // past the caches. `Add`: plus `residual`, if that is surely within the bound; otherwise false, and `out` is of no use.
 template <int Bits, bool Stream, bool Add>
-HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count, float* most) {
+HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const uint16_t* residual, size_t count, Seen* seen) {
     constexpr int n = streams(Bits);
-    Norms norms;
+    Norms<looks_for_zeros(Bits)> norms;
     const size_t stride = count / n;
     for (size_t i = 0; i < stride; i += kLanes) {
         Floats sum[n];
@@ -214,7 +275,7 @@ HVD_INLINE bool read_block(float* out, Versions versions, size_t offset, const u
             else store(out + at, sum[s]);
         }
     }
-    if constexpr (Add) *most = norms.maximum();
+    if constexpr (Add) *seen = norms.seen();
     return !Add || norms.within(residual_bound(Bits));
 }
 

@@ -51,8 +51,24 @@ HVD_INLINE void store_residuals(Residual to, const float* lost, size_t count) {
         store_residual(to.values + i, load<Floats>(lost + i), dithers(to));
 }
 
+// Whether a level's codes depend on zeros among the gradients.
+constexpr bool looks_for_zeros(int level) { return level == 2; }
+
+// What is known of a block's values: the largest magnitude, if it is not negative; whether a gradient is zero.
+struct Seen {
+    float most = -1;
+    bool zeros = false;
+};
+
+HVD_INLINE bool has_zeros(const float* gradient, size_t count) {
+    int32_t found = 0;
+    for (size_t i = 0; i < count; ++i) found |= gradient[i] == 0.0f;
+    return found;
+}
+
 // A quick look at the norms of a block's gradient and residual, for the passes that add them: whether the residual is
 // surely below its bound, as nearly all are. The exact comparison needs two sums over the tree.
+template <bool Zeros>
 class Norms {
   public:
     // Returns their sum.
@@ -61,11 +77,12 @@ class Norms {
         of_gradient_[slot % 4] = multiply_add(gradient, gradient, of_gradient_[slot % 4]);
         of_residual_[slot % 4] = multiply_add(residual, residual, of_residual_[slot % 4]);
         of_sum_ = larger(of_sum_, magnitude(sum));
+        if constexpr (Zeros) zeros_ |= zeros(gradient);
         return sum;
     }
 
     // max |x| of the sums; a NaN if there is one.
-    HVD_INLINE float maximum() const { return largest(of_sum_); }
+    HVD_INLINE Seen seen() const { return {largest(of_sum_), Zeros && any(zeros_)}; }
 
     // The sums are off by less than 1e-3 of themselves (16384 additions one after the other, for the largest block and the
     // shortest vectors), and by less than 1e-40 for what was too small to be squared. False where anything is not finite,
@@ -82,12 +99,13 @@ class Norms {
   private:
     Floats of_gradient_[4] = {}, of_residual_[4] = {};
     Ints of_sum_ = {};
+    Marks zeros_ = {};
 };
 
-// out = gradient + residual, if that is surely within `bound`; otherwise false, and `out` is of no use. `most`: the
-// largest magnitude.
-HVD_INLINE bool add(float* out, const float* gradient, const uint16_t* residual, size_t count, double bound, float* most) {
-    Norms norms;
+// out = gradient + residual, if that is surely within the level's bound; otherwise false, and `out` is of no use.
+template <int Level>
+HVD_INLINE bool add(float* out, const float* gradient, const uint16_t* residual, size_t count, Seen* seen) {
+    Norms<looks_for_zeros(Level)> norms;
     for (size_t i = 0; i < count; i += 4 * kLanes)
         HVD_UNROLL
         for (int s = 0; s < 4; ++s) {
@@ -95,8 +113,8 @@ HVD_INLINE bool add(float* out, const float* gradient, const uint16_t* residual,
             const Floats a = load<Floats>(gradient + at), b = load_residual(residual + at);
             store(out + at, norms.add(s, a, b));
         }
-    *most = norms.maximum();
-    return norms.within(bound);
+    *seen = norms.seen();
+    return norms.within(residual_bound(Level));
 }
 
 // A block on its way to the wire.
@@ -104,21 +122,23 @@ struct Block {
     const float* x;     // gradient + bounded residual, zeros behind the real values
     Residual residual;  // where to leave what is lost; null for nowhere
     size_t real;        // values that are not padding
-    float most = -1;    // the largest magnitude, if it is known
+    Seen seen;
 };
 
 // reference._add, for any block.
-HVD_INLINE Block add_bounded(float* out, const float* gradient, Residual residual, size_t count, size_t real, double* sums,
-                             double bound) {
+template <int Level>
+HVD_INLINE Block add_bounded(float* out, const float* gradient, Residual residual, size_t count, size_t real, double* sums) {
+    constexpr double bound = residual_bound(Level);
+    const Seen seen = {-1, looks_for_zeros(Level) && has_zeros(gradient, real)};
     const double of_gradient = tree_sum<Square>(gradient, count, sums);
-    if (of_gradient == 0.0) return {gradient, {}, real};  // a zero block, and what is owed waits
+    if (of_gradient == 0.0) return {gradient, {}, real, seen};  // a zero block, and what is owed waits
     const double of_residual = tree_sum<Square>(residual.values, count, sums);
     float factor = 1.0f;
     if (of_residual > bound * bound * of_gradient)
         factor = (float)(bound * __builtin_sqrt(of_gradient / of_residual));
     for (size_t i = 0; i < count; i += kLanes)
         store(out + i, load<Floats>(gradient + i) + load_residual(residual.values + i) * factor);
-    return {out, residual, real};
+    return {out, residual, real, seen};
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ HVD_INLINE float rounded_to_bfloat16(float x) {
     return load<float>(&rounded);
 }
 
-// A scale that has been rounded. A block that counts as zero has none, and one that is not finite has a NaN.
+// A scale that has been rounded; at 2 bits it may be negative. A block that counts as zero has none, and one that is not finite has a NaN.
 HVD_INLINE void store_scale(uint8_t* to, bool live, bool finite, float scale) {
     store(to, !finite ? kWireNan : live ? (uint16_t)(load<uint32_t>(&scale) >> 16) : (uint16_t)0);
 }

@@ -106,6 +106,50 @@ HVD_INLINE double halved(Doubles x) {
 #endif
 }
 
+// The results of comparisons. The compilers make vectors of AVX-512's masks, and back.
+#if defined(__x86_64__) && HVD_LANES == 16
+typedef __mmask16 Marks;
+HVD_INLINE Marks zeros(Floats x) { return _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_EQ_OQ); }
+HVD_INLINE Marks above(Ints a, Ints b) { return _mm512_cmpgt_epi32_mask((__m512i)a, (__m512i)b); }
+HVD_INLINE Ints only(Marks marks, Ints x) { return (Ints)_mm512_maskz_mov_epi32(marks, (__m512i)x); }
+HVD_INLINE Ints either(Marks marks, Ints a, Ints b) { return (Ints)_mm512_mask_blend_epi32(marks, (__m512i)b, (__m512i)a); }
+HVD_INLINE Marks marks_of(bool all) { return all ? 0xffff : 0; }
+HVD_INLINE bool any(Marks marks) { return marks; }
+#else
+typedef Ints Marks;
+HVD_INLINE Marks zeros(Floats x) { return x == 0.0f; }
+HVD_INLINE Marks above(Ints a, Ints b) { return a > b; }
+HVD_INLINE Ints only(Marks marks, Ints x) { return marks & x; }
+HVD_INLINE Ints either(Marks marks, Ints a, Ints b) { return b ^ (marks & (a ^ b)); }
+HVD_INLINE Marks marks_of(bool all) { return Ints{} - all; }
+HVD_INLINE bool any(Marks marks) {
+    HVD_UNROLL
+    for (int by = kLanes / 2; by > 0; by /= 2) marks |= (Ints)swap_lanes((Floats)marks, by, (Ints)lane_numbers() ^ by);
+    return marks[0];
+}
+#endif
+
+// How many values have at least a magnitude of the given bits.
+HVD_INLINE uint32_t count_from(const float* x, size_t count, Ints least) {
+#if defined(__x86_64__) && HVD_LANES == 16
+    uint32_t found[4] = {};
+    for (size_t i = 0; i < count; i += 4 * kLanes)
+        HVD_UNROLL
+        for (int s = 0; s < 4; ++s)
+            found[s] += __builtin_popcount(_mm512_cmpge_epi32_mask((__m512i)magnitude(load<Floats>(x + i + s * kLanes)), (__m512i)least));
+    return (found[0] + found[1]) + (found[2] + found[3]);
+#else
+    Ints found[4] = {};
+    for (size_t i = 0; i < count; i += 4 * kLanes)
+        HVD_UNROLL
+        for (int s = 0; s < 4; ++s) found[s] -= magnitude(load<Floats>(x + i + s * kLanes)) >= least;
+    Ints all = (found[0] + found[1]) + (found[2] + found[3]);
+    HVD_UNROLL
+    for (int by = kLanes / 2; by > 0; by /= 2) all += (Ints)swap_lanes((Floats)all, by, (Ints)lane_numbers() ^ by);
+    return (uint32_t)all[0];
+#endif
+}
+
 #if defined(__x86_64__) && HVD_LANES == 16
 
 HVD_INLINE Ints larger(Ints a, Ints b) { return (Ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }

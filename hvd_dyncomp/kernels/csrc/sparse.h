@@ -256,7 +256,7 @@ HVD_INLINE Sent<V> read_groups(const uint8_t* from, float factor, size_t i, size
 // As `read_block`, for the groups from `i` on.
 template <int Part, int V, bool Short, bool Stream, bool Add>
 HVD_INLINE void read_sparse(const Rows<-Part>& rows, float* out, Versions versions, size_t offset, const uint16_t* residual,
-                            size_t i, size_t n, Norms& norms) {
+                            size_t i, size_t n, Norms<false>& norms) {
     constexpr int together = 2;  // versions, whose codes are in registers
     for (size_t first = 0; first < versions.count; first += together) {
         const bool second = first + 1 < versions.count, last = first + together >= versions.count;
@@ -295,7 +295,7 @@ template <int Part, bool Stream, bool Add>
 HVD_INLINE bool read_sparse_block(const Rows<-Part>& rows, float* out, Versions versions, size_t offset,
                                   const uint16_t* residual, size_t count) {
     const size_t n = count / group_size(Part);
-    Norms norms;
+    Norms<false> norms;
     with_width(n, [&](auto width) HVD_ALWAYS {
         for (size_t i = 0; i < n; i += width.vectors * kLanes)
             read_sparse<Part, width.vectors, width.shorter, Stream, Add>(rows, out, versions, offset, residual, i, n, norms);

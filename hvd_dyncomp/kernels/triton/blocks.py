@@ -15,6 +15,7 @@ from hvd_dyncomp.kernels.triton.exact import (
     inverse,
     magnitude_bits,
     nearest,
+    of_four,
     placed,
     squares,
     to_bfloat16,
@@ -40,8 +41,19 @@ def _on_the_wire(scale, live, finite):
 
 
 @triton.jit
-def quantize(x, real, FORM: tl.constexpr):
-    """One bit and more: scales; codes, a tile of int32; and the values of the codes."""
+def _few_reach(x, real, scale, FORM: tl.constexpr):
+    """`reference._few_reach`: (blocks, 1)."""
+    reach = magnitude_bits(x) >= (scale * 0.5).to(tl.int32, bitcast=True)
+    reaching = tl.reshape(tl.sum(reach.to(tl.int32), axis=1), (FORM.rows, 1))
+    return reaching.to(tl.float32) < real.to(tl.float32) * FORM.enough
+
+
+@triton.jit
+def quantize(x, real, with_zeros, FORM: tl.constexpr):
+    """One bit and more: scales; codes, a tile of int32; and the values of the codes.
+
+    `with_zeros`: (blocks, 1), at 2 bits, whether any of a block's real gradients is zero.
+    """
     if FORM.bits == 1:
         wide = tree_sum(tl.abs(x).to(tl.float64), FORM.rows, FORM.halvings) * 2.0 / tl.maximum(real, 1).to(tl.float64)
     else:
@@ -52,6 +64,15 @@ def quantize(x, real, FORM: tl.constexpr):
     scale = up_to_bfloat16(scale)
     finite = number & (scale <= FORM.largest_scale)
     live = finite & (scale >= FORM.smallest_scale)
+
+    if FORM.outer:
+        three = live & (with_zeros | _few_reach(x, real, scale, FORM))
+        step = scale * tl.where(three, FORM.outer * 0.5, FORM.outer * 0.5 + 0.5)
+        outer = tl.abs(x) > step
+        signs = (x.to(tl.int32, bitcast=True) < 0).to(tl.int32) << 1
+        codes = tl.where(live & (outer | (three == 0)), outer.to(tl.int32) | signs, 0)
+        scale = _on_the_wire(scale, live, finite)
+        return tl.where(three, -scale, scale), codes, of_four(codes, three, FORM.outer) * scale
 
     q = x * inverse(scale, live)
     if FORM.fine:

@@ -117,6 +117,13 @@ def evenly(q, FINE: tl.constexpr):
 
 
 @triton.jit
+def of_four(codes, three, OUTER: tl.constexpr):
+    """`reference._of_four`, without the scale."""
+    size = tl.where((codes & 1) == 1, OUTER * 1.0, tl.where(three, 0.0, 1.0))
+    return (size.to(tl.int32, bitcast=True) | ((codes & 2) << 30)).to(tl.float32, bitcast=True)  # -0, too
+
+
+@triton.jit
 def placed(k, FINE: tl.constexpr):
     """The inverse of `evenly`, in `reference._values`."""
     size = tl.abs(k)

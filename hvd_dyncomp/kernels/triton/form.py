@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from hvd_dyncomp.kernels.reference import DITHER_STEP, DITHERS, LARGEST_RESIDUAL, PLACEMENTS, residual_bound
+from hvd_dyncomp.kernels.reference import DITHER_STEP, DITHERS, ENOUGH, LARGEST_RESIDUAL, PLACEMENTS, residual_bound
 from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SCALE_BYTES, SMALLEST_SCALE, block_bytes
 from hvd_dyncomp.kernels.sparse import MAGNITUDES, group_size
 
@@ -32,6 +32,8 @@ class Form:
         halvings: of a block until one value is left.
         most: the largest code: `Placement.half`, or `Magnitudes.most`.
         fine: `Placement.fine`; 0 below one bit.
+        outer: `Placement.outer`; 0 below one bit.
+        enough: `reference.ENOUGH`.
         mid_rise: as in `Placement`; False below one bit.
         rms: below one bit, in the scale, the weight of the root mean square.
         maximum: below one bit, in the scale, the weight of the maximum.
@@ -56,6 +58,8 @@ class Form:
     halvings: int
     most: int
     fine: int
+    outer: int
+    enough: float
     mid_rise: bool
     rms: float
     maximum: float
@@ -83,12 +87,12 @@ def form_of(bits: float, block_size: int) -> Form:
     """The form for a level below 32 and a block size."""
     group = group_size(bits) if bits < 1 else 1
     groups = block_size // group
-    mid_rise, rms, maximum, reach, fine = False, 0.0, 0.0, 0.0, 0
+    mid_rise, rms, maximum, reach, fine, outer = False, 0.0, 0.0, 0.0, 0, 0
     if bits < 1:
         most, rms, maximum = MAGNITUDES[bits]
         top = most
     else:
-        most, mid_rise, reach, fine = PLACEMENTS[int(bits)]
+        most, mid_rise, reach, fine, outer = PLACEMENTS[int(bits)]
         top = PLACEMENTS[int(bits)].top
     return Form(
         bits=bits,
@@ -99,6 +103,8 @@ def form_of(bits: float, block_size: int) -> Form:
         halvings=block_size.bit_length() - 1,
         most=most,
         fine=fine,
+        outer=outer,
+        enough=ENOUGH,
         mid_rise=mid_rise,
         rms=rms,
         maximum=maximum,

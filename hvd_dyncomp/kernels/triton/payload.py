@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hvd_dyncomp.kernels.triton.exact import placed
+from hvd_dyncomp.kernels.triton.exact import of_four, placed
 
 
 @triton.jit
@@ -97,11 +97,16 @@ def decode(payload, factor, at, count, FORM: tl.constexpr):
     row = tl.arange(0, FORM.rows)[:, None]
     wanted = row + at * 0 < count
     start = payload + row * FORM.bytes + FORM.scale_bytes
-    scale = read_scale(payload, count, FORM) * factor
+    scale = read_scale(payload, count, FORM)
+    three = scale.to(tl.int32, bitcast=True) < 0
+    if FORM.outer:
+        scale = (scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.float32, bitcast=True)
+    scale = scale * factor
     if FORM.bits < 1:
         k = _read_groups(start, at, wanted, FORM).to(tl.float32)
     else:
-        k = _read_packed(start, at, wanted, FORM).to(tl.float32) - FORM.most
+        codes = _read_packed(start, at, wanted, FORM)
+        k = of_four(codes, three, FORM.outer) if FORM.outer else codes.to(tl.float32) - FORM.most
         if FORM.mid_rise:
             k += 0.5
         elif FORM.fine:

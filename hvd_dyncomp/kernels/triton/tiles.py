@@ -75,6 +75,7 @@ def encode(
     row = tl.arange(0, FORM.rows)[:, None]
     at = tl.arange(0, FORM.size)[None, :]
     residual += place * FORM.size
+    with_zeros = row < 0
     if RESIDUAL:
         carried = _carried(residual, at, size, FORM)
         x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
@@ -86,6 +87,9 @@ def encode(
         x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
     elif not RESIDUAL:
         x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
+    if FORM.outer:
+        zeros = ((x == 0.0) & (row * FORM.size + at < size)).to(tl.int32)
+        with_zeros = tl.reshape(tl.max(zeros, axis=1), (FORM.rows, 1)) > 0
     if RESIDUAL:
         x = tl.where(waits, 0.0, x + carried * share)
 
@@ -95,7 +99,7 @@ def encode(
         scale, codes, values = quantize_groups(x, reals, FORM)
         write_bytes(payload, codes, count, FORM)
     else:
-        scale, codes, values = quantize(x, reals, FORM)
+        scale, codes, values = quantize(x, reals, with_zeros, FORM)
         write_packed(payload, codes, count, FORM)
     write_scale(payload, scale, count, FORM)
     if RESIDUAL:
