@@ -86,7 +86,8 @@ class LinkAware(Policy):
         waited, most, before = _of_computing(share), _of_computing(self.most), state.before
         bits, above = self.levels[state.place], state.place + 1
         depends = before is not None and self._depends(before, (state.place, waited))
-        state.other = min(state.other, waited) if before is None else 0.0 if depends else waited
+        changed = before is not None and before[0] > state.place and waited > 2 * before[1]  # the link, meanwhile
+        state.other = min(state.other, waited) if before is None else 0.0 if depends or changed else waited
         excess = waited - state.other
         state.epochs, state.before = state.epochs + 1, None
         if before is not None:
@@ -94,7 +95,7 @@ class LinkAware(Policy):
                 state.take_back(before[0])
                 state.tried_at = before[1]
                 return f" exceeds {self.most:g}: takes the rise back"
-            if before[0] > state.place and not depends:
+            if before[0] > state.place and not depends and not changed:
                 state.take_back(before[0], keeps=True)
                 return ", as with more bits: takes the fall back"
             state.pause = _PAUSE

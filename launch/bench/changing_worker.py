@@ -15,22 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bench import workloads
-from bench.changing import LINK_AWARE
-from bench.worker import WARM_UP, values_and_tensors
+from bench.changing import LINK_AWARE, PAUSES
+from bench.worker import WARM_UP
 from hvd_dyncomp import LinkAware
-from hvd_dyncomp.commands.probe.methods import Stepper
+from hvd_dyncomp.commands.probe.methods import Loss, Stepper
 from hvd_dyncomp.commands.probe.turns import slowest
 from hvd_dyncomp.transport import ranks
 from netlab.shaping import shape
+
+_WIDTH, _FORWARD_SECONDS, _LAYER_SECONDS = 500, 0.025, 0.0125
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
     ranks.start("gloo")
     torch.set_num_threads(1)
-    workload = workloads.training(spec["model"], seed=1000 * spec["seed"] + ranks.transport().rank)
+    seed = 1000 * spec["seed"] + ranks.transport().rank
+    workload = _pauses if spec["model"] == PAUSES else workloads.training(spec["model"], seed=seed)
     steppers = {name: Stepper(name, *workload()) for name in spec["methods"]}
     steppers[LINK_AWARE] = Stepper("8bit-ddp", *workload())
     steppers[LINK_AWARE].quantizer.controller.policy = LinkAware()  # which begins with 8 bits, too
@@ -45,9 +49,38 @@ def main() -> None:
         for number in range(count):
             phases[-1]["epochs"].append(_epoch(steppers, spec["steps"], seed=f"{spec['seed']} {rate} {number}"))
         if ranks.transport().rank == 0:
-            Path(spec["file"]).write_text(json.dumps({**values_and_tensors(spec), "phases": phases}), encoding="utf-8")
+            Path(spec["file"]).write_text(json.dumps({"phases": phases}), encoding="utf-8")
             print(f"changing {spec['model']}: {rate} measured", flush=True)
     ranks.end()
+
+
+class _Pause(torch.autograd.Function):
+    """Sleeps in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(_LAYER_SECONDS)
+        return gradient
+
+
+class _Layer(nn.Linear):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return _Pause.apply(super().forward(values))
+
+
+def _pauses() -> tuple[nn.Module, Loss]:
+    """A model that sleeps in place of computing, the same on all ranks, and its loss."""
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        time.sleep(_FORWARD_SECONDS)
+        return model(torch.ones(1, _WIDTH)).sum()
+
+    torch.manual_seed(0)
+    return nn.Sequential(*(_Layer(_WIDTH, _WIDTH) for _ in range(6))), loss
 
 
 def _epoch(steppers: Mapping[str, Stepper], steps: int, *, seed: str) -> dict[str, Any]:

@@ -64,6 +64,12 @@ def test_a_link_that_changes():
     assert max(times[21:50]) < 1.5 < times[20] and max(times[50:]) == 1
 
 
+def test_a_link_that_becomes_slow_in_the_epoch_after_a_fall():
+    """Training then waits for longer although it has fewer bits, which does not mean that bits do not matter."""
+    bits, _ = run(12, lambda epoch: 0.01 if epoch == 0 else 0.2)
+    assert bits == [8, 4] + [2] * 10
+
+
 def test_tries_that_were_in_vain_on_a_slow_link_do_not_delay_the_first_one_on_a_fast_link():
     bits, _ = run(60, lambda epoch: 0.12 if epoch < 30 else 0.0, hidden=0.1)  # at 2 bits it waits, but not long
     assert bits[:30].count(4) == 3 and bits[30:34] == [2, 4, 4, 8]
