@@ -12,6 +12,8 @@ from study.methods import (
     FINER_FIRST,
     FINER_LESS,
     FIRST_STEPS,
+    FOUR_CODES,
+    FOUR_CODES_NESTEROV,
     MORE_FIRST,
     NESTEROV,
     NESTEROV_BEFORE,
@@ -297,6 +299,18 @@ FINER_CODES = Part(
     seed=FRESH,
 )
 
+# What four codes gain at 2 bits.
+_TWO_BITS = (
+    "uncompressed",
+    FINER[3].name,
+    FOUR_CODES.name,
+    NESTEROV[0].name,
+    NESTEROV[3].name,
+    FOUR_CODES_NESTEROV.name,
+)
+TWO_BITS = Part("two bits", (UNCLIPPED.tasks[1], UNCLIPPED.tasks[-1]), _TWO_BITS, seeds=3, seed=FRESH)
+TWO_BITS_IN_RECIPE = Part("two bits, recipe", ("recipe, text",), _TWO_BITS, seeds=3)
+
 # Rounded at random, without error feedback.
 STOCHASTIC = Part(
     "stochastic rounding",
@@ -459,6 +473,8 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
         LESS_MOMENTUM,
         UNCLIPPED,
         FINER_CODES,
+        TWO_BITS,
+        TWO_BITS_IN_RECIPE,
         STOCHASTIC,
         SHORT_WARM_UPS,
         WITH_NESTEROV,
@@ -483,7 +499,11 @@ PARTS: tuple[Part | Tuned | Largest, ...] = (
 )
 
 # Whatever of the main table takes a few minutes on two cores.
-_TRAINED = (*(name for name in MAIN.methods if name not in RECORDED), *(method.name for method in FINER))
+_TRAINED = (
+    *(name for name in MAIN.methods if name not in RECORDED),
+    *(method.name for method in FINER[:3]),
+    FOUR_CODES.name,
+)
 QUICK = (Part("main", ("mlp", "resnet8, short"), _TRAINED, seeds=1),)
 
 

@@ -199,8 +199,10 @@ MORE_FIRST = tuple(
 NOT_CLIPPED_LESS = replace(NOT_CLIPPED[2], name="2, not clipped, momentum 0.7", momentum=0.7, no_momentum_up_to=2)
 
 # What it has since version 12, with all momentum: a scale for each 128 values, and codes that are closer to each other
-# near zero.
+# near zero. (At 2 bits they were codes of version 12 only.)
 FINER = tuple(Method(f"{bits}, finer", budget=((0.0, bits),), no_momentum_up_to=0) for bits in (5, 4, 3, 2))
+# Since version 13, with all momentum: four codes of unequal distance, or three.
+FOUR_CODES = Method("2, four codes", budget=((0.0, 2),), no_momentum_up_to=0)
 # At 6 % a learning rate that rose over 3 % of the steps has stayed high for as many.
 FINER_FIRST = tuple(
     replace(FINER[1], name=f"{FINER[1].name}, first {until:.0%} at {bits}", budget=((0.0, bits), (until, 4)))
@@ -217,8 +219,10 @@ def has_former_codes(method: Method) -> bool:
     """Whether the record's runs have codes of 1 to 7 bits that the library no longer has. (At 8 bits only the scales
     have changed, and next to nothing was lost before.)
     """
-    some = any(1 <= bits < 8 for _, bits in method.budget)
-    return some and method.kind == QUANTIZED[0] and ", finer" not in method.name
+    if method.kind != QUANTIZED[0] or ", four codes" in method.name:
+        return False
+    finer = ", finer" in method.name
+    return any(bits == 2 if finer else 1 <= bits < 8 for _, bits in method.budget)
 
 
 def _nesterov(name: str, method: Method) -> Method:
@@ -231,6 +235,7 @@ NESTEROV = (
     _nesterov("1, finer", _one(1)),
     *(_nesterov(level(bits), _one(bits)) for bits in (1 / 2, 1 / 4)),
 )
+FOUR_CODES_NESTEROV = _nesterov(FOUR_CODES.name, FOUR_CODES)
 NESTEROV_BEFORE = (*(_nesterov(method.name, method) for method in NOT_CLIPPED[1:]), _nesterov("1", _one(1)))
 
 
@@ -248,7 +253,7 @@ METHODS = {
         *(*POWERSGD, TOP_K, PAPER_8, *QSGD, *_ablations()),
         *(method for some in RIVALS.values() for method in some),
         *(*FIRST_STEPS, *NOT_CLIPPED, NOT_CLIPPED_LESS, *MORE_FIRST, *FINER, *FINER_FIRST, *FINER_LESS),
-        *(*NESTEROV, *NESTEROV_BEFORE),
+        *(*NESTEROV, *NESTEROV_BEFORE, FOUR_CODES, FOUR_CODES_NESTEROV),
     )
 }
 

@@ -111,7 +111,7 @@ def test_rates_are_chosen_with_seeds_that_nothing_is_compared_with() -> None:
         *(declared.OTHERS_MLP, declared.LARGE_AT_RATES, declared.BATCH_RATE),
         *(declared.MOMENTUM_LEFT, declared.RECIPE_AT_RATES),
         *(declared.LESS_MOMENTUM, declared.UNCLIPPED, declared.FINER_CODES, declared.WITH_NESTEROV),
-        *(declared.NESTEROV_WITH_FORMER_CODES, declared.SHORT_WARM_UPS, declared.STOCHASTIC),
+        *(declared.NESTEROV_WITH_FORMER_CODES, declared.SHORT_WARM_UPS, declared.TWO_BITS, declared.STOCHASTIC),
         declared.RESNET18,
     )
     assert not {key[2] for key in declared.BATCH_RATE.keys} & set(TUNING)
