@@ -370,9 +370,17 @@ def _checked(what: str, decision: Any) -> Decision:
 
 
 def _of_all_ranks(reports: list[dict[str, Any]], least: Collection[str]) -> dict[str, float]:
-    """Sample-weighted means over the ranks, by sorted name; of some metrics the least. Each mean lies between its
-    values.
-    """
+    """The weighted means, and of some metrics the least value of all ranks."""
+    found = _weighted_means(reports)
+    for key in found:
+        if key in least:
+            every = [report["metrics"][key] for report in reports]
+            found[key] = math.nan if any(map(math.isnan, every)) else min(every)
+    return found
+
+
+def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
+    """Sample-weighted means over the ranks, by sorted name. Each mean lies between its values."""
     # A rank without samples may have NaN as its metrics; 0 * NaN must not spoil the others'.
     used = [report for report in reports if report["weight"] > 0]
     # Scaled by a power of two, which changes no digit: weights near the largest float would sum to infinity.
@@ -380,10 +388,6 @@ def _of_all_ranks(reports: list[dict[str, Any]], least: Collection[str]) -> dict
     weights = [math.ldexp(report["weight"], -exponent) for report in used]
     means = {}
     for key in reports[0]["metrics"]:
-        if key in least:
-            every = [report["metrics"][key] for report in reports]
-            means[key] = math.nan if any(map(math.isnan, every)) else min(every)
-            continue
         values = [report["metrics"][key] for report in used]
         mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
         # If all ranks have 0.7, the mean reaches a threshold of 0.7, whatever was rounded. (A NaN passes both.)
