@@ -43,8 +43,9 @@ def _on_the_wire(scale, live, finite):
 @triton.jit
 def _few_reach(x, real, scale, FORM: tl.constexpr):
     """`reference._few_reach`: (blocks, 1)."""
-    reach = magnitude_bits(x) >= (scale * 0.5).to(tl.int32, bitcast=True)
-    reaching = tl.reshape(tl.sum(reach.to(tl.int32), axis=1), (FORM.rows, 1))
+    # By the signs of differences: for tiles of truth values the compiler chose a layout in which each lane has a row.
+    below = (magnitude_bits(x) - (scale * 0.5).to(tl.int32, bitcast=True)) >> 31
+    reaching = tl.reshape(tl.sum(below + 1, axis=1), (FORM.rows, 1))
     return reaching.to(tl.float32) < real.to(tl.float32) * FORM.enough
 
 
@@ -68,9 +69,9 @@ def quantize(x, real, with_zeros, FORM: tl.constexpr):
     if FORM.outer:
         three = live & (with_zeros | _few_reach(x, real, scale, FORM))
         step = scale * tl.where(three, FORM.outer * 0.5, FORM.outer * 0.5 + 0.5)
-        outer = tl.abs(x) > step
-        signs = (x.to(tl.int32, bitcast=True) < 0).to(tl.int32) << 1
-        codes = tl.where(live & (outer | (three == 0)), outer.to(tl.int32) | signs, 0)
+        outer = ((step.to(tl.int32, bitcast=True) - magnitude_bits(x)) >> 31) & 1
+        codes = (outer | ((x.to(tl.int32, bitcast=True) >> 31) & 2)) * tl.where(three, outer, 1)
+        codes = tl.where(live, codes, 0)
         scale = _on_the_wire(scale, live, finite)
         return tl.where(three, -scale, scale), codes, of_four(codes, three, FORM.outer) * scale
 

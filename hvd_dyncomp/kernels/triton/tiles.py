@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from hvd_dyncomp.kernels.triton.blocks import in_groups, quantize, quantize_groups
-from hvd_dyncomp.kernels.triton.exact import bound, rounded_by, widened
+from hvd_dyncomp.kernels.triton.exact import bound, magnitude_bits, rounded_by, widened
 from hvd_dyncomp.kernels.triton.memory import read, write
 from hvd_dyncomp.kernels.triton.payload import decode_sum, write_bytes, write_packed, write_scale
 
@@ -88,8 +88,8 @@ def encode(
     elif not RESIDUAL:
         x = _own(table, entries, first, place, at, size, count, FROM_VERSIONS, FORM)
     if FORM.outer:
-        zeros = ((x == 0.0) & (row * FORM.size + at < size)).to(tl.int32)
-        with_zeros = tl.reshape(tl.max(zeros, axis=1), (FORM.rows, 1)) > 0
+        least = tl.min(tl.where(row * FORM.size + at < size, magnitude_bits(x), 1), axis=1)
+        with_zeros = tl.reshape(least, (FORM.rows, 1)) == 0
     if RESIDUAL:
         x = tl.where(waits, 0.0, x + carried * share)
 
