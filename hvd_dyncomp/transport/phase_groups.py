@@ -213,14 +213,14 @@ def close(groups: Mapping[Any, Sockets], *, quiet: bool) -> None:
             with contextlib.suppress(Exception):
                 group.abort()
         if gloo and not quiet:
-            _keep_for_ever(group)
+            keep_for_ever(group)
         elif quiet and not gloo:
             _until_exit[group] = sockets
         elif of_torch:
             _until_next.append(group)
 
 
-def _keep_for_ever(group: Any) -> None:
+def keep_for_ever(group: Any) -> None:
     """Never delete a Gloo group, not even when Python exits: its destructor may block until the time limit.
 
     The destructor waits for collectives in flight, which may not end although their connections are closed. Gloo stops

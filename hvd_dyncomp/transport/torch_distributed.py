@@ -30,7 +30,7 @@ from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import LATE_SECONDS, gather_json
 from hvd_dyncomp.transport.collective_handle import CollectiveHandle, lost, message_of, timed_out
 from hvd_dyncomp.transport.crossed import Wait, Watch
-from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, close, close_at_exit
+from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, close, close_at_exit, keep_for_ever
 from hvd_dyncomp.transport.sockets import Sockets, any_closed
 
 logger = logging.getLogger(__name__)
@@ -390,6 +390,8 @@ def _all_come(rank: int) -> Iterator[None]:
 def _close(process: int, groups: Mapping[Any, Sockets], started: Iterable[CollectiveHandle]) -> None:
     """Leave groups when nothing is in flight, or after some seconds: other ranks may wait for messages."""
     if os.getpid() != process:  # a forked child does not own the groups
+        for group in groups:  # their destructors would wait for threads, which the child does not have
+            keep_for_ever(group)
         return
     until = time.monotonic() + _CLOSE_SECONDS
     close(groups, quiet=all([handle.wait(until - time.monotonic()) for handle in list(started)]))
