@@ -140,7 +140,7 @@ ROOMS = {
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
-    "commands": {"ddp", "meter", "on_horovod", "session", "transport", "auto_level"},
+    "commands": {"autograd", "controller", "ddp", "meter", "on_horovod", "transport"},
     "__main__": {"commands"},
 }
 EXCHANGE = {
@@ -203,8 +203,9 @@ REPORT = {
 }
 RUN = {
     "comparison": set(),
+    "passes": set(),
     "program": set(),
-    "models": {"comparison"},
+    "models": {"comparison", "passes"},
     "patches": {"models"},
     "command": {"comparison", "models", "patches", "program"},
 }
