@@ -383,7 +383,8 @@ def test_the_flags_of_the_run_command_and_their_defaults() -> None:
     page = (DOCS / "runs.md").read_text(encoding="utf-8")
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    flags = {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
+    offered = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    flags = {flag for action in offered for flag in action.option_strings} - {"-h", "--help"}
     shown = dict(re.findall(r"^\| `(--?\w+)[^`]*` \| (.*) \|$", page, flags=re.MULTILINE))
     assert set(shown) == flags
     assert shown["--level"].endswith(f"default {parser.get_default('level')}")

@@ -141,7 +141,7 @@ ROOMS = {
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
-    "commands": {"autograd", "controller", "ddp", "meter", "on_horovod", "session", "transport"},
+    "commands": {"autograd", "controller", "ddp", "meter", "on_horovod", "transport"},
     "__main__": {"commands"},
 }
 EXCHANGE = {
@@ -202,8 +202,9 @@ REPORT = {
 }
 RUN = {
     "comparison": set(),
+    "passes": set(),
     "program": set(),
-    "models": {"comparison"},
+    "models": {"comparison", "passes"},
     "patches": {"models"},
     "command": {"comparison", "models", "patches", "program"},
 }

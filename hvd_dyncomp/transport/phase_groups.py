@@ -181,7 +181,7 @@ def close(groups: Iterable[Any], *, quiet: bool) -> None:
     for group in groups:
         gloo = isinstance(group, dist.ProcessGroupGloo)
         if not quiet and gloo:
-            _keep_for_ever(group)
+            keep_for_ever(group)
         elif not quiet:
             with contextlib.suppress(Exception):
                 group.abort()
@@ -191,7 +191,7 @@ def close(groups: Iterable[Any], *, quiet: bool) -> None:
             _until_next.append(group)
 
 
-def _keep_for_ever(group: Any) -> None:
+def keep_for_ever(group: Any) -> None:
     """Never delete a Gloo group, not even when Python exits: its destructor may block until the time limit.
 
     The destructor waits for collectives in flight, which end only when the other ranks take part in them, or end.

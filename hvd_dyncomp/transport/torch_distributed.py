@@ -27,7 +27,7 @@ from hvd_dyncomp.transport import base
 from hvd_dyncomp.transport.background import Background
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.collective_handle import CollectiveHandle, lost, message_of, timed_out
-from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, close, close_at_exit
+from hvd_dyncomp.transport.phase_groups import Groups, OrderedLauncher, close, close_at_exit, keep_for_ever
 
 _BACKGROUND_SECONDS = 0.02  # between two rounds of background work, if no data arrives
 _CLOSE_SECONDS = 10.0  # for messages in flight that other ranks wait for
@@ -244,6 +244,8 @@ def _connecting() -> Iterator[None]:
 def _close(process: int, groups: Iterable[Any], started: Iterable[CollectiveHandle]) -> None:
     """Leave groups when nothing is in flight, or after some seconds: other ranks may wait for messages."""
     if os.getpid() != process:  # a forked child does not own the groups
+        for group in groups:  # their destructors would wait for threads, which the child does not have
+            keep_for_ever(group)
         return
     until = time.monotonic() + _CLOSE_SECONDS
     close(groups, quiet=all([handle.wait(until - time.monotonic()) for handle in list(started)]))

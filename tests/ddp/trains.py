@@ -1,5 +1,6 @@
 """Trains with DistributedDataParallel, and knows nothing of this package; test_run_under_torchrun.py has it do more."""
 
+import atexit
 import copy
 import gc
 import io
@@ -47,6 +48,7 @@ def end(does):
     if does == "interrupt":
         os.kill(os.getpid(), signal.SIGINT)
     if does == "fork" and os.fork() == 0:
+        atexit.register(os._exit, 0)  # with torch alone, too, the destructor of the program's own Gloo group would hang
         sys.exit(0)
 
 
