@@ -135,7 +135,7 @@ def register(session: Any) -> None:
     """Let optimizers of `less_momentum` find a session by its parameters, as long as it exists.
 
     Args:
-        session: has `latest_exchange`, an `Exchange` or None, and `advise`, which logs a text `about` something once.
+        session: has `latest_exchange`, an `Exchange` or None, and `_advise`, which logs a text `about` something once.
     """
     _sessions.add(weakref.ref(session, _sessions.discard))
 
@@ -174,7 +174,7 @@ def watch_steppers(session: Any) -> None:
         found[optimizer] = exchange.number, 1
         if number and not several and _steps(optimizer, exchange.parameters):
             text = advice(optimizer, exchange.bits, outer=local)
-            session.advise("momentum", text)
+            session._advise("momentum", text)
             said = bool(text)
 
     register_optimizer_step_pre_hook(look)
@@ -332,7 +332,7 @@ class LessMomentum(torch.optim.Optimizer):
             for session, exchange in few:
                 shaped = exchange.parameters and shapes.issuperset(each.shape for each in exchange.parameters)
                 if shaped and session not in _served:
-                    session.advise("copies", COPIES)
+                    session._advise("copies", COPIES)
         self._looked_for_copies = bool(few)
 
     def _empty(self, without: frozenset[torch.Tensor]) -> None:

@@ -312,7 +312,7 @@ class Session:
             self._watches = True
             momentum.watch_steppers(self)
 
-    def advise(self, about: str, text: str) -> None:
+    def _advise(self, about: str, text: str) -> None:
         """Log a warning on rank 0, once for each subject that it is `about`; none if the text is empty."""
         if self._transport.rank == 0:
             self._advice.warn(about, text)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import SGD, NAdam
+from torch.optim import SGD, RMSprop
 
 import hvd_dyncomp as library
 from hvd_dyncomp import LEVELS, Averager, Controller, Decision, DynamicQuantizer, Policy, Record, Traffic, kernels
@@ -219,7 +219,7 @@ ALSO: dict[str, list] = {
     "ranks": [[packed(state)] for state in (3, {}, *({**STATE, key: "x"} for key in STATE))],
     "named_parameters": [[("a", WEIGHT)] * 2, {"ab": WEIGHT}, [("a", WEIGHT, 1)], [(None, WEIGHT)], [("a", [1])]],
     "tensors": [[WEIGHT, WEIGHT], WEIGHT, {0: WEIGHT}, iter([WEIGHT])],
-    "optimizer": [NAdam([WEIGHT]), WEIGHT],
+    "optimizer": [RMSprop([WEIGHT]), WEIGHT],
     "attach.optimizer": [SGD([WEIGHT], 0.1)],
     "ctx": [(WEIGHT, None, False)],
     "out": [torch.zeros(34), BYTES[:33], torch.zeros(68, dtype=torch.uint8)[::2]],

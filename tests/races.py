@@ -227,8 +227,21 @@ class SimulatedCuda:
             def __hash__(self) -> int:
                 return hash(self.place)
 
+        class Event:
+            """Of a clock, which no time passes on."""
+
+            def __init__(self, enable_timing: bool = False) -> None: ...
+
+            def record(self, stream: Stream) -> None: ...
+
+            def synchronize(self) -> None: ...
+
+            def elapsed_time(self, other: Event) -> float:
+                return 0.0
+
         self.made: set[int] = set()
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", Current)
         monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: machine.place(stream=stream.place[1]))

@@ -123,14 +123,6 @@ def refuses(call: str, name: str, values: Sequence[Any]) -> None:
         assert call == "Averager.mean_" or done.state() == done.before, f"{name}={text(value)} has changed something"
 
 
-@pytest.mark.parametrize("make", [DynamicQuantizer, CALLED["Averager"]])
-def test_an_argument_of_earlier_versions_says_what_to_use_and_an_unknown_one_its_name(make):
-    with pytest.raises(TypeError, match="takes no argument auto_level any more: use the policy LinkAware"):
-        make(auto_level=True)
-    with pytest.raises(TypeError, match="takes no argument bitz$"):
-        make(bitz=4)
-
-
 @pytest.mark.parametrize(("call", "name"), ARGUMENTS)
 def test_a_bad_argument_is_refused_by_name_and_value_and_changes_nothing(call, name):
     refuses(call, name, everything())

@@ -98,7 +98,7 @@ def test_the_library_asks_for_what_it_imports() -> None:
 
 def test_the_report_extra_is_what_the_page_imports() -> None:
     """Only the page does: a library for training has no need of plots."""
-    report = ROOT / "hvd_dyncomp" / "report"
+    report = ROOT / "hvd_dyncomp" / "commands" / "report"
     assert requirements("report") == needed(report, {"torch"}) == {"matplotlib", "jinja2"}
     drawing = [path.name for path in (ROOT / "hvd_dyncomp").rglob("*.py") if "matplotlib import" in path.read_text()]
     assert drawing == ["figures.py"]

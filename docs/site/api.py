@@ -47,7 +47,7 @@ SECTIONS = {
     ],
 }
 # What other modules and frameworks call, and users do not.
-INTERNAL = ("take", "broken", "everyone", "label", "share", "trained", "latest_exchange", "advise", "on_.*", "setup")
+INTERNAL = ("take", "broken", "everyone", "label", "share", "trained", "latest_exchange", "on_.*", "setup")
 ELSEWHERE = {
     "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html",
     "torch.nn.Module": "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html",
