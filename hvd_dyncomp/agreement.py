@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hvd_dyncomp import replicas
@@ -49,20 +51,31 @@ def description(named: replicas.Named, *, values: bool = True) -> list[Any]:
     return [[name, list(one.shape), str(one.dtype), numbers.get(name, 0)] for name, one in named]
 
 
-def agree(transport: Transport, mine: list[Any], error: Exception | None, call: Call = COMPRESS) -> None:
-    """Compare this rank's model with the others', before any is compressed. Collective; blocks.
+@contextlib.contextmanager
+def on_all_ranks(transport: Transport, call: Call = COMPRESS) -> Iterator[list[Any]]:
+    """Whatever a rank raises in this context ends it on all ranks, and so does another model. Collective; blocks.
+
+        with on_all_ranks(transport) as mine:
+            ...
+            mine += description(named)
 
     Models are matched by the order of calls, so ranks may have different ones in hand, of the same names and shapes.
 
     Args:
-        mine: the `description` of this rank's model.
-        error: why this rank cannot compress it, or None.
         call: what the ranks do.
 
+    Yields:
+        A list for the `description` of this rank's model, which is compared with the others'.
+
     Raises:
-        Exception: `error`.
-        LockstepError: another rank has an error, or another model. On all ranks that have no error.
+        LockstepError: another rank has an error, or another model. On all ranks that have no error of their own.
     """
+    mine: list[Any] = []
+    error: Exception | None = None
+    try:
+        yield mine
+    except Exception as own:  # noqa: BLE001  # raised when the other ranks have heard of it
+        error = own
     number = checksum(json.dumps(mine))
     report = {"model": number} if error is None else {"error": f"{type(error).__name__}: {error}"}
     reports = gather_json(transport, report, f"hvd_dyncomp.{call.name}")

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp import replicas
-from hvd_dyncomp.agreement import AVERAGER, agree, description
+from hvd_dyncomp.agreement import AVERAGER, description, on_all_ranks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.memory import overlapping
@@ -95,18 +94,12 @@ class Averager(Session):
             transport = controller.transport
         ranks = given_or_initialized(transport)
         label = ranks.new_label("averager")  # also of calls that fail: it must be the same on all ranks
-        wrong: Exception | None = None
-        mine: list[Any] = []
-        try:
+        with on_all_ranks(ranks, AVERAGER) as mine:
             self._prepare(named_parameters, controller, ranks, label, **arguments)
             if ranks.size > 1:
-                mine = description(self._source.named, values=self.controller.check_replicas)
-        except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
-            wrong = error
-        agree(ranks, mine, wrong, AVERAGER)
-        self._source.transport = self._for_exchanges(ranks)
+                mine += description(self._source.named, values=self.controller.check_replicas)
+        self._connect(ranks)
         ranks.advise({tensor.device for _, tensor in self._source.named})
-        replicas.register(self.controller, self)
 
     def _prepare(
         self,

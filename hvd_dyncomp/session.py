@@ -25,7 +25,7 @@ from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepConfig, StepLevels
 from hvd_dyncomp.transport import processes
-from hvd_dyncomp.transport.base import One, Transport
+from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -213,10 +213,14 @@ class Session:
         if self.knows_its_model:
             self._plan, self._saved = self._new_plan(), None
 
-    def _for_exchanges(self, ranks: One) -> One:
-        """The transport of this model's exchanges, made of that of its ranks. See `Transport.for_exchanges`."""
+    def _connect(self, ranks: Transport) -> None:
+        """Connect the ranks for this model's exchanges, and have `Controller.step` compare its replicas. Collective.
+
+        The last of what a front end does when it is made, behind `on_all_ranks`.
+        """
         by_host = self._settings.hierarchical is None
-        return ranks.for_exchanges(lambda hosts: phases(hosts, ranks.rank, by_host=by_host))
+        self._source.transport = ranks.for_exchanges(lambda hosts: phases(hosts, ranks.rank, by_host=by_host))
+        replicas.register(self.controller, self)
 
     def _new_plan(self) -> Plan:
         """The plan, with what is in `_saved`."""

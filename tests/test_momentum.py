@@ -81,7 +81,7 @@ class Model:
         number = self.latest_exchange.number + 1 if self.latest_exchange else 1
         self.latest_exchange = Exchange(number, bits, frozenset(parameters))
 
-    def advise(self, about: str, text: str) -> None:
+    def _advise(self, about: str, text: str) -> None:
         self.texts += [text] * bool(text)
 
 

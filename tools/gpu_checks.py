@@ -45,7 +45,7 @@ _OVER_NCCL = {
     "resume bit for bit": "resume",
     "two models in one pass": "two_models",
     "find_unused_parameters": "find_unused",
-    "an exception on one rank": "exception",
+    "an exception": "exception",
     "no_sync": "no_sync",
     "a bfloat16 model": "bfloat16",
     "autocast and GradScaler": "scaler",

@@ -26,7 +26,6 @@ class Backward:
         end: waits until all gradients are means, and ends the step.
 
     Attributes:
-        gradients: how many have arrived.
         complete: whether all have, and they are not means yet.
         latest_pass: of autograd's, the one that has brought the latest bucket.
         ends_itself: whether something is called where that pass ends, before the model waits for its buckets.
@@ -43,7 +42,6 @@ class Backward:
         self._step, self._slots, self._used, self._end = step, slots, used, end
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
-        self.gradients = 0
         self.complete = self.ends_itself = False
         self.latest_pass: int | None = None
 
@@ -52,7 +50,6 @@ class Backward:
         buffer = bucket.buffer()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] * buffer.is_cuda)
         self._futures.append((future, buffer))
-        self.gradients += len(bucket.parameters())
         return future
 
     def on_bucket(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import CAPTURED
-from hvd_dyncomp.agreement import agree, description
+from hvd_dyncomp.agreement import description, on_all_ranks
 from hvd_dyncomp.autograd import call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
@@ -52,24 +51,18 @@ class Quantizer(Session):
     ) -> None:
         model = unwrapped(model)
         check_kind(model)
-        wrong: Exception | None = None
         # A group with NCCL only sends the groups' name by the current GPU, which may not be the model's.
         on_own_gpu = torch.cuda.device(model.device) if model.device.type == "cuda" else contextlib.nullcontext()
         with on_own_gpu:
             ranks = transport(model.process_group)
         self._label = ranks.new_label("model")  # also of calls that fail: it must be the same on all ranks
-        mine: list[Any] = []
-        try:
+        with on_all_ranks(ranks) as mine:
             self._prepare(model, controller, ranks, **arguments)
-            mine = description(self._source.named)
-        except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
-            wrong = error
-        agree(ranks, mine, wrong)
+            mine += description(self._source.named)
         with on_own_gpu:
-            self._source.transport = self._for_exchanges(ranks)
+            self._connect(ranks)
         register(model, self, _hook)
         self._source.watch()
-        replicas.register(self.controller, self)
 
     def _prepare(
         self,
@@ -96,6 +89,7 @@ class Quantizer(Session):
         self._plan = self._new_plan()
         self._lock = threading.Lock()
         self._backward: Backward | None = None
+        self._gradients = 0  # of the model's pass, how many have come
         self._error: BaseException | None = None  # that backward has not raised yet
 
     def on_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -104,6 +98,9 @@ class Quantizer(Session):
         Blocks only over NCCL, where a step's first collectives wait for the greetings. After an error it takes nothing
         more.
         """
+        if self._backward is None and self._error is None:  # a pass begins
+            self._gradients = 0
+        self._gradients += len(bucket.parameters())
         if self._error is not None:
             raise self._error
         with torch.no_grad(), self._lock:
@@ -112,7 +109,7 @@ class Quantizer(Session):
             future = backward.future_of(bucket)
             backward.on_bucket(bucket, self._names)
             # Not is_last(), which torch says of no bucket in the first pass with `static_graph`.
-            backward.complete = backward.gradients == self._source.count
+            backward.complete = self._gradients == self._source.count
         if backward.complete and not backward.ends_itself:
             self._at_end(backward)
         return future
@@ -172,7 +169,9 @@ class Quantizer(Session):
             self._break(error)
 
     def _raise(self) -> None:
-        """Raise what was kept until the model has ended its pass."""
+        """Raise what was kept until the model has ended its pass: not where an inner one ends and more will come."""
+        if computes() and self._gradients < self._source.count:
+            return
         error, self._error = self._error, None
         if error is not None:
             raise error

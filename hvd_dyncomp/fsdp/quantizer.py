@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from hvd_dyncomp import replicas as parameters_of_replicas
-from hvd_dyncomp.agreement import agree, description
+from hvd_dyncomp.agreement import description, on_all_ranks
 from hvd_dyncomp.autograd import call_at_end
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight, LockstepError
@@ -59,19 +57,19 @@ class Quantizer(Session):
     ) -> None:
         everyone = transport()
         label = everyone.new_label("fsdp")  # also of calls that fail: it must be the same on all ranks
-        with _errors_shared(everyone):
+        with on_all_ranks(everyone):
             group = self._prepare(model, controller, replicas, everyone, **arguments)
         among = transport(group)
-        with _errors_shared(everyone):
+        with on_all_ranks(everyone):
             self._source = ShardGradients(self._units, among, dist.get_process_group_ranks(group), label)
             self._plan = self._new_plan()
-        with _errors_shared(everyone):
+        with on_all_ranks(everyone):
             _check_places(among, self._source.place)
-            agree(among, description(self._source.named, values=False), None)
-        self._source.transport = self._for_exchanges(among)
+            with on_all_ranks(among) as mine:
+                mine += description(self._source.named, values=False)
+        self._connect(among)
         for unit in self._units:
             unit.average_by(functools.partial(self._on_unit, unit))
-        parameters_of_replicas.register(self.controller, self)
 
     def _prepare(
         self,
@@ -174,17 +172,6 @@ class Quantizer(Session):
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-
-@contextlib.contextmanager
-def _errors_shared(everyone: Transport) -> Iterator[None]:
-    """Raise what this context raises on all ranks. Collective."""
-    wrong: Exception | None = None
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
-        wrong = error
-    agree(everyone, [], wrong)
 
 
 def _check_places(among: Transport, place: tuple[int, int]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import replicas
+from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.fsdp.units import Unit
@@ -63,10 +64,15 @@ class UnitSteps:
         began = time.perf_counter()
         if unit in self._in_flight:  # used twice by the loss: FSDP adds to what is not a mean yet
             self.collect()
-        unit.check_settings()
-        if unit.divide_factor is not None:
-            flat.mul_(self._plan.source.world_size)  # whose mean is the sum
-        gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
+        try:
+            unit.check_settings()
+            if unit.divide_factor is not None:
+                flat.mul_(self._plan.source.world_size)  # whose mean is the sum
+            gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
+        except Exception as error:
+            source = self._plan.source
+            refuse(source.transport, source.label, error, number=self.number, bits=self.bits)
+            raise
         step = self._begin(unit)
         self._in_flight[unit] = step, gradients if stays else {}
         slots = self._plan.slots if step.bits != UNCOMPRESSED else {}

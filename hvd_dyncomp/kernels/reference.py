@@ -57,11 +57,6 @@ class Placement(NamedTuple):
         """Where the outermost code is. (At 1 bit, half a scale closer to zero.)"""
         return self.outer or (4 * (self.half - self.fine) if self.fine else self.half)
 
-    @property
-    def widest(self) -> int:
-        """How far the outermost code is from its neighbour."""
-        return min(self.fine, 4) or 1
-
 
 # At 2 bits, three codes serve blocks in which fewer than this part of the values are at least half of the inner code.
 ENOUGH = 0.5
@@ -170,7 +165,8 @@ def _inner_or_outer(
 
 def _of_four(codes: torch.Tensor, scale: torch.Tensor, three: torch.Tensor, outer: int) -> torch.Tensor:
     """The values of codes of two bits."""
-    size = torch.where(codes & 1 == 1, float(outer), torch.where(three, 0.0, 1.0))
+    inner = torch.where(three, 0.0, 1.0).to(torch.float32)  # whatever the program's default dtype is
+    size = torch.where(codes & 1 == 1, float(outer), inner)
     return torch.where(codes & 2 == 2, -size, size) * scale
 
 

@@ -201,7 +201,7 @@ def test_refused_in_a_sentence():
         ddp.compress(model, 4, levels=3)
     for arguments, text in (
         ({"block_size": 3}, "block_size must be"),
-        ({"rounding": "stochastic"}, "compress takes no argument rounding: values are rounded to nearest"),
+        ({"rounding": "stochastic"}, "compress no longer takes rounding: leave it out: values are rounded to nearest"),
         ({"skip": "embedding"}, "skip must be a function"),
         ({"warmup_steps": -1}, "warmup_steps must be"),
     ):
