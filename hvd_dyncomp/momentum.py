@@ -359,6 +359,8 @@ class LessMomentum(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._emptied = frozenset()
+        # What it did before does not count as local steps: torch.distributed.checkpoint makes a step to have a state.
+        self.steps, self._seen = 0, None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle under the original class: pickle cannot find a derived class by its name."""

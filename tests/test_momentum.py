@@ -327,6 +327,16 @@ def test_models_that_a_loop_uses_in_turns_make_no_local_steps():
             assert moved == ([4, 1, 0] if turn == 0 else [0, 1, 4])
 
 
+def test_steps_before_a_state_is_loaded_are_no_local_steps():
+    """torch.distributed.checkpoint makes one, so that there is a state to load into: a resumed run is the same run."""
+    optimizer = ours(momentum=0.75)
+    state = optimizer.state_dict()
+    factors_of_a_step(optimizer)
+    optimizer.load_state_dict(state)
+    few(optimizer)
+    assert factors_of_a_step(optimizer) == [4, 1, 4]
+
+
 @pytest.mark.parametrize("local", [1, 2, 3, 16])
 @pytest.mark.parametrize("first", [0, 1, 5])
 def test_local_steps_keep_their_momentum(local, first):
