@@ -486,7 +486,7 @@ def test_parameters_themselves_are_refused_where_a_mean_would_be_far_from_them(b
         ):
             each.mean_(given)
         assert equal(given, before)
-        return stepped(averager(transport, bits, named=named), transport.rank, 1)
+        return stepped(averager(transport, bits), transport.rank, 1)
 
     assert same_on_all(World(2).run(program))
 

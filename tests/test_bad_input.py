@@ -108,6 +108,10 @@ def text(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
+# In messages by their class, not by all that they hold.
+DESCRIBED = (torch.Tensor, torch.optim.Optimizer, Says)
+
+
 def refuses(call: str, name: str, values: Sequence[Any]) -> None:
     """Checks that a call refuses all that is bad of these values, and of what becomes of its arguments with them."""
     arguments = good(call)
@@ -117,7 +121,7 @@ def refuses(call: str, name: str, values: Sequence[Any]) -> None:
         assert isinstance(done.error, expected), f"{call} takes {name}={text(value)}: {done.error!r}"
         said = str(done.error)
         assert re.search(rf"\b{name}\b", said), said
-        if not empty(value) and not any(isinstance(part, (torch.Tensor, Says)) for part in parts(value)):  # described
+        if not empty(value) and not any(isinstance(part, DESCRIBED) for part in parts(value)):
             assert any(text(part) in said for part in parts(value)), said
         assert len(said) < 1000 and "\n" not in said, said
         assert call == "Averager.mean_" or done.state() == done.before, f"{name}={text(value)} has changed something"
