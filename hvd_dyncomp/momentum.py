@@ -32,10 +32,6 @@ NOT_MADE = (
     "Transformers' Trainer makes its optimizer in trainer.create_optimizer(): call "
     "less_momentum(trainer.create_optimizer()) before trainer.train()"
 )
-COPIES = (
-    "an optimizer that was passed to less_momentum keeps its full momentum, because it does not step the compressed "
-    "parameters, but copies of them: give it the model's own parameters, or make the Averager of those that it steps"
-)
 LITTLE_MOMENTUM = "make any other optimizer with little momentum instead, or use 4 bits (docs/levels.md)"
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
@@ -58,13 +54,13 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     - NAdam, whose momentum is Nesterov's already, keeps it down to 0.5 bit. Below, its first beta is 0.
     - Small and skipped tensors keep the optimizer's own momentum, because no part of them is delivered late.
 
-    The level of a step's own gradients decides. The optimizer finds the quantizer by its parameters. At more bits, or
-    without error feedback or compression, every tensor keeps its own momentum. So it does in local steps: where the
-    optimizer has made several steps between the two latest exchanges of a model, and where it has made steps before a
-    model's first exchange, the step after the exchange, too. After steps without momentum, the momentum starts again at
-    zero. Call this function on every rank or on none: otherwise the replicas diverge, which `check_replicas` and
-    `Controller.step` find. `param_groups` keep the user's values, so schedulers, hooks, checkpoints and gradient
-    scalers see no difference.
+    The level of a step's own gradients decides. The optimizer finds the quantizer by its parameters, so it must step
+    those that are exchanged, not copies of them. At more bits, or without error feedback or compression, every tensor
+    keeps its own momentum. So it does in local steps: where the optimizer has made several steps between the two latest
+    exchanges of a model, and where it has made steps before a model's first exchange, the step after the exchange, too.
+    After steps without momentum, the momentum starts again at zero. Call this function on every rank or on none:
+    otherwise the replicas diverge, which `check_replicas` and `Controller.step` find. `param_groups` keep the user's
+    values, so schedulers, hooks, checkpoints and gradient scalers see no difference.
 
     With less momentum, a single large gradient does more harm. If training has such spikes, clip gradients.
 
@@ -160,6 +156,7 @@ def watch_steppers(session: Any) -> None:
     said = local = False  # whether any optimizer makes local steps
     found: MutableMapping[torch.optim.Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()  # exchange, calls since
 
+    @torch._disable_dynamo  # a compiled step calls this, too
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         nonlocal said, local
         session = None if said else watched()
@@ -243,7 +240,6 @@ class LessMomentum(torch.optim.Optimizer):
     steps = 0
     # Of sessions: number of the latest exchange that it has stepped with, and whether it has made further steps since.
     _seen: MutableMapping[Any, tuple[int, bool]] | None = None
-    _looked_for_copies = False
     _emptied: frozenset[torch.Tensor] = frozenset()  # parameters whose buffers of SGD are zero
     _latest: frozenset[float] = frozenset()  # what the latest step left to parameters that had less
     _words = "its own"  # what it has said of that
@@ -264,7 +260,6 @@ class LessMomentum(torch.optim.Optimizer):
         for left, session, parameters in sorted(few, key=lambda each: -each[0]):  # of several, the least counts
             mine = [p for group in self.param_groups for p in group["params"] if p in parameters]
             if mine:
-                _served.add(session)
                 found |= dict.fromkeys(mine, left)
         return found
 
@@ -293,8 +288,6 @@ class LessMomentum(torch.optim.Optimizer):
             step = step.__wrapped__
         step(_sharing(self, type(self), param_groups=list(_divided(self, left))) if left else self)
         self._empty(frozenset(parameter for parameter in left if not left[parameter]))
-        if not left:
-            self._look_for_copies(exchanges)
         self._note(exchanges)
         self.steps += 1
         return loss
@@ -320,20 +313,6 @@ class LessMomentum(torch.optim.Optimizer):
     def _has_gradients(self, among: Collection[torch.Tensor]) -> bool:
         """Whether the step moves any of these: of two models that a loop uses in turns, one has no gradients."""
         return any(p.grad is not None and p in among for group in self.param_groups for p in group["params"])
-
-    def _look_for_copies(self, exchanges: Iterable[tuple[Any, Exchange]]) -> None:
-        """Have it warned of, once, if it steps copies of parameters whose gradients come at few bits."""
-        if self._looked_for_copies or not self.steps:
-            return
-        new = [(one, exchange) for one, exchange in exchanges if self._one_step_for(one, exchange)]
-        few = [(one, exchange) for one, exchange in new if exchange.bits <= max(LEFT)]
-        if few and not any(_steps(self, exchange.parameters) for _, exchange in exchanges):
-            shapes = {parameter.shape for group in self.param_groups for parameter in group["params"]}
-            for session, exchange in few:
-                shaped = exchange.parameters and shapes.issuperset(each.shape for each in exchange.parameters)
-                if shaped and session not in _served:
-                    session._advise("copies", COPIES)
-        self._looked_for_copies = bool(few)
 
     def _empty(self, without: frozenset[torch.Tensor]) -> None:
         """Zero the momenta of what has stepped without: no gradient may count twice when momentum is back.
@@ -423,7 +402,6 @@ def _words(left: Collection[float], groups: Iterable[dict[str, Any]]) -> str:
 
 
 _sessions: set[weakref.ref[Any]] = set()
-_served: weakref.WeakSet[Any] = weakref.WeakSet()  # sessions whose parameters an optimizer of `less_momentum` steps
 
 # Compared by their `step`: a class with a `step` of its own may give its groups another meaning.
 _KNOWN = {

@@ -804,44 +804,6 @@ def test_it_is_left_in_where_nobody_asked_or_nothing_waits(arguments, caplog):
     )
 
 
-@pytest.mark.parametrize("copied", [False, True])
-def test_an_optimizer_of_master_copies_is_warned_of(copied, caplog):
-    """Nothing else says that its momentum is not left out, nor what the averager is to be made of."""
-
-    def program(worker: Worker) -> None:
-        master = torch.zeros(300, requires_grad=True)
-        optimizer = less_momentum(SGD([master if copied else worker.parameters["a"]], lr=1.0, momentum=0.5))
-        averager = Averager(worker.parameters.items(), 0.25, transport=worker.transport, block_size=64, min_numel=10)
-        for number in range(3):
-            [gradient] = worker.noise(number).values()
-            averager.mean_([gradient])
-            [parameter] = parameters_of(optimizer)
-            parameter.grad = gradient
-            optimizer.step()
-        assert bool(optimizer.state[parameter]["momentum_buffer"].any()) == copied
-        if copied:
-            optimizer = less_momentum(SGD([master], lr=1.0, momentum=0.5))
-            averager = Averager([("a", master)], 0.25, transport=worker.transport, block_size=64, min_numel=10)
-            averager.mean_([gradient])
-            optimizer.step()
-            assert not optimizer.state[master]["momentum_buffer"].any()
-
-    with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
-        on_ranks(2, program, {"a": 300}, 0.25)
-    said = [record.getMessage() for record in caplog.records]
-    assert ["make the Averager of those that it steps" in each for each in said] == [True] * copied
-
-
-def test_an_uncompressed_twin_of_a_compressed_model_is_no_copy_of_it():
-    """Its optimizer has parameters of the same shapes, but another one steps those of the exchanges."""
-    optimizer, twin, model = ours(momentum=0.75), ours(momentum=0.75), Model()
-    for _ in range(3):
-        model.exchanges(0.25, parameters_of(optimizer))
-        factors_of_a_step(optimizer)
-        factors_of_a_step(twin)
-    assert model.texts == []
-
-
 def test_small_and_skipped_parameters_keep_theirs():
     """On ranks: "a" is large, "b" has 8 bits at least, "c" travels as it is."""
 
