@@ -1,7 +1,4 @@
-# make train: sets up whatever is missing, then trains a ResNet on two workers.
-# make train-ddp: the same under torchrun, without Horovod: needs no compiler and no root.
-# make test:  the same set-up, then every test.
-
+# `make` alone lists what there is: the lines below that begin with two hashes.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Two workers on few cores: more threads than cores only get in each other's way.
 export OMP_NUM_THREADS ?= 1
@@ -9,8 +6,13 @@ export OMP_NUM_THREADS ?= 1
 PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -name '*.py' -o -name '*.html' -o -path '*/csrc/*')
 ARGS ?=
 
-.PHONY: setup train train-ddp test soak mutants faults lint lock audit docs dist versions study bench gpu-pack gpu clean
+.DEFAULT_GOAL := help
+.PHONY: help setup train train-ddp test soak mutants faults lint lock audit docs dist versions study bench gpu-pack gpu clean
 
+help:
+	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
+
+## make setup       a virtual environment in .venv, with Horovod and this package
 setup: .venv/package.stamp
 
 .venv/setup.stamp .venv-ddp/setup.stamp: $(wildcard tools/*.sh tools/*.txt) tools/torchvision_operators.py
@@ -23,9 +25,11 @@ setup: .venv/package.stamp
 	$*/bin/pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
 	@touch $@
 
+## make train       the same, then train a ResNet on two workers under horovodrun; ARGS="--epochs 3"
 train: setup
 	horovodrun -np 2 python launch/train_resnet.py $(ARGS)
 
+## make train-ddp   the same under torchrun, without Horovod: needs no compiler and no root
 # In the environment of make setup, or else in a small one.
 DDP := $(if $(wildcard .venv/package.stamp),.venv,.venv-ddp)
 train-ddp: $(DDP)/package.stamp
@@ -36,6 +40,7 @@ STARTS_RANKS := ^from (launchers|torchrun|netlab|runs|common\.launcher)\b|^from 
 ALONE := tests/clusters tests/release tests/launch/test_checkpoint.py \
 	$(shell grep -rlE '$(STARTS_RANKS)' --include='test_*.py' tests/on_horovod tests/ddp tests/fsdp tests/launch)
 
+## make test        the same set-up, then the tests; ARGS="-k meter": some of them
 test: setup
 ifeq ($(ARGS),)
 	pytest -n 2 $(ALONE:%=--ignore=%)
@@ -44,19 +49,22 @@ else
 	pytest $(ARGS)
 endif
 
-# What takes too long for every day: about an hour.
+## make soak        tests that take too long for every day: about an hour
 soak: setup
 	pytest -m soak $(ARGS)
 
+## make mutants     do the tests notice small changes of the library?
 # Do the tests notice small changes of the library, as a tool makes them? ARGS="session.py policies --minutes 10": of which
 # files, and for how long.
 mutants: setup
 	python tests/mutants/drawn.py $(ARGS)
 
+## make faults      do they notice the known faults?
 # The same for the faults in tests/mutants/faults.toml, which no tool thinks of. ARGS="--only residuals.py": some of them.
 faults: setup
 	python tests/mutants/mutate.py $(ARGS)
 
+## make lint        ruff, mypy, shellcheck, codespell, words
 lint: setup
 	ruff check .
 	ruff format --check .
@@ -81,11 +89,13 @@ audit: $(MAINTAIN)/stamp
 	$(MAINTAIN)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off \
 		-r tools/requirements.txt -r tools/maintain.txt -r tools/horovod.txt $(ARGS)
 
+## make docs        the site, in build/docs
 # Its only warning that is no error is one about the future of MkDocs.
 docs: $(MAINTAIN)/stamp
 	$(MAINTAIN)/bin/python docs/site/api.py && $(MAINTAIN)/bin/ruff format -q docs/api.md
 	NO_MKDOCS_2_WARNING=1 $(MAINTAIN)/bin/mkdocs build --quiet --strict -f docs/site/mkdocs.yml $(ARGS)
 
+## make dist        the source distribution and a wheel, checked, in dist/
 # The wheel is built from the source distribution, with the versions of build tools that the lock has. auditwheel refuses one
 # without compiled kernels, or that Linuxes of the last years would not run; abi3audit, one that some Python would not.
 dist: $(MAINTAIN)/stamp
@@ -105,11 +115,13 @@ $(MAINTAIN)/stamp: tools/maintain.txt
 	$(MAINTAIN)/bin/pip install -q --require-hashes --no-deps --only-binary :all: -r tools/maintain.txt
 	@touch $@
 
+## make study       train what the study lacks; write its tables and figures
 # Trains what the study lacks, which is hours of it, and writes docs/study.md's tables and figures. ARGS=--quick: what fits
 # into five minutes; ARGS=paper: the paper's scenarios on real ranks.
 study: setup
 	python launch/study $(ARGS)
 
+## make bench       benchmarks, as root
 # As root: the links are network namespaces.
 bench: setup
 	python launch/bench $(ARGS)
@@ -118,9 +130,11 @@ bench: setup
 gpu-pack: setup dist
 	tools/gpu_pack.sh
 
+## make gpu         on a machine with a GPU: everything that needs one
 # On such a machine, or with ARGS=--rehearse without one: everything that wants a GPU, in stages (ARGS="--stage 1").
 gpu:
 	tools/on_gpu.sh $(ARGS)
 
+## make clean       remove environments and builds
 clean:
 	rm -rf tools/gpu-pack .venv .venv-ddp $(MAINTAIN) build dist *.egg-info

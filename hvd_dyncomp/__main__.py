@@ -1,10 +1,11 @@
-"""The commands `probe`, `run` and `report`; see --help."""
+"""The commands `info`, `probe`, `run` and `report`; see --help."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from hvd_dyncomp.commands import info
 from hvd_dyncomp.commands.probe import command as probe
 from hvd_dyncomp.commands.report import command as report
 from hvd_dyncomp.commands.run import command as run
@@ -15,6 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hvd_dyncomp", allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command, about in (
+        ("info", info, "print versions, kernels and what connects ranks here, for reports of faults"),
         ("probe", probe, "time exchanges of gradients on this job's ranks and network, and say whether to compress"),
         ("run", run, "run a training program as it is, with its models compressed"),
         ("report", report, "write a page, one file of HTML, about runs of launch/train_resnet.py"),

@@ -255,9 +255,9 @@ class LessMomentum(torch.optim.Optimizer):
         for session, exchange in exchanges:
             left = next((left for most, left in table.items() if exchange.bits <= most), None)
             if left is not None and self._one_step_for(session, exchange):
-                few.append((left, session, exchange.parameters))
+                few.append((left, exchange.parameters))
         found: dict[torch.Tensor, float] = {}
-        for left, session, parameters in sorted(few, key=lambda each: -each[0]):  # of several, the least counts
+        for left, parameters in sorted(few, key=lambda each: -each[0]):  # of several, the least counts
             mine = [p for group in self.param_groups for p in group["params"] if p in parameters]
             if mine:
                 found |= dict.fromkeys(mine, left)

@@ -141,7 +141,7 @@ ROOMS = {
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
-    "commands": {"autograd", "controller", "ddp", "meter", "on_horovod", "transport"},
+    "commands": {"autograd", "controller", "ddp", "exchange", "kernels", "meter", "on_horovod", "transport"},
     "__main__": {"commands"},
 }
 EXCHANGE = {

@@ -28,7 +28,9 @@ native: Any
 try:
     from hvd_dyncomp.kernels import native
 except ImportError as error:  # logged at the first tensor: reports about runs have none
-    native, _why = None, str(error)
+    native, _why = None, {"cpu": str(error)}
+else:
+    _why = {}  # by type of device, why the reference serves it
 
 # By type of device ("cuda"): a module with the three operations below, on checked arguments, as in `portable`. Without
 # an entry `portable` is used. The entry for GPUs is made at the first tensor on one.
@@ -148,7 +150,10 @@ def reduce_into(
 
 
 def _backend(tensor: torch.Tensor) -> Any:
-    kind = "cpu" if tensor.is_cpu else tensor.device.type  # reading a device is slow
+    return _backend_of("cpu" if tensor.is_cpu else tensor.device.type)  # reading a device is slow
+
+
+def _backend_of(kind: str) -> Any:
     if kind == "cuda" and kind not in backends:
         backends[kind] = _for_gpus()
     if kind == "cpu" and native is None and kind not in backends:
@@ -161,9 +166,17 @@ def _without_native() -> Any:
         "the native kernels are missing (%s); the reference kernels run instead, much more slowly. To build the native "
         "ones, install a C++ compiler, then the package once more, from a clone by 'pip install --no-cache-dir "
         "--force-reinstall --no-deps .': pip may have kept a build without them",
-        _why,
+        _why["cpu"],
     )
     return portable
+
+
+def served_by(kind: str) -> str:
+    """What serves tensors on a type of device ("cpu", "cuda"), in words; if it is the reference, with the reason."""
+    backend = _backend_of(kind)
+    if backend is portable:
+        return f"the reference in torch operators, which is slow: {_why[kind]}"
+    return f"C++, {native.variants()[0]}" if backend is native else "Triton"
 
 
 def _for_gpus() -> Any:
@@ -173,9 +186,10 @@ def _for_gpus() -> Any:
 
         triton.check()
     except (ImportError, RuntimeError) as error:
+        _why["cuda"] = str(error).strip().split("\n")[0]
         logger.warning(
             "the Triton kernels cannot run on this GPU (%s); the reference kernels run instead, more slowly.",
-            str(error).strip().split("\n")[0],
+            _why["cuda"],
         )
         return portable
     return triton
