@@ -70,8 +70,8 @@ class Models:
     def __init__(self, level: float, compared: Sequence[float] = (), steps: int = 0, *, command: str = "") -> None:
         self.level, self.compares = level, bool(compared)
         self._compared, self._steps, self._command = compared, steps, command
-        # So that no model deletes them, within C++ and with Python's lock: it would wait for a thread of the group's,
-        # and that may be waiting for the lock.
+        # So that no model deletes them, compressed or not: torch does so with Python's lock and waits for a thread of
+        # the group's, which may be waiting for the lock to free a tensor of its latest collective.
         self._groups: list[dist.ProcessGroup] = []
         # By model, what is waited for; None where nothing is, any more.
         self._passes: weakref.WeakKeyDictionary[DistributedDataParallel, ReducingPasses | None]
@@ -97,6 +97,7 @@ class Models:
             Whether further calls are of interest.
         """
         if model not in self._passes:
+            self._groups.append(model.process_group)
             alone = model.process_group.size() == 1
             self._passes[model] = None if alone else ReducingPasses(model, self._on_first_passes)
         passes = self._passes[model]
@@ -115,7 +116,6 @@ class Models:
         try:
             await_reduction(model)
             if self._meetings.all_here(model.process_group):
-                self._groups.append(model.process_group)
                 with torch.no_grad():
                     following = self._compress(model)
             elif number < ATTEMPTS:
