@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -22,7 +22,6 @@ class Backward:
     Args:
         step: the step of the gradients; it has begun.
         slots: places of compressed parameters, by name.
-        used: names of the parameters to whose gradients this backward pass has added on this rank. None: all of them.
         end: waits until all gradients are means, and ends the step.
 
     Attributes:
@@ -36,10 +35,9 @@ class Backward:
         step: Step,
         *,
         slots: Mapping[str, Slot],
-        used: Collection[str] | None,
         end: Callable[[Step], None],
     ) -> None:
-        self._step, self._slots, self._used, self._end = step, slots, used, end
+        self._step, self._slots, self._end = step, slots, end
         self._futures: list[tuple[torch.futures.Future, torch.Tensor]] = []
         self._origins: dict[Streams, Any] = {}  # the stream of the latest hook
         self.complete = self.ends_itself = False
@@ -61,8 +59,7 @@ class Backward:
         step = self._step
         for parameter, gradient in _gradients(bucket) if step.bits != UNCOMPRESSED else ():
             if (slot := self._slots.get(names[parameter])) is not None:
-                # Without a `grad` the model has made zeros of it.
-                step.add(slot, gradient, self._uses(slot.name), parameter.grad is not None)
+                step.add(slot, gradient)
         self._step.traffic.seconds += time.perf_counter() - began
 
     def _reduce(self, bucket: dist.GradBucket, names: Mapping[torch.Tensor, str]) -> None:
@@ -72,11 +69,7 @@ class Backward:
         rest = {names[p]: gradient for p, gradient in _gradients(bucket) if every or names[p] not in self._slots}
         if rest:
             # Not by its index, which torch says is 0 of every bucket in the first pass with `static_graph`.
-            unused = [name for name in rest if not self._uses(name)]
-            step.reduce(names[bucket.parameters()[0]], rest, unused)
-
-    def _uses(self, name: str) -> bool:
-        return self._used is None or name in self._used
+            step.reduce(names[bucket.parameters()[0]], rest)
 
     def give_up(self) -> None:
         """After an error: complete every future, as the model waits for all of them."""

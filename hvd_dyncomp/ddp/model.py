@@ -118,11 +118,6 @@ def register(model: DistributedDataParallel, state: Any, hook: Callable[..., Any
     model._comm_hooks = Hooks(model._comm_hooks)
 
 
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
 def _warned(speaks: bool) -> Iterator[None]:
     if speaks:
         logger.warning(NEVER_SYNCED, _PASSES)
@@ -134,8 +129,6 @@ class ModelGradients(Source):
 
     Attributes:
         count: how many gradients the model reduces in a backward pass; also of what is frozen by now.
-        used: by name, the parameters to whose gradients this rank has added since it was cleared: the model's buckets
-            also bring what `grad` of the others still holds. None: always all of them.
     """
 
     kind = "DistributedDataParallel"
@@ -146,8 +139,6 @@ class ModelGradients(Source):
     def __init__(self, model: DistributedDataParallel, among: ProcessGroupTransport, label: str) -> None:
         super().__init__(among)
         self._model = weakref.ref(model)  # which has the quantizer, by its hook
-        # Otherwise the same ones are used in every step, and the others have no residual.
-        self.used: dict[str, torch.Tensor] | None = {} if model.find_unused_parameters else None
         self.label = label
         self._counts: RemovableHandle | None = None
         self.count = int(model._get_ddp_logging_data()["num_parameter_tensors"])
@@ -158,7 +149,7 @@ class ModelGradients(Source):
         ]
 
     def watch(self) -> None:
-        """Keep `used` from now on, as long as the model exists; and count passes until `synced` is called."""
+        """Count passes until `synced` is called."""
         # No function of Python's before it warns, either: Ctrl-C may be raised in one while the model reduces.
         calls = itertools.chain(
             itertools.repeat(None, _PASSES - 1), _warned(self.transport.rank == 0), itertools.repeat(None)
@@ -166,24 +157,12 @@ class ModelGradients(Source):
         if self.named:
             count = functools.partial(next, calls)
             self._counts = self.named[-1][1].register_post_accumulate_grad_hook(count)
-        if self.used is not None:
-            # No function of Python's, in which Ctrl-C may be raised.
-            handles = [
-                parameter.register_post_accumulate_grad_hook(functools.partial(self.used.__setitem__, name))
-                for name, parameter in self.named
-            ]
-            weakref.finalize(self._model(), _remove, handles)
 
     def synced(self) -> None:
         """Count no more passes: one exchanges gradients."""
         if self._counts is not None:
             self._counts.remove()
             self._counts = None
-
-    def forget(self) -> None:
-        """Clear `used`: a backward pass is over."""
-        if self.used is not None:
-            self.used.clear()
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         model = self._model()

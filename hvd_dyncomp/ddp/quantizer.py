@@ -127,7 +127,6 @@ class Quantizer(Session):
         self._backward = Backward(
             self._begin(wrong=RuntimeError(CAPTURED) if captured else None),
             slots=self._plan.slots,  # type: ignore[union-attr]  # there is one
-            used=self._source.used,
             end=self._end,
         )
         return self._backward
@@ -161,7 +160,6 @@ class Quantizer(Session):
         if backward is not self._backward or (computes() and not backward.complete):
             return  # it has ended in an inner pass, or this is one, and more gradients will come
         try:
-            self._source.forget()
             if backward.complete:
                 backward.collect()
             self._backward = None

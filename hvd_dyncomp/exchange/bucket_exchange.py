@@ -17,9 +17,8 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.memory import are_sole_owners
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.routes import Route, route_of
-from hvd_dyncomp.exchange.slots import Slot, is_marked
+from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
-from hvd_dyncomp.exchange.unused import SavedResiduals
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.group import Group
@@ -62,32 +61,19 @@ class BucketExchange(Task[None]):
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self.complete = False
         self._missing = set(range(len(bucket.slots)))
-        # Parameters that this rank does not use, with a copy of the gradient before the step, or None for zeros.
-        self._without: dict[Slot, torch.Tensor | None] = {}
-        self._places: dict[Slot, torch.Tensor] = {}  # where their means are
-        self._saved: SavedResiduals | None = None
-        self._used: torch.Tensor | None = None  # on the host: marks of the slots that any rank uses
         self._route: Route | None = None
         self._started = False
         self._origins: set[Any] = set()
         self._may_write = own_memory
         self._sole_owners: bool | None = None  # None: not asked yet
 
-    def add(
-        self, slot: Slot, gradient: torch.Tensor | None, *, used: bool = True, has_stale_grad: bool = False
-    ) -> None:
+    def add(self, slot: Slot, gradient: torch.Tensor | None) -> None:
         """Add one parameter's gradient, of any strides and floating dtype. Adding it again changes nothing.
 
         Args:
             gradient: None if no rank has one: zeros are sent, and nothing is written.
-            used: whether this rank's loss depends on the parameter.
-            has_stale_grad: whether the gradient of an unused parameter may hold values of earlier steps.
         """
         if slot.index in self._missing:
-            if not used:
-                self._without[slot] = before = gradient.clone() if has_stale_grad and gradient is not None else None
-                if before is not None:
-                    self._streams.keep(before)
             self._origins.add(self._streams.origin())
             self.gradients[slot.index] = gradient
             self._missing.discard(slot.index)
@@ -167,18 +153,6 @@ class BucketExchange(Task[None]):
         except Exception as error:  # noqa: BLE001  # raised by the step
             self.error = error
 
-    def restore_unused(self) -> None:
-        """Restore gradients and residuals of parameters that no rank uses. Call it after `conclude`."""
-        if self._saved is None or self._used is None:
-            return
-        for slot, before in self._without.items():
-            if is_marked(self._used, slot):
-                continue
-            if slot in self._places:
-                place = self._places[slot]
-                place.zero_() if before is None else place.copy_(before)
-            self._saved.restore(slot)
-
     def is_open(self, gate: Gate) -> bool:
         """As in `Task`."""
         if gate is Gate.SEND:
@@ -189,10 +163,6 @@ class BucketExchange(Task[None]):
 
     def _all_of_it(self) -> Collectives[None]:
         route = self._route or route_of(self._messages, self._transport)
-        self._without |= {self.bucket.slots[index]: None for index in self._missing}
-        self._saved = SavedResiduals(self.bucket, {slot: before is not None for slot, before in self._without.items()})
-        if self._without:
-            self._messages.used = self.bucket.marks(self._without)
         result = yield from route.collectives(self._floats())
         yield Gate.WRITE
         values = self._room()
@@ -201,8 +171,6 @@ class BucketExchange(Task[None]):
             if gradient is not None and gradient.dtype is torch.float16:  # whose codes may stand for more than it has
                 value.clamp_(-_MOST_FLOAT16, _MOST_FLOAT16)
         self._write(values)
-        if self._without:
-            self._used = self._messages.used.to("cpu", non_blocking=True)
 
     @torch.no_grad()
     def _write(self, values: list[torch.Tensor]) -> None:
@@ -210,8 +178,6 @@ class BucketExchange(Task[None]):
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient is not value:
                 gradient.copy_(value.view(gradient.shape))
-        found = {slot: self.gradients[slot.index] for slot in self._without}
-        self._places = {slot: gradient for slot, gradient in found.items() if gradient is not None}
         self.gradients = []
 
     def _floats(self) -> list[torch.Tensor]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import bisect
+import itertools
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from hvd_dyncomp.exchange.coding import Coding, Span
 from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.settings import Skip
-from hvd_dyncomp.exchange.slots import Slot, divided, marks_of, tail
-from hvd_dyncomp.exchange.streams import streams_of, uploaded
+from hvd_dyncomp.exchange.slots import Slot, divided, runs_of
+from hvd_dyncomp.exchange.streams import streams_of
 from hvd_dyncomp.exchange.topology import Arrangement, Section, Topology, flat, hierarchical
-from hvd_dyncomp.exchange.wire import HEADER_BYTES
 
 
 class Bucket:
@@ -23,11 +24,11 @@ class Bucket:
         name: the name of its first parameter, unique among the buckets of an optimizer.
         collective: prefix of the names of its collectives, unique among the buckets of all optimizers.
         slots: the slots of its parameters, in order; small ones last.
+        starts: the place of each slot's first value.
+        runs: `slots.runs_of` them.
         values: number of gradient values.
-        blocks: number of blocks; the last is padded with zeros.
+        blocks: number of blocks; the last of each run is padded with zeros.
         streams: the streams in which its work is queued.
-        header_bytes: length of the header of each message.
-        all_used: the marks (`slots.marks_of`) if all parameters are used, on the device.
         arrangement: which rank reduces which blocks; flat until `arrange` is called.
         residuals: of error feedback.
     """
@@ -50,20 +51,13 @@ class Bucket:
         self._coding: tuple[float, Coding] | None = None  # the latest, and its level
         self.block_size, self.rank, self.device = block_size, rank, device
         self.streams = streams_of(device)
-        self.all_used = self.marks(())
-        self.header_bytes = HEADER_BYTES + len(self.all_used)
-        self.values = slots[-1].start + slots[-1].numel
-        self.blocks = -(-self.values // block_size)
+        self.starts, self.runs = [slot.start for slot in slots], runs_of(slots, block_size)
+        self.values = sum(slot.numel for slot in slots)
+        self.blocks = -(-self.runs[-1].end // block_size)
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.one_rank_per_host(world_size))
         own, summed = self._ranges
         values = self.blocks * block_size
         self.residuals = Residuals(values, own, summed, device, enabled=error_feedback)
-
-    def marks(self, unused: Collection[Slot]) -> torch.Tensor:
-        """The marks (`slots.marks_of`) on the device, without waiting for it."""
-        marks = uploaded(marks_of(len(self.slots), unused), self.device)
-        self.streams.keep(marks)
-        return marks
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
         """Divide the blocks by another topology, and move the residuals. Call it before a step quantizes or flushes.
@@ -93,8 +87,19 @@ class Bucket:
     def coding(self, bits: float) -> Coding:
         """The coding of its blocks in a step at that level."""
         if self._coding is None or self._coding[0] != bits:
-            self._coding = bits, Coding(bits, tail(self.slots, bits, self.block_size), self.block_size)
+            self._coding = bits, Coding(bits, self.runs, self.block_size)
         return self._coding[1]
+
+    def parts(self, span: Span) -> Iterator[tuple[Slot, int, int]]:
+        """The slots with values in a span of blocks, each with the bucket's places from which to which these are."""
+        first, last = span.first * self.block_size, (span.first + span.blocks) * self.block_size
+        at = max(bisect.bisect_right(self.starts, first) - 1, 0)
+        for slot in itertools.islice(self.slots, at, None):
+            if slot.start >= last:
+                return
+            begin, end = max(first, slot.start), min(last, slot.start + slot.numel)
+            if begin < end:
+                yield slot, begin, end
 
 
 def make_buckets(
@@ -102,6 +107,7 @@ def make_buckets(
     *,
     min_numel: int,
     bucket_bytes: int,
+    block_size: int,
     skip: Skip | None = None,
     as_in_memory: bool = False,
     parts: Mapping[str, str] | None = None,
@@ -116,6 +122,7 @@ def make_buckets(
         parameters: (unique name, parameter), in the same order on every rank.
         min_numel: parameters of fewer values are small, and last in their bucket.
         bucket_bytes: float32 bytes of a bucket.
+        block_size: values per block.
         skip: function of a name and a parameter; True keeps the parameter out.
         as_in_memory, parts: see `Source`.
         common: passed to every `Bucket`.
@@ -123,6 +130,6 @@ def make_buckets(
     Returns:
         The buckets, and the slots by name.
     """
-    groups = divided(parameters, min_numel, bucket_bytes, skip, as_in_memory, parts)
-    buckets = [Bucket(slots, device=device, **common) for device, slots in groups]
+    groups = divided(parameters, min_numel, bucket_bytes, block_size, skip, as_in_memory, parts)
+    buckets = [Bucket(slots, block_size=block_size, device=device, **common) for device, slots in groups]
     return buckets, {slot.name: slot for bucket in buckets for slot in bucket.slots}

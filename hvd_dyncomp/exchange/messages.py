@@ -1,9 +1,4 @@
-"""The messages of one bucket in one step: their headers, names and randomness.
-
-A header has the number of the step, and marks of the bucket's parameters: a parameter is marked if any rank whose
-values the message holds uses it. Each phase forwards the marks that it has received. So after the last phase every rank
-knows which parameters no rank uses, without a collective of its own.
-"""
+"""The messages of one bucket in one step: their headers, names and randomness. A header has the number of the step."""
 
 from __future__ import annotations
 
@@ -29,21 +24,18 @@ class Messages:
     Attributes:
         bucket, bits: see above.
         coding: of the bucket's blocks.
-        used: uint8 on the bucket's device, a bit for each slot (`slots.marks_of`): whether this rank, or one that it
-            has heard of, uses the parameter. Set it before `room`.
         where: begins error messages.
     """
 
     def __init__(self, bucket: Bucket, bits: float, step: int) -> None:
         self.bucket, self.bits, self._step = bucket, bits, step
         self.coding = bucket.coding(bits)
-        self.used = bucket.all_used
         self.where = f"bucket {bucket.name}"
         self._unread: list[tuple[torch.Tensor, Sequence[int]]] = []  # headers on their way to the host, and the senders
 
     def lengths(self, sizes: Sequence[int]) -> list[int]:
         """Bytes of messages, from those of their payloads."""
-        return [self.bucket.header_bytes + size for size in sizes]
+        return [HEADER_BYTES + size for size in sizes]
 
     def room(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
         """Memory for messages, with their headers written.
@@ -77,12 +69,11 @@ class Messages:
         return messages, self.lengths(sizes)
 
     def _header(self) -> torch.Tensor:
-        """(header_bytes,) uint8. Does not wait for the device."""
-        step = torch.frombuffer(bytearray(HEADER.pack(self._step)), dtype=torch.uint8)
-        return torch.cat([uploaded(step, self.bucket.device), self.used])
+        """(HEADER_BYTES,) uint8. Does not wait for the device."""
+        return uploaded(torch.frombuffer(bytearray(HEADER.pack(self._step)), dtype=torch.uint8), self.bucket.device)
 
     def payloads(self, received: torch.Tensor, sizes: Sequence[int], senders: Sequence[int]) -> list[torch.Tensor]:
-        """Cut messages apart: the payload of each as a uint8 view into `received`. Adds to `used`.
+        """Cut messages apart: the payload of each as a uint8 view into `received`.
 
         Args:
             received: (bytes,) uint8, the messages one after the other.
@@ -93,18 +84,15 @@ class Messages:
             LockstepError: a message is not as expected; the text names the rank and what differs. For messages on a
                 GPU, `read` raises it instead.
         """
-        lengths, begin = self.lengths(sizes), self.bucket.header_bytes
+        lengths = self.lengths(sizes)
         if received.numel() != sum(lengths):
             raise LockstepError(f"{self.where}: {received.numel()} bytes arrived, expected {sum(lengths)}")
         messages = received.split(lengths)
-        headers = torch.stack([message[:begin] for message in messages])
-        if self.used is not self.bucket.all_used:  # to which no rank adds anything
-            for used in headers[:, HEADER_BYTES:]:
-                self.used = self.used | used
+        headers = torch.stack([message[:HEADER_BYTES] for message in messages])
         self._unread.append((headers.to("cpu", non_blocking=True), senders))
         if not self.bucket.streams.late:  # to look at them now, backward would have to wait for the GPU
             self.read()
-        return [message[begin:] for message in messages]
+        return [message[HEADER_BYTES:] for message in messages]
 
     def read(self) -> None:
         """Check the headers that `payloads` could not read. Call it when the device has caught up.
@@ -115,7 +103,7 @@ class Messages:
         unread, self._unread = self._unread, []
         for headers, senders in unread:
             for header, rank in zip(headers, senders, strict=True):
-                self._check(header[:HEADER_BYTES], rank)
+                self._check(header, rank)
 
     def _check(self, header: torch.Tensor, rank: int) -> None:
         [step] = HEADER.unpack(header.cpu().numpy().tobytes())

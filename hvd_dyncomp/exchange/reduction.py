@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
-from hvd_dyncomp.exchange.coding import Span
+from hvd_dyncomp.exchange.coding import Span, Values
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.task import Collectives, Gate
 from hvd_dyncomp.exchange.topology import Section
@@ -40,20 +40,20 @@ class Reduction(ABC):
         return sum(self._messages.lengths(self._sizes(self._result)))
 
     @abstractmethod
-    def collectives(self, group: Group, values: list[torch.Tensor], first_value: int = 0) -> Collectives[torch.Tensor]:
+    def collectives(self, group: Group, values: Values) -> Collectives[torch.Tensor]:
         """Run all collectives; return the bytes that every rank then has.
 
         Args:
             group: the section's ranks.
-            values, first_value: as in `encode`.
+            values: as in `encode`.
         """
 
     @abstractmethod
-    def encode(self, values: list[torch.Tensor], first_value: int = 0) -> Outgoing:
+    def encode(self, values: Values) -> Outgoing:
         """Quantize the section with its residual.
 
         Args:
-            values: contiguous float32 tensors with the bucket's values from number `first_value` on.
+            values: those of the section, at least.
         """
 
     @property
@@ -66,12 +66,12 @@ class Reduction(ABC):
         return [self._messages.coding.nbytes(span) for span in spans]
 
     @abstractmethod
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> None:
+    def decode(self, result: torch.Tensor, values: Values, factor: float, senders: tuple[int, ...]) -> None:
         """Write the sum, times `factor`, into the bucket's values.
 
         Args:
             result: what `collectives` returned, here or on another rank.
-            values: contiguous float32 tensors, by slot.
+            values: of the whole bucket.
             factor: multiplies the sum.
             senders: the rank that sent each message, for error messages.
 
@@ -95,18 +95,18 @@ class PairReduction(Reduction):
     """
 
     @marked("encode")
-    def encode(self, values: list[torch.Tensor], first_value: int = 0) -> Outgoing:
+    def encode(self, values: Values) -> Outgoing:
         bucket, span = self._bucket, self.section.span
         both, payloads, lengths = self._messages.room(self._sizes(self._result))  # the other's message overwrites one
         payload = payloads[self._place]
         dither = self._messages.dither(Phase.PAIR)
         residual = bucket.residuals.section()
-        self._messages.coding.encode(payload, span, values, residual, first_value=first_value, dither=dither)
+        self._messages.coding.encode(payload, span, values, residual, dither=dither)
         bucket.residuals.quantized()
         return both, lengths
 
-    def collectives(self, group: Group, values: list[torch.Tensor], first_value: int = 0) -> Collectives[torch.Tensor]:
-        both, lengths = self.encode(values, first_value)
+    def collectives(self, group: Group, values: Values) -> Collectives[torch.Tensor]:
+        both, lengths = self.encode(values)
         del values
         yield Gate.SEND
         own, other = both.split(lengths)[:: 1 - 2 * self._place]
@@ -121,7 +121,7 @@ class PairReduction(Reduction):
         return [self.section.span] * len(self.section.ranks)
 
     @marked("decode")
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> None:
+    def decode(self, result: torch.Tensor, values: Values, factor: float, senders: tuple[int, ...]) -> None:
         # In the order of the ranks, so that all replicas hold the same bits.
         self._messages.coding.decode(values, self.section.span, self.messages_in(result, senders), factor)
 
@@ -143,7 +143,7 @@ class ShardedReduction(Reduction):
         return self._bucket.streams.late
 
     @marked("encode")
-    def encode(self, values: list[torch.Tensor], first_value: int = 0) -> Outgoing:
+    def encode(self, values: Values) -> Outgoing:
         bucket, section = self._bucket, self.section
         coding, begin = self._messages.coding, section.first * bucket.block_size
         dither = self._messages.dither(Phase.SCATTER)
@@ -156,14 +156,14 @@ class ShardedReduction(Reduction):
         for shard, payload in parts:
             first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
             residual = bucket.residuals.section(slice(first, first + size))
-            coding.encode(payload, shard, values, residual, first_value=first_value, dither=dither)
+            coding.encode(payload, shard, values, residual, dither=dither)
         if self._in_one:
             messages, lengths = self._messages.around(codes, self._sizes(section.shards))
         bucket.residuals.quantized()
         return messages, lengths
 
-    def collectives(self, group: Group, values: list[torch.Tensor], first_value: int = 0) -> Collectives[torch.Tensor]:
-        messages, lengths = self.encode(values, first_value)
+    def collectives(self, group: Group, values: Values) -> Collectives[torch.Tensor]:
+        messages, lengths = self.encode(values)
         arriving = [lengths[self._place]] * len(lengths)
         del values
         yield Gate.SEND
@@ -189,7 +189,6 @@ class ShardedReduction(Reduction):
             own,
             versions,
             bucket.residuals.of_shard(),
-            values=bucket.values,
             dither=self._messages.dither(Phase.GATHER),
         )
         return message
@@ -199,7 +198,7 @@ class ShardedReduction(Reduction):
         return self.section.shards
 
     @marked("decode")
-    def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float, senders: tuple[int, ...]) -> None:
+    def decode(self, result: torch.Tensor, values: Values, factor: float, senders: tuple[int, ...]) -> None:
         payloads, coding = self.messages_in(result, senders), self._messages.coding
         shards = self.section.shards
         if self._in_one:

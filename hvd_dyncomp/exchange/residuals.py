@@ -131,18 +131,17 @@ class Residuals:
         """Whether `add_pending` may change anything."""
         return self._pending is not None
 
-    def add_pending(self, slot: Slot, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:
+    def add_pending(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
         """Return a gradient plus its pending residual, in the gradient's dtype. The residual becomes zero.
 
-        As in quantization, nothing is added to a gradient that is zero or not finite, nor to that of a parameter that
-        this rank does not use: the residual stays pending.
+        As in quantization, nothing is added to a gradient that is zero or not finite: the residual stays pending.
         """
         if self._pending is None:
             return gradient
         pending = self._pending[slot.range].view(slot.shape)
         if not pending.any():
             return gradient
-        largest = float(gradient.abs().max()) if used else 0
+        largest = float(gradient.abs().max())
         if not 0 < largest < float("inf"):
             self._waits = True
             return gradient
@@ -162,18 +161,6 @@ class Residuals:
         if not self._waits:
             self._pending = None
         return total
-
-    def pending_of(self, part: slice) -> torch.Tensor | None:
-        """A copy of the pending residuals of some values; None if all are zero."""
-        if self._pending is None or not self._pending[part].any():
-            return None
-        return self._pending[part].clone()
-
-    def set_pending(self, part: slice, values: torch.Tensor) -> None:
-        """Restore pending residuals from a result of `pending_of`."""
-        if self._pending is None:
-            self._pending = torch.zeros(self._values, dtype=RESIDUAL_DTYPE, device=self._device)
-        self._pending[part] = values
 
     def end_flush(self, added: bool) -> None:
         """End a step that has sent pending residuals; `added`: whether `add_pending` was called."""

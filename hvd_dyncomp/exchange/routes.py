@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.exchange.coding import Values
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.reduction import PairReduction, Reduction, ShardedReduction
 from hvd_dyncomp.exchange.task import Collectives, Gate
@@ -63,13 +64,13 @@ class Flat(Route):
         arrangement = messages.bucket.arrangement
         [section] = arrangement.sections
         self.groups = [Group(transport, section.ranks, arrangement.host_ranks)]
-        self._reduction = _reduction(messages, section)
+        self._reduction, self._starts = _reduction(messages, section), messages.bucket.starts
 
     def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
-        return self._reduction.collectives(self.groups[0], values)
+        return self._reduction.collectives(self.groups[0], Values(self._starts, values))
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> None:
-        self._reduction.decode(result, values, factor, self._reduction.section.ranks)
+        self._reduction.decode(result, Values(self._starts, values), factor, self._reduction.section.ranks)
 
 
 class Hierarchical(Route):
@@ -109,10 +110,9 @@ class Hierarchical(Route):
         handle = self._neighbours.alltoall(messages, self._lengths, self._arriving, name)
         del messages  # the transport has them
         received = yield handle
-        sums = [self._add(joined, received)]  # of this rank's section, over its host
+        sums = self._add(joined, received)  # of this rank's section, over its host
         del received, joined
-        first_value = self._own.section.first * self._bucket.block_size
-        between = self._own.collectives(self._peers, sums, first_value)
+        between = self._own.collectives(self._peers, sums)
         del sums  # when they are quantized, nobody needs them any more
         result = yield from between
         self._own.messages_in(result, self._own.section.ranks)  # only here is it known which rank has sent a wrong one
@@ -127,7 +127,7 @@ class Hierarchical(Route):
         self._bucket.streams.keep(*values)
         for section, payload in zip(self._others, payloads, strict=True):
             message = payload.view(self._dtype)
-            for places, part in self._parts(values, section):
+            for _, places, part in self._parts(values, section):
                 message[places] = part
         return messages, values
 
@@ -142,21 +142,18 @@ class Hierarchical(Route):
 
     def _size(self, section: Section) -> int:
         """The values of a section, without padding."""
-        first = section.first * self._bucket.block_size
-        return max(0, min(section.blocks * self._bucket.block_size, self._bucket.values - first))
+        return sum(end - begin for _, begin, end in self._bucket.parts(section.span))
 
-    def _parts(self, values: list[torch.Tensor], section: Section) -> Iterator[tuple[slice, torch.Tensor]]:
-        """A section's values, by slot: their places in the section, and the values."""
-        first = section.first * self._bucket.block_size
-        last = first + self._size(section)
-        for slot, value in zip(self._bucket.slots, values, strict=True):
-            begin, end = max(first, slot.start), min(last, slot.start + slot.numel)
-            if begin < end:
-                part = value.detach().view(-1)[begin - slot.start : end - slot.start]
-                yield slice(begin - first, end - first), part
+    def _parts(self, values: list[torch.Tensor], section: Section) -> Iterator[tuple[int, slice, torch.Tensor]]:
+        """A section's values, by slot: the first one's place in the bucket, theirs in the section, and the values."""
+        place = 0
+        for slot, begin, end in self._bucket.parts(section.span):
+            part = values[slot.index].detach().view(-1)[begin - slot.start : end - slot.start]
+            yield begin, slice(place, place + len(part)), part
+            place += len(part)
 
     @marked("sum_on_host")
-    def _add(self, values: list[torch.Tensor], received: torch.Tensor) -> torch.Tensor:
+    def _add(self, values: list[torch.Tensor], received: torch.Tensor) -> Values:
         """This rank's values of its section, plus the neighbours' in the order of their ranks.
 
         Its own are read only now: while a rank waits for its neighbours, it holds what it sends and no second copy.
@@ -167,17 +164,19 @@ class Hierarchical(Route):
         payloads = self._messages.payloads(received, sizes, others)
         first, *more = [payload.view(self._dtype) for payload in payloads]
         total = torch.empty(self._size(section), dtype=torch.float32, device=self._bucket.device)
-        for places, part in self._parts(values, section):
-            torch.add(part, first[places], out=total[places])
+        sums = Values([], [])
+        for start, places, part in self._parts(values, section):
+            sums.starts.append(start)
+            sums.tensors.append(torch.add(part, first[places], out=total[places]))
         for version in more:
             total += version
-        return total
+        return sums
 
     def decode(self, result: torch.Tensor, values: list[torch.Tensor], factor: float) -> None:
-        start = 0
+        start, whole = 0, Values(self._bucket.starts, values)
         for owner, section in zip(self._arrangement.host_ranks, self._reductions, strict=True):
             own = result[start : start + section.result_bytes]
-            section.decode(own, values, factor, (owner,) * len(section.section.ranks))
+            section.decode(own, whole, factor, (owner,) * len(section.section.ranks))
             start += section.result_bytes
         if start != result.numel():
             raise LockstepError(f"{self._messages.where}: {result.numel()} bytes arrived, expected {start}")

@@ -1,14 +1,21 @@
-"""The places of parameters' values in buckets, and the levels of their blocks."""
+"""The places of parameters' values in buckets.
+
+Kernels leave a block of zeros and its residual alone. So that a parameter that no rank uses keeps its residual, a large
+tensor begins a block, and shares none. The block before it is padded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from hvd_dyncomp.exchange.coding import SMALL_BITS
+from hvd_dyncomp.exchange.coding import Run
 from hvd_dyncomp.exchange.settings import Skip
+
+# Tensors of fewer values, or of less than two blocks, share blocks: padding would be a large part of them.
+_LEAST_ALONE = 1024
 
 
 @dataclass(frozen=True)
@@ -50,27 +57,11 @@ def logical(values: torch.Tensor, shape: Sequence[int], order: Sequence[int]) ->
     return values.view([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(len(order))])
 
 
-def marks_of(count: int, unused: Collection[Slot]) -> torch.Tensor:
-    """The marks in the headers of a bucket of `count` slots: a bit for each slot, from the lowest up; 0 if unused.
-
-    Returns:
-        uint8, a multiple of 4 bytes, so that the payload behind a header is aligned.
-    """
-    marks = (1 << count) - 1
-    for slot in unused:
-        marks &= ~(1 << slot.index)
-    return torch.frombuffer(bytearray(marks.to_bytes(4 * -(-count // 32), "little")), dtype=torch.uint8)
-
-
-def is_marked(marks: torch.Tensor, slot: Slot) -> bool:
-    """Whether the slot's bit is 1, in marks on the host."""
-    return bool(int(marks[slot.index // 8]) >> slot.index % 8 & 1)
-
-
 def divided(
     parameters: list[tuple[str, torch.Tensor]],
     min_numel: int,
     bucket_bytes: int,
+    block_size: int,
     skip: Skip | None,
     as_in_memory: bool = False,
     parts: Mapping[str, str] | None = None,
@@ -88,17 +79,27 @@ def divided(
             nbytes = 4 * parameter.numel()
         groups[-1][1].append((name, parameter))
     return [
-        (device, _slots(members, number, min_numel, as_in_memory)) for number, (device, members) in enumerate(groups)
+        (device, _slots(members, number, min_numel, block_size, as_in_memory))
+        for number, (device, members) in enumerate(groups)
     ]
 
 
-def _slots(members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int, as_in_memory: bool) -> list[Slot]:
-    """Consecutive places, small parameters last."""
+def _slots(
+    members: list[tuple[str, torch.Tensor]], bucket: int, min_numel: int, block_size: int, as_in_memory: bool
+) -> list[Slot]:
+    """Places in ascending order: small parameters last, and those that share blocks together."""
+
+    def kind(parameter: torch.Tensor) -> tuple[bool, bool]:
+        return parameter.numel() < min_numel, parameter.numel() < max(_LEAST_ALONE, 2 * block_size)
+
     slots: list[Slot] = []
-    start, first_small = 0, ""
-    for name, parameter in sorted(members, key=lambda member: member[1].numel() < min_numel):
+    start, first_small, before = 0, "", None
+    for name, parameter in sorted(members, key=lambda member: kind(member[1])):
         numel = parameter.numel()
-        small = numel < min_numel
+        small, shares = kind(parameter)
+        if not (shares and before == (small, shares)):
+            start = -(-start // block_size) * block_size
+        before = small, shares
         if small:
             first_small = first_small or name
         where = bucket, len(slots), start, numel
@@ -116,14 +117,12 @@ def _order(parameter: torch.Tensor) -> tuple[int, ...]:
     return stored if not parameter.is_contiguous() and parameter.permute(stored).is_contiguous() else logical
 
 
-def tail(slots: list[Slot], bits: float, block_size: int) -> int:
-    """The first of a bucket's blocks that have `SMALL_BITS` in a step at this level; all after it have them, too.
-
-    They are those with values of small tensors; a block of large and small ones has the higher level.
-
-    Returns:
-        The number of all blocks if there is no such block.
-    """
-    if bits < SMALL_BITS and slots[-1].small:  # small ones are last
-        return next(slot.start // block_size for slot in slots if slot.small)
-    return -(-(slots[-1].start + slots[-1].numel) // block_size)
+def runs_of(slots: Sequence[Slot], block_size: int) -> list[Run]:
+    """The runs of a bucket: they end where there is padding, and before the first small parameter."""
+    runs: list[Run] = []
+    for slot in slots:
+        if runs and slot.start == runs[-1].end and slot.small == runs[-1].small:
+            runs[-1] = runs[-1]._replace(end=slot.start + slot.numel)
+        else:
+            runs.append(Run(slot.start // block_size, slot.start + slot.numel, slot.small))
+    return runs

@@ -121,7 +121,7 @@ class Step:
         ]
         self._exchange_of = {bucket.number: one for bucket, one in zip(self._buckets, exchanges, strict=True)}
         for slot in filter(None, map(self._plan.slots.get, self._absent)):
-            self._exchange_of[slot.bucket].add(slot, None, used=False)
+            self._exchange_of[slot.bucket].add(slot, None)
         return exchanges
 
     def start(self) -> None:
@@ -131,16 +131,10 @@ class Step:
                 self._agreement.proceed()
         in_background(self._plan.transport, self._in_background)
 
-    def add(self, slot: Slot, gradient: torch.Tensor, used: bool = True, has_stale_grad: bool = False) -> None:
-        """Add the gradient of a compressed parameter, in a step below 32 bits. Does not block.
-
-        Args:
-            used: whether this rank's loss depends on the parameter. If no rank's does, gradient and residual stay as
-                they were before the step.
-            has_stale_grad: whether the gradient of an unused parameter may hold values of earlier steps.
-        """
+    def add(self, slot: Slot, gradient: torch.Tensor) -> None:
+        """Add the gradient of a compressed parameter, in a step below 32 bits. Does not block."""
         exchange = self._exchange_of[slot.bucket]
-        exchange.add(slot, gradient, used=used, has_stale_grad=has_stale_grad)
+        exchange.add(slot, gradient)
         if exchange.complete:
             self._go_on(exchange)
             # After the last bucket the program is about to wait anyway, and with a GPU the core is idle.
@@ -165,20 +159,17 @@ class Step:
         while self._in_order and self._is_first() and not self._agreement.done:  # this waits for no GPU
             self._agreement.wait()
 
-    def uncompressed(self, name: str, gradient: torch.Tensor, used: bool = True) -> torch.Tensor:
+    def uncompressed(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """Prepare a gradient that is not compressed (skipped, or at 32 bits); return the tensor to sum in its place.
 
         The tensor includes the parameter's pending residual. The caller sums it over ranks, and writes the mean to the
         gradient, or to its entry in `relocated`.
-
-        Args:
-            used: as in `add`.
         """
         wire = gradient if gradient.is_sparse else wire_form(gradient, self._plan.transport)
         slot = self._plan.slots.get(name)
         # A gradient that backward has not made was reduced before, with its residual.
         if slot is not None and self._from_backward_here:
-            wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire, used)
+            wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire)
         if wire is gradient and not self._in_place:
             wire = gradient.clone()
         if wire is not gradient:
@@ -186,16 +177,15 @@ class Step:
         self._step_traffic.hands_over(wire.nbytes, float32_bytes(wire))
         return wire
 
-    def reduce(self, place: str, gradients: Mapping[str, torch.Tensor], unused: Collection[str] = ()) -> None:
+    def reduce(self, place: str, gradients: Mapping[str, torch.Tensor]) -> None:
         """Sum gradients that are not compressed, and write their means. Does not block.
 
         Args:
             place: a name for this group of gradients, equal on all ranks.
             gradients: by parameter's name, in the same order on all ranks: dense ones, or a single sparse one.
-            unused: names of the parameters that this rank's loss does not depend on.
         """
         wires = {
-            name: gradient if gradient.is_sparse else self.uncompressed(name, gradient, name not in unused)
+            name: gradient if gradient.is_sparse else self.uncompressed(name, gradient)
             for name, gradient in gradients.items()
         }
         with self._lock:
@@ -322,7 +312,6 @@ class Step:
         for exchange in self._exchanges:
             exchange.conclude()
             exchange.raise_error()
-            exchange.restore_unused()
         self._count()
         if self.bits == UNCOMPRESSED and self.from_backward_anywhere:
             for bucket in self._buckets:

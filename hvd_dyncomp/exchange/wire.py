@@ -18,7 +18,7 @@ from hvd_dyncomp.levels import level_code, level_of
 
 WIRE_VERSION = 13
 
-# A message begins with the number of its step, little-endian. Marks of slots follow: `slots.marks_of`.
+# A message begins with the number of its step, little-endian.
 HEADER = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size
 # version, phase, level as `level_code` has it, composition, step, flags, host, topology; little-endian

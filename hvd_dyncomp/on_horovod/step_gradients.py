@@ -8,7 +8,6 @@ import torch
 
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.unused import has_values
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
@@ -57,10 +56,9 @@ class StepGradients:
         """
         context = self.given.get(name)
         if context is None:
-            # If no rank has used the parameter, its mean stays zero, and its residual as it is.
-            used = horovod_optimizer.from_backward(self._source.optimizer, parameter) or has_values(gradient)
-            self.in_use = self.in_use or used
-            self._step.add(slot, gradient, used)
+            own = horovod_optimizer.from_backward(self._source.optimizer, parameter)
+            self.in_use = self.in_use or own or bool(gradient.any())
+            self._step.add(slot, gradient)
             context = self.given[name] = Context(gradient, self._step, slot)
         return context
 

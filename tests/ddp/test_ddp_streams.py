@@ -40,13 +40,13 @@ class Step:
         self._machine, self._streams, self._taken = machine, streams, []
         self._origins = set()
 
-    def add(self, slot, gradient, used, has_stale_grad=False) -> None:
+    def add(self, slot, gradient) -> None:
         self._taken.append(gradient)
         self._origins.add(self._streams.origin())
 
-    def reduce(self, place, gradients, unused) -> None:
+    def reduce(self, place, gradients) -> None:
         for gradient in gradients.values():
-            self.add(None, gradient, used=True)
+            self.add(None, gradient)
 
     def collect(self) -> None:
         self.collected_in = self._machine.stream
@@ -84,7 +84,7 @@ def simulate(machine: Machine, patch: pytest.MonkeyPatch) -> None:
 
 def a_pass(step, *, compressed: bool) -> backward.Backward:
     slots = {"it": SimpleNamespace(name="it")} if compressed else {}
-    return backward.Backward(step, slots=slots, used=None, end=lambda its: its.collect())
+    return backward.Backward(step, slots=slots, end=lambda its: its.collect())
 
 
 def passed(monkeypatch, *, compressed: bool, waits: bool = True) -> None:
@@ -150,7 +150,7 @@ def test_an_error_anywhere_ends_the_pass(monkeypatch, where):
 
     monkeypatch.setattr(backward, "streams_of", lambda device: Plain(where))
     step = SimpleNamespace(
-        add=lambda slot, gradient, used, has_stale_grad: None,
+        add=lambda slot, gradient: None,
         bits=4,
         collect=failing if where == "collecting" else lambda: None,
         traffic=SimpleNamespace(seconds=0.0),

@@ -8,7 +8,6 @@ import torch
 
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.slots import marks_of
 from hvd_dyncomp.exchange.wire import HEADER as HEADER_FORMAT
 from hvd_dyncomp.kernels import block_bytes
 
@@ -16,11 +15,11 @@ STEP = 0xBADCAB1E
 
 
 def header(step: int = STEP) -> bytes:
-    """Of a message of a bucket with one slot, which is used."""
-    return HEADER_FORMAT.pack(step) + marks_of(1, ()).numpy().tobytes()
+    """Of a message."""
+    return HEADER_FORMAT.pack(step)
 
 
-HEADER_BYTES = len(header())  # of up to 32 slots
+HEADER_BYTES = len(header())
 
 
 def message_bytes(blocks: int, bits: float, block_size: int) -> int:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
 from hvd_dyncomp.exchange.topology import Topology
-from hvd_dyncomp.exchange.unused import SavedResiduals
 
 SIZES = {"a": 700, "b": 130}
 VALUES = 830
@@ -86,20 +85,6 @@ def test_what_is_owed_outside_the_section_joins_the_next_gradients_once(names):
     assert torch.allclose(all_owed(bucket), section)
     again = bucket.residuals.add_all_pending(bucket.slots, gradients)
     assert all(total is gradient for total, gradient in zip(again, gradients, strict=True)), "delivered twice"
-
-
-def test_what_is_owed_outside_the_section_can_wait_again():
-    """Of a parameter that no rank has used, whatever its gradient still has."""
-    bucket, generator = new_bucket(), torch.Generator().manual_seed(1)
-    owe(bucket, generator)
-    arrange(bucket, ARRANGEMENTS[1])
-    before = all_owed(bucket)
-    unused = bucket.slots[::2]
-    kept = SavedResiduals(bucket, dict.fromkeys(unused, True))
-    bucket.residuals.add_all_pending(bucket.slots, ones(bucket))
-    for slot in unused:
-        kept.restore(slot)
-        assert before[slot.range].any() and torch.equal(all_owed(bucket)[slot.range], before[slot.range])
 
 
 @pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])

@@ -24,21 +24,23 @@ def test_every_parameter_has_a_place_of_its_own_and_small_ones_are_last(sizes):
     buckets, slots = plan(sizes)
     assert {name: slot.numel for name, slot in slots.items()} == {f"p{i}": size for i, size in enumerate(sizes) if size}
     for index, bucket in enumerate(buckets):
-        assert [slot.start for slot in bucket.slots] == [
-            sum(slot.numel for slot in bucket.slots[:i]) for i in range(len(bucket.slots))
-        ]
+        end = 0
+        for before, slot in zip([None, *bucket.slots], bucket.slots, strict=False):
+            shares = slot.numel < 1024 and before is not None and before.numel < 1024 and before.small == slot.small
+            assert slot.start == (end if shares else -(-end // 64) * 64)
+            end = slot.start + slot.numel
         assert all(slot.bucket == index for slot in bucket.slots)
         assert [slot.index for slot in bucket.slots] == list(range(len(bucket.slots)))
         assert bucket.values * 4 <= 4000 or len(bucket.slots) == 1
-        assert 0 <= bucket.blocks * 64 - bucket.values < 64
+        assert bucket.values == sum(slot.numel for slot in bucket.slots) and 0 <= bucket.blocks * 64 - end < 64
         assert [slot.small for slot in bucket.slots] == sorted(slot.small for slot in bucket.slots)
         for slot in bucket.slots:
             assert slot.small == (slot.numel < 10)
             first = next(other for other in bucket.slots if other.small or other is slot)
             assert slot.counted_as == (first.name if slot.small else slot.name)
-    for small in (False, True):
-        order = [slot.name for bucket in buckets for slot in bucket.slots if (slot.numel < 10) == small]
-        assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] and (sizes[i] < 10) == small]
+    for kind in (range(1, 10), range(10, 1024), range(1024, 3001)):
+        order = [slot.name for bucket in buckets for slot in bucket.slots if slot.numel in kind]
+        assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] in kind]
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 150_000.0), (torch.float16, 65_504.0)])

@@ -95,7 +95,7 @@ def test_a_step_that_horovod_forgets_ends_the_run(ranks, hosts):
     on_ranks(ranks, program, SIZES, 4, hosts=hosts)
 
 
-@pytest.mark.promise("A parameter that no rank uses keeps its residual.")
+@pytest.mark.promise("A large parameter that no rank uses keeps its residual.")
 @WORLDS
 def test_what_no_rank_uses_in_a_later_step_has_a_mean_of_zero_and_keeps_its_residual(ranks, hosts):
     def program(worker: Worker):
@@ -104,6 +104,6 @@ def test_what_no_rank_uses_in_a_later_step_has_a_mean_of_zero_and_keeps_its_resi
         got = worker.step({name: value for name, value in worker.noise(1).items() if name != "a"})
         return got["a"], before, worker.quantizer.state_dict()["residuals"]["a"]
 
-    results, _ = on_ranks(ranks, program, SIZES, 1, hosts=hosts)
+    results, _ = on_ranks(ranks, program, {**SIZES, "a": 1100}, 1, hosts=hosts)
     for mean, before, after in results:
         assert not mean.any() and before.any() and torch.equal(before, after)

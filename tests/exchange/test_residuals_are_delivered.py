@@ -96,40 +96,90 @@ def test_a_rank_without_gradients_at_32_bits_delivers_what_it_owes_later(ranks, 
         torch.testing.assert_close(total, expected, rtol=1e-4, atol=KEPT)
 
 
-@pytest.mark.promise("A parameter that no rank uses keeps its residual.")
+LARGE = {"a": 1025, "b": 1500, "small": 5, "c": 2000, "other": 3}
+
+
+@pytest.mark.promise("A large parameter that no rank uses keeps its residual.")
 @WORLDS
 @pytest.mark.parametrize("bits", [0.25, 1, 2, 4, 16])
 def test_a_parameter_that_no_rank_uses_keeps_what_it_is_owed(ranks, hosts, bits):
-    """Also in blocks that it shares with others; one that some rank has used gets a mean, as ever."""
+    """It shares no block with others. One that some rank has used gets a mean, as ever."""
 
     def program(worker: Worker):
         first = worker.transport.rank == 0
         for step in range(2):
             worker.step(worker.noise(step))
-        for step, left in enumerate([{"a"}, {"b"}, {"a", "small"}, {"small"}], 2):
-            before = by_parameter(worker.quantizer.state_dict())
-            used = SIZES.keys() - left - (set() if first else {"a"})
+        for step, left in enumerate([{"a"}, {"b"}, {"a", "c"}, {"small", "other"}], 2):
+            before = by_parameter(worker.quantizer.state_dict(), LARGE)
+            used = LARGE.keys() - left - (set() if first else {"b"})
             got = worker.step({name: value for name, value in worker.noise(step).items() if name in used})
-            after = by_parameter(worker.quantizer.state_dict())
+            after = by_parameter(worker.quantizer.state_dict(), LARGE)
             for name in left:
                 assert not got[name].any() and torch.equal(after[name], before[name]), (step, name)
-            assert all(got[name].any() for name in SIZES.keys() - left)
+            assert all(got[name].any() for name in LARGE.keys() - left)
+            waited.update(name for name in left if before[name].any())
         return got
 
-    results, _ = on_ranks(ranks, program, SIZES, bits, hosts=hosts)
-    assert all(torch.equal(got[name], results[0][name]) for got in results for name in SIZES)
+    waited: set[str] = set()
+    results, _ = on_ranks(ranks, program, LARGE, bits, hosts=hosts)
+    assert all(torch.equal(got[name], results[0][name]) for got in results for name in LARGE)
+    assert {"a", "b", "c"} <= waited
 
 
-def by_parameter(state: dict) -> dict[str, torch.Tensor]:
+@WORLDS
+def test_padding_between_tensors_has_no_residual_and_counts_in_no_scale(ranks, hosts):
+    """At 1 bit padding would get values, and residuals that no state has; and a scale is a mean of magnitudes."""
+
+    def program(worker: Worker):
+        means = []
+        for _ in range(3):
+            means.append(worker.step({name: torch.ones_like(p) for name, p in worker.parameters.items()}))
+            [bucket] = worker.quantizer._plan.buckets
+            real = torch.zeros(bucket.blocks * 64, dtype=torch.bool)
+            for slot in bucket.slots:
+                real[slot.range] = True
+            residuals = bucket.residuals
+            assert int(real.sum()) == sum(LARGE.values()) < len(real) - 2 * 63
+            assert not residuals.own[~real[residuals.own_range]].any()
+            assert not residuals.shard[~real[residuals.shard_range]].any()
+        return means
+
+    results, _ = on_ranks(ranks, program, LARGE, 1, hosts=hosts)
+    for means in results:
+        for mean in means:  # of ones: the scale of a block is right if nothing else is in it
+            for name in ("a", "b", "c"):
+                torch.testing.assert_close(mean[name], torch.ones(LARGE[name]), rtol=2**-7, atol=0)
+
+
+@WORLDS
+def test_a_run_with_padding_between_tensors_is_resumed_bit_for_bit(ranks, hosts):
+    def program(worker: Worker, saved=None):
+        if saved is not None:
+            worker.quantizer.attach(worker.optimizer)
+            worker.quantizer.load_state_dict(saved[worker.transport.rank])
+        else:
+            for step in range(2):
+                worker.step(worker.noise(step))
+        state = copy.deepcopy(worker.quantizer.state_dict())
+        return state, [worker.step(worker.noise(step)) for step in (2, 3)]
+
+    whole, _ = on_ranks(ranks, program, LARGE, 1, hosts=hosts)
+    saved = [state for state, _ in whole]
+    resumed, _ = on_ranks(ranks, lambda worker: program(worker, saved), LARGE, 1, hosts=hosts)
+    for (_, first), (_, second) in zip(whole, resumed, strict=True):
+        assert all(torch.equal(first[step][name], second[step][name]) for step in range(2) for name in LARGE)
+
+
+def by_parameter(state: dict, sizes: dict[str, int] = SIZES) -> dict[str, torch.Tensor]:
     """Both residuals of each parameter: (2, values)."""
     found = {}
     for shard in state["shard_residuals"].values():
-        shards = torch.zeros(1000)
+        shards = torch.zeros(10000)
         shards[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
         for name, place in shard["slots"].items():
-            found[name] = shards[place["start"] :][: SIZES[name]]
+            found[name] = shards[place["start"] :][: sizes[name]]
     return {
-        name: torch.stack([own.float(), found.get(name, torch.zeros(SIZES[name]))])
+        name: torch.stack([own.float(), found.get(name, torch.zeros(sizes[name]))])
         for name, own in state["residuals"].items()
     }
 
@@ -272,7 +322,8 @@ def test_a_second_synchronize_delivers_nothing_more(ranks, hosts, bits, later):
 def owed(state: dict) -> torch.Tensor:
     """By value of the only bucket, both residuals: of shards, it is this rank's part alone."""
     [(name, shard)] = state["shard_residuals"].items()
-    total = torch.cat([state["residuals"][key] for key in ("b", "a", "small")] + [torch.zeros(5)])
+    b, a, small = (state["residuals"][key] for key in ("b", "a", "small"))
+    total = torch.cat([b, a, torch.zeros(10), small, torch.zeros(59)])
     total[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
     return total
 

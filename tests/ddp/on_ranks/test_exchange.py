@@ -1,7 +1,6 @@
 """What a backward pass makes of gradients."""
 
 import contextlib
-import copy
 import gc
 import os
 import time
@@ -15,7 +14,7 @@ from process_group import BACKEND
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp import LockstepError, Schedule, ddp
+from hvd_dyncomp import LockstepError, ddp
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
@@ -135,40 +134,22 @@ def test_unused_parameters(rank, size):
 
 @pytest.mark.parametrize("bits", [0.25, 1, 4])
 @pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("has_stale_grad", [False, True])
-def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, has_stale_grad, rank):
-    """Also in blocks that it shares with others, if it has the gradient of an earlier step, and at 32 bits."""
-    arguments = {"gradient_as_bucket_view": views}
-    levels = Schedule({0: bits, 1: 32})
-    model, quantizer = distributed(levels, ddp_arguments={"find_unused_parameters": True, **arguments})
-    other, plain = distributed(bits, ddp_arguments=arguments)
+def test_what_no_rank_uses_keeps_what_it_is_owed(bits, views, rank):
+    """A large one. DDP decides what its `grad` is, as without compression."""
+    arguments = {"find_unused_parameters": True, "gradient_as_bucket_view": views}
+    model, quantizer = distributed(bits, ddp_arguments=arguments)
     for seed in range(3):
-        for each in (model, other):
-            each.zero_grad()
-            each(seed).backward()
-        for one, two in zip(gradients(model), gradients(other), strict=True):
-            assert torch.equal(one, two)
-    sent, as_much = quantizer.meter.total(), plain.meter.total()
-    assert sent.sent_bytes == as_much.sent_bytes  # which parameters are used stands in the messages' headers
-    for seed in range(3, 7):
-        if seed == 6:
-            quantizer.controller.step({})
+        model.zero_grad()
+        model(seed).backward()
+    for seed in range(3, 6):
         before = quantizer.state_dict()
-        for i, value in enumerate(model.module.values):
-            if i != 2 or not has_stale_grad:
-                value.grad = None
-        lingering = copy.deepcopy(model.module.values[2].grad)
+        model.zero_grad()
         model(seed, (0, 1, 3) if rank == 0 else (0, 3)).backward()
         after = quantizer.state_dict()
-        if seed < 6:
-            assert torch.equal(after["residuals"]["values.2"], before["residuals"]["values.2"])
+        assert torch.equal(after["residuals"]["values.2"], before["residuals"]["values.2"])
         then, since = (undelivered(quantizer, state, "values.2") for state in (before, after))
-        assert (since - then).abs().max() <= 2.0**-6 * then.abs().max()  # divided anew at 32 bits, and bfloat16
-        now = model.module.values[2].grad
-        assert (now is None) != has_stale_grad
-        if has_stale_grad:  # at 32 bits the mean of equal ones, as without compression
-            torch.testing.assert_close(now, lingering, rtol=1e-6 * (seed == 6), atol=0.0)
-        assert model.module.values[1].grad.any()
+        assert torch.equal(since, then) and then.any()
+        assert model.module.values[2].grad is None and model.module.values[1].grad.any()
     assert same_on_all_ranks([model.module.values[i].grad for i in (0, 1, 3)])
 
 
@@ -307,19 +288,6 @@ def test_the_model_is_left_to_the_garbage_collector():
         time.sleep(0.01)
     assert [ref() for ref in kept] == [None, None]
     assert ddp.transport() is ddp.transport()
-
-
-def test_hooks_of_a_model_that_is_gone_are_gone():
-    module, watched = Linear(), []
-    for _ in range(2):
-        model = DistributedDataParallel(module, find_unused_parameters=True)
-        ddp.compress(model, 4)
-        model(0).backward()
-        watched.append(sum(len(value._post_accumulate_grad_hooks or ()) for value in module.values))
-        del model
-        gc.collect()
-    left = [len(value._post_accumulate_grad_hooks or ()) for value in module.values]
-    assert watched == [len(left)] * 2 and not any(left)
 
 
 def test_ranks_with_different_hierarchical_all_hear_of_it(rank, size):
