@@ -141,7 +141,7 @@ ROOMS = {
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
-    "commands": {"autograd", "controller", "ddp", "meter", "on_horovod", "transport"},
+    "commands": {"autograd", "controller", "ddp", "exchange", "meter", "on_horovod", "transport"},
     "__main__": {"commands"},
 }
 EXCHANGE = {
@@ -163,12 +163,11 @@ EXCHANGE = {
     "reduction": {"coding", "messages", "task", "topology", "wire"},
     "plan": {"buckets", "coding", "residual_state", "settings", "source", "streams", "topology", "wire"},
     "routes": {"messages", "reduction", "task", "topology", "wire"},
-    "step_traffic": {"buckets", "plan"},
     "unused": {"buckets", "slots"},
     "bucket_exchange": {"buckets", "memory", "messages", "routes", "slots", "task", "unused"},
     "step": {
         *("buckets", "handshake", "memory", "bucket_exchange", "plan", "slots", "streams", "sums"),
-        *("step_traffic", "task", "wire"),
+        *("task", "wire"),
     },
 }
 ON_HOROVOD = {
@@ -204,7 +203,8 @@ RUN = {
     "comparison": set(),
     "passes": set(),
     "program": set(),
-    "models": {"comparison", "passes"},
+    "leaving": set(),
+    "models": {"comparison", "leaving", "passes"},
     "patches": {"models"},
     "command": {"comparison", "models", "patches", "program"},
 }
