@@ -3,8 +3,7 @@
 Bytes are those of the messages themselves: with scales, headers and padding, without what the transport adds (TCP/IP
 headers, Horovod's negotiation). In some collectives a rank's share depends on the algorithm. There the count is the
 mean over ranks, the same for all bandwidth-optimal algorithms: 2(N-1)/N of the buffer for an allreduce, N-1 times its
-own piece for an allgather. Of an allreduce, what leaves a host is the least possible: 2(H-1)/H of the buffer with H
-hosts, divided among the host's workers. (Gloo's ring sends more than that from hosts of several workers.)
+own piece for an allgather. Where the bytes go is not counted: `commands.run.leaving` works it out.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ class Traffic:
     """What one rank sent; all byte counts are per rank.
 
     Attributes:
-        compressed_bytes: messages of exchanges, with scales and headers, and the handshakes of their steps.
-        uncompressed_bytes: skipped tensors, and steps at 32 bits with their handshakes.
-        float32_bytes: what the same values would have cost as float32, in Horovod's allreduce.
-        compressed_values: gradient values that travelled compressed.
+        sent_bytes: everything that this rank sent to other ranks: messages of exchanges, with scales and headers; what
+            travels uncompressed; and the handshakes of steps.
+        float32_bytes: what the same values would have cost as float32, in an allreduce.
         steps: number of steps.
         seconds: time spent in the exchange. With Horovod: time in `compress` and `decompress`, including the wait for
             their messages, but not the wait for the handshake, which is in `synchronize`. With DDP: time in the
@@ -39,49 +37,29 @@ class Traffic:
         waited_seconds: time for which this rank could not go on because messages of an exchange had not arrived. It
             contains neither quantizing nor what backward hides. On a GPU: the time from the end of backward's kernels
             until all means are there.
-        leaving_bytes: the part of compressed and uncompressed bytes that left the host.
-        float32_leaving_bytes: the part of `float32_bytes` that would have left the host.
 
     Raises:
-        ValueError: a field is not a finite number of at least 0 (counts: a whole number).
+        ValueError: a field is not a finite number of at least 0 (steps: a whole number).
 
     Examples:
-        >>> sent = Traffic(compressed_bytes=100, uncompressed_bytes=25, float32_bytes=1000)
-        >>> sent.sent_bytes, sent.saved_fraction
-        (125, 0.875)
+        >>> Traffic(sent_bytes=125, float32_bytes=1000).saved_fraction
+        0.875
     """
 
-    compressed_bytes: float = 0.0
-    uncompressed_bytes: float = 0.0
+    sent_bytes: float = 0.0
     float32_bytes: float = 0.0
-    compressed_values: int = 0
     steps: int = 0
     seconds: float = 0.0
     waited_seconds: float = 0.0
-    leaving_bytes: float = 0.0
-    float32_leaving_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("compressed_values", "steps"):
-            integer(name, getattr(self, name), 0)
+        integer("steps", self.steps, 0)
         for name in (field.name for field in fields(self) if isinstance(field.default, float)):
             finite(name, getattr(self, name), 0)
 
     @property
-    def sent_bytes(self) -> float:
-        """All bytes that this rank sent."""
-        return self.compressed_bytes + self.uncompressed_bytes
-
-    @property
-    def staying_bytes(self) -> float:
-        """Bytes that this rank sent to others on its host."""
-        return self.sent_bytes - self.leaving_bytes
-
-    @property
     def saved_fraction(self) -> float:
-        """1 - sent / float32, of the bytes that left the host; of all bytes if none would have left; 0 for nothing."""
-        if self.float32_leaving_bytes:
-            return 1 - self.leaving_bytes / self.float32_leaving_bytes
+        """1 - sent / float32; 0 for nothing."""
         return 1 - self.sent_bytes / self.float32_bytes if self.float32_bytes else 0.0
 
     def __iadd__(self, other: Traffic) -> Traffic:
@@ -100,8 +78,8 @@ class Meter:
 
     Examples:
         >>> meter = Meter()
-        >>> meter.at(0, 4).compressed_bytes += 100
-        >>> meter.at(1, 8).compressed_bytes += 200
+        >>> meter.at(0, 4).sent_bytes += 100
+        >>> meter.at(1, 8).sent_bytes += 200
         >>> meter.total().sent_bytes
         300.0
         >>> meter
@@ -169,7 +147,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, list[dict[str, Any]]]) -> None:
-        """Replace everything with what `state_dict()` returned, in this version or an earlier one.
+        """Replace everything with what `state_dict()` returned.
 
         Raises:
             ValueError: `state` is something else; nothing has changed.
@@ -178,7 +156,6 @@ class Meter:
         with comes_from("Meter.state_dict()", state):
             for row in state["records"]:
                 counts = {**row}
-                counts.pop("nonfinite_blocks", None)  # of earlier versions
                 key = integer("epoch", counts.pop("epoch"), 0), check_level("bits", counts.pop("bits"))
                 if key in records:
                     raise ValueError(f"epoch and bits must be unique together, got {key} twice")

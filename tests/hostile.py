@@ -124,7 +124,7 @@ TYPES: list[tuple[Takes, str]] = [
     (empty, "metrics history residuals shard_residuals shard records decide.history slots"),
     (
         whole(),
-        "patience cooldown stagnation_patience warmup_steps epoch steps compressed_values",
+        "patience cooldown stagnation_patience warmup_steps epoch steps",
     ),
     (whole(), "shard.first slot.start"),
     (whole(0, 0), "dimension"),

@@ -99,7 +99,7 @@ def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits):
                     torch.testing.assert_close(mine, other_)
         for key in ("residuals", "shard_residuals", "steps", "hosts", "factor"):
             assert same_states(one[1][key], other[1][key]), key
-        for key in ("steps", "compressed_values", *(key for key in vars(one[2]) if key.endswith("bytes"))):
+        for key in ("steps", *(key for key in vars(one[2]) if key.endswith("bytes"))):
             assert getattr(one[2], key) == getattr(other[2], key), key
 
 
@@ -175,12 +175,13 @@ def test_complex_and_integer_parameters(ranks, hosts, bits):
 def test_what_is_skipped_travels_as_it_is():
     def program(transport):
         each = averager(transport, 1, skip=lambda name, parameter: parameter.dim() == 2)
-        return stepped(each, transport.rank, 0)[1], each.meter.total().uncompressed_bytes
+        return stepped(each, transport.rank, 0)[1], each.meter.total().sent_bytes
 
     mean = means(2, 0)[1]
     [(one, sent), (other, _)] = World(2).run(program)
     assert torch.equal(one, other) and (one - mean).norm() <= 1e-6 * mean.norm()
-    assert sent == allreduce_bytes(4 * 40 * 33, 2)
+    as_floats, everything = (allreduce_bytes(4 * values, 2) for values in (40 * 33, 1 + 2 * 600 + 700))
+    assert as_floats < sent < 0.9 * everything
 
 
 @pytest.mark.promise("Means of finite float16 gradients are finite; below 32 bits, sums of them are refused.")

@@ -11,11 +11,10 @@ from hvd_dyncomp.meter import allreduce_bytes
 
 def filled() -> Meter:
     meter = Meter()
-    meter.at(0, 4).compressed_bytes += 100
-    meter.at(0, 4).uncompressed_bytes += 20
+    meter.at(0, 4).sent_bytes += 120
     meter.at(0, 4).float32_bytes += 1000
-    meter.at(1, 4).compressed_bytes += 50
-    meter.at(1, 32).uncompressed_bytes += 1000
+    meter.at(1, 4).sent_bytes += 50
+    meter.at(1, 32).sent_bytes += 1000
     meter.at(1, 32).float32_bytes += 1000
     return meter
 
@@ -24,18 +23,18 @@ def test_sums_by_epoch_by_level_and_in_all():
     meter = filled()
     assert meter.epoch(0).sent_bytes == 120 and meter.epoch(1).sent_bytes == 1050
     assert meter.level(4).sent_bytes == 170 and meter.level(32).sent_bytes == 1000
-    assert meter.total() == Traffic(150, 1020, 2000)
+    assert meter.total() == Traffic(1170, 2000)
     assert meter.epoch(7) == Traffic()
 
 
-def test_what_is_saved_counts_what_travelled_uncompressed():
+def test_what_is_saved_is_of_everything():
     assert filled().epoch(0).saved_fraction == pytest.approx(0.88)
     assert Traffic().saved_fraction == 0
 
 
 def test_more_than_float32_is_not_said_to_be_less():
     meter = Meter()
-    meter.at(0, 32).uncompressed_bytes, meter.at(0, 32).float32_bytes = 1030, 1000
+    meter.at(0, 32).sent_bytes, meter.at(0, 32).float32_bytes = 1030, 1000
     assert repr(meter).endswith(" 3.0% more than float32>") and "% less than" in repr(filled())
 
 
@@ -44,14 +43,6 @@ def test_state_survives_json():
     other.at(9, 8).steps = 5
     other.load_state_dict(json.loads(json.dumps(meter.state_dict())))
     assert other.records == meter.records
-
-
-def test_states_that_counted_by_tensor_are_loaded_without_that():
-    """Those of checkpoints of earlier versions."""
-    meter = Meter()
-    tensors = [{"name": "a", "bits": 4, "sent_bytes": 120.0, "leaving_bytes": 10.0}]
-    meter.load_state_dict({**filled().state_dict(), "tensors": tensors})
-    assert meter.state_dict() == filled().state_dict() and list(meter.state_dict()) == ["records"]
 
 
 def test_a_ring_allreduce_sends_almost_twice():

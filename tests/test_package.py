@@ -163,11 +163,10 @@ EXCHANGE = {
     "reduction": {"coding", "messages", "task", "topology", "wire"},
     "plan": {"buckets", "coding", "residual_state", "settings", "source", "streams", "topology", "wire"},
     "routes": {"coding", "messages", "reduction", "task", "topology", "wire"},
-    "step_traffic": {"buckets", "plan"},
     "bucket_exchange": {"buckets", "memory", "messages", "routes", "slots", "task"},
     "step": {
         *("buckets", "handshake", "memory", "bucket_exchange", "plan", "slots", "streams", "sums"),
-        *("step_traffic", "task", "wire"),
+        *("task", "wire"),
     },
 }
 ON_HOROVOD = {
@@ -203,7 +202,8 @@ RUN = {
     "comparison": set(),
     "passes": set(),
     "program": set(),
-    "models": {"comparison", "passes"},
+    "leaving": set(),
+    "models": {"comparison", "leaving", "passes"},
     "patches": {"models"},
     "command": {"comparison", "models", "patches", "program"},
 }

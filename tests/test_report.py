@@ -341,7 +341,7 @@ def test_the_callback_of_the_page_is_enough(tmp_path: Path) -> None:
     names: dict = {"json": json}
     exec(snippet("write_line"), names)  # noqa: S102
     for level, record in zip((2, 4), decided, strict=True):
-        meter.at(record.epoch, level).compressed_bytes += 1e6 * level
+        meter.at(record.epoch, level).sent_bytes += 1e6 * level
         given = SimpleNamespace(history=[record]), SimpleNamespace(meter=meter)
         names["write_line"](tmp_path, level, *given, train_loss=1.0)
     text = report(tmp_path)
@@ -355,7 +355,7 @@ def test_the_scalars_of_the_page() -> None:
     names = {"SummaryWriter": lambda folder, purge_step: writer, "first_epoch": 0}
     exec(snippet("write_scalars"), names)  # noqa: S102
     meter = hvd_dyncomp.Meter()
-    meter.at(3, 4).compressed_bytes = 7
+    meter.at(3, 4).sent_bytes = 7
     quantizer = SimpleNamespace(meter=meter, controller=SimpleNamespace(bits=4))
     names["write_scalars"](3, quantizer, {"fc": 0.25}, train_loss=1.5)
     assert written == {

@@ -63,7 +63,7 @@ class Flat(Route):
     def __init__(self, messages: Messages, transport: Transport) -> None:
         arrangement = messages.bucket.arrangement
         [section] = arrangement.sections
-        self.groups = [Group(transport, section.ranks, arrangement.host_ranks)]
+        self.groups = [Group(transport, section.ranks)]
         self._reduction, self._starts = _reduction(messages, section), messages.bucket.starts
 
     def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
@@ -90,8 +90,8 @@ class Hierarchical(Route):
         arrangement = messages.bucket.arrangement
         self._messages, self._bucket, self._arrangement = messages, messages.bucket, arrangement
         neighbours, own = arrangement.host_ranks, arrangement.sections[arrangement.own]
-        self._neighbours = Group(transport, neighbours, neighbours)
-        self._peers = Group(transport, own.ranks, neighbours)
+        self._neighbours = Group(transport, neighbours)
+        self._peers = Group(transport, own.ranks)
         self.groups = [self._neighbours, self._peers]
         self._reductions = [_reduction(messages, section) for section in arrangement.sections]
         self._own = self._reductions[arrangement.own]

@@ -18,13 +18,12 @@ from hvd_dyncomp.exchange.handshake import flags_of, handshake
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
-from hvd_dyncomp.exchange.step_traffic import StepTraffic, float32_bytes
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.sums import Sums, wire_form
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.meter import Meter
+from hvd_dyncomp.meter import Meter, allreduce_bytes
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import in_background
@@ -78,8 +77,9 @@ class Step:
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
         self.number, self.bits = config.number, config.bits
-        self._step_traffic = StepTraffic(plan, meter, epoch=config.epoch, bits=config.bits)
-        self.traffic = self._step_traffic.traffic
+        self.traffic = meter.at(config.epoch, config.bits)
+        self._plain_bytes = GREETING_BYTES * plan.transport.size  # of what is summed uncompressed
+        self._float32_bytes = 0  # of all values, if they were float32
         self.relocated: dict[int, torch.Tensor] = {}
         self.from_backward_anywhere = self.first_of_plan = self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program's thread and the background thread
@@ -96,7 +96,7 @@ class Step:
                 plan.buckets[slot.bucket].residuals.add_pending(slot, torch.zeros(1, device="cpu"))  # zeros: it waits
         else:
             plan.arrange(self._origins)
-            self._step_traffic.compresses(self._buckets)
+            self._float32_bytes += sum(4 * bucket.values for bucket in self._buckets)
             self._exchanges = self._new_exchanges()
         # In the order of completion, which DDP and `Averager` keep equal on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
@@ -174,7 +174,8 @@ class Step:
             wire = gradient.clone()
         if wire is not gradient:
             self._copied.append(gradient)
-        self._step_traffic.hands_over(wire.nbytes, float32_bytes(wire))
+        self._plain_bytes += wire.nbytes
+        self._float32_bytes += 4 * wire.numel() * (2 if wire.is_complex() else 1)
         return wire
 
     def reduce(self, place: str, gradients: Mapping[str, torch.Tensor]) -> None:
@@ -302,7 +303,6 @@ class Step:
             self._exchange()
         else:
             self._reduce_again()
-        self._step_traffic.reduced()
         for task in self._sums.tasks:
             task.start()
         for task in self._sums.tasks:
@@ -333,7 +333,7 @@ class Step:
                 for slot, mean in both
             }
             wires = {name: wire_form(mean, self._plan.transport) for name, mean in means.items()}
-            self._step_traffic.hands_over(sum(wire.nbytes for wire in wires.values()), 0)  # as float32 they are counted
+            self._plain_bytes += sum(wire.nbytes for wire in wires.values())
             self._sums.add(bucket.name, wires, means)
         self._exchanges, self._under_way = [], []
 
@@ -376,10 +376,7 @@ class Step:
             exchange.relocate(self.relocated)
 
     def _count(self) -> None:
-        nbytes = GREETING_BYTES * self._plan.transport.size
-        if not self.from_backward_anywhere:
-            self._step_traffic.count_reduced(nbytes)
-            return
-        self._step_traffic.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
-        for exchange in self._exchanges:
-            self._step_traffic.exchanged(exchange.bucket, exchange.groups)
+        ranks = self._plan.source.world_size
+        self.traffic.sent_bytes += allreduce_bytes(self._plain_bytes, ranks)
+        self.traffic.sent_bytes += sum(group.sent_bytes for exchange in self._exchanges for group in exchange.groups)
+        self.traffic.float32_bytes += allreduce_bytes(self._float32_bytes, ranks)

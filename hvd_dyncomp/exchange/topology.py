@@ -14,7 +14,6 @@ import torch
 
 from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.wire import Phase, checksum
-from hvd_dyncomp.meter import allreduce_bytes
 
 MOST_BITS_OF_BFLOAT16 = 7
 
@@ -69,14 +68,6 @@ class Topology(NamedTuple):
     def host_of(self, rank: int) -> tuple[int, ...]:
         """All ranks on this rank's host, with itself."""
         return next(host for host in self.hosts if rank in host)
-
-    def leaving(self, nbytes: float, rank: int) -> float:
-        """The bytes of an allreduce of `nbytes` bytes that leave a rank's host, divided among the host's workers.
-
-        Counts every value once in each direction between two hosts: what Open MPI's algorithms need. A ring of several
-        workers per host sends more.
-        """
-        return allreduce_bytes(nbytes, len(self.hosts)) / len(self.host_of(rank))
 
 
 def shard_bounds(blocks: int, world_size: int) -> list[int]:

@@ -23,7 +23,6 @@ from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.step_traffic import count_outside
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.session import OptimizerSession
@@ -288,7 +287,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         return _copy, (self.controller, self._arguments, {**self.state_dict(), "rank": None})
 
     def _note_uncompressed(self, tensor: torch.Tensor) -> None:
-        count_outside(tensor, self.meter.at(self.controller.epoch, UNCOMPRESSED), self._transport)
         if not self._warned:
             self._warned = True
             logger.warning(

@@ -17,17 +17,15 @@ class Group:
     Args:
         transport: the transport of all ranks.
         ranks: the ranks of the group, ascending.
-        host_ranks: the ranks on this rank's host.
 
     Attributes:
         ranks: see above.
         sent_bytes: bytes that this rank has sent to other ranks.
-        leaving_bytes: the part of them that went to other hosts.
     """
 
-    def __init__(self, transport: Transport, ranks: tuple[int, ...], host_ranks: tuple[int, ...]) -> None:
-        self._transport, self.ranks, self._host_ranks = transport, ranks, host_ranks
-        self.sent_bytes = self.leaving_bytes = 0
+    def __init__(self, transport: Transport, ranks: tuple[int, ...]) -> None:
+        self._transport, self.ranks = transport, ranks
+        self.sent_bytes = 0
 
     def alltoall(
         self,
@@ -53,7 +51,5 @@ class Group:
         return self._transport.allgather(message, name, arriving)
 
     def _count(self, lengths: list[int]) -> None:
-        for rank, length in zip(self.ranks, lengths, strict=True):
-            if rank != self._transport.rank:
-                self.sent_bytes += length
-                self.leaving_bytes += 0 if rank in self._host_ranks else length
+        own = self._transport.rank
+        self.sent_bytes += sum(length for rank, length in zip(self.ranks, lengths, strict=True) if rank != own)

@@ -22,6 +22,7 @@ from hvd_dyncomp.diagnostics import relative_errors
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.transport import ranks
+from train.traffic import Sent
 
 if TYPE_CHECKING:
     from hvd_dyncomp.session import Session
@@ -38,20 +39,13 @@ class Baseline:
         self.bits = {"none": 32, "fp16": 16}[name]
         nbytes = 4 * sum(parameter.numel() for parameter in parameters)
         self._float32_per_step = allreduce_bytes(nbytes, topology.size)
-        self._leaving_per_step = topology.leaving(nbytes, ranks.transport().rank)
+        self._topology = topology
         self._steps = 0
 
-    def sent(self) -> Traffic:
-        float32, leaving = self._steps * self._float32_per_step, self._steps * self._leaving_per_step
-        bytes_sent = float32 * self.bits / 32
-        return Traffic(
-            compressed_bytes=0.0 if self.bits == 32 else bytes_sent,
-            uncompressed_bytes=bytes_sent if self.bits == 32 else 0.0,
-            float32_bytes=float32,
-            steps=self._steps,
-            leaving_bytes=leaving * self.bits / 32,
-            float32_leaving_bytes=leaving,
-        )
+    def sent(self) -> Sent:
+        float32 = self._steps * self._float32_per_step
+        # An allreduce, whatever its dtype.
+        return Sent.of({(0, 32): Traffic(float32 * self.bits / 32, float32, self._steps)}, self._topology)
 
     def stepped(self) -> None:
         """Called after every exchange."""
@@ -89,7 +83,8 @@ class Quantized:
 
     quantizer: Session
 
-    def __init__(self, policy: Policy, args: argparse.Namespace) -> None:
+    def __init__(self, policy: Policy, args: argparse.Namespace, topology: Topology) -> None:
+        self._topology = topology
         self.controller = Controller(policy, transport=ranks.transport())
         self.arguments = {
             "error_feedback": args.error_feedback,
@@ -104,9 +99,9 @@ class Quantized:
         """The controller's level."""
         return self.controller.bits
 
-    def sent(self) -> Traffic:
+    def sent(self) -> Sent:
         """All that this rank has sent so far."""
-        return self.quantizer.meter.total()
+        return Sent.of(self.quantizer.meter.records, self._topology, self.arguments["hierarchical"])
 
     def stepped(self) -> None:
         """The quantizer's meter counts for itself."""
@@ -181,4 +176,4 @@ def make_compression(args: argparse.Namespace, model: torch.nn.Module, topology:
     """
     if args.compression in ("none", "fp16"):
         return Baseline(args.compression, model.parameters(), topology)
-    return Quantized(make_policy(args), args)
+    return Quantized(make_policy(args), args, topology)

@@ -179,8 +179,6 @@ def write_summary(output_dir: Path, config: dict[str, Any], lines: list[dict[str
 
 _SUMMED = (
     "bytes_sent",
-    "bytes_compressed",
-    "bytes_uncompressed",
     "bytes_float32",
     "bytes_leaving_host",
     "bytes_staying_on_host",

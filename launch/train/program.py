@@ -36,7 +36,7 @@ from train.metrics import METRICS, SUMMARY, Metrics, Progress, write_summary
 from train.models import build_model
 from train.profiling import Profile
 from train.tensorboard import Board
-from train.traffic import errors_over_ranks, find_hosts, over_ranks, since
+from train.traffic import errors_over_ranks, find_hosts, over_ranks
 
 
 @dataclass
@@ -216,7 +216,7 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
     run.progress.begin(epoch, len(run.batches))
 
     def on_step(score: Score) -> None:
-        run.progress.step(score, level, since(run.compression.sent(), before).saved_fraction)
+        run.progress.step(score, level, run.compression.sent().since(before).saved_fraction)
         if profile is not None:
             profile.step()
 
@@ -227,7 +227,7 @@ def train_one_epoch(run: Run, epoch: int, profile: Profile | None) -> None:
         gradient_norm=run.gradient_norm,
         clip_norm=run.args.clip_norm,
     )
-    sent = over_ranks(since(run.compression.sent(), before), len(run.topology.hosts))
+    sent = over_ranks(run.compression.sent().since(before), len(run.topology.hosts))
     tensor_errors = errors_over_ranks(errors, run.model)
     average_buffers(run.model)
     check_replicas(run.model)

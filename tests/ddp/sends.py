@@ -14,6 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import Schedule, ddp, fsdp
+from hvd_dyncomp.commands.run.leaving import leaving
+from hvd_dyncomp.exchange.topology import Topology
 
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 VALUES, STEPS = 2**22, 3  # of each of two tensors
@@ -34,10 +36,12 @@ schedule = Schedule(dict(enumerate(levels)))
 if kind == "ddp":
     model = DistributedDataParallel(Model())
     quantizer = ddp.compress(model, schedule)
+    rank, topology = dist.get_rank(), Topology.of(ddp.transport().hosts)
 else:  # each host has all values, in shards
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
     model = fully_shard(Model(), mesh=mesh["shard"])
     quantizer = fsdp.compress(model, schedule, replicas=mesh["replicate"])
+    rank, topology = mesh["replicate"].get_local_rank(), Topology.one_rank_per_host(2)
 wanted = torch.randn(VALUES, generator=torch.Generator().manual_seed(dist.get_rank()))
 
 
@@ -47,6 +51,11 @@ def sent() -> int:
     return int(COUNTER.read_text())
 
 
+def left(bits: float) -> float:
+    """What has left the host, by the meter."""
+    return leaving(quantizer.meter.level(bits), bits, topology, rank)[0]
+
+
 def step() -> None:
     model.zero_grad()
     model(wanted).backward()
@@ -54,12 +63,12 @@ def step() -> None:
 
 for bits in levels:
     step()
-    before, counted = sent(), quantizer.meter.level(bits).leaving_bytes
+    before, counted = sent(), left(bits)
     taken = [before]
     for _ in range(STEPS):
         step()
         taken.append(sent())
-    counted = (quantizer.meter.level(bits).leaving_bytes - counted) / STEPS
+    counted = (left(bits) - counted) / STEPS
     # The least of the steps: on a busy machine TCP now and then sends a segment again that was only late.
     report = {"bits": bits, "host": os.environ["GROUP_RANK"], "counted": counted}
     report["sent"] = min(b - a for a, b in itertools.pairwise(taken))

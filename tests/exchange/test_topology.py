@@ -44,14 +44,6 @@ def test_two_levels_need_hosts_of_several_workers_equally_many(names, two_level,
     assert Topology.of(names).two_level == two_level and Topology.of(names).uneven == uneven
 
 
-def test_what_leaves_a_host_is_divided_among_its_workers():
-    """Of an allreduce of 120 bytes: 2(H-1)/H of them, whatever a host's number of workers."""
-    assert Topology.of("aabb").leaving(120, 0) == 60
-    assert [Topology.of("aab").leaving(120, rank) for rank in range(3)] == [60, 60, 120]
-    assert Topology.of("abc").leaving(120, 1) == 160
-    assert Topology.of("aaa").leaving(120, 1) == 0
-
-
 @settings(deadline=None)
 @given(st.integers(0, 60), placements())
 def test_every_block_is_reduced_once_by_each_host(blocks, names):

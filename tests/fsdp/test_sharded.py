@@ -199,7 +199,7 @@ def test_units_that_travel_by_themselves_have_the_means_of_one_step(ranks, hosts
             assert equal(ours[0], theirs[0]) and equal(ours[1], theirs[1]), step
         assert sent.sent_bytes == pytest.approx(as_one.sent_bytes + handshakes)
         assert sent.float32_bytes == pytest.approx(as_one.float32_bytes)
-        assert (sent.compressed_values, sent.steps) == (as_one.compressed_values, len(orders))
+        assert sent.steps == len(orders)
 
 
 @EVERYWHERE

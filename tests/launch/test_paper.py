@@ -29,7 +29,7 @@ def line(scenario: Scenario, epoch: int, seed: int) -> dict:
         "epoch": epoch, "level": level, "next_level": level, "reason": "made up",
         "train_loss": 2.0 - 0.3 * epoch, "val_loss": 2.0, "test_loss": 2.0,
         "train_accuracy": accuracy, "val_accuracy": accuracy, "test_accuracy": accuracy - 0.02,
-        "bytes_sent": bytes_sent, "bytes_compressed": bytes_sent, "bytes_uncompressed": 0.0, "bytes_float32": 1e6,
+        "bytes_sent": bytes_sent, "bytes_float32": 1e6,
         "hosts": 1, "bytes_leaving_host": 0.0, "bytes_staying_on_host": 2 * bytes_sent,
         "bytes_float32_leaving_host": 0.0,
         "saved_fraction": 1 - level / 32, "seconds": 30.0, "seconds_compute": 20.0, "seconds_exchange": 5.0, "lr": 0.1,

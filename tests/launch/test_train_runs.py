@@ -30,9 +30,7 @@ def test_a_run_leaves_metrics_and_a_summary(whole: Path) -> None:
     assert lines[-1]["test_accuracy"] > 0.8
     for line in lines:
         released = line["level"] == 32
-        assert (line["bytes_compressed"] == 0) == released
         assert line["saved_fraction"] == pytest.approx(0 if released else 0.86, abs=0.03)
-        assert line["bytes_sent"] == line["bytes_compressed"] + line["bytes_uncompressed"]
     summary = json.loads((whole / "summary.json").read_text())
     assert summary["levels"] == RELEASE_LEVELS
     assert summary["released"]["epochs"] == 2

@@ -263,7 +263,7 @@ def test_meters_survive_json(data):
     meter = Meter()
     for epoch, bits in data.draw(st.sets(st.tuples(st.integers(0, 9), st.sampled_from(LEVELS)), max_size=6)):
         record = meter.at(epoch, bits)
-        record.compressed_bytes, record.steps = data.draw(st.floats(0, 1e18)), data.draw(st.integers(0, 2**40))
+        record.sent_bytes, record.steps = data.draw(st.floats(0, 1e18)), data.draw(st.integers(0, 2**40))
     other = Meter()
     other.load_state_dict(json.loads(json.dumps(meter.state_dict())))
     assert other.records == meter.records and other.total() == meter.total()

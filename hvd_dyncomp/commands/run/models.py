@@ -14,9 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import ddp
 from hvd_dyncomp.commands.run.comparison import Comparison
+from hvd_dyncomp.commands.run.leaving import leaving
 from hvd_dyncomp.commands.run.passes import SECONDS, Meetings, ReducingPasses, await_reduction
 from hvd_dyncomp.ddp.model import HOOKED
-from hvd_dyncomp.meter import Meter, Traffic
+from hvd_dyncomp.exchange.topology import Topology
+from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.launched import has_process_group, initialized_horovod, rank_by_launcher
 
@@ -77,7 +79,7 @@ class Models:
         self._passes: weakref.WeakKeyDictionary[DistributedDataParallel, ReducingPasses | None]
         self._passes = weakref.WeakKeyDictionary()
         self._meetings = Meetings()
-        self._meters: list[Meter] = []  # not sessions, which hold parameters
+        self._meters: list[tuple[Meter, Topology]] = []  # not sessions, which hold parameters
         self._comparisons: list[Comparison] = []
         self._told: set[str] = set()
         self._process = os.getpid()
@@ -131,23 +133,24 @@ class Models:
     def _compress(self, model: DistributedDataParallel) -> ReducingPasses | None:
         """Compress a model. Collective. Returns what the comparison waits for, if there is one."""
         if not self.compares:
-            self.add(ddp.compress(model, self.level).meter)
+            self.add(ddp.compress(model, self.level).meter, Topology.of(ddp.transport(model.process_group).hosts))
             return None
         comparison = self.comparison(ddp.transport(model.process_group))
-        self.add(ddp.compress(model, comparison).meter, comparison)
+        self.compare(ddp.compress(model, comparison).meter, comparison)
         return ReducingPasses(model, lambda *_: self.on_step_end(comparison))
 
     def comparison(self, transport: Transport | None = None) -> Comparison:
         """A controller for a quantizer whose steps are compared; its argument is as in `Controller`."""
         return Comparison(self.level, self._compared, self._steps, transport=transport)
 
-    def add(self, meter: Meter, comparison: Comparison | None = None) -> None:
-        """Tell at the end of what a quantizer has sent, or of its comparison."""
-        if comparison is None:
-            self._meters.append(meter)
-        else:
-            comparison.meter = meter
-            self._comparisons.append(comparison)
+    def add(self, meter: Meter, topology: Topology) -> None:
+        """Tell at the end of what a quantizer has sent, from rank 0 of these ranks."""
+        self._meters.append((meter, topology))
+
+    def compare(self, meter: Meter, comparison: Comparison) -> None:
+        """Tell at the end of a comparison."""
+        comparison.meter = meter
+        self._comparisons.append(comparison)
 
     def on_step_end(self, comparison: Comparison) -> None:
         """Note that a step has ended. All ranks come here after the same step.
@@ -171,20 +174,23 @@ class Models:
             say(f"{STOPPED if over else INTERRUPTED}; {AFTERWARDS.format(self._command)}")
             if min(self._compared) < LEAST_BITS:
                 say(TIME_ONLY)
-        meters = [meter for meter in self._meters if meter.records]
-        for meter in meters:
-            levels = ", ".join(f"{bits:g}" for bits in dict.fromkeys(bits for _, bits in meter.records))
-            say(saved(meter.total(), levels))
+        meters = [(meter, topology) for meter, topology in self._meters if meter.records]
+        for each in meters:
+            say(saved(*each))
         if not (meters or self._comparisons or self._told):
             say(NOTHING)
 
 
-def saved(sent: Traffic, levels: str) -> str:
-    """A line about what a rank has sent, at one or several levels."""
-    between = sent.float32_leaving_bytes > 0
-    mine, plain = (sent.leaving_bytes, sent.float32_leaving_bytes) if between else (sent.sent_bytes, sent.float32_bytes)
+def saved(meter: Meter, topology: Topology) -> str:
+    """A line about what rank 0 has sent, at one or several levels."""
+    total = meter.total()
+    levels = dict.fromkeys(bits for _, bits in meter.records)
+    left = [leaving(meter.level(bits), bits, topology, 0) for bits in levels]
+    between = len(topology.hosts) > 1
+    mine, plain = map(sum, zip(*left, strict=True)) if between else (total.sent_bytes, total.float32_bytes)
+    less = f" ({1 - mine / plain:.1%} less)" if plain else ""
     return (
-        f"{sent.steps} steps at {levels} bits: this rank sent {mine / 1e6:.2f} MB{' to other hosts' if between else ''}"
-        f" in place of {plain / 1e6:.2f} MB ({sent.saved_fraction:.1%} less); "
-        f"{1000 * sent.seconds / sent.steps:.2f} ms of a step were in the exchange"
+        f"{total.steps} steps at {', '.join(f'{bits:g}' for bits in levels)} bits: this rank sent {mine / 1e6:.2f} MB"
+        f"{' to other hosts' if between else ''} in place of {plain / 1e6:.2f} MB{less}; "
+        f"{1000 * total.seconds / total.steps:.2f} ms of a step were in the exchange"
     )

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp.commands.run.models import Models
+from hvd_dyncomp.exchange.topology import Topology
 
 FSDP = (
     "a model of fully_shard (FSDP2) is left as it is: only a line in the program can say when the model is complete; "
@@ -104,8 +105,11 @@ def _optimizing(original: Callable[..., Any], models: Models) -> Callable[..., A
         comparison = models.comparison() if models.compares else None
         given.arguments["compression"] = quantizer = DynamicQuantizer(comparison or models.level)
         optimizer = original(*given.args, **given.kwargs)
-        models.add(quantizer.meter, comparison)
-        if comparison is not None:
+        if comparison is None:
+            ranks = quantizer.controller.transport
+            models.add(quantizer.meter, Topology.of([rank // ranks.local_size for rank in range(ranks.size)]))
+        else:
+            models.compare(quantizer.meter, comparison)
             optimizer.register_step_post_hook(lambda *_: models.on_step_end(comparison))
         return optimizer
 

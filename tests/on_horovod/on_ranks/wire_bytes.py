@@ -14,6 +14,8 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import LEVELS, Controller, DynamicQuantizer, Schedule
+from hvd_dyncomp.commands.run.leaving import leaving
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.horovod import HorovodTransport
 
@@ -70,7 +72,8 @@ def measure(values: int, steps: int, levels: Sequence[float]) -> None:
 def counts(q: DynamicQuantizer, bits: float) -> dict[str, float]:
     """What the meter has counted so far: all that this worker sent, and what of it has left its host."""
     traffic = q.meter.level(bits)
-    return {"counted": traffic.sent_bytes, "leaving": traffic.leaving_bytes}
+    hosts = gather_json(HorovodTransport(), hvd.cross_rank(), "hosts")
+    return {"counted": traffic.sent_bytes, "leaving": leaving(traffic, bits, Topology.of(hosts), hvd.rank())[0]}
 
 
 def least_step(counter: list[float]) -> float:
