@@ -160,10 +160,9 @@ EXCHANGE = {
     "messages": {"buckets", "streams", "wire"},
     "residual_state": {"buckets", "slots"},
     "sums": {"streams", "task"},
-    "reduction": {"coding", "messages", "task", "topology", "wire"},
     "plan": {"buckets", "coding", "residual_state", "settings", "source", "streams", "topology", "wire"},
-    "routes": {"coding", "messages", "reduction", "task", "topology", "wire"},
-    "bucket_exchange": {"buckets", "memory", "messages", "routes", "slots", "task"},
+    "recipes": {"coding", "messages", "task", "topology", "wire"},
+    "bucket_exchange": {"buckets", "memory", "messages", "recipes", "slots", "task"},
     "step": {
         *("buckets", "handshake", "memory", "bucket_exchange", "plan", "slots", "streams", "sums"),
         *("task", "wire"),

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp.exchange import recipes
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.memory import are_sole_owners
 from hvd_dyncomp.exchange.messages import Messages
-from hvd_dyncomp.exchange.routes import Route, route_of
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.task import Collectives, Gate, Task
 from hvd_dyncomp.ranges import marked
 from hvd_dyncomp.transport.base import Transport
-from hvd_dyncomp.transport.group import Group
 
 _MOST_FLOAT16 = torch.finfo(torch.float16).max
 
@@ -57,11 +56,10 @@ class BucketExchange(Task[None]):
     ) -> None:
         super().__init__(transport, self._all_of_it())
         self.bucket, self._factor, self._streams = bucket, factor, bucket.streams
-        self._messages = Messages(bucket, bits, step)
+        self._messages = Messages(bucket, bits, step, transport)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
         self.complete = False
         self._missing = set(range(len(bucket.slots)))
-        self._route: Route | None = None
         self._started = False
         self._origins: set[Any] = set()
         self._may_write = own_memory
@@ -82,7 +80,6 @@ class BucketExchange(Task[None]):
     def prepare(self) -> None:
         """Make the first messages, if `start` or an earlier call has not. No effect on later calls."""
         if not self._begun:
-            self._route = route_of(self._messages, self._transport)
             with self._streams.outgoing(self._origins):
                 self.proceed()
 
@@ -99,9 +96,9 @@ class BucketExchange(Task[None]):
                 self.proceed()
 
     @property
-    def groups(self) -> list[Group]:
-        """The groups of ranks that communicate, with the bytes that this rank has sent in each."""
-        return self._route.groups if self._route else []
+    def sent_bytes(self) -> int:
+        """The bytes that this rank has sent to other ranks."""
+        return sum(group.sent_bytes for group in self._messages.groups)
 
     def advance(self) -> bool:
         """Advance without blocking, once all gradients are added; return whether the exchange is over.
@@ -162,11 +159,10 @@ class BucketExchange(Task[None]):
         return self._may_write or bool(self._sole_owners)
 
     def _all_of_it(self) -> Collectives[None]:
-        route = self._route or route_of(self._messages, self._transport)
-        result = yield from route.collectives(self._floats())
+        result = yield from recipes.summed(self._messages, self._floats())
         yield Gate.WRITE
         values = self._room()
-        route.decode(result, values, self._factor)
+        recipes.decode(self._messages, result, values, self._factor)
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient.dtype is torch.float16:  # whose codes may stand for more than it has
                 value.clamp_(-_MOST_FLOAT16, _MOST_FLOAT16)

@@ -11,6 +11,8 @@ from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.streams import uploaded
 from hvd_dyncomp.exchange.wire import HEADER, HEADER_BYTES, Phase
+from hvd_dyncomp.transport.base import Transport
+from hvd_dyncomp.transport.group import Group
 
 
 class Messages:
@@ -20,18 +22,26 @@ class Messages:
         bucket: what travels.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
+        transport: sends them.
 
     Attributes:
         bucket, bits: see above.
         coding: of the bucket's blocks.
         where: begins error messages.
+        groups: what `among` has returned, with the bytes that this rank has sent in each.
     """
 
-    def __init__(self, bucket: Bucket, bits: float, step: int) -> None:
-        self.bucket, self.bits, self._step = bucket, bits, step
+    def __init__(self, bucket: Bucket, bits: float, step: int, transport: Transport) -> None:
+        self.bucket, self.bits, self._step, self._transport = bucket, bits, step, transport
+        self.groups: list[Group] = []
         self.coding = bucket.coding(bits)
         self.where = f"bucket {bucket.name}"
         self._unread: list[tuple[torch.Tensor, Sequence[int]]] = []  # headers on their way to the host, and the senders
+
+    def among(self, ranks: tuple[int, ...]) -> Group:
+        """A new group of some ranks, ascending, of which this is one."""
+        self.groups.append(Group(self._transport, ranks))
+        return self.groups[-1]
 
     def lengths(self, sizes: Sequence[int]) -> list[int]:
         """Bytes of messages, from those of their payloads."""

@@ -378,5 +378,5 @@ class Step:
     def _count(self) -> None:
         ranks = self._plan.source.world_size
         self.traffic.sent_bytes += allreduce_bytes(self._plain_bytes, ranks)
-        self.traffic.sent_bytes += sum(group.sent_bytes for exchange in self._exchanges for group in exchange.groups)
+        self.traffic.sent_bytes += sum(exchange.sent_bytes for exchange in self._exchanges)
         self.traffic.float32_bytes += allreduce_bytes(self._float32_bytes, ranks)

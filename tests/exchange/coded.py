@@ -10,6 +10,7 @@ from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.wire import HEADER as HEADER_FORMAT
 from hvd_dyncomp.kernels import block_bytes
+from hvd_dyncomp.transport.alone import Alone
 
 STEP = 0xBADCAB1E
 
@@ -39,7 +40,7 @@ def payloads(received: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]
         **{"min_numel": 1, "bucket_bytes": 4, "block_size": 64, "rank": 0, "world_size": 2},
         error_feedback=False,
     )
-    return Messages(bucket, 4, STEP).payloads(received, sizes, range(len(sizes)))
+    return Messages(bucket, 4, STEP, Alone()).payloads(received, sizes, range(len(sizes)))
 
 
 def random_payloads(sizes: Iterable[int], seed: int) -> list[torch.Tensor]:

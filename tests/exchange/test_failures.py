@@ -10,21 +10,20 @@ from simulated import PLACES, RecordingWorld, mean_of, noise, phases
 
 from hvd_dyncomp import LockstepError
 from hvd_dyncomp.averaging import Averager
+from hvd_dyncomp.exchange import recipes
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
 from hvd_dyncomp.exchange.residuals import Residuals
-from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.simulate import Deadlock, Ended
 
 SIZES = {"a": 650, "b": 200}
 HERE = ["2", "3", "2x2", "2x2 dealt", "3x2"]
 # What a rank does in a step, one after the other.
 POINTS = {
-    "prepare": [(Hierarchical, "_scatter")],
-    "sum": [(Hierarchical, "_add")],
-    "encode": [(PairReduction, "encode"), (ShardedReduction, "encode")],
-    "reduce": [(ShardedReduction, "_reduced")],
-    "decode": [(PairReduction, "decode"), (ShardedReduction, "decode")],
+    "prepare": [(recipes, "values_for_neighbours")],
+    "sum": [(recipes, "sum_of_host")],
+    "encode": [(recipes, "encode_whole"), (recipes, "encode_shards")],
+    "reduce": [(recipes, "reduce_shard")],
+    "decode": [(recipes, "decode_section")],
 }
 
 
@@ -90,10 +89,10 @@ def test_an_error_on_any_rank_ends_all(place, point, steps, monkeypatch):
         step_of_victim = []
 
         def without_room(real, victim=victim, step_of_victim=step_of_victim):
-            def method(self, *arguments):
-                if self._bucket.rank == victim and step_of_victim == [steps - 1]:
+            def method(messages, *arguments):
+                if messages.bucket.rank == victim and step_of_victim == [steps - 1]:
                     raise MemoryError("no room")
-                return real(self, *arguments)
+                return real(messages, *arguments)
 
             return method
 

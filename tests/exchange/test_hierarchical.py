@@ -15,7 +15,6 @@ from simulated import (
     places,
 )
 
-from hvd_dyncomp.exchange import bucket_exchange, routes
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.simulate import InProcessTransport
 
@@ -109,12 +108,12 @@ def test_buckets_of_fewer_blocks_than_workers(ranks, hosts, size):
 @WORLDS
 def test_messages_and_sums_are_let_go_before_the_step_ends(ranks, hosts, monkeypatch):
     """Of many buckets, those that are over hold nothing: a model's worth of memory otherwise."""
-    kept, made = [], []  # routes, and all that they have received or encoded
-    real_route, real_room, real_wait = routes.route_of, Messages.room, InProcessTransport.wait
+    kept, made = [], []  # messages of buckets, and all that has been received or encoded
+    real_init, real_room, real_wait = Messages.__init__, Messages.room, InProcessTransport.wait
 
-    def route_of(messages, transport):
-        kept.append(real_route(messages, transport))
-        return kept[-1]
+    def init(self, *arguments):
+        kept.append(self)
+        real_init(self, *arguments)
 
     def room(*arguments):
         result = real_room(*arguments)
@@ -126,7 +125,7 @@ def test_messages_and_sums_are_let_go_before_the_step_ends(ranks, hosts, monkeyp
         made.append(weakref.ref(received))
         return received
 
-    monkeypatch.setattr(bucket_exchange, "route_of", route_of)
+    monkeypatch.setattr(Messages, "__init__", init)
     monkeypatch.setattr(Messages, "room", room)
     monkeypatch.setattr(InProcessTransport, "wait", wait)
     gc.collect()

@@ -8,6 +8,7 @@ from simulated import WORLDS, Worker, on_ranks, phases
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER, Greeting, Phase
+from hvd_dyncomp.transport.alone import Alone
 
 SIZES = {"a": 130, "b": 200}
 
@@ -50,4 +51,4 @@ def messages_of(rank: int, step: int, number: int = 0, names: str = "ab") -> Mes
         error_feedback=True,
     )
     assert len(buckets) == 2
-    return Messages(buckets[number], 4, step)
+    return Messages(buckets[number], 4, step, Alone())

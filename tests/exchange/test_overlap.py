@@ -4,8 +4,7 @@ import pytest
 import torch
 from simulated import WORLDS, Worker, by_host, mean_of, noise, on_ranks, phases, places
 
-from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
-from hvd_dyncomp.exchange.routes import Hierarchical
+from hvd_dyncomp.exchange import recipes
 
 ORDER = "hgfedcba"  # in which gradients come
 SIZES = {name: 130 for name in reversed(ORDER)}
@@ -51,15 +50,15 @@ def test_nothing_is_quantized_before_it_is_known_where_the_ranks_are(ranks, host
     """From the second step on messages are made as buckets fill."""
     made: list[str] = []
 
-    def seen(owner, name):
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda self, *arguments: made.append(name) or real(self, *arguments))
+    def seen(name):
+        real = getattr(recipes, name)
+        monkeypatch.setattr(recipes, name, lambda *arguments: made.append(name) or real(*arguments))
 
     if by_host(hosts):
-        seen(Hierarchical, "_scatter")
+        seen("values_for_neighbours")
     else:
-        seen(PairReduction, "encode")
-        seen(ShardedReduction, "encode")
+        seen("encode_whole")
+        seen("encode_shards")
 
     def program(worker: Worker) -> tuple[int, int]:
         worker.backward(worker.noise(0))

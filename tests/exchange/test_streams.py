@@ -182,8 +182,8 @@ def test_what_differs_is_said_at_the_end_of_the_step(monkeypatch, where):
     """Headers are read when the device has caught up: before the optimizer steps."""
     right = Messages.__init__
 
-    def wrong(self, bucket, bits, step):
-        right(self, bucket, bits, step + bucket.rank)
+    def wrong(self, bucket, bits, step, transport):
+        right(self, bucket, bits, step + bucket.rank, transport)
 
     monkeypatch.setattr(Messages, "__init__", wrong)
     with pytest.raises(LockstepError, match="bucket d: rank 1 has step 1, this rank has 0"):

@@ -22,9 +22,7 @@ import horovod.torch as hvd
 import torch
 
 from hvd_dyncomp import Controller, DynamicQuantizer
-from hvd_dyncomp.exchange import handshake
-from hvd_dyncomp.exchange.reduction import ShardedReduction
-from hvd_dyncomp.exchange.routes import Hierarchical
+from hvd_dyncomp.exchange import handshake, recipes
 from hvd_dyncomp.transport.group import Group
 from placed import place
 from train import checkpoint, program
@@ -86,11 +84,11 @@ POINTS: dict[str, Callable[[Killer], None]] = {
     "while it writes a checkpoint": lambda killer: killer.half_written(),
     "between the files of a checkpoint": lambda killer: killer.before(checkpoint, "alone"),
     # Three ranks and more.
-    "before it has reduced its shard": lambda killer: killer.before(ShardedReduction, "_reduced"),
-    "before it has the gathered shards": lambda killer: killer.before(ShardedReduction, "decode"),
+    "before it has reduced its shard": lambda killer: killer.before(recipes, "reduce_shard"),
+    "before it has the gathered shards": lambda killer: killer.before(recipes, "decode_section"),
     # Two hosts of two ranks.
-    "before it has its host's sum": lambda killer: killer.before(Hierarchical, "_add"),
-    "before it has its neighbours' sections": lambda killer: killer.before(Hierarchical, "decode"),
+    "before it has its host's sum": lambda killer: killer.before(recipes, "sum_of_host"),
+    "before it has its neighbours' sections": lambda killer: killer.before(recipes, "decode"),
 }
 
 

@@ -33,7 +33,7 @@ def leaving(
         return sent.sent_bytes * summed, float32
     if hierarchical is not None or not topology.two_level:
         return sent.sent_bytes * (size - workers) / (size - 1), float32
-    # As `exchange.routes.Hierarchical` does it: neighbours get values, other hosts codes, then neighbours the result,
+    # As `exchange.recipes.by_host` does it: neighbours get values, other hosts codes, then neighbours the result,
     # which of two hosts is what both have sent.
     values = sent.float32_bytes / allreduce_bytes(4, size)
     codes = sent.sent_bytes - values * dtype_within_host(bits).itemsize * (workers - 1) / workers
