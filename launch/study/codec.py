@@ -9,8 +9,8 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 BLOCK_SIZE = 512
 
-# A message's header: the number of a step, and marks of up to 32 parameters.
-HEADER_BYTES = 12
+# A message's header: the number of a step.
+HEADER_BYTES = 8
 
 #: Bits a value that blocks may have, ascending.
 LEVELS = tuple(bits for bits in ALL_LEVELS if bits != UNCOMPRESSED)
