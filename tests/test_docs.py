@@ -174,17 +174,11 @@ SHOWN = {
         ("DDP", "DDP fp16 hook", "ours, 4 bits, DDP"),
         (0, 1),
     ),
-    "bits sent per gradient value": (
-        BENCHMARKS,
-        "# The exchange alone: resnet50, 2 workers",
-        ("DDP", "DDP fp16 hook", "ours, 4 bits, DDP"),
-        (1, 2),  # of times and bits, the latter; after the goal
-    ),
-    "accuracy, 1,500 steps of AdamW": (STUDY, "<!-- table recipe:", ("uncompressed", "fp16", "4, finer"), (0, 1)),
-    "accuracy, 4,000 steps of AdamW": (
+    "test loss, 1,500 steps of AdamW, 6 runs": (STUDY, "<!-- table recipe:", ("uncompressed", "fp16", "4"), (0, 1)),
+    "test loss, 4,000 steps of AdamW, 3 runs": (
         STUDY,
         "<!-- table recipe, other tasks:",
-        ("uncompressed", "", "4, finer"),
+        ("uncompressed", "", "4"),
         (0, 1),
     ),
 }
@@ -196,7 +190,7 @@ def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) 
     [cells] = rows(ROOT / "README.md", name)
     assert len(cells) == len(methods) == 3
     for cell, method in zip(cells, methods, strict=True):
-        wanted = re.sub(r" (ms|%|points)$", "", cell)
+        wanted = re.sub(r" (ms|%)$", "", cell)
         found = rows(page, method, table)[number][column].partition(" (")[0] if method else "not measured"
         assert wanted == found, method
 
@@ -210,28 +204,52 @@ def test_powersgd_in_the_readme_has_the_time_of_the_benchmarks() -> None:
 
 # The same for a row of comparison.md's table about PowerSGD.
 OTHERS = ("DDP PowerSGD r1", "DDP PowerSGD r4", "ours, 4 bits, DDP", "ours, 0.25 bit, DDP")
-OURS = ("PowerSGD rank 1", "PowerSGD rank 4", "4", "0.25")
 EXCHANGE = "# The exchange alone: resnet50, 2 workers"
 COMPARED = {
     "bits per value, ResNet-50": (BENCHMARKS, EXCHANGE, OTHERS, 1, 2),
     "exchange of ResNet-50 under DDP, 100 Mbit/s": (BENCHMARKS, EXCHANGE, OTHERS, 0, 0),
     "the same, 1 Gbit/s": (BENCHMARKS, EXCHANGE, OTHERS, 0, 1),
-    "points, ResNet-8": (STUDY, "<!-- table tuned, resnet8:", OURS, 0, 3),
-    "bits per value there": (STUDY, "<!-- table tuned, resnet8:", OURS, 0, 1),
-    "points, clipped text, SGD": (STUDY, "<!-- table tuned, text, sgd, clipped:", OURS, 0, 3),
-    "points, text, AdamW": (STUDY, "<!-- table tuned, text, adamw:", OURS, 0, 3),
-    "points, text, 10 million values": (STUDY, "<!-- table tuned, 10 million:", ("", *OURS[1:]), 0, 3),
 }
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_the_figures_of_the_comparison_are_those_of_benchmarks_and_study(name: str) -> None:
+def test_the_times_of_the_comparison_are_those_of_the_benchmarks(name: str) -> None:
     page, table, methods, number, column = COMPARED[name]
     [cells] = rows(DOCS / "comparison.md", name)
     assert len(cells) == len(methods)
     for cell, method in zip(cells, methods, strict=True):
-        found = rows(page, method, table)[number][column].partition(" (")[0] if method else ""
+        found = rows(page, method, table)[number][column].partition(" (")[0]
         assert cell.removesuffix(" ms").replace(",", "") == found, method
+
+
+# And of those about accuracy: the page and the table of best rates, and the column of 4 bits among those of momentum.
+MOMENTUM = "<!-- table momentum:"
+LOSSES = {
+    "loss, ResNet-8": (STUDY, "<!-- table tuned, resnet8:", 4),
+    "loss, clipped text, SGD": (DOCS / "tables" / "study.md", "<!-- table tuned, text, sgd, clipped:", 2),
+    "loss, text, AdamW": (STUDY, "<!-- table tuned, text, adamw:", 3),
+    "loss, text, 10 million values": (STUDY, "<!-- table tuned, 10 million:", None),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_losses_of_the_comparison_are_those_of_the_study(name: str) -> None:
+    page, table, column = LOSSES[name]
+    [[rank1, rank4, four, quarter]] = rows(DOCS / "comparison.md", name)
+    for cell, method in ((rank1, "PowerSGD rank 1"), (rank4, "PowerSGD rank 4"), (quarter, "0.25, no momentum")):
+        found = rows(page, method, table)
+        assert cell == (found[0][3] if found else "not measured"), method
+    assert four == (rows(STUDY, "4", MOMENTUM)[0][column].partition(" (")[0] if column else "not measured")
+
+
+def test_the_levels_quote_the_study() -> None:
+    """Each loss of the table of levels.md, with its points and runs, is one of a table of the study."""
+    text = (DOCS / "levels.md").read_text(encoding="utf-8").partition("\n> **Warning.**")[0]
+    quoted = re.findall(r"([+-][\d.]+ ± [\d.]+)\]?(?:\([^)]*\))? \(([+-][\d.]+); (\d+)\)", text)
+    assert len(quoted) == 9
+    tables = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("study.md", "tables/study.md"))
+    missing = [cells for cells in quoted if f"| {cells[0]} | {cells[1]} | {cells[2]} |" not in tables]
+    assert missing == []
 
 
 def paper(name: str) -> list[list[str]]:

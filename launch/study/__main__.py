@@ -28,7 +28,7 @@ from common.errors import RunError
 from common.files import replace_text
 from common.markdown import filled
 from common.values import Parser, count
-from study import declared, error_feedback, figures, matrix, paper, paper_table, record, tuned_tables
+from study import compared, declared, error_feedback, figures, paper, paper_table, record
 from study.fill import fill
 from study.methods import shown
 from study.parts import Largest, Part, Runs, Tuned
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     if args.missing:
         print(missing(chosen, record.read(path)))
         return
-    for folder in (path.parent, drawn, output / TABLES):
+    for folder in (path.parent, *(() if args.quick else (drawn, output / TABLES))):
         folder.mkdir(parents=True, exist_ok=True)
     if not args.tables_only:
         for part in chosen:
@@ -92,15 +92,13 @@ def run(args: argparse.Namespace) -> None:
     runs = record.read(path)
     if not any(key in runs for key in declared.keys(parts)):
         raise RunError(f"no run in {path}")
-    written = tables(parts, runs)
-    figures.at_one_rate(drawn, next(part for part in parts if isinstance(part, Part) and part.name == "main"), runs)
+    written = compared.tables(parts, runs)
     if args.quick:
-        print(written["main"])
+        print("\n".join(written.values()))
     else:
         write_pages(output, written)
-        tuned = [part for part in parts if isinstance(part, Tuned) and part not in declared.NOT_DRAWN]
-        figures.at_best_rates(drawn, tuned, runs)
-        figures.as_people_train(drawn, declared.RECIPE, declared.TUNED_RESNET, runs)
+        figures.as_people_train(drawn, declared.DRAWN, declared.RECIPE_ELSEWHERE, runs)
+        figures.at_best_rates(drawn, declared.DRAWN_AT_BEST_RATES, runs)
         error_feedback.draw(drawn)
     print(f"wrote what is in {output}", flush=True)
 
@@ -119,19 +117,6 @@ def train(part: Part | Tuned | Largest, path: Path, data_dir: Path, *, jobs: int
     while lacking := [key for key in part.wanted(runs) if key not in runs]:
         fill(lacking, path, data_dir, jobs=jobs)
         runs = record.read(path)
-
-
-def tables(parts: Iterable[Part | Tuned | Largest], runs: Runs) -> dict[str, str]:
-    """Markdown, by name."""
-    found = {}
-    for part in parts:
-        if isinstance(part, Tuned):
-            found[part.name] = tuned_tables.tuned(part, runs)
-        elif isinstance(part, Largest):
-            found[part.name] = tuned_tables.largest(part, runs)
-        else:
-            found[part.name] = matrix.table(part, runs)
-    return found
 
 
 def missing(parts: Iterable[Part | Tuned | Largest], runs: Runs) -> str:

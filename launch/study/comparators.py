@@ -1,5 +1,5 @@
-"""What others do: Horovod's fp16, one scale a tensor; QSGD; PowerSGD and top-k, each with its own error feedback. Sums
-of several workers are not quantized again, to the comparators' advantage.
+"""What others do: Horovod's fp16; PowerSGD and top-k, each with its own error feedback. Sums of several workers are not
+compressed again, to the comparators' advantage.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from study import codec
-from study.aggregation import Aggregator, Gradients, Quantized, average, half
+from study.aggregation import Aggregator, Gradients, Quantized, half
 from study.methods import Method
 
 VALUE_BITS = 16  # of a value that is sent as it is: bfloat16, to the comparators' advantage
@@ -23,46 +22,6 @@ class Float16(Aggregator):
 
     def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
         return half(gradients), 2 * self.values
-
-
-class ScalePerTensor(Aggregator):
-    """Linear codes, k = round(x / s), of one scale a tensor, s = max |x| / (2^(b-1) - 1); what is lost is lost.
-
-    Sums are not quantized once more, however many workers there are, and small tensors travel as float32.
-    """
-
-    def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        bits = int(self.bits)
-        rounded = [[_rounded(gradient, 2 ** (bits - 1) - 1) for gradient in own] for own in gradients]
-        return average(rounded), self.values * bits / 8 + 4 * len(self.sizes)
-
-
-def _rounded(values: Tensor, most: int) -> Tensor:
-    scale = values.abs().max() / most
-    return (values / scale).round() * scale if scale > 0 else values
-
-
-class QSGD(Aggregator):
-    """Alistarh et al., 2017, with the maximum as the norm, as their implementation has it: linear codes of one scale
-    for each 512 values, rounded up or down at random, right on average; what is lost is lost.
-
-    Sums are not quantized once more, however many workers there are.
-    """
-
-    def begin(self) -> None:
-        self.random = torch.Generator().manual_seed(self.seed)
-
-    def exchange(self, gradients: Gradients) -> tuple[list[Tensor], float]:
-        rounded = [[self.rounded(gradient) for gradient in own] for own in gradients]
-        scales = sum(-(-size // codec.BLOCK_SIZE) for size in self.sizes)
-        return average(rounded), self.values * self.bits / 8 + 4 * scales
-
-    def rounded(self, values: Tensor) -> Tensor:
-        """What arrives of float32 (values,): codes -K to K of `bits` bits, K = 2^(bits - 1) - 1."""
-        blocks = torch.nn.functional.pad(values, (0, -len(values) % codec.BLOCK_SIZE)).view(-1, codec.BLOCK_SIZE)
-        scale = blocks.abs().amax(dim=1, keepdim=True) / (2 ** (int(self.bits) - 1) - 1)
-        codes = blocks / torch.where(scale > 0, scale, 1.0) + torch.rand(blocks.shape, generator=self.random)
-        return (codes.floor() * scale).view(-1)[: len(values)]
 
 
 class PowerSGD(Aggregator):
@@ -117,8 +76,6 @@ BY_KIND = {
     "uncompressed": Aggregator,
     "fp16": Float16,
     "quantized": Quantized,
-    "scale per tensor": ScalePerTensor,
-    "qsgd": QSGD,
     "powersgd": PowerSGD,
     "top-k": TopK,
 }

@@ -24,13 +24,13 @@ def draw(folder: Path) -> None:
     steps = torch.arange(_STEPS + 1)
     added, arrived = _SMALL * steps, torch.cat([torch.zeros(1), sent.cumsum(0)])
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-    band: dict[str, Any] = {"color": COLOURS["grey"], "alpha": 0.2, "lw": 0, "label": "half a scale around it"}
+    band: dict[str, Any] = {"color": COLOURS["grey"], "alpha": 0.2, "lw": 0, "label": "± half a scale"}
     axes.fill_between(steps, added - _SCALE / 2, added + _SCALE / 2, **band)
     axes.plot(steps, added, color=COLOURS["black"], lw=1, marker=".", label="sum of the gradients")
     look: dict[str, Any] = {"where": "post", "lw": 2.5, "marker": "o", "ms": 5}
     axes.step(steps, arrived, color=COLOURS["blue"], label="sum of what was sent, with error feedback", **look)
     axes.step(steps, 0 * steps, color=COLOURS["red"], label="without: each gradient is rounded to zero", **look)
-    axes.set(xlabel="after so many steps", ylabel="sum", xlim=(-0.2, _STEPS + 0.2), xticks=range(0, _STEPS + 1, 2))
+    axes.set(xlabel="step", ylabel="sum", xlim=(-0.2, _STEPS + 0.2), xticks=range(0, _STEPS + 1, 2))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="upper left", fontsize=9)
     figure.savefig(folder / NAME, dpi=110, metadata={"Software": None})

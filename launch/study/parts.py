@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from study.methods import RECORDED
 from study.record import Key
-from study.tasks import RATES, RECORDED_TASKS, WARM_UPS, varied
+from study.tasks import RATES, WARM_UPS, varied
 
 BASELINE = "uncompressed"
 
@@ -21,21 +20,14 @@ TUNING, FRESH = (100, 101), 10
 LOST = 5.0  # points: a training that ends so far below is lost
 
 
-def trainable(keys: Iterable[Key]) -> list[Key]:
-    """Those whose task and method can still be trained."""
-    return [key for key in keys if key[0] not in RECORDED_TASKS and key[1] not in RECORDED]
-
-
 @dataclass(frozen=True)
 class Part:
     """One table; its runs are all pairs of tasks and methods, with as many seeds.
 
     Attributes:
         name: of the marks between which the table stands in a page.
-        tasks, methods: columns and rows; keys of `study.tasks.TASKS` and of `study.methods.METHODS`,
-            or among its `RECORDED`.
+        tasks, methods: columns and rows; keys of `study.tasks.TASKS` and of `study.methods.METHODS`.
         seeds: runs of each pair.
-        once: the methods of which one run is enough: nothing is concluded from them.
         seed: the first one.
     """
 
@@ -43,22 +35,21 @@ class Part:
     tasks: tuple[str, ...]
     methods: tuple[str, ...]
     seeds: int = 3
-    once: tuple[str, ...] = ()
     seed: int = 0
 
-    def seeds_of(self, method: str) -> range:
-        """Of its runs, in each task."""
-        return range(self.seed, self.seed + (1 if method in self.once else self.seeds))
+    @property
+    def seeds_used(self) -> range:
+        """Of the runs of each pair."""
+        return range(self.seed, self.seed + self.seeds)
 
     @property
     def keys(self) -> list[Key]:
         """All runs."""
-        pairs = itertools.product(self.tasks, self.methods)
-        return [(task, method, seed) for task, method in pairs for seed in self.seeds_of(method)]
+        return list(itertools.product(self.tasks, self.methods, self.seeds_used))
 
     def wanted(self, runs: Runs) -> list[Key]:
-        """Those that it is known to need, and that can be trained."""
-        return trainable(self.keys)
+        """All of them."""
+        return self.keys
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,7 @@ class Tuned:
         early = {row for group in self.first for row in group}
         keys: list[Key] = []
         for group in (*self.first, tuple(row for row in self.rows if row not in early)):
-            for more in map(trainable, (self.tuning(group), self.fresh(runs, group))):
+            for more in (self.tuning(group), self.fresh(runs, group)):
                 keys += more
                 if any(key not in runs for key in more):
                     return keys

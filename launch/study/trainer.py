@@ -111,8 +111,8 @@ def train(task: Task, work: Work, method: Method, seed: int) -> dict:
             average(gradients)
             if task.clip:
                 nn.utils.clip_grad_norm_(parameters, task.clip)
-            if not method.keeps_momentum_at(step / steps):
-                leave_momentum_out(stepper, task, method.momentum, method.factor)
+            if (left := method.momentum_at(step / steps)) is not None:
+                leave_momentum_out(stepper, task, left, method.factor)
             stepper.step()
             put_momentum_back(stepper, task)
             rates.step()

@@ -17,7 +17,7 @@ def tiny(**more) -> Task:
 @pytest.mark.parametrize(
     "name",
     [
-        *("uncompressed", "1/2", "fp16", "8, scale per tensor", "top-k 1/4"),
+        *("uncompressed", "1/4, no momentum", "fp16", "1, Nesterov", "top-k 1/4"),
         *("PowerSGD rank 4, small at 8, no momentum", "PowerSGD rank 4, small at 8, from 10%"),
     ],
 )
@@ -32,15 +32,18 @@ def test_a_run_learns_and_can_be_repeated(name: str, tmp_path) -> None:
     assert runs[0]["bits"] < runs[0]["all_bits"] <= 32 or name in ("uncompressed", "fp16")
 
 
-def test_momentum_is_left_out_where_the_library_leaves_it_out() -> None:
-    def kept(name: str) -> list[bool]:
-        return [METHODS[name].keeps_momentum_at(progress) for progress in (0.0, 0.9)]
+def test_momentum_is_left_out_where_a_method_says_so() -> None:
+    """At the last of its levels; a level alone has the whole momentum."""
 
-    assert [kept(name) for name in ("1/4", "2", "4", "uncompressed", "ladder 1-2-4")] == [
-        *([False, False], [False, False], [True, True], [True, True], [False, True])
-    ]
-    assert kept("1/4, momentum kept") == kept("top-k 1/4") == [True, True]
-    assert kept("uncompressed, no momentum") == kept("1/4, momentum 0.7") == [False, False]
+    def left(name: str) -> list[float | None]:
+        return [METHODS[name].momentum_at(progress) for progress in (0.0, 0.9)]
+
+    whole = ("1/4", "2", "4", "uncompressed", "1, Nesterov", "top-k 1/4", "4, first 10% at 8")
+    assert [left(name) for name in whole] == [[None, None]] * len(whole)
+    assert left("1/4, no momentum") == left("uncompressed, no momentum") == [0.0, 0.0]
+    assert left("2, momentum 0.7") == [0.7, 0.7] and left("1, momentum 0.3") == [0.3, 0.3]
+    later = ("1/4, no momentum, first 10% at 8", "PowerSGD rank 1, small at 8, from 10%, no momentum")
+    assert [left(name) for name in later] == [[None, 0.0]] * 2
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -77,7 +80,7 @@ def test_a_factor_is_a_rate(kind: str, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("study.trainer.SMALL", 0)  # small tensors keep their momentum and rate
     task = tiny(weight_decay=0.0, optimizer=kind, rate=0.02)
     half = replace(task, rate=0.01)
-    names = {"1/4, c = 0.5": task, "1/4": half}
+    names = {"1/4, no momentum, c = 0.5": task, "1/4, no momentum": half}
     one, other = (train(own, prepare(own, tmp_path), METHODS[name], 0) for name, own in names.items())
     assert one["loss"] == other["loss"]
 

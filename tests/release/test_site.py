@@ -33,7 +33,7 @@ def pages(site: Path) -> list[Path]:
 
 def test_every_page_is_there(site: Path) -> None:
     docs = ROOT / "docs"
-    expected = {path.stem for folder in (docs, docs / "tables") for path in folder.glob("*.md")}
+    expected = {path.stem for folder in (docs, docs / "tables", docs / "dev") for path in folder.glob("*.md")}
     expected |= {"index", "404"}
     assert {page.stem for page in pages(site)} == expected
 
