@@ -159,47 +159,38 @@ def rows(page: Path, name: str, table: str = "") -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in lines]
 
 
-# A row of README.md's table; its page and table, what its methods are called there, and which table and column.
+# What README.md's columns are called in benchmarks.md, and where its links stand there.
 BENCHMARKS, STUDY = DOCS / "tables" / "benchmarks.md", DOCS / "study.md"
-SHOWN = {
-    "exchange of ResNet-50's gradients, DDP, 1 Gbit/s": (
-        BENCHMARKS,
-        "# The exchange alone: resnet50, 2 workers",
-        ("DDP", "DDP fp16 hook", "ours, 4 bits, DDP"),
-        (0, 1),
-    ),
-    "training step of ResNet-18, DDP, 1 Gbit/s": (
-        DOCS / "benchmarks.md",
-        "<!-- table resnet18, DDP:",
-        ("DDP", "DDP fp16 hook", "ours, 4 bits, DDP"),
-        (0, 1),
-    ),
-    "test loss, 1,500 steps of AdamW, 6 runs": (STUDY, "<!-- table recipe:", ("uncompressed", "fp16", "4"), (0, 1)),
-    "test loss, 4,000 steps of AdamW, 3 runs": (
-        STUDY,
-        "<!-- table recipe, other tasks:",
-        ("uncompressed", "", "4"),
-        (0, 1),
-    ),
-}
+STEPS = ("no exchange", "DDP", "DDP fp16 hook", "DDP PowerSGD r1", "ours, 4 bits, DDP", "ours, 0.25 bit, DDP")
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_the_figures_of_the_readme_are_those_of_benchmarks_and_study(name: str) -> None:
-    page, table, methods, (number, column) = SHOWN[name]
+@pytest.mark.parametrize(("link", "column"), [("100 Mbit/s", 0), ("1 Gbit/s", 1), ("10 Gbit/s", 2)])
+def test_the_steps_of_the_readme_are_those_of_the_benchmarks(link: str, column: int) -> None:
+    [cells] = rows(ROOT / "README.md", link)
+    found = [rows(DOCS / "benchmarks.md", method, "<!-- table resnet18, DDP:")[0][column] for method in STEPS]
+    assert cells == [each.partition(" (")[0] for each in found]
+    if link == "1 Gbit/s":
+        before, after, fp16 = (cells[number] for number in (1, 4, 2))
+        words = f"drops from {before} to {after} ms (fp16 hook: {fp16} ms)"
+        assert words in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "runs"),
+    [
+        ("test loss after 1,500 steps, 6 runs", "<!-- table recipe:", 6),
+        ("test loss after 4,000 steps, 3 runs", "<!-- table recipe, other tasks:", 3),
+    ],
+)
+def test_the_losses_of_the_readme_are_those_of_the_study(name: str, table: str, runs: int) -> None:
     [cells] = rows(ROOT / "README.md", name)
-    assert len(cells) == len(methods) == 3
-    for cell, method in zip(cells, methods, strict=True):
-        wanted = re.sub(r" (ms|%)$", "", cell)
-        found = rows(page, method, table)[number][column].partition(" (")[0] if method else "not measured"
-        assert wanted == found, method
-
-
-def test_powersgd_in_the_readme_has_the_time_of_the_benchmarks() -> None:
-    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    said = re.search(r"PowerSGD hook of rank 1 exchanges the same gradients in (\d+) ms", text)
-    found = rows(BENCHMARKS, "DDP PowerSGD r1", "# The exchange alone: resnet50, 2 workers")[0][1]
-    assert said and said[1] == found.partition(" (")[0]
+    for cell, method in zip(cells, ("uncompressed", "4", "4, first 10% at 8"), strict=True):
+        [found] = rows(STUDY, method, table)
+        assert cell.removesuffix(" %") == found[1].partition(" (")[0], method
+        assert f"×{runs}" in found[1] or found[3:] == [str(runs)], method
+    if runs == 6:
+        words = f"with {cells[1].removeprefix('+')} more loss"
+        assert words in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
 # The same for a row of comparison.md's table about PowerSGD.
