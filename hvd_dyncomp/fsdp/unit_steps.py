@@ -70,6 +70,8 @@ class UnitSteps:
                 flat.mul_(self._plan.source.world_size)  # whose mean is the sum
             gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
         except Exception as error:
+            for step in self._steps:  # or the ranks would take the refusal for an earlier unit's greeting
+                step.await_agreement()
             source = self._plan.source
             refuse(source.transport, source.label, error, number=self.number, bits=self.bits)
             raise
