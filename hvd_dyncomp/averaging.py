@@ -165,6 +165,9 @@ class Averager(Session):
         self._average(step, given)
         step.traffic.seconds += time.perf_counter() - began
 
+    def _values(self, epoch: int) -> None:
+        """They are compared when it is made only: between local steps they differ rightly."""
+
     def _to_agree_on(self) -> dict[str, Any]:
         # What travels uncompressed is summed as it is.
         return {"dtypes": self._dtypes}

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
 
-from hvd_dyncomp import replicas
 from hvd_dyncomp.checks import boolean, comes_from, finite, integer, one_of, shown
 from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
@@ -31,9 +30,10 @@ LATE = (
     "0:' only for code that prints or saves"
 )
 IDLE = (
-    "no quantizer of this controller exchanged gradients in epoch %d. Possible causes: another model was wrapped or "
-    "another optimizer was created later, compression= was left out, or controller.step was called before training or "
-    "twice after one epoch"
+    "no quantizer of this controller exchanged gradients in epoch %d, so replicas may differ. Possible causes: another "
+    "model was wrapped or another optimizer was created later, compression= was left out, every pass ran in no_sync, "
+    "the model's parameters were replaced after it was wrapped, or controller.step was called before training or twice "
+    "after one epoch. quantizer.check_replicas() compares the replicas"
 )
 
 
@@ -51,14 +51,15 @@ class Controller:
             "hold" the level with a warning.
         nan_patience: epochs with non-finite metrics hold the level. After this many in a row nothing is compressed (32
             bits) until the metrics are finite again.
-        check_replicas: whether `step` also checks that all ranks hold the same parameters, bit for bit. The check reads
-            every parameter once (46 ms for 25.6 million float32 values, on one core). Pass False, on all ranks, if the
-            ranks are meant to differ at the end of an epoch.
+        check_replicas: whether quantizers check, in their first step after each call of `step`, that all ranks hold the
+            same parameters, bit for bit. The check reads every parameter once (46 ms for 25.6 million float32 values,
+            on one core). Pass False, on all ranks, if the ranks are meant to differ.
         transport: connects the ranks that call `step`. Default, decided at the first use: Horovod, all ranks, if it is
             initialized, or else torch's default process group; none if there is one process.
 
     Attributes:
         history: one `Record` per finished epoch, oldest first; `record.bits` is the level decided after that epoch.
+        exchanged: whether a quantizer of this controller has exchanged gradients in this epoch; None: there is none.
 
     Raises:
         ValueError: an argument is out of range.
@@ -96,6 +97,7 @@ class Controller:
         self.check_replicas = boolean("check_replicas", check_replicas)
         self._transport = None if transport is None else given(transport)
         self.history: list[Record] = []
+        self.exchanged: bool | None = None
         self._bits = _checked("the policy's first decision", self.policy.decide([])).bits
 
     def __repr__(self) -> str:
@@ -145,8 +147,7 @@ class Controller:
         Raises:
             ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed unusable metrics.
                 The message has the cause and the rank.
-            LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration; or a
-                parameter is not the same on all ranks (noticed if the optimizer works among all ranks).
+            LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration.
         """
         report = self._report(metrics, epoch, num_samples)
         with _warning_if_late(self.transport):
@@ -172,6 +173,8 @@ class Controller:
             self.history.pop()
             self._bits = before
             raise
+        if self.exchanged:
+            self.exchanged = False
         return self._bits
 
     def _report(self, metrics: Any, epoch: Any, num_samples: Any) -> dict[str, Any]:
@@ -181,7 +184,7 @@ class Controller:
             weight, values = finite("num_samples", num_samples, 0), check_metrics(metrics)
         except Exception as error:  # noqa: BLE001  # converting a user's object may raise anything
             return {"error": f"{type(error).__name__}: {error}"}
-        idle = replicas.idle(self, self.epoch)
+        idle = self.exchanged is False
         return {"epoch": finished, "history": self.epoch, "weight": weight, "metrics": values, "idle": idle}
 
     def _check_reports(self, reports: list[dict[str, Any]]) -> None:
@@ -234,17 +237,11 @@ class Controller:
         for rank, theirs in enumerate(everyone):
             if "error" in theirs:
                 raise ControllerError(f"the policy's config() failed on rank {rank}: {theirs['error']}")
-        briefs = [theirs.pop("replicas") for theirs in everyone]
         for rank, theirs in enumerate(everyone):
             found = _first_difference(everyone[0], theirs)
             if found:
                 what, first, other = found[0], *map(shown, found[1:])
                 raise LockstepError(f"after Controller.step rank 0 has {what} {first}, rank {rank} has {other}")
-        if not replicas.alike(briefs):
-            replicas.compare(self.transport, self._models, "hvd_dyncomp.controller.replicas")
-
-    def _models(self) -> dict[str, replicas.Named]:
-        return replicas.models_of(self) if self.check_replicas and self.transport.size > 1 else {}
 
     def _fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks. Never raises: the other ranks wait for it."""
@@ -260,7 +257,7 @@ class Controller:
             "bits": self._bits,
             "history checksum": zlib.crc32(history.encode()),
         }
-        return {**state, "check_replicas": self.check_replicas, "replicas": replicas.brief(self._models)}
+        return {**state, "check_replicas": self.check_replicas}
 
     def sync(self) -> None:
         """Take over rank 0's history and level. Collective. For workers that join a run."""

@@ -59,7 +59,7 @@ def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     keeps its own momentum. So it does in local steps: where the optimizer has made several steps between the two latest
     exchanges of a model, and where it has made steps before a model's first exchange, the step after the exchange, too.
     After steps without momentum, the momentum starts again at zero. Call this function on every rank or on none:
-    otherwise the replicas diverge, which `check_replicas` and `Controller.step` find. `param_groups` keep the user's
+    otherwise the replicas diverge, which the comparison after `Controller.step` finds. `param_groups` keep the user's
     values, so schedulers, hooks, checkpoints and gradient scalers see no difference.
 
     With less momentum, a single large gradient does more harm. If training has such spikes, clip gradients.

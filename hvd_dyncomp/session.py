@@ -24,7 +24,6 @@ from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.step_levels import StepConfig, StepLevels
-from hvd_dyncomp.transport import processes
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -91,6 +90,8 @@ class Session:
         self._plan: Plan | None = None
         self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
         self._resumed = False  # since the latest step
+        self._epoch: int | None = None  # of the latest step
+        self.controller.exchanged = bool(self.controller.exchanged)
         self._step: Step | None = None  # in flight
         # Why no further step begins. Not the error, whose traceback has frames that hold the model: the model's hook
         # holds this, in C++, where Python's garbage collector sees no cycle.
@@ -109,15 +110,6 @@ class Session:
     def bits(self) -> float:
         """Level of the next step; see the class."""
         return self._levels.bits
-
-    @property
-    def label(self) -> str | None:
-        """Part of the names of its collectives; None unless it works among the controller's ranks."""
-        if self._plan is None:
-            return None
-        ours, its = self._ours, self.controller.transport.shared
-        alike = ours is its or ours.size == its.size == processes()  # two groups of all ranks
-        return self._plan.source.label if alike else None
 
     @property
     def _ours(self) -> Transport:
@@ -147,14 +139,15 @@ class Session:
     def check_replicas(self) -> None:
         """Check that all ranks hold the same parameters, bit for bit. Collective: every rank calls it, between steps.
 
-        `Controller.step` makes the same check. Call this method in programs that do not call `Controller.step`, or
-        whose optimizer has a process set.
+        The first step after each `Controller.step` makes the same check, unless the controller has
+        `check_replicas=False`; that of an `Averager` does not. Call this method in programs that do not call
+        `Controller.step`, and after the last epoch.
 
         Raises:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
         """
         if self._ours.size > 1:
-            replicas.compare(self._ours, lambda: {"": self.trained()}, "hvd_dyncomp.quantizer.replicas")
+            replicas.compare(self._ours, self.trained, "hvd_dyncomp.quantizer.replicas")
 
     def drop_residuals(self) -> None:
         """Set all residuals to zero, for a training run that starts anew, such as another fold of a cross-validation.
@@ -214,13 +207,12 @@ class Session:
             self._plan, self._saved = self._new_plan(), None
 
     def _connect(self, ranks: Transport) -> None:
-        """Connect the ranks for this model's exchanges, and have `Controller.step` compare its replicas. Collective.
+        """Connect the ranks for this model's exchanges. Collective.
 
         The last of what a front end does when it is made, behind `on_all_ranks`.
         """
         by_host = self._settings.hierarchical is None
         self._source.transport = ranks.for_exchanges(lambda hosts: phases(hosts, ranks.rank, by_host=by_host))
-        replicas.register(self.controller, self)
 
     def _new_plan(self) -> Plan:
         """The plan, with what is in `_saved`."""
@@ -273,7 +265,9 @@ class Session:
             self._plan.check_level(config.bits)
             self._warn_if_rewound(config.epoch)
             self.meter.at(config.epoch, config.bits).steps += 1
-            self._step = self._new_step(self._plan, config, from_backward=from_backward, absent=absent)
+            self.controller.exchanged = True
+            values = self._values(config.epoch)
+            self._step = self._new_step(self._plan, config, absent=absent, from_backward=from_backward, values=values)
             self._step.start()
         except Exception as error:  # raised once the others, which wait for this rank, know it
             self._step, self._failure = None, _interrupted(f"step {self._levels.steps}", error)
@@ -281,15 +275,21 @@ class Session:
             raise
         return self._step
 
-    def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Step:
+    def _values(self, epoch: int) -> Mapping[str, int] | None:
+        """What a step that begins is to compare, as in `Step`: values, in the first one after `Controller.step`."""
+        before, self._epoch = self._epoch, epoch
+        goes_on = before in (None, epoch) or not self.controller.check_replicas or self._ours.size == 1
+        return None if goes_on else replicas.numbers(self.trained())
+
+    def _new_step(self, plan: Plan, config: StepConfig, *, absent: Collection[str], **arguments: Any) -> Step:
         """A step that has not begun; arguments as in `Step`."""
         return Step(
             plan,
             config=config,
-            from_backward=from_backward,
             meter=self.meter,
             absent=absent,
             to_agree_on={"tensors that are None": sorted(absent), **self._to_agree_on()},
+            **arguments,
         )
 
     def _to_agree_on(self) -> dict[str, Any]:

@@ -114,12 +114,12 @@ ROOMS = {
     "advice": set(),
     "ranges": set(),
     "step_levels": set(),
-    "exchange": {"kernels", "meter", "ranges", "step_levels", "transport"},
+    "exchange": {"kernels", "meter", "ranges", "replicas", "step_levels", "transport"},
     "replicas": {"transport"},
     "agreement": {"exchange", "replicas", "transport"},
     "autograd": set(),
     "wrappers": set(),
-    "controller": {"policies", "replicas", "transport"},
+    "controller": {"policies", "transport"},
     "session": {
         *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels"),
         "transport",
@@ -127,18 +127,16 @@ ROOMS = {
     "diagnostics": {"exchange", "session"},
     "all_ranks": {"exchange", "meter", "session", "transport"},
     "per_rank": {"all_ranks", "session", "transport"},
-    "averaging": {"agreement", "controller", "exchange", "policies", "replicas", "session", "transport"},
+    "averaging": {"agreement", "controller", "exchange", "policies", "session", "transport"},
     "ddp": {
-        *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "replicas", "session"),
+        *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "session"),
         *("transport", "wrappers"),
     },
     "fsdp": {
         *("agreement", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
         *("step_levels", "transport", "wrappers"),
     },
-    "on_horovod": {
-        *("advice", "controller", "exchange", "kernels", "momentum", "policies", "replicas", "session", "transport")
-    },
+    "on_horovod": {"advice", "controller", "exchange", "kernels", "momentum", "policies", "session", "transport"},
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
     "commands": {"autograd", "controller", "ddp", "exchange", "kernels", "meter", "on_horovod", "transport"},

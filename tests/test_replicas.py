@@ -1,5 +1,6 @@
 """Replicas that have parted are an error on every rank; equal ones, and what is not compared, cost nothing more."""
 
+import copy
 import re
 import struct
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from simulated import SimulatedOptimizer, Worker, on_ranks, parameters
 
-from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError, Schedule
+from hvd_dyncomp import Controller, DynamicQuantizer, LockstepError
 from hvd_dyncomp.replicas import _number
 from hvd_dyncomp.simulate import InProcessTransport, World
 
@@ -32,19 +33,34 @@ def changed(program, bits: float = 4, **arguments) -> list[str]:
         worker.step(worker.noise(0))
         if worker.transport.rank == RANKS - 1:
             program(worker)
-        return ended(worker.controller)
+        return next_epoch(worker)
 
     said, _ = on_ranks(RANKS, run, SIZES, bits, **arguments)
     return said
 
 
-def ended(controller: Controller) -> str:
-    """The error at the end of an epoch, or ""."""
+def next_epoch(worker: Worker) -> str:
+    """The error in the first step of the next epoch, or ""."""
+    worker.controller.step({})
+    return stepped(worker)
+
+
+def stepped(worker: Worker) -> str:
+    """The error in a step, or ""."""
     try:
-        controller.step({})
+        worker.step(worker.noise(9))
     except LockstepError as error:
         return str(error)
     return ""
+
+
+def another(worker: Worker, named: dict[str, torch.nn.Parameter]) -> Worker:
+    """The same rank's, of another optimizer with the same controller."""
+    other = copy.copy(worker)
+    other.parameters = named
+    other.quantizer = DynamicQuantizer(worker.controller, transport=worker.transport, block_size=64, min_numel=10)
+    other.optimizer = SimulatedOptimizer(named, other.quantizer, worker.transport)
+    return other
 
 
 @pytest.mark.parametrize("value", [1.0, -0.0, float("nan")])
@@ -58,7 +74,7 @@ def test_one_value_that_differs_is_named_on_every_rank(value):
             p.data.zero_()
         if worker.transport.rank == RANKS - 1:
             program(worker)
-        return ended(worker.controller)
+        return next_epoch(worker)
 
     said, _ = on_ranks(RANKS, zero, SIZES, 4)
     assert len(set(said)) == 1
@@ -68,23 +84,31 @@ def test_one_value_that_differs_is_named_on_every_rank(value):
 
 @pytest.mark.parametrize("bits", [0.25, 4, 32])
 def test_replicas_that_are_equal_cost_no_collective_more(bits):
-    def run(worker: Worker) -> None:
+    """And parameters are read once in an epoch, never before a run's first step."""
+
+    def run(worker: Worker) -> int:
+        read = []
+        source = worker.quantizer._source or worker.quantizer.attach(worker.optimizer) or worker.quantizer._source
+        trained = source.trained
+        source.trained = lambda: read.append(1) or trained()
         for epoch in range(3):
             for step in range(3):
                 worker.step(worker.noise(10 * epoch + step))
+                assert len(read) == epoch
             worker.controller.step({})
+        assert len(read) == 2
         worker.quantizer.check_replicas()
 
     _, world = on_ranks(RANKS, run, SIZES, bits)
-    assert len(world.messages("controller.lockstep")) == 3 * RANKS
-    assert not world.messages("controller.replicas") and world.messages("quantizer.replicas")
+    assert len(world.messages("handshake")) == 9 * RANKS and not world.messages("introduction")
+    assert len(world.messages("quantizer.replicas")) == RANKS
 
 
 def test_nans_of_other_bits_are_other_values():
     def run(worker: Worker) -> str:
         worker.step(worker.noise(0))
         worker.parameters["a"].data[3] = bits_of(0x7FC00000 + worker.transport.rank)
-        return ended(worker.controller)
+        return next_epoch(worker)
 
     said, _ = on_ranks(RANKS, run, SIZES, 4)
     assert len(set(said)) == 1 and said[0].startswith("parameter a is not the same on rank 0 and rank 1; 1 of 3")
@@ -104,7 +128,7 @@ def test_gradients_with_nans_of_other_bits_part_no_replicas(bits, some):
             for name, mean in worker.step(gradients).items():
                 worker.parameters[name].data -= 0.1 * mean
                 assert mean.isnan().any(), name
-        worker.controller.step({})
+        assert next_epoch(worker) == ""
 
     on_ranks(RANKS, run, SIZES, bits)
 
@@ -114,101 +138,90 @@ def test_what_only_some_ranks_train_is_not_compared():
 
     def run(worker: Worker) -> None:
         transport, controller = worker.transport, worker.controller
-        idle = DynamicQuantizer(controller, transport=transport)
-        alive = [idle]
+        alive = [DynamicQuantizer(controller, transport=transport)]
         if transport.rank:
-            own = DynamicQuantizer(controller, transport=transport)
-            optimizer = SimulatedOptimizer({f"own.{n}": p for n, p in parameters(SIZES).items()}, own, transport)
-            own.attach(optimizer)
-            alive += [own, optimizer]
+            alive.append(another(worker, parameters(SIZES)))
         worker.step(worker.noise(0))
-        assert controller.step({}) == 4
+        assert next_epoch(worker) == ""
         assert Controller(8, transport=transport).step({}) == 8
-        assert len(alive) == (3 if transport.rank else 1)
+        assert len(alive) == (2 if transport.rank else 1)
 
     on_ranks(RANKS, run, SIZES, 4)
 
 
-def test_of_two_with_the_same_label_the_last_is_compared():
-    """The first waits for the garbage collector on some ranks only, as after a fold of a cross validation."""
+@pytest.mark.parametrize("wrong", ["first", "second", "shared"])
+def test_two_optimizers_of_one_controller_are_both_compared(wrong):
+    """Each in its own steps. One of them has some of the other's parameters, too."""
 
     def run(worker: Worker) -> list[str]:
-        transport, controller, kept = worker.transport, worker.controller, worker.optimizer
-        worker.step(worker.noise(0))
-        if transport.rank == 1:
-            kept = worker.optimizer = None
-        following = DynamicQuantizer(controller, transport=transport, block_size=64, min_numel=10)
-        named = parameters(SIZES)
-        optimizer = SimulatedOptimizer(named, following, transport)
-        following.attach(optimizer)
-        said = [ended(controller)]
-        if transport.rank == 0:
-            named["c"].data += 1
-        assert kept is worker.optimizer
-        return [*said, ended(controller)]
-
-    said, _ = on_ranks(RANKS, run, SIZES, 4)
-    for first, second in said:
-        assert first == "" and second.startswith("parameter c is not the same on rank 0 and rank 1")
-
-
-def test_two_models_with_the_same_label_are_both_compared():
-    """As of two optimizers without `named_parameters`."""
-
-    def run(worker: Worker) -> list[str]:
-        transport, controller = worker.transport, worker.controller
-        worker.step(worker.noise(0))
-        second = DynamicQuantizer(controller, transport=transport, block_size=64, min_numel=10)
-        optimizer = SimulatedOptimizer(parameters(SIZES), second, transport)
-        second.attach(optimizer)
-        said = [ended(controller)]
-        if transport.rank == 0:
-            worker.parameters["c"].data += 1
-        said.append(ended(controller))
-        assert optimizer is not worker.optimizer
+        own = torch.nn.Parameter(torch.zeros(40))
+        second = another(worker, {"d": own, "b": worker.parameters["b"]})
+        for each in (worker, second):
+            each.step({name: torch.ones_like(p.data) for name, p in each.parameters.items()})
+        if worker.transport.rank == 0:
+            {"first": worker.parameters["c"], "second": own, "shared": worker.parameters["b"]}[wrong].data += 1
+        worker.controller.step({})
+        said = []
+        for each in (worker, second):
+            try:
+                each.step({name: torch.ones_like(p.data) for name, p in each.parameters.items()})
+            except LockstepError as error:
+                said.append(str(error))
+            else:
+                said.append("")
         return said
 
     said, _ = on_ranks(RANKS, run, SIZES, 4)
-    for first, second in said:
-        assert first == "" and second.startswith("parameter c is not the same on rank 0 and rank 1")
+    words = {"first": ("c", ""), "second": ("", "d"), "shared": ("b", "b")}[wrong]
+    for found in said:
+        for name, text in zip(words, found, strict=True):
+            assert text.startswith(f"parameter {name} is not the same on rank 0 and rank 1") if name else text == ""
 
 
-def test_two_models_that_share_some_parameters_are_both_compared():
+def test_ranks_that_have_just_begun_are_not_compared():
+    """A run's first step: that of ranks that join, too, whose values come otherwise."""
+
     def run(worker: Worker) -> str:
-        transport, controller = worker.transport, worker.controller
-        worker.step(worker.noise(0))
-        second = DynamicQuantizer(controller, transport=transport, block_size=64, min_numel=10)
-        named = {"b": worker.parameters["b"], **parameters({"d": 40})}
-        optimizer = SimulatedOptimizer(named, second, transport)
-        second.attach(optimizer)
-        if transport.rank == 0:
-            worker.parameters["c"].data += 1
-        said = ended(controller)
-        assert optimizer is not worker.optimizer
-        return said
+        worker.parameters["c"].data += worker.transport.rank
+        assert stepped(worker) == "", "the first one"
+        if worker.transport.rank == 1:
+            worker.quantizer._epoch = None  # a new one
+        if worker.transport.rank != 1:
+            worker.parameters["c"].data.zero_()
+        return next_epoch(worker)
 
     said, _ = on_ranks(RANKS, run, SIZES, 4)
-    assert all(each.startswith("parameter c is not the same on rank 0 and rank 1") for each in said)
+    assert said == [""] * RANKS
 
 
-def test_an_epoch_that_ends_with_an_error_is_not_counted():
-    """The same call again says the same."""
+def test_the_controller_may_step_between_backward_and_step():
+    """On some ranks only: their step in flight has begun, and the next one compares."""
 
-    def run(worker: Worker) -> None:
+    def run(worker: Worker) -> str:
         worker.step(worker.noise(0))
-        if worker.transport.rank == 0:
-            worker.parameters["c"].data += 1
-        for _ in range(2):
-            assert ended(worker.controller).startswith("parameter c is not the same")
-            assert (worker.controller.epoch, worker.controller.bits) == (0, 4)
-        worker.parameters["c"].data.zero_()
-        assert worker.controller.step({}, epoch=0) == 8
-        if worker.transport.rank == 0:
-            worker.parameters["c"].data += 1
-        with pytest.raises(LockstepError, match="parameter c is not"):  # as a resumed run may call it again
-            worker.controller.step({}, epoch=0)
+        worker.backward(worker.noise(1))
+        if worker.transport.rank == 1:
+            worker.optimizer.synchronize()
+        worker.controller.step({})
+        if worker.transport.rank != 1:
+            worker.optimizer.synchronize()
+        assert stepped(worker) == ""
+        worker.parameters["b"].data[0] = worker.transport.rank
+        return next_epoch(worker)
 
-    on_ranks(RANKS, run, SIZES, Schedule({0: 4, 1: 8}))
+    said, _ = on_ranks(RANKS, run, SIZES, 4)
+    assert all(text.startswith("parameter b is not the same on rank 0 and rank 1; 1 of 3") for text in said)
+
+
+def test_after_replicas_have_parted_no_step_begins():
+    def program(worker: Worker) -> None:
+        worker.step(worker.noise(0))
+        worker.parameters["c"].data += worker.transport.rank
+        assert next_epoch(worker).startswith("parameter c is not the same")
+        with pytest.raises(RuntimeError, match="was interrupted by LockstepError: parameter c is not the same"):
+            worker.step(worker.noise(1))
+
+    on_ranks(RANKS, program, SIZES, 4)
 
 
 def test_a_group_that_is_added_later_is_trained_on_each_rank_alone():
@@ -218,8 +231,7 @@ def test_a_group_that_is_added_later_is_trained_on_each_rank_alone():
         worker.optimizer.add_param_group({"params": [added]})
         added.grad = torch.full((3,), float(worker.transport.rank))
         worker.step(worker.noise(1))
-        with pytest.raises(LockstepError, match="parameter 0 of group 1 is not the same on rank 0 and rank 1; 1 of 4"):
-            worker.controller.step({})
+        assert next_epoch(worker).startswith("parameter 0 of group 1 is not the same on rank 0 and rank 1; 1 of 4")
 
     def backward_without_zero_grad(self: Worker, gradients: dict[str, torch.Tensor]) -> None:
         for name, gradient in gradients.items():
@@ -246,20 +258,35 @@ def test_the_check_is_off_on_all_ranks_or_an_error():
             worker.controller.check_replicas = transport.rank not in off
             worker.step(worker.noise(0))
             worker.parameters["a"].data += transport.rank
-            return ended(worker.controller)
+            try:
+                return next_epoch(worker)
+            except LockstepError as error:
+                assert worker.controller.epoch == 0, "the epoch does not count"
+                return f"step: {error}"
 
         return World(RANKS).run(program)
 
     assert run({0, 1, 2}) == [""] * RANKS
-    assert run({1}) == ["after Controller.step rank 0 has check_replicas True, rank 1 has False"] * RANKS
+    assert run({1}) == ["step: after Controller.step rank 0 has check_replicas True, rank 1 has False"] * RANKS
 
 
 def test_a_rank_that_cannot_read_its_parameters_tells_all():
-    def program(worker: Worker) -> None:
-        worker.quantizer._plan.source.trained = lambda: 1 / 0
+    def run(worker: Worker) -> tuple[str, str]:
+        worker.step(worker.noise(0))
+        if worker.transport.rank == RANKS - 1:
+            worker.quantizer._plan.source.trained = lambda: 1 / 0
+        with pytest.raises(LockstepError) as caught:
+            worker.quantizer.check_replicas()
+        worker.controller.step({})
+        with pytest.raises((LockstepError, ZeroDivisionError)) as in_a_step:
+            worker.step(worker.noise(1))
+        return str(caught.value), str(in_a_step.value)
 
-    said = changed(program)
-    assert set(said) == {"rank 2 cannot compare its parameters: ZeroDivisionError: division by zero"}
+    said, _ = on_ranks(RANKS, run, SIZES, 4)
+    assert {text for text, _ in said} == {"rank 2 cannot compare its parameters: ZeroDivisionError: division by zero"}
+    assert [text for _, text in said] == ["rank 2 cannot use its quantizer: division by zero"] * 2 + [
+        "division by zero"
+    ]
 
 
 def test_on_request_and_before_a_step():

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvd_dyncomp import replicas
 from hvd_dyncomp.errors import JOINED, LockstepError
 from hvd_dyncomp.exchange.task import Collectives, Task
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase
@@ -31,7 +32,8 @@ def handshake(
         greeting: this rank's.
         about: returns all that the ranks must agree on, in words; called if the greetings differ. {"settings": plain
             data by the names that error messages use, "parameters": [name, shape, dtype, whether it is compressed] of
-            everything that is reduced, in order}; or {"error": why this rank cannot take part}.
+            everything that is reduced, in order, "values": as `replicas.difference` takes them}; or {"error": why this
+            rank cannot take part}.
 
     Returns:
         The greetings, in rank order.
@@ -60,7 +62,7 @@ def refuse(transport: Transport, label: str, error: Exception, *, number: int, b
         transport, label: as in `Source`.
         number, bits: as in `Step`.
     """
-    greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0)
+    greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0, 0)
     about = {"error": str(error)}
     with contextlib.suppress(Exception):  # what the others raise; or they are gone, and need not hear of it
         Task(transport, handshake(transport, label, greeting, lambda: about)).outcome()
@@ -81,11 +83,12 @@ def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
 
 def _agree(greetings: Sequence[Greeting]) -> bool:
     first = _comparable(greetings[0])
-    return all(_comparable(greeting) == first for greeting in greetings)
+    alike = len({greeting.values for greeting in greetings} - {0}) <= 1  # of the ranks that compare them
+    return alike and all(_comparable(greeting) == first for greeting in greetings)
 
 
 def _comparable(greeting: Greeting) -> Greeting:
-    return greeting._replace(flags=0, host=0, topology=0)
+    return greeting._replace(flags=0, host=0, topology=0, values=0)
 
 
 _HINTS = {
@@ -106,7 +109,9 @@ def _disagreement(everyone: list[dict[str, Any]], elastic: str) -> str:
         difference = _difference(everyone[0], theirs, rank, elastic)
         if difference:
             return f"the ranks' quantizers differ: {difference}"
-    return "the ranks' quantizers differ, but no difference was found; please report this as a bug of hvd_dyncomp"
+    return replicas.difference([theirs["values"] for theirs in everyone]) or (
+        "the ranks' quantizers differ, but no difference was found; please report this as a bug of hvd_dyncomp"
+    )
 
 
 def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic: str) -> str:

@@ -121,12 +121,19 @@ class Plan:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
 
-    def greeting(self, config: StepConfig, to_agree_on: Mapping[str, Any], *, from_backward: bool) -> Greeting:
+    def greeting(
+        self,
+        config: StepConfig,
+        to_agree_on: Mapping[str, Any],
+        values: Mapping[str, int] | None,
+        *,
+        from_backward: bool,
+    ) -> Greeting:
         """This rank's greeting for a step.
 
         Args:
             config: the step's number and level.
-            to_agree_on: as in `Step`.
+            to_agree_on, values: as in `Step`.
             from_backward: whether backward has run on this rank since the last exchange.
         """
         return Greeting(
@@ -138,6 +145,7 @@ class Plan:
             Flag.FROM_BACKWARD if from_backward else 0,
             checksum(self.transport.host),
             self.topology_checksum,
+            0 if values is None else checksum(json.dumps(values)) or 1,
         )
 
     def apply_topology(self, greetings: Sequence[Greeting], bits: float, origins: Mapping[Streams, Any]) -> None:
@@ -248,13 +256,15 @@ class Plan:
             **residual_state.export(self.buckets),
         }
 
-    def about(self, bits: float, step: int, to_agree_on: Mapping[str, Any]) -> dict[str, Any]:
+    def about(
+        self, bits: float, step: int, to_agree_on: Mapping[str, Any], values: Mapping[str, int] | None
+    ) -> dict[str, Any]:
         """What ranks send each other if they disagree; see `handshake`.
 
         Args:
-            to_agree_on: as in `Step`.
+            to_agree_on, values: as in `Step`.
         """
-        about = self._about()
+        about = {**self._about(), "values": values}
         about["settings"] |= {"bits": bits, "step": step, **to_agree_on}
         return about
 

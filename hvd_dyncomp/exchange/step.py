@@ -45,6 +45,7 @@ class Step:
         meter: counts the bytes.
         absent: names of parameters without a gradient in this step, equal on all ranks. Nothing is written for them.
         to_agree_on: what else must be equal on all ranks: plain data, by the names that error messages use.
+        values: a checksum of each parameter, by name, equal on all ranks that have any; None not to compare them.
         buckets: the buckets of the plan that take part in this step, equal on all ranks; None for all.
         after: an earlier step that is still in flight. This step greets when that one has been agreed on and sent: if
             the ranks disagree on the earlier step, nothing of this one may be in flight.
@@ -69,11 +70,12 @@ class Step:
         meter: Meter,
         absent: Collection[str] = (),
         to_agree_on: Mapping[str, Any] | None = None,
+        values: Mapping[str, int] | None = None,
         buckets: Sequence[Bucket] | None = None,
         after: Step | None = None,
     ) -> None:
         self._plan, self._from_backward_here = plan, from_backward
-        self._absent, self._to_agree_on = absent, to_agree_on or {}
+        self._absent, self._to_agree_on, self._values = absent, to_agree_on or {}, values
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
         self.number, self.bits = config.number, config.bits
@@ -254,8 +256,8 @@ class Step:
     def _agree(self, config: StepConfig) -> Collectives[None]:
         """Exchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
         plan = self._plan
-        greeting = plan.greeting(config, self._to_agree_on, from_backward=self._from_backward_here)
-        about = functools.partial(plan.about, config.bits, config.number, self._to_agree_on)
+        greeting = plan.greeting(config, self._to_agree_on, self._values, from_backward=self._from_backward_here)
+        about = functools.partial(plan.about, config.bits, config.number, self._to_agree_on, self._values)
         greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
         plan.apply_topology(greetings, config.bits, self._origins)
         self.from_backward_anywhere = bool(flags_of(greetings) & Flag.FROM_BACKWARD)

@@ -21,8 +21,8 @@ WIRE_VERSION = 13
 # A message begins with the number of its step, little-endian.
 HEADER = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size
-# version, phase, level as `level_code` has it, composition, step, flags, host, topology; little-endian
-_GREETING = struct.Struct("<BBhIIIII")
+# version, phase, level as `level_code` has it, composition, step, flags, host, topology, values; little-endian
+_GREETING = struct.Struct("<BBhIIIIII4x")
 GREETING_BYTES = _GREETING.size
 
 
@@ -54,6 +54,7 @@ class Greeting(NamedTuple):
         flags: see `Flag`.
         host: checksum of the name of its host.
         topology: checksum of the `Topology` that it has worked with before; 0 if there was none.
+        values: checksum of the parameters' values; 0 if they are not compared in this step.
     """
 
     version: int
@@ -64,6 +65,7 @@ class Greeting(NamedTuple):
     flags: int
     host: int
     topology: int
+    values: int
 
     def to_bytes(self) -> bytes:
         return _GREETING.pack(*self._replace(bits=level_code(self.bits)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,13 +91,9 @@ class Quantizer(Session):
         self._error: BaseException | None = None  # that backward has not raised yet
         return group
 
-    def _new_step(self, plan: Plan, config: StepConfig, *, from_backward: bool, absent: Collection[str]) -> Any:
-        return UnitSteps(plan, config, meter=self.meter, unchecked=self._unchecked)
-
-    @property
-    def label(self) -> str | None:
-        """Part of the names of its collectives, and whose shards it has: only replicas of them are alike."""
-        return f"{self._source.label}.{self._source.place[0]}"
+    def _new_step(self, plan: Plan, config: StepConfig, **arguments: Any) -> Any:
+        values = arguments["values"]
+        return UnitSteps(plan, config, meter=self.meter, unchecked=self._unchecked, values=values)
 
     @property
     def everyone(self) -> Transport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class UnitSteps:
         config: of all its steps.
         meter: as in `Step`.
         unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
+        values: as in `Step`, of all units; the first one's greeting has them.
 
     Attributes:
         number, bits: of the config.
@@ -40,10 +42,11 @@ class UnitSteps:
         *,
         meter: Meter,
         unchecked: set[Unit],
+        values: Mapping[str, int] | None,
     ) -> None:
         self._plan, self._config = plan, config
         self._meter = meter
-        self._unchecked = unchecked
+        self._unchecked, self._values = unchecked, values
         self.number, self.bits = config.number, config.bits
         self._steps: list[Step] = []
         self._in_flight: dict[Unit, tuple[Step, dict[str, torch.Tensor]]] = {}  # without means yet
@@ -70,6 +73,8 @@ class UnitSteps:
                 flat.mul_(self._plan.source.world_size)  # whose mean is the sum
             gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
         except Exception as error:
+            for step in self._steps:  # or the ranks would take the refusal for an earlier unit's greeting
+                step.await_agreement()
             source = self._plan.source
             refuse(source.transport, source.label, error, number=self.number, bits=self.bits)
             raise
@@ -101,6 +106,7 @@ class UnitSteps:
             meter=self._meter,
             absent=frozen,
             to_agree_on=to_agree_on,
+            values=None if self._steps else self._values,
             buckets=self._plan.parts.get(unit.name, []),
             after=self._steps[-1] if self._steps else None,
         )

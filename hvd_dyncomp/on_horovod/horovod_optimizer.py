@@ -82,11 +82,6 @@ def process_set_of(optimizer: Any) -> Any:
     return getattr(optimizer, "process_set", None)
 
 
-def among_all(optimizer: Any) -> bool:
-    """Whether gradients are reduced over all ranks."""
-    return getattr(process_set_of(optimizer), "process_set_id", 0) == 0
-
-
 def factor_of(optimizer: Any, world_size: int) -> float:
     """The factor of sums over ranks.
 

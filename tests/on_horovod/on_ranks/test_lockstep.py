@@ -51,7 +51,7 @@ def test_another_history_on_one_rank(rank):
 
 
 def test_replicas_that_have_parted(rank, size, request):
-    """In the middle of a run that may go on: nothing is left over from the comparison."""
+    """In the middle of a run. On request, nothing is left over from the comparison; found in a step, it is final."""
     controller = Controller(Static(4))
     problem = Problem(prefix=request.node.name, compression=DynamicQuantizer(controller))
     for step in range(3):
@@ -61,22 +61,27 @@ def test_replicas_that_have_parted(rank, size, request):
     text = f"parameter {request.node.name}odd is not the same on rank 0 and rank {size - 1}; 1 of 6"
     before = problem.parameters["odd"].detach().clone()
     problem.parameters["odd"].data[-1] += rank == size - 1
-    for check in (lambda: controller.step({}), problem.optimizer._compression.check_replicas):
-        with pytest.raises(LockstepError, match=re.escape(text)):
-            check()
+    with pytest.raises(LockstepError, match=re.escape(text)):
+        problem.optimizer._compression.check_replicas()
     controller.check_replicas = False
     controller.step({})
+    problem.reduce(problem.draw(seed=5))
     controller.check_replicas = rank != 1
     with pytest.raises(LockstepError, match="rank 0 has check_replicas True, rank 1 has False"):
         controller.step({})
     controller.check_replicas = True
     problem.parameters["odd"].data.copy_(before)
-    problem.reduce(problem.draw(seed=5))
     controller.step({})
+    problem.reduce(problem.draw(seed=6))
+    problem.parameters["odd"].data[-1] += rank == size - 1
+    problem.reduce(problem.draw(seed=7))
+    controller.step({})
+    with pytest.raises(LockstepError, match=re.escape(text)):
+        problem.reduce(problem.draw(seed=8))
 
 
 def test_replicas_in_a_process_set(rank, size, request):
-    """Of the first and the last rank. The others train nothing, and their controller compares nothing."""
+    """Of the first and the last rank. The others train nothing."""
     if size == 2:
         pytest.skip("the set would be of all ranks")
     some, controller = hvd.add_process_set([0, size - 1]), Controller(Static(4))
@@ -95,6 +100,9 @@ def test_replicas_in_a_process_set(rank, size, request):
         with pytest.raises(LockstepError, match="parameter .*long is not the same on rank 0 and rank 1; 1 of 1"):
             quantizer.check_replicas()
     controller.step({})
+    if some.included():
+        with pytest.raises(LockstepError, match="parameter .*long is not the same on rank 0 and rank 1; 1 of 1"):
+            problem.reduce(problem.draw(seed=2))
     hvd.remove_process_set(some)
 
 
