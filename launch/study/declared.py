@@ -74,7 +74,7 @@ WITH_NESTEROV = Part(
     seed=FRESH,
 )
 
-# Each method at its best rate, rivals with what we give ourselves. The first rows decide most.
+# Each method at its best rate, rivals with what we give ourselves.
 _ROWS = {
     **{name: (name,) for name in (BASELINE, LESS_UNCOMPRESSED[0].name, _QUARTER, HALF_AS_FAST.name, LESS[3].name)},
     **{name: _names(some) for name, some in RIVALS.items()},
@@ -89,32 +89,28 @@ def _rows(*names: str) -> dict[str, tuple[str, ...]]:
 # Of AdamW's rate a factor is nothing but another rate.
 _ON_ADAMW = {name: tuple(one for one in some if "c = " not in one) for name, some in _ROWS.items()}
 _RANKS = ("PowerSGD rank 1", "PowerSGD rank 4")
-_FIRST = ((BASELINE, _QUARTER), _RANKS[1:])
 _FEW = (BASELINE, _QUARTER, LESS[3].name, *_RANKS)
 TUNED_REGRESSION = Tuned(
-    "tuned, regression", _REGRESSION, {name: some for name, some in _ROWS.items() if name != FP16.name}, 50, _FIRST
+    "tuned, regression", _REGRESSION, {name: some for name, some in _ROWS.items() if name != FP16.name}, 50
 )
-TUNED_TEXT = Tuned("tuned, text, sgd", _SGD, _ROWS, 12, _FIRST)
-TUNED_MLP = Tuned("tuned, mlp", "mlp", _rows(*_FEW), 6, _FIRST)
-TUNED_RESNET = Tuned("tuned, resnet8", _RESNET8, _rows(*_FEW, FP16.name), 6, _FIRST)
-TUNED_ADAMW = Tuned("tuned, text, adamw", _ADAMW, {name: _ON_ADAMW[name] for name in _FEW}, 12, _FIRST)
+TUNED_TEXT = Tuned("tuned, text, sgd", _SGD, _ROWS, 12)
+TUNED_MLP = Tuned("tuned, mlp", "mlp", _rows(*_FEW), 6)
+TUNED_RESNET = Tuned("tuned, resnet8", _RESNET8, _rows(*_FEW, FP16.name), 6)
+TUNED_ADAMW = Tuned("tuned, text, adamw", _ADAMW, {name: _ON_ADAMW[name] for name in _FEW}, 12)
 # One of twelve runs at 1/4 bit ended 7 points below: twice as many more say how rare that is. These residuals are
 # bfloat16, those of the twelve were float32; what was chosen stays.
 TUNED_AGAIN = Tuned("tuned, text, sgd, again", _SGD, _rows(BASELINE, _QUARTER, HALF_AS_FAST.name), 24, seed=30)
 # A run of 1/4 bit that was lost began with a gradient ten times as large as the others. Are any lost with clipping?
-TUNED_CLIPPED = Tuned("tuned, text, sgd, clipped", _CLIPPED, _rows(BASELINE, _QUARTER, *_RANKS, FP16.name), 12, _FIRST)
+TUNED_CLIPPED = Tuned("tuned, text, sgd, clipped", _CLIPPED, _rows(BASELINE, _QUARTER, *_RANKS, FP16.name), 12)
 CLIPPED_AGAIN = Tuned("tuned, text, sgd, clipped, again", _CLIPPED, _rows(BASELINE, _QUARTER), 24, seed=30)
 # Is a large batch worse at 1/4 bit, or only at this rate?
-TUNED_BATCH = Tuned(
-    "tuned, large batch", _BATCH, _rows(BASELINE, _QUARTER, _RANKS[1], LESS_UNCOMPRESSED[0].name), 6, _FIRST
-)
+TUNED_BATCH = Tuned("tuned, large batch", _BATCH, _rows(BASELINE, _QUARTER, _RANKS[1], LESS_UNCOMPRESSED[0].name), 6)
 # A training of a quarter of an hour: one seed chooses the rate.
 LARGE = Tuned(
     "tuned, 10 million",
     "text, adamw, 10 million",
     {name: _ON_ADAMW[name] for name in (BASELINE, _QUARTER, _RANKS[1], FP16.name)},
     3,
-    _FIRST,
     seed=0,
     rates=LARGE_RATES,
     tuning_seeds=TUNING[:1],

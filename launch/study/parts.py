@@ -62,7 +62,6 @@ class Tuned:
         task: at all `rates`.
         rows: by name, what a method may be.
         seeds: fresh ones.
-        first: groups of rows that are trained before the others, as most is decided by them.
         seed: the first of the fresh ones.
         rates: as multiples of the task's own.
         tuning_seeds: with which rates are chosen.
@@ -72,7 +71,6 @@ class Tuned:
     task: str
     rows: Mapping[str, tuple[str, ...]]
     seeds: int
-    first: tuple[tuple[str, ...], ...] = ()
     seed: int = FRESH
     rates: tuple[float, ...] = RATES
     tuning_seeds: tuple[int, ...] = TUNING
@@ -116,15 +114,8 @@ class Tuned:
         return [(*best, seed) for seed in self.seeds_fresh for best in found]
 
     def wanted(self, runs: Runs) -> list[Key]:
-        """Those that it is known to need: of a group of rows, and when they are all there, of the next."""
-        early = {row for group in self.first for row in group}
-        keys: list[Key] = []
-        for group in (*self.first, tuple(row for row in self.rows if row not in early)):
-            for more in (self.tuning(group), self.fresh(runs, group)):
-                keys += more
-                if any(key not in runs for key in more):
-                    return keys
-        return keys
+        """Those that it is known to need: when a row's best rate is known, the runs that compare it."""
+        return [*self.tuning(self.rows), *self.fresh(runs, self.rows)]
 
 
 @dataclass(frozen=True)
