@@ -21,8 +21,8 @@ from hvd_dyncomp.torch_names import check_names
 
 logger = logging.getLogger(__name__)
 
-#: So much of Adam's momentum is best left at so many bits or less; at more, all of it (docs/study.md). SGD that has
-#: more takes Nesterov's momentum instead, or none where none is left.
+#: So much of Adam's momentum is best left at so many bits or less; at more, all of it (docs/dev/experiments.md). SGD
+#: that has more takes Nesterov's momentum instead, or none where none is left.
 LEFT = {0.5: 0.0, 1: 0.3, 2: 0.7}
 LEFT_TO_NADAM = {0.25: 0.0}  # whose momentum is Nesterov's already
 MUCH_MOMENTUM = 0.5

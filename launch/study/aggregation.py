@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from study import codec
 from study.methods import Method
-from study.workers import Workers
+from study.workers import Workers, message_bytes
 
 SMALL = 1024  # tensors of fewer values are small: the library's min_numel
 
@@ -117,7 +116,7 @@ class Small:
 def exchanged(workers: Workers, gradients: Gradients, bits: float) -> tuple[list[Tensor], float]:
     """The means of tensors that travel as one run of blocks, and the bytes of a message, its header included."""
     mean = workers.mean([torch.cat(list(own)) for own in gradients], bits)
-    return list(mean.split([tensor.numel() for tensor in gradients[0]])), codec.message_bytes(mean.numel(), bits)
+    return list(mean.split([tensor.numel() for tensor in gradients[0]])), message_bytes(mean.numel(), bits)
 
 
 def average(gradients: Gradients) -> list[Tensor]:

@@ -19,7 +19,7 @@ class Method:
     Attributes:
         name: unique; stands in the record and, as `shown` has it, in the tables.
         kind: a key of `comparators.BY_KIND`.
-        budget: bits a value as training goes on. A key of `codec.LEVELS` where it is quantized. At 32 every
+        budget: bits a value as training goes on. A level of the library where it is quantized. At 32 every
             method sends float32. (PowerSGD has ranks for bits: its budget says when, and not how many.)
         small_bits: of small tensors: 32, 16 (rounded to float16) or 8; 0: as the library has it.
         momentum: at the last of its levels so much is left to large tensors of the optimizer's; None: all of it.

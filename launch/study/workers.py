@@ -1,4 +1,4 @@
-"""Simulated workers: an `Averager` each, with all ranks in this process."""
+"""Simulated workers: an `Averager` each, with all ranks in this process; and how many bytes one sends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp import Averager, Controller
+from hvd_dyncomp import Averager, Controller, kernels
+from hvd_dyncomp.kernels.scales import values_per_scale
 from hvd_dyncomp.simulate import InProcessTransport, World
-from study.codec import BLOCK_SIZE
+
+BLOCK_SIZE = 512
+HEADER_BYTES = 8  # of a message: the number of a step
+
+
+def message_bytes(values: int, bits: float) -> int:
+    """Bytes of so many values as one run of blocks with their scales, header included."""
+    size = values_per_scale(bits, BLOCK_SIZE)
+    return HEADER_BYTES - (-values // BLOCK_SIZE) * (BLOCK_SIZE // size * kernels.block_bytes(bits, size))
 
 
 class _Level(Controller):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from study import aggregation, codec, comparators
+from study import aggregation, comparators
 from study.aggregation import Small
 from study.methods import METHODS
-from study.workers import Workers
+from study.workers import HEADER_BYTES, Workers
 
 SHAPES = [torch.Size((40, 30)), torch.Size((64, 32))]
 
@@ -69,7 +69,7 @@ def test_bits_are_those_of_the_wire(name: str, bits: float) -> None:
     for step in range(4):
         exchange.new_step(step / 4)
         exchange.mean(own)
-    header = 8 * codec.HEADER_BYTES / 6144 if METHODS[name].kind == "quantized" else 0
+    header = 8 * HEADER_BYTES / 6144 if METHODS[name].kind == "quantized" else 0
     assert exchange.traffic.bits == pytest.approx(bits + header, abs=2e-3)
 
 
@@ -131,8 +131,8 @@ def test_at_first_everything_travels_uncompressed() -> None:
 @pytest.mark.parametrize(
     ("name", "bits", "sent"),
     [
-        *[("uncompressed", 32, 4 * 300), ("fp16", 16, 2 * 300), ("1/4", 8, 512 + 4 * 2 + codec.HEADER_BYTES)],
-        *[("4, first 10% at 16", 16, 1024 + 4 * 2 + codec.HEADER_BYTES)],
+        *[("uncompressed", 32, 4 * 300), ("fp16", 16, 2 * 300), ("1/4", 8, 512 + 4 * 2 + HEADER_BYTES)],
+        *[("4, first 10% at 16", 16, 1024 + 4 * 2 + HEADER_BYTES)],
     ],
 )
 @pytest.mark.parametrize("workers", [2, 3])
