@@ -153,7 +153,7 @@ class Averager(Session):
         wrong: Exception | None = None
         try:
             given = self._source.checked(tensors)
-            if self._levels.bits < _BITS_OF_VALUES and self._source.world_size > 1:
+            if self.bits < _BITS_OF_VALUES and self._source.world_size > 1:
                 self._source.check_changes(given)
         except (TypeError, ValueError) as error:
             wrong = error

@@ -23,7 +23,7 @@ from hvd_dyncomp.exchange.topology import phases
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.step_levels import StepConfig, StepLevels
+from hvd_dyncomp.step_levels import StepConfig, StepLevels, with_residuals
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,8 @@ class Session:
 
     Attributes:
         controller: see above.
-        bits: level of the next step: the controller's, or the warm-up's.
+        bits: level of the next step: the controller's, or the warm-up's. The first step after a rise to 32 bits is sent
+            at 16, and delivers what waits in residuals.
         meter: the `Meter` of what this rank has sent.
         latest_exchange: what optimizers of `less_momentum` ask for when they step; None: there was none.
 
@@ -109,7 +110,7 @@ class Session:
     @property
     def bits(self) -> float:
         """Level of the next step; see the class."""
-        return self._levels.bits
+        return with_residuals(self._levels.bits, self._waiting)
 
     @property
     def _ours(self) -> Transport:
@@ -227,6 +228,11 @@ class Session:
         """Whether backward has run since the last exchange. There is a plan."""
         return True
 
+    @property
+    def _waiting(self) -> bool:
+        """Whether residuals wait to be delivered in a step of all buckets; the same on all ranks."""
+        return self._plan is not None and any(bucket.residuals.carries for bucket in self._plan.buckets)
+
     def _residuals(self) -> Mapping[str, Any]:
         """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
         if self._plan is not None:
@@ -261,7 +267,7 @@ class Session:
                 self._plan = self._new_plan()
                 self._saved = None
             from_backward = self._from_backward()
-            config = self._levels.next(alone=self._plan.source.world_size == 1)
+            config = self._levels.next(alone=self._plan.source.world_size == 1, waiting=self._waiting)
             self._plan.check_level(config.bits)
             self._warn_if_rewound(config.epoch)
             self.meter.at(config.epoch, config.bits).steps += 1

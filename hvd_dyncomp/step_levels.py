@@ -1,4 +1,4 @@
-"""The level of each step: the controller's, and in a warm-up at least the warm-up's."""
+"""The level of each step: the controller's, and in a warm-up at least the warm-up's; before 32 bits a step at 16."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from hvd_dyncomp.checks import integer
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 logger = logging.getLogger(__name__)
+
+# Of the first step after a rise to 32 bits, which delivers what waits in residuals. It leaves 2^-16 of a block's
+# largest value, which is dropped.
+DELIVERY_BITS = 16
 
 
 class LevelSource(Protocol):
@@ -31,11 +35,23 @@ class StepConfig(NamedTuple):
         number: of the step, the same on all ranks.
         bits: its level.
         epoch: of the step.
+        delivers: whether it is the first one after a rise to 32 bits. Its residuals are dropped when it has ended.
     """
 
     number: int
     bits: float
     epoch: int
+    delivers: bool = False
+
+    def with_residuals(self, waiting: bool) -> StepConfig:
+        """The same for a step with residuals, if there are any; `waiting` must be the same on all ranks."""
+        bits = with_residuals(self.bits, waiting)
+        return self._replace(bits=bits, delivers=bits != self.bits)
+
+
+def with_residuals(bits: float, waiting: bool) -> float:
+    """The level of a step that has a level of `bits`, if residuals are waiting or not."""
+    return DELIVERY_BITS if waiting and bits == UNCOMPRESSED else bits
 
 
 class StepLevels:
@@ -61,20 +77,20 @@ class StepLevels:
 
     @property
     def bits(self) -> float:
-        """Level of the next step, the same on all ranks."""
+        """Level of the next step, the same on all ranks, if no residuals have to be delivered."""
         bits = self._source.bits
         return max(bits, self._warmup_bits) if self.steps < self._warmup_steps else bits
 
-    def next(self, *, alone: bool) -> StepConfig:
+    def next(self, *, alone: bool, waiting: bool) -> StepConfig:
         """Begin a step.
 
         Args:
             alone: whether there are no other ranks.
+            waiting: whether residuals wait to be delivered.
         """
-        number, epoch = self.steps, self._source.epoch
-        bits = UNCOMPRESSED if alone else self.bits
+        config = StepConfig(self.steps, UNCOMPRESSED if alone else self.bits, self._source.epoch)
         self.steps += 1
-        return StepConfig(number, bits, epoch)
+        return config if alone else config.with_residuals(waiting)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain data."""

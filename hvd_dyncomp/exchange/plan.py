@@ -161,7 +161,7 @@ class Plan:
             ValueError: a message would be too long.
         """
         self._locate(greetings)
-        if bits != UNCOMPRESSED:  # otherwise the residuals are being flushed
+        if bits != UNCOMPRESSED:  # otherwise nothing is quantized
             self.arrange(origins)
             self._check_lengths(bits)
 

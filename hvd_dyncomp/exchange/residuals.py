@@ -45,10 +45,9 @@ class Residuals:
         self.shard = torch.zeros(shard, dtype=RESIDUAL_DTYPE, device=device)
         streams_of(device).keep(self.own, self.shard)
         # (values of the bucket,) bfloat16: residuals that are added to gradients before any rank quantizes these.
-        # Nonzero for values that another rank quantizes since the bucket was rearranged; at 32 bits for all values.
+        # Nonzero for values that another rank quantizes since the bucket was rearranged.
         self._pending: torch.Tensor | None = None
         self.carries = False
-        self._waits = False  # whether any residual stayed pending since `begin_flush`, as its gradient was zero
 
     @property
     def _whole(self) -> bool:
@@ -118,54 +117,21 @@ class Residuals:
         self.shard.zero_()
         self._pending, self.carries = None, False
 
-    def begin_flush(self) -> None:
-        """Make all residuals pending: `add_pending` adds them from now on."""
-        self._waits = False
-        if self.carries:
-            self._pending = self._collected()
-            if not self._whole:
-                self.own.zero_()
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether `add_pending` may change anything."""
-        return self._pending is not None
-
-    def add_pending(self, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a gradient plus its pending residual, in the gradient's dtype. The residual becomes zero.
+    def add_all_pending(self, slots: list[Slot], values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return float32 gradients plus their pending residuals, which become zero.
 
         As in quantization, nothing is added to a gradient that is zero or not finite: the residual stays pending.
         """
         if self._pending is None:
-            return gradient
-        pending = self._pending[slot.range].view(slot.shape)
-        if not pending.any():
-            return gradient
-        largest = float(gradient.abs().max())
-        if not 0 < largest < float("inf"):
-            self._waits = True
-            return gradient
-        total = gradient + bounded(pending.to(torch.float32), gradient)
-        pending.zero_()
-        if gradient.dtype is torch.float16:
-            limits = torch.finfo(torch.float16)
-            total = total.clamp_(limits.min, limits.max)
-        return total.to(gradient.dtype)
-
-    def add_all_pending(self, slots: list[Slot], values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """`add_pending` for all slots of the bucket."""
-        if self._pending is None:
             return values
-        self._waits = False
-        total = [self.add_pending(slot, value) for slot, value in zip(slots, values, strict=True)]
-        if not self._waits:
+        total, waits = [], False
+        for slot, gradient in zip(slots, values, strict=True):
+            pending = self._pending[slot.range].view(slot.shape)
+            adds = 0 < float(gradient.abs().max()) < float("inf")
+            total.append(gradient + bounded(pending.to(torch.float32), gradient) if adds else gradient)
+            if adds:
+                pending.zero_()
+            waits = waits or bool(pending.any())
+        if not waits:
             self._pending = None
         return total
-
-    def end_flush(self, added: bool) -> None:
-        """End a step that has sent pending residuals; `added`: whether `add_pending` was called."""
-        self.carries = self._waits or (self.carries and not added)
-        if self.carries and not self._whole:
-            self.put(self.undelivered())  # the same as after saving and loading
-        else:
-            self._pending = None

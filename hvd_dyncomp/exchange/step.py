@@ -79,6 +79,7 @@ class Step:
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
         self.number, self.bits = config.number, config.bits
+        self._delivers = config.delivers
         self.traffic = meter.at(config.epoch, config.bits)
         self._plain_bytes = GREETING_BYTES * plan.transport.size  # of what is summed uncompressed
         self._float32_bytes = 0  # of all values, if they were float32
@@ -91,21 +92,15 @@ class Step:
         self._agreement: Task[None] = Task(plan.transport, self._agree(config))
         self._exchanges: list[BucketExchange] = []
         self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
-        if config.bits == UNCOMPRESSED:
-            for bucket in self._buckets:
-                bucket.residuals.begin_flush()
-            for slot in filter(None, map(plan.slots.get, absent)):
-                plan.buckets[slot.bucket].residuals.add_pending(slot, torch.zeros(1, device="cpu"))  # zeros: it waits
-        else:
+        if config.bits != UNCOMPRESSED:
             plan.arrange(self._origins)
             self._float32_bytes += sum(4 * bucket.values for bucket in self._buckets)
             self._exchanges = self._new_exchanges()
         # In the order of completion, which DDP and `Averager` keep equal on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
         # Uncompressed gradients are reduced in place, as without this package, unless their memory may also hold a
-        # compressed gradient, or a pending residual has to be added.
-        waits = any(bucket.residuals.has_pending for bucket in self._buckets)
-        self._in_place = plan.source.own_memory or (config.bits == UNCOMPRESSED and not waits)
+        # compressed gradient.
+        self._in_place = plan.source.own_memory or config.bits == UNCOMPRESSED
 
     def _new_exchanges(self) -> list[BucketExchange]:
         """Exchanges of all buckets, with zeros for parameters that have no gradient."""
@@ -161,17 +156,12 @@ class Step:
         while self._in_order and self._is_first() and not self._agreement.done:  # this waits for no GPU
             self._agreement.wait()
 
-    def uncompressed(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
+    def uncompressed(self, gradient: torch.Tensor) -> torch.Tensor:
         """Prepare a gradient that is not compressed (skipped, or at 32 bits); return the tensor to sum in its place.
 
-        The tensor includes the parameter's pending residual. The caller sums it over ranks, and writes the mean to the
-        gradient, or to its entry in `relocated`.
+        The caller sums it over ranks, and writes the mean to the gradient, or to its entry in `relocated`.
         """
         wire = gradient if gradient.is_sparse else wire_form(gradient, self._plan.transport)
-        slot = self._plan.slots.get(name)
-        # A gradient that backward has not made was reduced before, with its residual.
-        if slot is not None and self._from_backward_here:
-            wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire)
         if wire is gradient and not self._in_place:
             wire = gradient.clone()
         if wire is not gradient:
@@ -188,7 +178,7 @@ class Step:
             gradients: by parameter's name, in the same order on all ranks: dense ones, or a single sparse one.
         """
         wires = {
-            name: gradient if gradient.is_sparse else self.uncompressed(name, gradient)
+            name: gradient if gradient.is_sparse else self.uncompressed(gradient)
             for name, gradient in gradients.items()
         }
         with self._lock:
@@ -315,9 +305,9 @@ class Step:
             exchange.conclude()
             exchange.raise_error()
         self._count()
-        if self.bits == UNCOMPRESSED and self.from_backward_anywhere:
+        if self._delivers and self.from_backward_anywhere:
             for bucket in self._buckets:
-                bucket.residuals.end_flush(self._from_backward_here)
+                bucket.residuals.drop()
 
     def _reduce_again(self) -> None:
         """Sum the gradients uncompressed and without residuals, since no rank's backward has made them.

@@ -91,6 +91,10 @@ class Quantizer(Session):
         self._error: BaseException | None = None  # that backward has not raised yet
         return group
 
+    @property
+    def _waiting(self) -> bool:
+        return False  # each unit's step sees to its own
+
     def _new_step(self, plan: Plan, config: StepConfig, **arguments: Any) -> Any:
         values = arguments["values"]
         return UnitSteps(plan, config, meter=self.meter, unchecked=self._unchecked, values=values)

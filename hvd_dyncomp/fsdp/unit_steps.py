@@ -21,6 +21,8 @@ from hvd_dyncomp.step_levels import StepConfig
 class UnitSteps:
     """The steps of one backward pass. They have one number and one level, and send in the order of their beginnings.
 
+    After a rise to 32 bits, a unit's first step is sent at 16, and delivers what waits in the unit's residuals.
+
     The ranks agree on each unit, before anything of it is sent: a replica that goes through other modules, or in
     another order, is an error in words.
 
@@ -99,15 +101,16 @@ class UnitSteps:
             named = list(zip(unit.names, unit.parameters, strict=True))
             to_agree_on |= {f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named).items()}
             self._unchecked.discard(unit)
+        buckets = self._plan.parts.get(unit.name, [])
         step = Step(
             self._plan,
-            config=self._config,
+            config=self._config.with_residuals(any(bucket.residuals.carries for bucket in buckets)),
             from_backward=True,
             meter=self._meter,
             absent=frozen,
             to_agree_on=to_agree_on,
             values=None if self._steps else self._values,
-            buckets=self._plan.parts.get(unit.name, []),
+            buckets=buckets,
             after=self._steps[-1] if self._steps else None,
         )
         self._steps.append(step)

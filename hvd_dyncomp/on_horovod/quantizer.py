@@ -82,7 +82,8 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
     Attributes:
         controller: see above.
-        bits: level of the next step: that of the controller or of the warm-up.
+        bits: level of the next step: that of the controller or of the warm-up. The first step after a rise to 32 bits
+            is sent at 16, and delivers the residuals.
         meter: the `Meter` of what this rank has sent.
 
     Raises:

@@ -72,7 +72,7 @@ class StepGradients:
         """
         if name not in self._wires:
             if slot is None or self._step.bits == UNCOMPRESSED:
-                wire = self._step.uncompressed(name, gradient)
+                wire = self._step.uncompressed(gradient)
                 self.given[name] = Context(gradient, self._step)
             else:
                 self.add_gradient(gradient, name, parameter, slot)

@@ -87,42 +87,6 @@ def test_what_is_owed_outside_the_section_joins_the_next_gradients_once(names):
     assert all(total is gradient for total, gradient in zip(again, gradients, strict=True)), "delivered twice"
 
 
-@pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])
-def test_a_release_hands_out_everything(names):
-    """Whatever it was owed from: the section, its shard, what waits since the bucket was arranged anew."""
-    bucket, generator = new_bucket(), torch.Generator().manual_seed(1)
-    owe(bucket, generator)
-    arrange(bucket, names)
-    before = all_owed(bucket)
-    bucket.residuals.begin_flush()
-    for slot, one in zip(bucket.slots, ones(bucket), strict=True):
-        taken = bucket.residuals.add_pending(slot, one.view(slot.shape)) - one
-        torch.testing.assert_close(taken, before[slot.range], rtol=2**-8, atol=2e-3)
-    bucket.residuals.end_flush(added=True)
-    assert not bucket.residuals.carries and not all_owed(bucket).any()
-    gradients = ones(bucket)
-    assert bucket.residuals.add_all_pending(bucket.slots, gradients) is gradients
-
-
-@pytest.mark.parametrize("names", ARRANGEMENTS, ids=["flat", "2x6", "2x6 dealt", "3x4", "6x2"])
-@pytest.mark.parametrize("joined", [True, False])
-def test_a_release_that_nothing_takes_along_keeps_everything(names, joined):
-    """Zero gradients, or none (a second `synchronize`): it waits, in whatever arrangement comes."""
-    bucket, generator = new_bucket(), torch.Generator().manual_seed(1)
-    owe(bucket, generator)
-    arrange(bucket, names)
-    before = all_owed(bucket)
-    bucket.residuals.begin_flush()
-    if joined:
-        for slot in bucket.slots:
-            bucket.residuals.add_pending(slot, torch.zeros(slot.shape))
-    bucket.residuals.end_flush(joined)
-    assert bucket.residuals.carries
-    torch.testing.assert_close(all_owed(bucket), before, rtol=2**-8, atol=2**-6)
-    arrange(bucket, ARRANGEMENTS[3])
-    torch.testing.assert_close(all_owed(bucket), before, rtol=2**-8, atol=2**-6)
-
-
 def test_a_flat_arrangement_knows_the_neighbours():
     bucket, apart = new_bucket(), new_bucket()
     bucket.arrange(Topology.of(ARRANGEMENTS[1]), by_host=False)

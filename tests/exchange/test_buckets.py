@@ -1,6 +1,5 @@
 """Which parameter travels where."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,41 +40,6 @@ def test_every_parameter_has_a_place_of_its_own_and_small_ones_are_last(sizes):
     for kind in (range(1, 10), range(10, 1024), range(1024, 3001)):
         order = [slot.name for bucket in buckets for slot in bucket.slots if slot.numel in kind]
         assert order == [f"p{i}" for i in reversed(range(len(sizes))) if sizes[i] in kind]
-
-
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 150_000.0), (torch.float16, 65_504.0)])
-def test_a_released_residual_is_bounded_by_the_gradient_and_stays_in_its_dtype(dtype, most):
-    buckets, slots = plan([100])
-    bucket = buckets[0]
-    bucket.residuals.own[:100] = 1e8
-    bucket.residuals.quantized()
-    bucket.residuals.begin_flush()
-    total = bucket.residuals.add_pending(slots["p0"], torch.full((100,), 50_000.0, dtype=dtype))
-    torch.testing.assert_close(total, torch.full((100,), most, dtype=dtype))
-    bucket.residuals.end_flush(added=True)
-    assert not bucket.residuals.own.any() and not bucket.residuals.carries
-
-
-@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_is_no_gradient_takes_no_residual_along(value, dtype):
-    """An unused parameter, or a step that a gradient scaler is about to skip, and has to know of."""
-    buckets, slots = plan([100])
-    bucket = buckets[0]
-    bucket.residuals.own[:100] = 5
-    bucket.residuals.quantized()
-    bucket.residuals.begin_flush()
-    gradient = torch.ones(100, dtype=dtype) * (value == value and value != 0.0)
-    gradient[3] = value
-    if value == 0.0:
-        gradient.zero_()
-    assert torch.equal(bucket.residuals.add_pending(slots["p0"], gradient).nan_to_num(7, 8), gradient.nan_to_num(7, 8))
-    bucket.residuals.end_flush(added=True)
-    assert bucket.residuals.carries and (bucket.residuals.own[:100] == 5).all(), "it waits"
-    bucket.residuals.begin_flush()
-    assert (bucket.residuals.add_pending(slots["p0"], torch.ones(100)) > 1).all()
-    bucket.residuals.end_flush(added=True)
-    assert not bucket.residuals.carries
 
 
 def test_buckets_grow_with_the_number_of_ranks_unless_their_size_is_given():

@@ -50,50 +50,67 @@ def test_the_error_of_a_sum_does_not_grow(ranks, hosts):
     assert error_of_sum(ranks, 3, 30, hosts=hosts) < 0.3 * error_of_sum(ranks, 3, 30, hosts=hosts, error_feedback=False)
 
 
+@pytest.mark.parametrize("bits", [3, 16])
 @WORLDS
-def test_a_step_at_32_bits_delivers_all_that_is_owed_and_leaves_nothing(ranks, hosts):
+def test_the_first_step_after_a_rise_to_32_bits_delivers_all_that_is_owed(ranks, hosts, bits):
+    """At 16 bits, as which it is counted. What it leaves is dropped; gradients then travel where they lie."""
+
     def program(worker: Worker):
         total = {name: torch.zeros(size) for name, size in SIZES.items()}
-        carries = []
+        owed, announced = [], []
         for step in range(6):
             if step == 3:
                 worker.set_level(32)
+            announced.append(worker.quantizer.bits)
             for name, got in worker.step(exact(worker, step)).items():
                 total[name] += got
-            shards = worker.quantizer.state_dict()["shard_residuals"].values()
-            carries.append(all(shard["carries"] for shard in shards) if step < 3 else any(s["carries"] for s in shards))
+            owed.append(any(residual.any() for residual in all_residuals(worker).values()))
             addresses = {name: p.grad.data_ptr() for name, p in worker.parameters.items()}
-        return total, carries, addresses
+        steps = {level: record.steps for (_, level), record in worker.quantizer.meter.records.items()}
+        return total, owed, announced, addresses, (steps, worker.quantizer.meter.at(1, 16).sent_bytes > 0)
 
-    results, world = on_ranks(ranks, program, SIZES, 3, hosts=hosts)
-    for rank, (total, carries, addresses) in enumerate(results):
+    results, world = on_ranks(ranks, program, SIZES, bits, hosts=hosts)
+    for rank, (total, owed, announced, addresses, counted) in enumerate(results):
         for name in SIZES:
             expected = sum(mean_of_exact(name, step, range(ranks), ranks) for step in range(6))
             torch.testing.assert_close(total[name], expected, rtol=1e-4, atol=KEPT)
-        assert carries == [True] * 3 + [False] * 3
-        # Nothing is owed any more: gradients are reduced where they lie, without a copy.
+        assert owed == [True] * 3 + [False] * 3 and announced == [bits] * 3 + [16, 32, 32]
+        assert counted == ({bits: 3, 16: 1, 32: 2} if bits != 16 else {16: 1, 32: 2}, True)
         last = {sent.name: sent.address for sent in world.sent if sent.rank == rank and "allreduce" in sent.name}
         assert {name: last[f"allreduce.{name}"] for name in SIZES} == addresses
 
 
 @WORLDS
-def test_a_rank_without_gradients_at_32_bits_delivers_what_it_owes_later(ranks, hosts):
-    """An empty batch in the first step at 32 bits; with nothing to add to, its residuals wait for the next."""
+def test_a_run_that_resumes_at_a_rise_to_32_bits_repeats_it_bit_for_bit(ranks, hosts):
+    def program(worker: Worker, saved=None):
+        if saved is not None:
+            worker.quantizer.attach(worker.optimizer)
+            worker.quantizer.load_state_dict(saved[worker.transport.rank])
+        else:
+            for step in range(2):
+                worker.step(worker.noise(step))
+        state = copy.deepcopy(worker.quantizer.state_dict())
+        worker.set_level(32)
+        return state, [worker.step(worker.noise(step)) for step in (2, 3)], worker.quantizer.meter.at(1, 16).steps
 
-    def program(worker: Worker) -> torch.Tensor:
-        total = torch.zeros(500)
-        for step in range(6):
-            if step == 3:
-                worker.set_level(32)
-            empty = step == 3 and worker.transport.rank == 1
-            total += worker.step({} if empty else exact(worker, step))["b"]
-        return total
+    whole, _ = on_ranks(ranks, program, SIZES, 2, hosts=hosts)
+    saved = [state for state, *_ in whole]
+    resumed, _ = on_ranks(ranks, lambda worker: program(worker, saved), SIZES, 2, hosts=hosts)
+    for (_, first, delivered), (_, second, again) in zip(whole, resumed, strict=True):
+        assert all(torch.equal(first[step][name], second[step][name]) for step in range(2) for name in SIZES)
+        assert delivered == again == 1
 
-    results, _ = on_ranks(ranks, program, SIZES, 3, hosts=hosts)
-    expected = sum(mean_of_exact("b", step, range(ranks), ranks) for step in range(6) if step != 3)
-    expected += mean_of_exact("b", 3, [rank for rank in range(ranks) if rank != 1], ranks)
-    for total in results:
-        torch.testing.assert_close(total, expected, rtol=1e-4, atol=KEPT)
+
+@WORLDS
+def test_without_residuals_a_rise_to_32_bits_is_one_at_once(ranks, hosts):
+    def program(worker: Worker):
+        worker.step(worker.noise(0))
+        worker.set_level(32)
+        worker.step(worker.noise(1))
+        return list(worker.quantizer.meter.records)
+
+    results, _ = on_ranks(ranks, program, SIZES, 2, hosts=hosts, error_feedback=False)
+    assert results == [[(0, 2), (1, 32)]] * ranks
 
 
 LARGE = {"a": 1025, "b": 1500, "small": 5, "c": 2000, "other": 3}

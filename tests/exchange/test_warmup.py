@@ -40,7 +40,7 @@ def test_a_controller_that_demands_more_gets_it():
         return levels
 
     results, _ = on_ranks(2, program, SIZES, 2, warmup_steps=5, warmup_bits=4)
-    assert results == [[4, 32, 8, 4, 4, 2]] * 2
+    assert results == [[4, 16, 8, 4, 4, 2]] * 2, "a first step at 32 bits is sent at 16, with the residuals"
 
 
 @pytest.mark.parametrize("at", [1, 3, 4])

@@ -140,6 +140,8 @@ class Rank(fsdp.Quantizer):
 class Whole(Rank):
     """All of a backward pass in one step, as DistributedDataParallel's are."""
 
+    _waiting = Session._waiting
+
     def hand_over(self, unit: Unit, flat: torch.Tensor) -> None:
         step = self._step or self._begin()
         if not ends.calls:
@@ -256,7 +258,7 @@ def test_hooks_wait_for_nobody(ranks, hosts):
     assert same_on_all(world.run(program))
 
 
-def test_steps_at_32_bits_release_what_their_own_units_are_owed():
+def test_after_a_rise_to_32_bits_a_units_step_delivers_what_it_is_owed():
     """The others' residuals stay as they are, to the bit, and arrive when their units are used again."""
 
     def program(transport):
@@ -362,19 +364,15 @@ def test_replicas_that_begin_unequal(ranks, hosts, choices, odd):
     World(ranks, choices, hosts).run(program)
 
 
-class FailingSlots(dict):
-    """Those of a plan; asked for one of a unit, within a step, they raise an error."""
+class FailingGradients(dict):
+    """Those of a unit; looked through, within a step, they raise an error."""
 
-    def __init__(self, slots, unit: str, error: BaseException) -> None:
-        super().__init__(slots)
-        self._unit, self._error = unit, error
+    def __init__(self, gradients, error: BaseException) -> None:
+        super().__init__(gradients)
+        self._error = error
 
-    def __getitem__(self, name: str):
-        if name in MODEL[self._unit]:
-            raise self._error
-        return super().__getitem__(name)
-
-    get = __getitem__
+    def __iter__(self):
+        raise self._error
 
 
 @contextlib.contextmanager
@@ -384,15 +382,16 @@ def failing(rank: Rank, unit: str, error: BaseException, within: bool) -> Iterat
     def fails():
         raise error
 
-    slots, check = rank._plan.slots, rank.units[unit].check_settings
+    its = rank.units[unit]
+    gradients, check = its.gradients, its.check_settings
     if within:
-        rank._plan.slots = FailingSlots(slots, unit, error)
+        its.gradients = lambda flat: FailingGradients(gradients(flat), error)
     else:
-        rank.units[unit].check_settings = fails
+        its.check_settings = fails
     try:
         yield
     finally:
-        rank._plan.slots, rank.units[unit].check_settings = slots, check
+        its.gradients, its.check_settings = gradients, check
 
 
 @EVERYWHERE
