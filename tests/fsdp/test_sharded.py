@@ -153,8 +153,8 @@ class Whole(Rank):
             if name in slots:
                 step.add(slots[name], gradients[name])
 
-    def _new_step(self, plan, turn, *, from_backward, absent):
-        return Session._new_step(self, plan, turn, from_backward=from_backward, absent=absent)
+    def _new_step(self, plan, turn, **arguments):
+        return Session._new_step(self, plan, turn, **arguments)
 
 
 def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
