@@ -137,7 +137,18 @@ ROOMS = {
         *("step_levels", "transport", "wrappers"),
     },
     "on_horovod": {
-        *("advice", "controller", "exchange", "kernels", "momentum", "policies", "replicas", "session", "transport")
+        *(
+            "advice",
+            "agreement",
+            "controller",
+            "exchange",
+            "momentum",
+            "policies",
+            "replicas",
+            "session",
+            "step_levels",
+        ),
+        "transport",
     },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
@@ -161,7 +172,7 @@ EXCHANGE = {
     "residual_state": {"buckets", "slots"},
     "sums": {"streams", "task"},
     "reduction": {"coding", "messages", "task", "topology", "wire"},
-    "plan": {"buckets", "coding", "residual_state", "settings", "source", "streams", "topology", "wire"},
+    "plan": {"buckets", "coding", "residual_state", "settings", "source", "topology", "wire"},
     "routes": {"messages", "reduction", "task", "topology", "wire"},
     "step_traffic": {"buckets", "plan"},
     "unused": {"buckets", "slots"},

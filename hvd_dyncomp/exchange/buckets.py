@@ -28,7 +28,7 @@ class Bucket:
         streams: the streams in which its work is queued.
         header_bytes: length of the header of each message.
         all_used: the marks (`slots.marks_of`) if all parameters are used, on the device.
-        arrangement: which rank reduces which blocks; flat until `arrange` is called.
+        arrangement: which rank reduces which blocks.
         residuals: of error feedback.
     """
 
@@ -38,7 +38,8 @@ class Bucket:
         *,
         block_size: int,
         rank: int,
-        world_size: int,
+        topology: Topology,
+        by_host: bool = False,
         error_feedback: bool,
         device: torch.device,
         label: str = "",
@@ -54,7 +55,7 @@ class Bucket:
         self.header_bytes = HEADER_BYTES + len(self.all_used)
         self.values = slots[-1].start + slots[-1].numel
         self.blocks = -(-self.values // block_size)
-        self.arrangement: Arrangement = flat(self.blocks, rank, Topology.one_rank_per_host(world_size))
+        self.arrangement: Arrangement = (hierarchical if by_host else flat)(self.blocks, rank, topology)
         own, summed = self._ranges
         values = self.blocks * block_size
         self.residuals = Residuals(values, own, summed, device, enabled=error_feedback)
@@ -64,18 +65,6 @@ class Bucket:
         marks = uploaded(marks_of(len(self.slots), unused), self.device)
         self.streams.keep(marks)
         return marks
-
-    def arrange(self, topology: Topology, *, by_host: bool) -> None:
-        """Divide the blocks by another topology, and move the residuals. Call it before a step quantizes or flushes.
-
-        Args:
-            topology: which ranks share a host.
-            by_host: divide hierarchically; only for a topology that is `two_level`.
-        """
-        new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
-        same, self.arrangement = new[:2] == self.arrangement[:2], new
-        if not same:
-            self.residuals = self.residuals.arranged(*self._ranges)
 
     @property
     def section(self) -> Section:

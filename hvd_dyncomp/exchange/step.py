@@ -14,7 +14,7 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.bucket_exchange import BucketExchange
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.handshake import flags_of, handshake
+from hvd_dyncomp.exchange.handshake import handshake
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
@@ -22,7 +22,7 @@ from hvd_dyncomp.exchange.step_traffic import StepTraffic, float32_bytes
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.sums import Sums, wire_form
 from hvd_dyncomp.exchange.task import Collectives, Task
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
+from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.ranges import marked
@@ -42,19 +42,17 @@ class Step:
     Args:
         plan: the buckets.
         config: number, level and epoch of the step. Later changes of the controller affect the next step.
-        from_backward: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
         absent: names of parameters without a gradient in this step, equal on all ranks. Nothing is written for them.
         to_agree_on: what else must be equal on all ranks: plain data, by the names that error messages use.
-        buckets: the buckets of the plan that take part in this step, equal on all ranks; None for all.
+        buckets: the buckets of the plan that take part in this step, equal on all ranks; None for all. Of the others no
+            residual is touched.
         after: an earlier step that is still in flight. This step greets when that one has been agreed on and sent: if
             the ranks disagree on the earlier step, nothing of this one may be in flight.
 
     Attributes:
         number, bits: of `config`.
         traffic: bytes that this rank has sent in the step's epoch at its level.
-        from_backward_anywhere: whether backward has made any of the gradients on any rank. Valid after `collect`.
-        first_of_plan: whether this is the first step of the plan of any rank. Valid after `check`.
         relocated: means that were written to memory of their own, because the gradient's memory holds the mean of
             another parameter; by `id` of the gradient. Valid after `collect`.
         over: whether all gradients are means.
@@ -66,14 +64,13 @@ class Step:
         plan: Plan,
         *,
         config: StepConfig,
-        from_backward: bool,
         meter: Meter,
         absent: Collection[str] = (),
         to_agree_on: Mapping[str, Any] | None = None,
         buckets: Sequence[Bucket] | None = None,
         after: Step | None = None,
     ) -> None:
-        self._plan, self._from_backward_here = plan, from_backward
+        self._plan = plan
         self._absent, self._to_agree_on = absent, to_agree_on or {}
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
@@ -81,10 +78,9 @@ class Step:
         self._step_traffic = StepTraffic(plan, meter, epoch=config.epoch, bits=config.bits)
         self.traffic = self._step_traffic.traffic
         self.relocated: dict[int, torch.Tensor] = {}
-        self.from_backward_anywhere = self.first_of_plan = self.over = self._abandoned = False
+        self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program's thread and the background thread
         self._copied: list[torch.Tensor] = []  # gradients whose copies are sent uncompressed
-        self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
         self._agreement: Task[None] = Task(plan.transport, self._agree(config))
         self._exchanges: list[BucketExchange] = []
@@ -95,15 +91,14 @@ class Step:
             for slot in filter(None, map(plan.slots.get, absent)):
                 plan.buckets[slot.bucket].residuals.add_pending(slot, torch.zeros(1, device="cpu"))  # zeros: it waits
         else:
-            plan.arrange(self._origins)
             self._step_traffic.compresses(self._buckets)
             self._exchanges = self._new_exchanges()
         # In the order of completion, which DDP and `Averager` keep equal on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
         # Uncompressed gradients are reduced in place, as without this package, unless their memory may also hold a
-        # compressed gradient, or a pending residual has to be added.
-        waits = any(bucket.residuals.has_pending for bucket in self._buckets)
-        self._in_place = plan.source.own_memory or (config.bits == UNCOMPRESSED and not waits)
+        # compressed gradient, or a pending residual has to be added; or what was compressed before shares memory.
+        alone = bool(self._buckets) and not any(bucket.residuals.has_pending for bucket in self._buckets)
+        self._in_place = plan.source.own_memory or (config.bits == UNCOMPRESSED and alone)
 
     def _new_exchanges(self) -> list[BucketExchange]:
         """Exchanges of all buckets, with zeros for parameters that have no gradient."""
@@ -150,10 +145,7 @@ class Step:
     def _go_on(self, exchange: BucketExchange) -> None:
         with self._lock:
             self._under_way.append(exchange)
-            # Without a gradient from backward on this rank there may be none on any rank, and then nothing is
-            # quantized. Before the first handshake no rank knows which blocks it quantizes.
-            if self._from_backward_here and self._plan.topology_checksum:
-                exchange.prepare()
+            exchange.prepare()
             self._keep_order()
             self._advance()
 
@@ -176,8 +168,7 @@ class Step:
         """
         wire = gradient if gradient.is_sparse else wire_form(gradient, self._plan.transport)
         slot = self._plan.slots.get(name)
-        # A gradient that backward has not made was reduced before, with its residual.
-        if slot is not None and self._from_backward_here:
+        if slot is not None and self._buckets:
             wire = self._plan.buckets[slot.bucket].residuals.add_pending(slot, wire, used)
         if wire is gradient and not self._in_place:
             wire = gradient.clone()
@@ -208,7 +199,6 @@ class Step:
 
         Raises:
             LockstepError: they disagree.
-            ValueError: a message would be too long.
         """
         with self._lock:
             self._agree_now()
@@ -219,7 +209,6 @@ class Step:
 
         Raises:
             LockstepError: the ranks differ in level, step or parameters.
-            ValueError: a message would be too long.
         """
         with self._lock:
             try:
@@ -254,7 +243,7 @@ class Step:
     @property
     def _streams(self) -> set[Streams]:
         """The streams that may hold work of this step."""
-        return {*self._origins, *(task.streams for task in self._sums.tasks)}
+        return {*(bucket.streams for bucket in self._buckets), *(task.streams for task in self._sums.tasks)}
 
     def _synchronize(self) -> None:
         for streams in self._streams:
@@ -263,12 +252,9 @@ class Step:
     def _agree(self, config: StepConfig) -> Collectives[None]:
         """Exchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
         plan = self._plan
-        greeting = plan.greeting(config, self._to_agree_on, from_backward=self._from_backward_here)
+        greeting = plan.greeting(config, self._to_agree_on)
         about = functools.partial(plan.about, config.bits, config.number, self._to_agree_on)
-        greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
-        plan.apply_topology(greetings, config.bits, self._origins)
-        self.from_backward_anywhere = bool(flags_of(greetings) & Flag.FROM_BACKWARD)
-        self.first_of_plan = not all(greeting.topology for greeting in greetings)
+        yield from handshake(plan.transport, plan.source.label, greeting, about)
 
     @marked("agree")
     def _agree_now(self) -> None:
@@ -278,8 +264,7 @@ class Step:
         if self._is_first() and self._agreement.advance() and self._agreement.error is None:
             under_way = []
             for exchange in self._under_way:
-                # Without a gradient from backward on any rank, `collect` sums these gradients uncompressed.
-                if not self.from_backward_anywhere or not exchange.advance():
+                if not exchange.advance():
                     under_way.append(exchange)
                 exchange.raise_error()
             self._under_way = under_way
@@ -308,10 +293,7 @@ class Step:
             self._lock.release()
 
     def _finish(self) -> None:
-        if self.from_backward_anywhere:
-            self._exchange()
-        else:
-            self._reduce_again()
+        self._exchange()
         self._step_traffic.reduced()
         for task in self._sums.tasks:
             task.start()
@@ -324,29 +306,9 @@ class Step:
             exchange.raise_error()
             exchange.restore_unused()
         self._count()
-        if self.bits == UNCOMPRESSED and self.from_backward_anywhere:
+        if self.bits == UNCOMPRESSED:
             for bucket in self._buckets:
-                bucket.residuals.end_flush(self._from_backward_here)
-
-    def _reduce_again(self) -> None:
-        """Sum the gradients uncompressed and without residuals, since no rank's backward has made them.
-
-        `optimizer.synchronize()`, clipping and `optimizer.step()` without `skip_synchronize` reduce gradients a second
-        time, with the user's changes. Horovod does so, too, with a warning. An added residual would undo the clipping.
-        """
-        self._relocate_shared()
-        for exchange in self._exchanges:
-            bucket = exchange.bucket
-            both = zip(bucket.slots, exchange.gradients, strict=True)
-            # Zeros for missing gradients, so that all ranks send equally much.
-            means = {
-                slot.name: torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if mean is None else mean
-                for slot, mean in both
-            }
-            wires = {name: wire_form(mean, self._plan.transport) for name, mean in means.items()}
-            self._step_traffic.hands_over(sum(wire.nbytes for wire in wires.values()), 0)  # as float32 they are counted
-            self._sums.add(bucket.name, wires, means)
-        self._exchanges, self._under_way = [], []
+                bucket.residuals.end_flush(added=True)
 
     def _start_all(self) -> None:
         """Start complete exchanges in order, then the others, with zeros for missing gradients."""
@@ -388,9 +350,6 @@ class Step:
 
     def _count(self) -> None:
         nbytes = GREETING_BYTES * self._plan.transport.size
-        if not self.from_backward_anywhere:
-            self._step_traffic.count_reduced(nbytes)
-            return
         self._step_traffic.shook_hands(nbytes, compressed=self.bits != UNCOMPRESSED)
         for exchange in self._exchanges:
             self._step_traffic.exchanged(exchange.bucket, exchange.groups)

@@ -21,8 +21,8 @@ WIRE_VERSION = 13
 # A message begins with the number of its step, little-endian. Marks of slots follow: `slots.marks_of`.
 HEADER = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size
-# version, phase, level as `level_code` has it, composition, step, flags, host, topology; little-endian
-_GREETING = struct.Struct("<BBhIIIII")
+# version, phase, level as `level_code` has it, composition, step, flags; little-endian
+_GREETING = struct.Struct("<BBhIII")
 GREETING_BYTES = _GREETING.size
 
 
@@ -52,8 +52,6 @@ class Greeting(NamedTuple):
         composition: checksum of all parameters, settings and world size.
         step: its number, modulo 2^32.
         flags: see `Flag`.
-        host: checksum of the name of its host.
-        topology: checksum of the `Topology` that it has worked with before; 0 if there was none.
     """
 
     version: int
@@ -62,8 +60,6 @@ class Greeting(NamedTuple):
     composition: int
     step: int
     flags: int
-    host: int
-    topology: int
 
     def to_bytes(self) -> bytes:
         return _GREETING.pack(*self._replace(bits=level_code(self.bits)))
@@ -75,13 +71,8 @@ class Greeting(NamedTuple):
 
 
 class Flag(IntFlag):
-    """Flags of a greeting.
+    """Flags of a greeting. FAILED: this rank cannot use its quantizer, and will say why."""
 
-    FROM_BACKWARD: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer,
-    and will say why.
-    """
-
-    FROM_BACKWARD = 1
     FAILED = 2
 
 

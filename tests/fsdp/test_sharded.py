@@ -109,8 +109,8 @@ class Rank(fsdp.Quantizer):
         self._units = list(self.units.values())
         Session.__init__(self, bits, transport, **{**SHAPE, **arguments})
         self._optimizer, self._unchecked, self._error, self._over = None, set(self._units), None, False
-        self._source = Shards(self._units, transport.for_exchanges(lambda hosts: {}))
-        self._plan = self._new_plan()
+        self._source = Shards(self._units, transport.for_exchanges({}))
+        self._plan = self._new_plan(transport.hosts())
 
     def noise(self, name: str, step: int) -> torch.Tensor:
         return torch.cat([noise(each, SIZES[each], self._source.rank, step) for each, _ in self.units[name].trained()])
@@ -151,8 +151,8 @@ class Whole(Rank):
             if name in slots:
                 step.add(slots[name], gradients[name])
 
-    def _new_step(self, plan, turn, *, from_backward, absent):
-        return Session._new_step(self, plan, turn, from_backward=from_backward, absent=absent)
+    def _new_step(self, plan, turn, *, absent):
+        return Session._new_step(self, plan, turn, absent=absent)
 
 
 def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
