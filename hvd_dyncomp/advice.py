@@ -33,10 +33,9 @@ FORGOTTEN = (
     "backward() and optimizer.step(); call load_state_dict() before backward() or after optimizer.step()"
 )
 
-ASSIGNED = (
-    "gradients that were assigned to .grad instead of computed by backward() (as with torch.autograd.grad or "
-    "torch.func.grad) are sent uncompressed, and less_momentum does not change the optimizer's momentum; call "
-    "backward() on a loss to compress them"
+GROUPS = (
+    "groups= of hvd.DistributedOptimizer has no use below 32 bits, where gradients are exchanged in buckets of "
+    "bucket_bytes; leave it out"
 )
 
 REDUCED_AGAIN = (

@@ -44,6 +44,13 @@ AVERAGER = Call(
     "same values; if the values are meant to differ between ranks, pass Controller(..., check_replicas=False)",
 )
 
+ATTACH = Call(
+    "attach",
+    "cannot attach its quantizer",
+    "attach to different optimizers",
+    "call attach for the same optimizers in the same order on every rank",
+)
+
 
 def description(named: replicas.Named, *, values: bool = True) -> list[Any]:
     """[name, shape, dtype, a checksum of the values, or 0 without `values`] of each parameter: plain data."""

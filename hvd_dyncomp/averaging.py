@@ -94,8 +94,9 @@ class Averager(Session):
             transport = controller.transport
         ranks = given_or_initialized(transport)
         label = ranks.new_label("averager")  # also of calls that fail: it must be the same on all ranks
+        hosts = ranks.hosts()
         with on_all_ranks(ranks, AVERAGER) as mine:
-            self._prepare(named_parameters, controller, ranks, label, **arguments)
+            self._prepare(named_parameters, controller, ranks, hosts, label, **arguments)
             if ranks.size > 1:
                 mine += description(self._source.named, values=self.controller.check_replicas)
         self._connect(ranks)
@@ -106,6 +107,7 @@ class Averager(Session):
         named_parameters: Iterable[tuple[str, torch.Tensor]],
         controller: Controller | Policy | float | None,
         ranks: Transport,
+        hosts: Sequence[str],
         label: str,
         **arguments: Any,
     ) -> None:
@@ -117,7 +119,7 @@ class Averager(Session):
         named = checked_names(named_parameters)
         super().__init__(controller, ranks, **arguments)
         self._source = _Tensors(named, ranks, label)
-        self._plan = self._new_plan()
+        self._plan = self._new_plan(hosts)
         self._dtypes: dict[str, str] = {}  # of a step's tensors, where they are not the parameters'
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.exchange.topology import phases
+from hvd_dyncomp.exchange.topology import Topology, phases
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
@@ -59,7 +59,6 @@ class Session:
     called: str  # in messages
     made_by: str  # the user's call, in messages
     default_controller: float | None = 4  # None: that of `Controller`
-    knows_its_model = True  # from the beginning; otherwise a step makes the plan
 
     def __init__(
         self,
@@ -89,7 +88,6 @@ class Session:
         self._watches = False  # whether it looks at optimizers' steps, to warn of their momentum
         momentum.register(self)
         self._plan: Plan | None = None
-        self._saved: Mapping[str, Any] | None = None  # residuals that the next plan takes over
         self._resumed = False  # since the latest step
         self._epoch: int | None = None  # of the latest step
         self.controller.exchanged = bool(self.controller.exchanged)
@@ -159,7 +157,6 @@ class Session:
             RuntimeError: gradients are in flight; nothing has changed.
         """
         self._check_between_steps("drop_residuals")
-        self._saved = None
         for bucket in self._plan.buckets if self._plan is not None else ():
             bucket.residuals.drop()
 
@@ -184,8 +181,7 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that the same rank has saved, in a run with the same parameters.
 
-        Call it between steps, in the training thread. If you call it before the first gradient, the parameters in the
-        state are checked only at the first gradient.
+        Call it between steps, in the training thread.
 
         Raises:
             ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has
@@ -198,35 +194,41 @@ class Session:
             state = residual_state.checked(state)
             StepLevels.check(state)
             Meter().load_state_dict(state["meter"])
-        if self._plan is not None:
-            residual_state.check(self._plan.buckets, state, self._plan.source.rank, self._plan.source.world_size)
-        self._plan, self._saved = None, state
+        self._restore(state)
         self._levels.load_state_dict(state)
         self.meter.load_state_dict(state["meter"])
         self._resumed = True
-        if self.knows_its_model:
-            self._plan, self._saved = self._new_plan(), None
 
     def _connect(self, ranks: Transport) -> None:
         """Connect the ranks for this model's exchanges. Collective.
 
         The last of what a front end does when it is made, behind `on_all_ranks`.
         """
-        by_host = self._settings.hierarchical is None
-        self._source.transport = ranks.for_exchanges(lambda hosts: phases(hosts, ranks.rank, by_host=by_host))
+        plan: Any = self._plan
+        among = phases(plan.topology, ranks.rank, by_host=plan.hierarchical)
+        self._source.transport = ranks.for_exchanges(among)
 
-    def _new_plan(self) -> Plan:
-        """The plan, with what is in `_saved`."""
+    def _new_plan(self, hosts: Sequence[str]) -> Plan:
+        """The plan, for ranks on these hosts."""
         with torch.inference_mode(False):  # steps will write its residuals
-            return Plan(self._source, self._settings, self._skip, self._saved)
+            return Plan(self._source, self._settings, self._skip, Topology.of(hosts))
 
     def _ranks(self) -> tuple[Transport, str]:
         """The transport and the label for the case that there is no plan."""
         return self._source.transport, self._source.label
 
-    def _from_backward(self) -> bool:
-        """Whether backward has run since the last exchange. There is a plan."""
-        return True
+    def _plan_of_step(self) -> Plan:
+        """The plan of the step that begins. Raises: Exception: there can be none."""
+        return self._plan  # type: ignore[return-value]  # made with this object
+
+    def _level(self, bits: float) -> float:
+        """The level of the step that begins, when the controller asks for `bits`.
+
+        Raises:
+            ValueError: that is not possible, on any rank.
+        """
+        self._plan.check_level(bits)  # type: ignore[union-attr]  # there is one
+        return bits
 
     @property
     def _waiting(self) -> bool:
@@ -235,11 +237,11 @@ class Session:
 
     def _residuals(self) -> Mapping[str, Any]:
         """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
-        if self._plan is not None:
-            return self._plan.residuals()
-        if self._saved is not None:
-            return self._saved
-        return {"rank": None, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
+        return self._plan.residuals()  # type: ignore[union-attr]  # there is one
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Replace the residuals by those of a state. Raises what `load_state_dict` does; nothing has changed then."""
+        self._plan.restore(state)  # type: ignore[union-attr]  # there is one
 
     def _check_between_steps(self, what: str) -> None:
         if self._step is not None:
@@ -263,17 +265,13 @@ class Session:
                 raise wrong
             if torch.is_inference_mode_enabled():  # what is made in it cannot be written later
                 raise RuntimeError(INFERENCE)
-            if self._plan is None:
-                self._plan = self._new_plan()
-                self._saved = None
-            from_backward = self._from_backward()
-            config = self._levels.next(alone=self._plan.source.world_size == 1, waiting=self._waiting)
-            self._plan.check_level(config.bits)
+            plan = self._plan_of_step()
+            config = self._levels.next(alone=plan.source.world_size == 1, waiting=self._waiting)
+            config = config._replace(bits=self._level(config.bits))
             self._warn_if_rewound(config.epoch)
             self.meter.at(config.epoch, config.bits).steps += 1
             self.controller.exchanged = True
-            values = self._values(config.epoch)
-            self._step = self._new_step(self._plan, config, absent=absent, from_backward=from_backward, values=values)
+            self._step = self._new_step(plan, config, absent=absent, values=self._values(config.epoch))
             self._step.start()
         except Exception as error:  # raised once the others, which wait for this rank, know it
             self._step, self._failure = None, _interrupted(f"step {self._levels.steps}", error)
@@ -287,7 +285,9 @@ class Session:
         goes_on = before in (None, epoch) or not self.controller.check_replicas or self._ours.size == 1
         return None if goes_on else replicas.numbers(self.trained())
 
-    def _new_step(self, plan: Plan, config: StepConfig, *, absent: Collection[str], **arguments: Any) -> Step:
+    def _new_step(
+        self, plan: Plan, config: StepConfig, *, absent: Collection[str], values: Mapping[str, int] | None
+    ) -> Step:
         """A step that has not begun; arguments as in `Step`."""
         return Step(
             plan,
@@ -295,7 +295,7 @@ class Session:
             meter=self.meter,
             absent=absent,
             to_agree_on={"tensors that are None": sorted(absent), **self._to_agree_on()},
-            **arguments,
+            values=values,
         )
 
     def _to_agree_on(self) -> dict[str, Any]:

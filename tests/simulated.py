@@ -163,10 +163,21 @@ class RecordingWorld(World):
 
 
 class Worker:
-    """One rank that trains one model, at a constant level or as a policy says."""
+    """One rank that trains one model, at a constant level or as a policy says.
+
+    Args:
+        attach: whether the quantizer is bound to the optimizer before the first gradient.
+    """
 
     def __init__(
-        self, transport: InProcessTransport, sizes: dict[str, int], bits: Policy | float, *, op=hvd.Average, **arguments
+        self,
+        transport: InProcessTransport,
+        sizes: dict[str, int],
+        bits: Policy | float,
+        *,
+        op=hvd.Average,
+        attach: bool = True,
+        **arguments,
     ) -> None:
         self.transport, self.parameters = transport, parameters(sizes, arguments.pop("device", "cpu"))
         self.controller = Controller(bits, transport=transport)
@@ -175,6 +186,8 @@ class Worker:
         )
         self.optimizer = SimulatedOptimizer(self.parameters, self.quantizer, transport)
         self.optimizer.op = op
+        if attach:
+            self.quantizer.attach(self.optimizer)
 
     def backward(self, gradients: dict[str, torch.Tensor]) -> None:
         self.optimizer.zero_grad()

@@ -80,6 +80,7 @@ def test_all_is_as_with_horovods_optimizer_bit_for_bit(ranks, hosts, bits):
         named = {name: torch.nn.Parameter(value) for name, value in parameters().items()}
         each = DynamicQuantizer(Controller(bits, transport=transport), transport=transport, **arguments)
         optimizer = SimulatedOptimizer(named, each, transport)
+        each.attach(optimizer)
         seen = []
         for step in range(4):
             optimizer.zero_grad()

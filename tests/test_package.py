@@ -136,7 +136,10 @@ ROOMS = {
         *("agreement", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
         *("step_levels", "transport", "wrappers"),
     },
-    "on_horovod": {"advice", "controller", "exchange", "kernels", "momentum", "policies", "session", "transport"},
+    "on_horovod": {
+        *("advice", "agreement", "controller", "exchange", "momentum", "policies", "session", "step_levels"),
+        "transport",
+    },
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
     "simulate": {"transport"},
     "commands": {"autograd", "controller", "ddp", "exchange", "kernels", "meter", "on_horovod", "transport"},
@@ -158,7 +161,7 @@ EXCHANGE = {
     "messages": {"buckets", "streams", "wire"},
     "residual_state": {"buckets", "slots"},
     "sums": {"streams", "task"},
-    "plan": {"buckets", "coding", "residual_state", "settings", "source", "streams", "topology", "wire"},
+    "plan": {"buckets", "coding", "residual_state", "settings", "source", "topology", "wire"},
     "recipes": {"coding", "messages", "task", "topology", "wire"},
     "bucket_exchange": {"buckets", "memory", "messages", "recipes", "slots", "task"},
     "step": {

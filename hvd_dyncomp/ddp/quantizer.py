@@ -86,7 +86,7 @@ class Quantizer(Session):
         self._source = ModelGradients(model, ranks, self._label)
         # All of them: the model's buckets keep what has been frozen since they were made.
         self._names = {parameter: name for name, parameter in model.module.named_parameters()}
-        self._plan = self._new_plan()
+        self._plan = self._new_plan(ranks.hosts())
         self._lock = threading.Lock()
         self._backward: Backward | None = None
         self._gradients = 0  # of the model's pass, how many have come

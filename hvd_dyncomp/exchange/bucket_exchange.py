@@ -29,7 +29,7 @@ class BucketExchange(Task[None]):
     """The exchange of one bucket in one step. Level and step are fixed at construction.
 
     Args:
-        bucket: the parameters. `Bucket.arrange` may be called until something is quantized or sent.
+        bucket: the parameters.
         bits: level, below 32.
         step: number of the step, the same on all ranks.
         factor: multiplies the sum over ranks (1/N for a mean).

@@ -29,7 +29,7 @@ class Bucket:
         values: number of gradient values.
         blocks: number of blocks; the last of each run is padded with zeros.
         streams: the streams in which its work is queued.
-        arrangement: which rank reduces which blocks; flat until `arrange` is called.
+        arrangement: which rank reduces which blocks.
         residuals: of error feedback.
     """
 
@@ -39,7 +39,8 @@ class Bucket:
         *,
         block_size: int,
         rank: int,
-        world_size: int,
+        topology: Topology,
+        by_host: bool = False,
         error_feedback: bool,
         device: torch.device,
         label: str = "",
@@ -54,22 +55,10 @@ class Bucket:
         self.starts, self.runs = [slot.start for slot in slots], runs_of(slots, block_size)
         self.values = sum(slot.numel for slot in slots)
         self.blocks = -(-self.runs[-1].end // block_size)
-        self.arrangement: Arrangement = flat(self.blocks, rank, Topology.one_rank_per_host(world_size))
+        self.arrangement: Arrangement = (hierarchical if by_host else flat)(self.blocks, rank, topology)
         own, summed = self._ranges
         values = self.blocks * block_size
         self.residuals = Residuals(values, own, summed, device, enabled=error_feedback)
-
-    def arrange(self, topology: Topology, *, by_host: bool) -> None:
-        """Divide the blocks by another topology, and move the residuals. Call it before a step quantizes or flushes.
-
-        Args:
-            topology: which ranks share a host.
-            by_host: divide hierarchically; only for a topology that is `two_level`.
-        """
-        new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
-        same, self.arrangement = new[:2] == self.arrangement[:2], new
-        if not same:
-            self.residuals = self.residuals.arranged(*self._ranges)
 
     @property
     def section(self) -> Section:

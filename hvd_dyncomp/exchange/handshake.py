@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +11,13 @@ import torch
 from hvd_dyncomp import replicas
 from hvd_dyncomp.errors import JOINED, LockstepError
 from hvd_dyncomp.exchange.task import Collectives, Task
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Greeting
 from hvd_dyncomp.transport.base import Transport, gathered_json, start_gather_json
 
 
 def handshake(
     transport: Transport, label: str, greeting: Greeting, about: Callable[[], dict[str, Any]]
-) -> Collectives[list[Greeting]]:
+) -> Collectives[None]:
     """Send a greeting of a few bytes from every rank to every rank. If they differ, the ranks exchange all settings.
 
     It is the same collective whatever the ranks disagree about: else a rank at 4 bits would wait for ever for the
@@ -35,9 +33,6 @@ def handshake(
             everything that is reduced, in order, "values": as `replicas.difference` takes them}; or {"error": why this
             rank cannot take part}.
 
-    Returns:
-        The greetings, in rank order.
-
     Raises:
         LockstepError: a rank differs, or cannot take part; the message names the rank, and says how or why.
     """
@@ -48,8 +43,8 @@ def handshake(
         numbers = places.view(torch.int64)
     yield transport.sum(numbers, f"{name}.handshake")
     greetings = _greetings(places, name)
-    if not flags_of(greetings) & Flag.FAILED and _agree(greetings):
-        return greetings
+    if _agree(greetings):
+        return
     received = yield start_gather_json(transport, about(), f"{name}.introduction")
     raise LockstepError(_disagreement(gathered_json(received), transport.elastic))
 
@@ -62,15 +57,10 @@ def refuse(transport: Transport, label: str, error: Exception, *, number: int, b
         transport, label: as in `Source`.
         number, bits: as in `Step`.
     """
-    greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, number & 0xFFFFFFFF, Flag.FAILED, 0, 0, 0)
+    greeting = Greeting(WIRE_VERSION, 1, bits, 0, number & 0xFFFFFFFF, 0)
     about = {"error": str(error)}
     with contextlib.suppress(Exception):  # what the others raise; or they are gone, and need not hear of it
         Task(transport, handshake(transport, label, greeting, lambda: about)).outcome()
-
-
-def flags_of(greetings: Sequence[Greeting]) -> Flag:
-    """All flags of any rank."""
-    return Flag(functools.reduce(operator.or_, (greeting.flags for greeting in greetings), 0))
 
 
 def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
@@ -82,16 +72,13 @@ def _greetings(places: torch.Tensor, name: str) -> list[Greeting]:
 
 
 def _agree(greetings: Sequence[Greeting]) -> bool:
-    first = _comparable(greetings[0])
-    alike = len({greeting.values for greeting in greetings} - {0}) <= 1  # of the ranks that compare them
-    return alike and all(_comparable(greeting) == first for greeting in greetings)
-
-
-def _comparable(greeting: Greeting) -> Greeting:
-    return greeting._replace(flags=0, host=0, topology=0, values=0)
+    values = {greeting.values for greeting in greetings} - {0}  # of the ranks that compare them
+    rest = {greeting._replace(values=0) for greeting in greetings}
+    return len(values) <= 1 and len(rest) == 1 and not greetings[0].failed
 
 
 _HINTS = {
+    "attached": "has attach(optimizer) been called on some ranks only, or a quantizer been made anew?",
     "step": "was the quantizer's state loaded on every rank?",
     "bits": "have all controllers seen the same epochs?",
     "tensors that are None": "give zeros where only some ranks have a tensor",
@@ -119,7 +106,7 @@ def _difference(first: dict[str, Any], other: dict[str, Any], rank: int, elastic
     for key in sorted({*first["settings"], *other["settings"]}):
         values = first["settings"].get(key), other["settings"].get(key)
         if values[0] != values[1]:
-            loads = elastic and key in ("step", "bits")
+            loads = elastic and key in ("attached", "step", "bits")
             advice = f" elastic training: pass quantizer and controller to {elastic}" if loads else ""
             words = next((text for start, text in _HINTS.items() if key.startswith(start)), "")
             hint = f" ({words}{advice})" if words else ""

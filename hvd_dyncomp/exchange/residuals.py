@@ -103,14 +103,6 @@ class Residuals:
             rest[self.own_range] = 0
             self._pending = rest if rest.any() else None
 
-    def arranged(self, own_range: slice, shard_range: slice) -> Residuals:
-        """Return the same residuals for other ranges. This object must not be used afterwards."""
-        new = Residuals(self._values, own_range, shard_range, self._device, enabled=self.enabled)
-        if self.carries:
-            new.put(self._collected())
-            new.carries = True
-        return new
-
     def drop(self) -> None:
         """Set all residuals to zero."""
         self.own.zero_()

@@ -14,14 +14,14 @@ import torch
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.bucket_exchange import BucketExchange
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.handshake import flags_of, handshake
+from hvd_dyncomp.exchange.handshake import handshake
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.sums import Sums, wire_form
 from hvd_dyncomp.exchange.task import Collectives, Task
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, Flag
+from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, allreduce_bytes
 from hvd_dyncomp.ranges import marked
@@ -41,20 +41,18 @@ class Step:
     Args:
         plan: the buckets.
         config: number, level and epoch of the step. Later changes of the controller affect the next step.
-        from_backward: whether backward has run on this rank since the last exchange.
         meter: counts the bytes.
         absent: names of parameters without a gradient in this step, equal on all ranks. Nothing is written for them.
         to_agree_on: what else must be equal on all ranks: plain data, by the names that error messages use.
         values: a checksum of each parameter, by name, equal on all ranks that have any; None not to compare them.
-        buckets: the buckets of the plan that take part in this step, equal on all ranks; None for all.
+        buckets: the buckets of the plan that take part in this step, equal on all ranks; None for all. Of the others no
+            residual is touched.
         after: an earlier step that is still in flight. This step greets when that one has been agreed on and sent: if
             the ranks disagree on the earlier step, nothing of this one may be in flight.
 
     Attributes:
         number, bits: of `config`.
         traffic: bytes that this rank has sent in the step's epoch at its level.
-        from_backward_anywhere: whether backward has made any of the gradients on any rank. Valid after `collect`.
-        first_of_plan: whether this is the first step of the plan of any rank. Valid after `check`.
         relocated: means that were written to memory of their own, because the gradient's memory holds the mean of
             another parameter; by `id` of the gradient. Valid after `collect`.
         over: whether all gradients are means.
@@ -66,7 +64,6 @@ class Step:
         plan: Plan,
         *,
         config: StepConfig,
-        from_backward: bool,
         meter: Meter,
         absent: Collection[str] = (),
         to_agree_on: Mapping[str, Any] | None = None,
@@ -74,7 +71,7 @@ class Step:
         buckets: Sequence[Bucket] | None = None,
         after: Step | None = None,
     ) -> None:
-        self._plan, self._from_backward_here = plan, from_backward
+        self._plan = plan
         self._absent, self._to_agree_on, self._values = absent, to_agree_on or {}, values
         self._buckets = plan.buckets if buckets is None else buckets
         self._after, self.started = after, False
@@ -84,23 +81,21 @@ class Step:
         self._plain_bytes = GREETING_BYTES * plan.transport.size  # of what is summed uncompressed
         self._float32_bytes = 0  # of all values, if they were float32
         self.relocated: dict[int, torch.Tensor] = {}
-        self.from_backward_anywhere = self.first_of_plan = self.over = self._abandoned = False
+        self.over = self._abandoned = False
         self._lock = threading.Lock()  # between the program's thread and the background thread
         self._copied: list[torch.Tensor] = []  # gradients whose copies are sent uncompressed
-        self._origins = {bucket.streams: bucket.streams.origin() for bucket in self._buckets}
         self._in_order = plan.transport.in_order and any(bucket.streams.late for bucket in self._buckets)
         self._agreement: Task[None] = Task(plan.transport, self._agree(config))
         self._exchanges: list[BucketExchange] = []
         self._sums = Sums(plan.transport, plan.source.label, plan.source.factor)
         if config.bits != UNCOMPRESSED:
-            plan.arrange(self._origins)
             self._float32_bytes += sum(4 * bucket.values for bucket in self._buckets)
             self._exchanges = self._new_exchanges()
         # In the order of completion, which DDP and `Averager` keep equal on all ranks.
         self._under_way = [exchange for exchange in self._exchanges if exchange.complete]
         # Uncompressed gradients are reduced in place, as without this package, unless their memory may also hold a
-        # compressed gradient.
-        self._in_place = plan.source.own_memory or config.bits == UNCOMPRESSED
+        # compressed gradient; or what was compressed before shares memory.
+        self._in_place = plan.source.own_memory or (config.bits == UNCOMPRESSED and bool(self._buckets))
 
     def _new_exchanges(self) -> list[BucketExchange]:
         """Exchanges of all buckets, with zeros for parameters that have no gradient."""
@@ -141,10 +136,7 @@ class Step:
     def _go_on(self, exchange: BucketExchange) -> None:
         with self._lock:
             self._under_way.append(exchange)
-            # Without a gradient from backward on this rank there may be none on any rank, and then nothing is
-            # quantized. Before the first handshake no rank knows which blocks it quantizes.
-            if self._from_backward_here and self._plan.topology_checksum:
-                exchange.prepare()
+            exchange.prepare()
             self._keep_order()
             self._advance()
 
@@ -191,7 +183,6 @@ class Step:
 
         Raises:
             LockstepError: they disagree.
-            ValueError: a message would be too long.
         """
         with self._lock:
             self._agree_now()
@@ -202,7 +193,6 @@ class Step:
 
         Raises:
             LockstepError: the ranks differ in level, step or parameters.
-            ValueError: a message would be too long.
         """
         with self._lock:
             try:
@@ -237,7 +227,7 @@ class Step:
     @property
     def _streams(self) -> set[Streams]:
         """The streams that may hold work of this step."""
-        return {*self._origins, *(task.streams for task in self._sums.tasks)}
+        return {*(bucket.streams for bucket in self._buckets), *(task.streams for task in self._sums.tasks)}
 
     def _synchronize(self) -> None:
         for streams in self._streams:
@@ -246,12 +236,9 @@ class Step:
     def _agree(self, config: StepConfig) -> Collectives[None]:
         """Exchange greetings: until all ranks agree, no message is sent whose length depends on the agreement."""
         plan = self._plan
-        greeting = plan.greeting(config, self._to_agree_on, self._values, from_backward=self._from_backward_here)
+        greeting = plan.greeting(config, self._to_agree_on, self._values)
         about = functools.partial(plan.about, config.bits, config.number, self._to_agree_on, self._values)
-        greetings = yield from handshake(plan.transport, plan.source.label, greeting, about)
-        plan.apply_topology(greetings, config.bits, self._origins)
-        self.from_backward_anywhere = bool(flags_of(greetings) & Flag.FROM_BACKWARD)
-        self.first_of_plan = not all(greeting.topology for greeting in greetings)
+        yield from handshake(plan.transport, plan.source.label, greeting, about)
 
     @marked("agree")
     def _agree_now(self) -> None:
@@ -261,8 +248,7 @@ class Step:
         if self._is_first() and self._agreement.advance() and self._agreement.error is None:
             under_way = []
             for exchange in self._under_way:
-                # Without a gradient from backward on any rank, `collect` sums these gradients uncompressed.
-                if not self.from_backward_anywhere or not exchange.advance():
+                if not exchange.advance():
                     under_way.append(exchange)
                 exchange.raise_error()
             self._under_way = under_way
@@ -291,10 +277,7 @@ class Step:
             self._lock.release()
 
     def _finish(self) -> None:
-        if self.from_backward_anywhere:
-            self._exchange()
-        else:
-            self._reduce_again()
+        self._exchange()
         for task in self._sums.tasks:
             task.start()
         for task in self._sums.tasks:
@@ -305,29 +288,9 @@ class Step:
             exchange.conclude()
             exchange.raise_error()
         self._count()
-        if self._delivers and self.from_backward_anywhere:
+        if self._delivers:
             for bucket in self._buckets:
                 bucket.residuals.drop()
-
-    def _reduce_again(self) -> None:
-        """Sum the gradients uncompressed and without residuals, since no rank's backward has made them.
-
-        `optimizer.synchronize()`, clipping and `optimizer.step()` without `skip_synchronize` reduce gradients a second
-        time, with the user's changes. Horovod does so, too, with a warning. An added residual would undo the clipping.
-        """
-        self._relocate_shared()
-        for exchange in self._exchanges:
-            bucket = exchange.bucket
-            both = zip(bucket.slots, exchange.gradients, strict=True)
-            # Zeros for missing gradients, so that all ranks send equally much.
-            means = {
-                slot.name: torch.zeros(slot.shape, dtype=torch.float32, device=bucket.device) if mean is None else mean
-                for slot, mean in both
-            }
-            wires = {name: wire_form(mean, self._plan.transport) for name, mean in means.items()}
-            self._plain_bytes += sum(wire.nbytes for wire in wires.values())
-            self._sums.add(bucket.name, wires, means)
-        self._exchanges, self._under_way = [], []
 
     def _start_all(self) -> None:
         """Start complete exchanges in order, then the others, with zeros for missing gradients."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hvd_dyncomp.exchange.coding import Span
-from hvd_dyncomp.exchange.wire import Phase, checksum
+from hvd_dyncomp.exchange.wire import Phase
 
 MOST_BITS_OF_BFLOAT16 = 7
 
@@ -42,18 +42,13 @@ class Topology(NamedTuple):
 
     @classmethod
     def one_rank_per_host(cls, size: int) -> Topology:
-        """Every rank on a host of its own: the assumption before anything is known."""
+        """Every rank on a host of its own."""
         return cls.of(range(size))
 
     @property
     def size(self) -> int:
         """The number of ranks."""
         return sum(map(len, self.hosts))
-
-    @property
-    def checksum(self) -> int:
-        """32 bits that tell two topologies apart; never 0."""
-        return checksum(str(self.hosts)) or 1
 
     @property
     def uneven(self) -> bool:
@@ -139,20 +134,17 @@ def hierarchical(blocks: int, rank: int, topology: Topology) -> Arrangement:
     return Arrangement(sections, host_ranks.index(rank), host_ranks)
 
 
-def phases(names: Sequence[str], rank: int, *, by_host: bool) -> dict[str, tuple[int, ...]]:
+def phases(topology: Topology, rank: int, *, by_host: bool) -> dict[str, tuple[int, ...]]:
     """The ranks with which a rank exchanges in each phase of a bucket, by the phase's name and in order.
 
     Args:
-        names: every rank's host.
-        by_host: whether gradients travel within hosts first, if all have equally many workers.
+        by_host: whether gradients travel within hosts first; only for a topology that is `two_level`.
     """
-    topology = Topology.of([checksum(name) for name in names])
-    two_level = by_host and topology.two_level
-    arrangement = (hierarchical if two_level else flat)(0, rank, topology)
+    arrangement = (hierarchical if by_host else flat)(0, rank, topology)
     section = arrangement.sections[arrangement.own]
     between = [Phase.SCATTER, Phase.GATHER] if section.sharded else [Phase.PAIR]
     among = dict.fromkeys(between, section.ranks)
-    if two_level:
+    if by_host:
         host_ranks = arrangement.host_ranks
         among = {Phase.LOCAL_SCATTER: host_ranks, **among, Phase.LOCAL_GATHER: host_ranks}
     return {phase.name.lower(): ranks for phase, ranks in among.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from enum import IntEnum, IntFlag
+from enum import Enum
 from typing import NamedTuple
 
 from hvd_dyncomp.levels import level_code, level_of
@@ -21,25 +21,23 @@ WIRE_VERSION = 13
 # A message begins with the number of its step, little-endian.
 HEADER = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size
-# version, phase, level as `level_code` has it, composition, step, flags, host, topology, values; little-endian
-_GREETING = struct.Struct("<BBhIIIIII4x")
+# version, failed, level as `level_code` has it, composition, step, values; little-endian
+_GREETING = struct.Struct("<BBhIII")
 GREETING_BYTES = _GREETING.size
 
 
-class Phase(IntEnum):
-    """The purpose of a collective. Its name travels in that of the collective; of the numbers, a greeting's only.
+class Phase(Enum):
+    """The purpose of a collective, and a part of its name.
 
     SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A LOCAL_SCATTER has
-    values for a neighbour on the same host; LOCAL_GATHER passes messages on to neighbours unchanged. A HANDSHAKE begins
-    a step.
+    values for a neighbour on the same host; LOCAL_GATHER passes messages on to neighbours unchanged.
     """
 
-    SCATTER = 0
-    GATHER = 1
-    HANDSHAKE = 2
-    PAIR = 3
-    LOCAL_SCATTER = 4
-    LOCAL_GATHER = 5
+    SCATTER = "scatter"
+    GATHER = "gather"
+    PAIR = "pair"
+    LOCAL_SCATTER = "local_scatter"
+    LOCAL_GATHER = "local_gather"
 
 
 class Greeting(NamedTuple):
@@ -47,24 +45,18 @@ class Greeting(NamedTuple):
 
     Attributes:
         version: of the wire format.
-        phase: HANDSHAKE.
+        failed: 1 if this rank cannot use its quantizer, and will say why; otherwise 0.
         bits: level of the step; 32 means uncompressed.
         composition: checksum of all parameters, settings and world size.
         step: its number, modulo 2^32.
-        flags: see `Flag`.
-        host: checksum of the name of its host.
-        topology: checksum of the `Topology` that it has worked with before; 0 if there was none.
         values: checksum of the parameters' values; 0 if they are not compared in this step.
     """
 
     version: int
-    phase: int
+    failed: int
     bits: float
     composition: int
     step: int
-    flags: int
-    host: int
-    topology: int
     values: int
 
     def to_bytes(self) -> bytes:
@@ -74,17 +66,6 @@ class Greeting(NamedTuple):
     def from_bytes(cls, data: bytes) -> Greeting:
         greeting = cls(*_GREETING.unpack(data))
         return greeting._replace(bits=level_of(int(greeting.bits)))
-
-
-class Flag(IntFlag):
-    """Flags of a greeting.
-
-    FROM_BACKWARD: backward has run on this rank since the last exchange. FAILED: this rank cannot use its quantizer,
-    and will say why.
-    """
-
-    FROM_BACKWARD = 1
-    FAILED = 2
 
 
 def checksum(text: str) -> int:

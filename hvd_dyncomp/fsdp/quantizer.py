@@ -62,7 +62,7 @@ class Quantizer(Session):
         among = transport(group)
         with on_all_ranks(everyone):
             self._source = ShardGradients(self._units, among, dist.get_process_group_ranks(group), label)
-            self._plan = self._new_plan()
+            self._plan = self._new_plan(among.hosts())
         with on_all_ranks(everyone):
             _check_places(among, self._source.place)
             with on_all_ranks(among) as mine:

@@ -87,8 +87,6 @@ class UnitSteps:
         for name in reversed(list(gradients)):
             if name in slots:
                 step.add(slots[name], gradients[name])
-        if not self._plan.topology_checksum:  # the first step of all divides the buckets, the next ones' too
-            step.await_agreement()
         step.traffic.seconds += time.perf_counter() - began
         if not stays:
             self.collect()
@@ -105,7 +103,6 @@ class UnitSteps:
         step = Step(
             self._plan,
             config=self._config.with_residuals(any(bucket.residuals.carries for bucket in buckets)),
-            from_backward=True,
             meter=self._meter,
             absent=frozen,
             to_agree_on=to_agree_on,

@@ -38,8 +38,8 @@ def nothing() -> None:
 def calling(compressor: object, frame: FrameType | None) -> tuple[torch.optim.Optimizer | None, torch.Tensor | None]:
     """The optimizer in or above `frame` whose compressor is `compressor`, and the parameter that it handles.
 
-    Walking the stack costs microseconds, which every `compress` pays. From a plan's second step on `before_reduction`
-    spares most gradients that call.
+    Walking the stack costs microseconds, which every `compress` pays. `before_reduction` spares compressed gradients
+    that call.
     """
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -92,11 +92,6 @@ def factor_of(optimizer: Any, world_size: int) -> float:
     return averaging_factor(getattr(optimizer, "op", "Adasum"), world_size)
 
 
-def synchronized(optimizer: Any) -> bool:
-    """Whether gradients have been reduced since the last step; during a reduction, whether it is a repeated one."""
-    return optimizer._synchronized
-
-
 def pending_of(optimizer: Any) -> dict:
     """Gradients handed in and not yet handed back. `load_state_dict` forgets them: then it is another object."""
     return optimizer._handles
@@ -114,22 +109,6 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
 
 
-def take_back(optimizer: Any) -> None:
-    """Have Horovod hand in again what it got `nothing` for."""
-    pending = pending_of(optimizer)
-    pending |= {parameter: (None, None) for parameter, (handle, _) in pending.items() if handle is nothing}
-
-
-def hand_in(optimizer: Any) -> None:
-    """Hand in every gradient that is not, as the optimizer's `synchronize` does first. Does not wait."""
-    pending = pending_of(optimizer)
-    groups = [key if isinstance(key, tuple) else (key,) for key, (handle, _) in pending.items() if handle is not None]
-    given = {parameter for group in groups for parameter in group}
-    for parameter in reduced_parameters(optimizer):
-        if parameter not in given:
-            pending[parameter] = optimizer._allreduce_grad_async(parameter)
-
-
 def from_backward(optimizer: Any, parameter: torch.Tensor) -> bool:
     """Whether backward has made a gradient for this parameter since the last exchange.
 
@@ -138,9 +117,9 @@ def from_backward(optimizer: Any, parameter: torch.Tensor) -> bool:
     return optimizer._allreduce_delay[parameter] != optimizer.backward_passes_per_step
 
 
-def any_from_backward(optimizer: Any) -> bool:
-    """Whether backward has made any gradient since the last exchange."""
-    return set(optimizer._allreduce_delay.values()) != {optimizer.backward_passes_per_step}
+def reduced_already(optimizer: Any) -> bool:
+    """Whether gradients have been reduced since the last step, and no backward pass has run since."""
+    return optimizer._synchronized and set(optimizer._allreduce_delay.values()) == {optimizer.backward_passes_per_step}
 
 
 def grouped(optimizer: Any) -> bool:

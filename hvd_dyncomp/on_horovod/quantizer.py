@@ -12,12 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from hvd_dyncomp.advice import (
-    ASSIGNED,
-    FORGOTTEN,
-    REDUCED_AGAIN,
-    SPARSE,
-)
+from hvd_dyncomp.advice import FORGOTTEN, REDUCED_AGAIN, SPARSE
+from hvd_dyncomp.agreement import ATTACH, description, on_all_ranks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.settings import Skip
@@ -134,29 +130,46 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         self._opaque = horovod_optimizer.opaque()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bind the quantizer to an optimizer now, instead of at the first gradient.
+        """Bind the quantizer to an optimizer now, instead of at the first gradient. Collective; blocks.
+
+        Call it on all ranks that reduce with the optimizer, after `hvd.init()` and before training. Without it, Horovod
+        reduces the gradients of the first step uncompressed. So a resumed run repeats the uninterrupted one bit for bit
+        only with it. In elastic training, where ranks join while others train, this method is not collective, and
+        Horovod reduces the first step after each change of ranks.
 
         Args:
             optimizer: what `hvd.DistributedOptimizer(..., compression=this quantizer)` returned.
 
         Raises:
             ValueError: `optimizer` has another compressor, or is unusable (its `op`, or a parameter without a name), or
-                gradients are in flight.
+                gradients are in flight; or the state that was loaded is of other parameters.
             RuntimeError: an error has ended a step.
+            LockstepError: another rank has raised such an error, or has other parameters. On all ranks that have no
+                error of their own.
         """
+        ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
+        if ranks.changes:
+            self._attach(self._checked(optimizer), None)
+            return
+        hosts = ranks.hosts()
+        with on_all_ranks(ranks, ATTACH) as mine:
+            self._attach(self._checked(optimizer), hosts)
+            mine += description(self._source.named, values=False)  # type: ignore[union-attr]  # there is one now
+
+    def _checked(self, optimizer: Any) -> torch.optim.Optimizer:
+        """Raises: ValueError: the optimizer has another compressor."""
         if horovod_optimizer.compressor_of(optimizer) is not self:
             raise ValueError(
                 "optimizer must be what hvd.DistributedOptimizer(..., compression=quantizer) returned for this "
                 f"quantizer, got {shown(optimizer)}"
             )
-        self._attach(optimizer)
+        return optimizer
 
     def compress(self, tensor: torch.Tensor | None = None) -> tuple[torch.Tensor, Context]:
         """Take a gradient from Horovod; return what Horovod is to reduce, and the context for `decompress`.
 
-        A compressed gradient is sent by this package's own asynchronous collectives. In its place Horovod reduces a
-        placeholder of one float32, until all ranks have detected their optimizers. This method never blocks, because
-        Horovod calls it within backward.
+        Horovod calls it for what travels uncompressed: compressed gradients are taken before they reach Horovod. This
+        method never blocks, because Horovod calls it within backward.
         """
         if not isinstance(self, DynamicQuantizer):
             raise TypeError("compression must be a quantizer, not its class: write compression=DynamicQuantizer(4)")
@@ -182,21 +195,17 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         return taken
 
     def _taken_directly(self, parameter: torch.Tensor) -> tuple[Callable, Context] | None:
-        """Take a parameter's gradient, past Horovod, if it travels compressed; for `before_reduction`.
-
-        It is so on all ranks or on none, or Horovod would wait: from the second step of all plans on.
-        """
+        """Take a parameter's gradient, past Horovod, if it travels compressed; for `before_reduction`."""
         optimizer = self._optimizer()
         if optimizer is not None and horovod_optimizer.stays_sparse(optimizer, parameter):
             self._warn_of_sparse(parameter)
             return None
         if optimizer is not None and (self._step is None or self._forgotten):
             self._open(optimizer, parameter)
-        slot = self._slots.get(parameter) if self._direct else None
-        if slot is None:
+        slot, gradients = self._slots.get(parameter), self._step_gradients
+        if slot is None or gradients is None or not gradients.compressed:
             return None
-        gradient = horovod_optimizer.gradient_of(parameter)
-        return horovod_optimizer.nothing, self._step_gradients.add_gradient(gradient, slot.name, parameter, slot)  # type: ignore[union-attr]  # there is a step
+        return horovod_optimizer.nothing, gradients.add(horovod_optimizer.gradient_of(parameter), parameter, slot)
 
     def _warn_of_sparse(self, parameter: torch.Tensor) -> None:
         if parameter in self._slots and self._transport.rank == 0:
@@ -207,8 +216,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         if found is None:
             self._note_uncompressed(gradient)
             return gradient, Context(gradient)
-        name, parameter = found
-        return self._step_gradients.take_for_horovod(gradient, name, parameter, self._plan.slots.get(name))  # type: ignore[union-attr]
+        return self._step_gradients.take_for_horovod(gradient, found)  # type: ignore[union-attr]  # there is a step
 
     def decompress(self, tensor: torch.Tensor | None, ctx: Context | None) -> torch.Tensor:
         """Return the reduced gradient to Horovod, in the original's memory and dtype.
@@ -248,31 +256,12 @@ class DynamicQuantizer(OptimizerSession, Compressor):
 
     @torch.no_grad()
     def _collect(self, step: Step) -> None:
-        """End a step, and warn of gradients that did not come from backward as they are."""
+        """End a step, and warn if its gradients were reduced before."""
         if step is not self._step:
             raise RuntimeError(self._failure or FORGOTTEN)
-        gradients = self._step_gradients
-        self._await_agreement(step)
         self._end(step)
-        self._step_gradients = None
-        if gradients is None or self._plan is None or self._plan.source.rank != 0:
-            return
-        if self._reduced_again(step):
-            if self._plan.slots and step.bits != UNCOMPRESSED:
-                self._advice.warn("again", REDUCED_AGAIN)
-        else:
-            assigned = gradients.in_use and not step.from_backward_anywhere
-            self._advice.warn("assigned", ASSIGNED if assigned else "")
-
-    def _bits_of_means(self, step: Any) -> float | None:
-        if step.from_backward_anywhere:
-            return step.bits
-        return None if self._reduced_again(step) else UNCOMPRESSED
-
-    def _reduced_again(self, step: Any) -> bool:
-        """Whether these are means, changed by the user, that came at the level before."""
-        optimizer = self._optimizer()
-        return not step.from_backward_anywhere and optimizer is not None and horovod_optimizer.synchronized(optimizer)
+        if self._again and self._slots and self.bits != UNCOMPRESSED:
+            self._advise("again", REDUCED_AGAIN)
 
     def __reduce__(self) -> tuple:
         """Copy (pickle, copy.deepcopy), between steps only. A copy has the same residuals and no optimizer."""

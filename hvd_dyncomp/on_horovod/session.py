@@ -5,29 +5,34 @@ from __future__ import annotations
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 
-from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, IN_FLIGHT, INFERENCE
+from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, GROUPS, IN_FLIGHT, INFERENCE
 from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.step_gradients import StepGradients
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.step_levels import StepConfig
+from hvd_dyncomp.transport.base import Transport, gather_json, gathered_json, start_gather_json
 
 
 class OptimizerSession(Session):
     """The session of one optimizer, which is found at the first gradient, or named by `attach`.
+
+    Without `attach`, the ranks' hosts are gathered during the first step, which Horovod reduces uncompressed.
 
     Args:
         controller, transport, arguments: see `Session`.
@@ -35,7 +40,6 @@ class OptimizerSession(Session):
     """
 
     default_controller = None
-    knows_its_model = False
     made_by = "DynamicQuantizer"
 
     def __init__(
@@ -51,9 +55,10 @@ class OptimizerSession(Session):
         self._optimizer: Callable[[], torch.optim.Optimizer | None] = _no_optimizer  # a weak reference
         self._source: OptimizerGradients | None = None  # that of the plan
         self._slots: Mapping[torch.Tensor, Slot] = {}  # likewise, by parameter
+        self._saved: Mapping[str, Any] | None = None  # residuals that wait for a plan which knows where the ranks are
+        self._hosts: Any = None  # the collective in flight that gathers them
         self._step_gradients: StepGradients | None = None  # of the step in flight
-        # Whether compressed gradients of the latest step do not pass through Horovod; the same on all ranks.
-        self._direct = False
+        self._again = False  # whether the program has reduced, and changed, the gradients of that step before
         self._pending: dict | None = None  # what Horovod has of the latest step
         self._unhooks: Sequence[Callable[[], None]] = ()
         self._entered = 0.0  # when Horovod last went on to wait for gradients
@@ -66,15 +71,15 @@ class OptimizerSession(Session):
     def _on_gradient(self, parameter: torch.Tensor) -> tuple[Callable, Any] | None:
         """Take a gradient that would be handed to Horovod; None if Horovod is to call `compress`."""
 
-    def _attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bind to an optimizer between steps. Raises what `DynamicQuantizer.attach` does."""
+    def _attach(self, optimizer: torch.optim.Optimizer, hosts: Sequence[str] | None) -> None:
+        """Bind to an optimizer between steps; `hosts` as in `_bind`. Raises what `DynamicQuantizer.attach` does."""
         if isinstance(self._step, Step):
             if not self._forgotten:
                 raise ValueError(IN_FLIGHT)
             self._fail(RuntimeError(FORGOTTEN))
         self._check_failure()
         self._step = None
-        self._bind(optimizer)
+        self._bind(optimizer, hosts)
 
     @property
     def _forgotten(self) -> bool:
@@ -90,8 +95,8 @@ class OptimizerSession(Session):
         if self._step is None:
             self._first(optimizer)
 
-    def _searched(self, gradient: torch.Tensor, caller: FrameType) -> tuple[str, torch.Tensor] | None:
-        """Name and parameter of this gradient, in the step that it begins or belongs to; None for any other tensor.
+    def _searched(self, gradient: torch.Tensor, caller: FrameType) -> str | None:
+        """The name of this gradient's parameter, in the step that it begins or belongs to; None for any other tensor.
 
         Raises:
             RuntimeError: a CUDA graph is being captured.
@@ -104,8 +109,7 @@ class OptimizerSession(Session):
             return None
         if self._step is None or self._forgotten or optimizer is not self._optimizer():
             self._open(optimizer, gradient)
-        name = None if self._source is None else self._source.name_of(parameter)
-        return None if name is None else (name, parameter)
+        return None if self._source is None else self._source.name_of(parameter)
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whose gradients come. A step that Horovod has forgotten has failed."""
@@ -122,17 +126,19 @@ class OptimizerSession(Session):
         self._optimizer = weakref.ref(optimizer)
 
     def _first(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin a step."""
+        """Begin a step; if it is not known yet where the ranks are, begin to gather that, too."""
         self._pending = horovod_optimizer.pending_of(optimizer)
-        # In a plan's first step the others cannot know yet that this rank knows its optimizer.
-        known = self._plan is not None and self._plan.topology_checksum
+        self._again = horovod_optimizer.reduced_already(optimizer)
         step = self._begin()
-        self._direct = bool(known and step.bits != UNCOMPRESSED and self._source and not self._source.grouped)
-        if self._source is not None and self._plan is not None:
-            mixed = len(self._plan.slots) < len(self._source.named)
-            self._step_gradients = StepGradients(step, self._source, on_device=mixed and self._source.grouped)
+        source: Any = self._source
+        self._step_gradients = StepGradients(step, source)
+        if not self._plan.placed:  # type: ignore[union-attr]  # the step's
+            ranks = source.transport
+            self._hosts = start_gather_json(ranks, ranks.host, f"hvd_dyncomp.{source.label}.hosts")
 
-    def _new_plan(self) -> Plan:
+    def _plan_of_step(self) -> Plan:
+        if self._plan is not None:
+            return self._plan
         optimizer = self._optimizer()
         if optimizer is None:
             raise RuntimeError(
@@ -140,14 +146,65 @@ class OptimizerSession(Session):
             )
         return self._bind(optimizer)
 
-    def _bind(self, optimizer: torch.optim.Optimizer) -> Plan:
-        """Make a plan for an optimizer, with the residuals. Raises what `attach` does; nothing has changed then."""
+    def _level(self, bits: float) -> float:
+        super()._level(bits)
+        if bits < UNCOMPRESSED and self._source.grouped:  # type: ignore[union-attr]  # there is one
+            raise ValueError(GROUPS)
+        return UNCOMPRESSED if self._aside else bits
+
+    @property
+    def _aside(self) -> bool:
+        """Whether the step that begins touches no residual, at 32 bits: without a place for them, or gradients anew."""
+        return self._again or self._plan is None or not self._plan.placed
+
+    @property
+    def _waiting(self) -> bool:
+        return super()._waiting and not self._aside
+
+    def _new_step(
+        self, plan: Plan, config: StepConfig, *, absent: Collection[str], values: Mapping[str, int] | None
+    ) -> Step:
+        return Step(
+            plan,
+            config=config,
+            meter=self.meter,
+            absent=absent,
+            to_agree_on={"attached": plan.placed},
+            values=values,
+            buckets=() if self._aside else None,
+        )
+
+    def _end(self, step: Step) -> None:
+        super()._end(step)
+        self._step_gradients = None
+        if self._hosts is not None:
+            gathered, self._hosts = self._hosts, None
+            hosts = gathered_json(self._plan.transport.wait(gathered))  # type: ignore[union-attr]  # there is one
+            self._bind(self._optimizer(), hosts)  # type: ignore[arg-type]  # it is calling
+
+    def _bits_of_means(self, step: Any) -> float | None:
+        return None if self._again else step.bits
+
+    def _bind(self, optimizer: torch.optim.Optimizer, hosts: Sequence[str] | None = None) -> Plan:
+        """Make a plan for an optimizer, with the residuals. Raises what `attach` does; nothing has changed then.
+
+        Args:
+            hosts: every rank's; None if they are not known yet.
+        """
         source = OptimizerGradients(optimizer, self._names, self._transport)
+        if hosts is None and source.world_size == 1:
+            hosts = [source.transport.host]
+        saved = self._carried(optimizer)
         with torch.inference_mode(False):  # as in `Session._new_plan`
-            plan = Plan(source, self._settings, self._skip, self._carried(optimizer))
+            plan = Plan(source, self._settings, self._skip, None if hosts is None else Topology.of(hosts))
+        if saved is not None:
+            plan.check(saved)
+        if saved is not None and plan.placed:
+            plan.restore(saved)
+            saved = None
         source.transport.advise({bucket.device for bucket in plan.buckets})
         self._slots = {parameter: plan.slots[name] for name, parameter in source.named if name in plan.slots}
-        self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, None
+        self._optimizer, self._source, self._plan, self._saved = weakref.ref(optimizer), source, plan, saved
         self._hook(optimizer)
         return plan
 
@@ -163,7 +220,7 @@ class OptimizerSession(Session):
 
     def _carried(self, optimizer: torch.optim.Optimizer) -> Mapping[str, Any] | None:
         """The residuals that a new plan for `optimizer` takes over: its own parameters', never another model's."""
-        if self._plan is None:
+        if self._plan is None or not self._plan.placed:
             return self._saved
         parameters = set(horovod_optimizer.reduced_parameters(optimizer))
         same = parameters == {parameter for _, parameter in self._plan.source.named}
@@ -174,8 +231,23 @@ class OptimizerSession(Session):
         ranks = self._transport.within(horovod_optimizer.process_set_of(optimizer))
         return ranks, horovod_optimizer.label_of(optimizer)
 
-    def _from_backward(self) -> bool:
-        return horovod_optimizer.any_from_backward(self._optimizer())
+    def _residuals(self) -> Mapping[str, Any]:
+        if self._plan is not None and self._plan.placed:
+            return self._plan.residuals()
+        nothing = {"rank": None, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
+        return nothing if self._saved is None else self._saved
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        if self._plan is not None and self._plan.placed:
+            self._plan.restore(state)
+            return
+        if self._plan is not None:
+            self._plan.check(state)
+        self._saved = state
+
+    def drop_residuals(self) -> None:
+        super().drop_residuals()
+        self._saved = None
 
     def sync(self) -> None:
         """Take over rank 0's step count: for workers that join (`elastic`). Collective.
@@ -192,7 +264,7 @@ class OptimizerSession(Session):
         """Forget a step in flight, and an error: what they were for is over, as elastic training forms the job anew."""
         if self._step is not None:
             self._step.abandon()
-        self._step, self._failure = None, ""
+        self._step, self._hosts, self._failure = None, None, ""
 
     @torch.no_grad()
     def _check_step(self) -> None:
@@ -202,25 +274,11 @@ class OptimizerSession(Session):
             raise RuntimeError(INFERENCE)  # nothing is lost: the program may call it again
         try:
             if self._step is not None:
-                self._await_agreement(self._step)
+                self._step.await_agreement()
         except BaseException as error:
             self._fail(error)
             raise
         self._entered = time.perf_counter()
-
-    def _await_agreement(self, step: Step) -> None:
-        """Wait until all ranks are known to do the same in a step. Raises what `Step.await_agreement` does."""
-        step.await_agreement()
-        if step.first_of_plan:
-            self._through_horovod()
-
-    def _through_horovod(self) -> None:
-        """Have Horovod reduce tickets of compressed gradients after all: on another rank it waits for them."""
-        optimizer = self._optimizer()
-        if self._direct and optimizer is not None:
-            self._direct = False
-            horovod_optimizer.take_back(optimizer)
-            horovod_optimizer.hand_in(optimizer)
 
 
 def _compare(session: OptimizerSession | None) -> None:

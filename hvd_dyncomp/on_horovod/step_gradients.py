@@ -9,7 +9,6 @@ import torch
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 
 
@@ -30,53 +29,42 @@ class Context(NamedTuple):
 class StepGradients:
     """The gradients of one step.
 
+    A gradient may come twice: its hook was interrupted, and Horovod does not know that it came. It then gets the same
+    answer.
+
     Args:
         step: the step.
         source: of the gradients.
-        on_device: whether Horovod must get tickets on gradients' devices, because it may reduce them in one call with
-            gradients. Otherwise they are in main memory, so that Horovod waits for no GPU.
 
     Attributes:
-        given: by parameter's name, what `decompress` will need. A gradient may come twice: its hook was interrupted,
-            and Horovod does not know that it came. It then gets the same answer.
-        in_use: whether any compressed parameter has a gradient on this rank.
+        compressed: whether gradients that have a slot travel compressed.
     """
 
-    def __init__(self, step: Step, source: OptimizerGradients, *, on_device: bool) -> None:
-        self._step, self._source, self._on_device = step, source, on_device
+    def __init__(self, step: Step, source: OptimizerGradients) -> None:
+        self._step, self._source = step, source
+        self._given: dict[str, Context] = {}  # by parameter's name, what `decompress` will need
         self._wires: dict[str, torch.Tensor] = {}  # what Horovod is to reduce, by parameter's name
-        self.given: dict[str, Context] = {}
-        self.in_use = False
+        self.compressed = step.bits != UNCOMPRESSED
 
-    def add_gradient(self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot) -> Context:
+    def add(self, gradient: torch.Tensor, parameter: torch.Tensor, slot: Slot) -> Context:
         """Take a gradient that travels compressed; return what `decompress` will need.
 
         Args:
             slot: its place.
         """
-        context = self.given.get(name)
+        context = self._given.get(slot.name)
         if context is None:
-            own = horovod_optimizer.from_backward(self._source.optimizer, parameter)
-            self.in_use = self.in_use or own or bool(gradient.any())
             self._step.add(slot, gradient)
-            context = self.given[name] = Context(gradient, self._step, slot)
+            context = self._given[slot.name] = Context(gradient, self._step, slot)
         return context
 
-    def take_for_horovod(
-        self, gradient: torch.Tensor, name: str, parameter: torch.Tensor, slot: Slot | None
-    ) -> tuple[torch.Tensor, Context]:
-        """Take a gradient; return what Horovod is to reduce, and what `decompress` will need.
+    def take_for_horovod(self, gradient: torch.Tensor, name: str) -> tuple[torch.Tensor, Context]:
+        """Take a gradient that travels uncompressed; return what Horovod is to reduce, and what `decompress` will need.
 
         Args:
-            slot: its place; None if it is skipped.
+            name: of the parameter.
         """
         if name not in self._wires:
-            if slot is None or self._step.bits == UNCOMPRESSED:
-                wire = self._step.uncompressed(gradient)
-                self.given[name] = Context(gradient, self._step)
-            else:
-                self.add_gradient(gradient, name, parameter, slot)
-                # Counted by nobody, as what Horovod sends to negotiate: a resumed run's meter is the whole one's.
-                wire = torch.ones(1, dtype=torch.float32, device=gradient.device if self._on_device else "cpu")
-            self._wires[name] = wire
-        return self._wires[name], self.given[name]
+            self._wires[name] = self._step.uncompressed(gradient)
+            self._given[name] = Context(gradient, self._step)
+        return self._wires[name], self._given[name]

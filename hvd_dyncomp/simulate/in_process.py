@@ -59,7 +59,10 @@ class InProcessTransport(Transport):
     def shared(self) -> InProcessTransport:
         return self._world.transports[self._rank]
 
-    def for_exchanges(self, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> InProcessTransport:
+    def hosts(self) -> list[str]:
+        return [f"host{number}" for number in self._world.hosts]
+
+    def for_exchanges(self, phases: Mapping[str, Sequence[int]]) -> InProcessTransport:
         return InProcessTransport(self._world, self._rank)
 
     def alltoall(

@@ -32,11 +32,13 @@ class Transport(ABC):
         rank_call: how a program asks for its rank, for messages.
         elastic: the object that keeps quantizers and controllers in elastic training, for messages; "" if none does.
         in_order: whether all ranks must start all collectives of tensors on GPUs in one order, whatever their names.
+        changes: whether ranks may come and go while this process lives, which then meets others in its steps only.
     """
 
     rank_call = "hvd.rank()"
     elastic = "hvd.elastic.TorchState"
     in_order = False
+    changes = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Transport:
         return self
@@ -55,6 +57,10 @@ class Transport(ABC):
     @abstractmethod
     def host(self) -> str:
         """The name of this process's machine. Ranks with the same name share a host."""
+
+    def hosts(self) -> Sequence[str]:
+        """The name of every rank's host, in rank order. Collective, and blocks, unless the transport knows them."""
+        return gather_json(self, self.host, "hvd_dyncomp.hosts")
 
     @property
     @abstractmethod
@@ -76,12 +82,11 @@ class Transport(ABC):
         """The transport of the same ranks that all models share."""
         return self
 
-    def for_exchanges(self: One, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> One:
+    def for_exchanges(self: One, phases: Mapping[str, Sequence[int]]) -> One:
         """A transport for the exchanges of one model. The call is collective if a transport has to be made.
 
         Args:
-            phases: returns the ranks that take part in each phase of an exchange, by the phase's name and in order,
-                from the names of all ranks' hosts.
+            phases: the ranks that take part in each phase of an exchange, by the phase's name and in order.
         """
         return self
 

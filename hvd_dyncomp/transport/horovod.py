@@ -77,6 +77,10 @@ class HorovodTransport(Transport):
     def local_size(self) -> int:
         return hvd.local_size()
 
+    @property
+    def changes(self) -> bool:  # type: ignore[override]  # which no program sets
+        return os.environ.get("HOROVOD_ELASTIC", "") == "1"  # of Horovod's elastic launchers
+
     def unsupported_reason(self, device: torch.device) -> str:
         if device.type != "cuda":
             return ""
@@ -123,7 +127,7 @@ class HorovodTransport(Transport):
         return self._request(functools.partial(hvd.allreduce_async_, op=hvd.Sum), tensor, name=name)
 
     def takes(self, dtype: torch.dtype) -> bool:
-        return dtype in (torch.float16, torch.float32, torch.float64)  # on CPUs
+        return dtype in (torch.float32, torch.float64)  # on CPUs; and a sum may be too large for float16
 
     def poll(self, handle: int) -> bool:
         return hvd.poll(handle)

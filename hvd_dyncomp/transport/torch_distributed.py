@@ -53,9 +53,6 @@ class ProcessGroupTransport(base.Transport):
         phases, name: for one model: the ranks that take part in each phase of an exchange, by name and in order; and a
             name for it in the job's store.
 
-    Attributes:
-        hosts: each rank's, by name.
-
     Raises:
         ValueError: torch.distributed is not initialized, or this process is not a member of the group.
         TypeError: `group` is not a process group.
@@ -87,7 +84,7 @@ class ProcessGroupTransport(base.Transport):
         self._end = weakref.finalize(self, _close, os.getpid(), groups.made, self._started)
         self._give_up_groups = functools.partial(close, groups.made, quiet=False)
         _alive.add(self)
-        self.hosts: list[str] = gather_json(self, self.host, "hvd_dyncomp.hosts") if phases is None else []
+        self._hosts: Sequence[str] = super().hosts() if phases is None else ()
         self._made = 0
 
     def __reduce__(self) -> tuple:
@@ -110,7 +107,10 @@ class ProcessGroupTransport(base.Transport):
 
     @property
     def local_size(self) -> int:
-        return int(os.environ.get("LOCAL_WORLD_SIZE", self._shared.hosts.count(self.host)))  # torchrun's
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.hosts().count(self.host)))  # torchrun's
+
+    def hosts(self) -> Sequence[str]:
+        return self._shared._hosts
 
     def unsupported_reason(self, device: torch.device) -> str:
         return "" if device.type in ("cpu", "cuda") else "messages are sent from CPUs and from CUDA devices only"
@@ -119,14 +119,13 @@ class ProcessGroupTransport(base.Transport):
     def shared(self) -> ProcessGroupTransport:
         return self._shared
 
-    def for_exchanges(self, phases: Callable[[Sequence[str]], Mapping[str, Sequence[int]]]) -> ProcessGroupTransport:
+    def for_exchanges(self, phases: Mapping[str, Sequence[int]]) -> ProcessGroupTransport:
         """As `base.Transport.for_exchanges`. Collective; blocks.
 
         Raises:
             LockstepError: the ranks' phases have different names. On all ranks.
         """
-        found = phases(self.hosts)
-        everyone = gather_json(self, list(found), "hvd_dyncomp.phases")
+        everyone = gather_json(self, list(phases), "hvd_dyncomp.phases")
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 raise LockstepError(
@@ -139,7 +138,7 @@ class ProcessGroupTransport(base.Transport):
             raise RuntimeError(
                 "the process group of this transport has been destroyed; make a transport of a group that exists"
             )
-        made = ProcessGroupTransport(group, found, f"{self._name}.{self._made}")
+        made = ProcessGroupTransport(group, phases, f"{self._name}.{self._made}")
         made._shared = self
         return made
 

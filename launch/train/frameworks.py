@@ -40,6 +40,8 @@ class WithHorovod:
         self.optimizer: Any = hvd.DistributedOptimizer(
             optimizer, named_parameters=model.named_parameters(), compression=compressor
         )
+        if isinstance(compression, Quantized):
+            compressor.attach(self.optimizer)  # or a resumed run would not repeat the uninterrupted one
 
     def broadcast(self) -> None:
         """Gives all ranks rank 0's parameters and buffers. Collective."""

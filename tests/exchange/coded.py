@@ -8,6 +8,7 @@ import torch
 
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.exchange.wire import HEADER as HEADER_FORMAT
 from hvd_dyncomp.kernels import block_bytes
 from hvd_dyncomp.transport.alone import Alone
@@ -37,7 +38,7 @@ def payloads(received: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]
     """What `Messages.payloads` returns in step `STEP`: of messages from all ranks in order, with so many bytes."""
     [[bucket], _] = make_buckets(
         [("here", torch.zeros(1))],
-        **{"min_numel": 1, "bucket_bytes": 4, "block_size": 64, "rank": 0, "world_size": 2},
+        **{"min_numel": 1, "bucket_bytes": 4, "block_size": 64, "rank": 0, "topology": Topology.one_rank_per_host(2)},
         error_feedback=False,
     )
     return Messages(bucket, 4, STEP, Alone()).payloads(received, sizes, range(len(sizes)))

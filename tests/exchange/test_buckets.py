@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hvd_dyncomp import Averager
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.settings import Settings
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.simulate import World
 
-COMMON = {"block_size": 64, "rank": 0, "world_size": 2, "error_feedback": True}
+COMMON = {"block_size": 64, "rank": 0, "topology": Topology.one_rank_per_host(2), "error_feedback": True}
 
 
 def plan(sizes, *, min_numel=10, bucket_bytes=4000, **changes):

@@ -24,15 +24,16 @@ SIZES = {"a": 130, "b": 500, "small": 5}
 
 
 def said(
-    ranks: int, hosts: tuple, odd: dict, sizes: dict[str, int] = SIZES, bits: int = 4
+    ranks: int, hosts: tuple, odd: dict, sizes: dict[str, int] = SIZES, bits: int = 4, attach: bool = False
 ) -> tuple[list[str], RecordingWorld]:
     """What the ranks say in a step when rank 1 has other arguments, another model or another level."""
 
     def program(transport) -> str:
         mine = odd if transport.rank == 1 else {}
         own = sizes if transport.rank == 1 else SIZES
-        worker = Worker(transport, own, bits if transport.rank == 1 else 4, **{"bucket_bytes": 1, **mine})
+        level = bits if transport.rank == 1 else 4
         with pytest.raises((LockstepError, ValueError)) as caught:
+            worker = Worker(transport, own, level, **{"bucket_bytes": 1, "attach": attach, **mine})
             worker.step({name: noise(name, p.numel(), transport.rank, 0) for name, p in worker.parameters.items()})
         return f"{type(caught.value).__name__}: {caught.value}"
 
@@ -58,13 +59,19 @@ CASES = {
 
 
 @WORLDS
+@pytest.mark.parametrize("attach", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_every_rank_says_who_differs_in_what(case, ranks, hosts):
+def test_every_rank_says_who_differs_in_what(case, attach, ranks, hosts):
+    """In the first step; a level in the first that is compressed; another model in `attach`."""
     odd, sizes, bits, words = CASES[case]
-    texts, world = said(ranks, hosts, odd, sizes, bits)
+    if bits != 4 and not attach:
+        return
+    texts, world = said(ranks, hosts, odd, sizes, bits, attach)
+    if attach and sizes != SIZES or list(sizes) != list(SIZES):
+        words = "the ranks attach to different optimizers: " if attach else words
     assert len(set(texts)) == 1 and words in texts[0] and texts[0].startswith("LockstepError"), texts
-    kinds = {sent.kind for sent in world.sent if "introduction" not in sent.name}
-    assert kinds == {"sum"}, "something was exchanged between ranks that differ"
+    asked = ("introduction", "attach", "models", "hosts")
+    assert {sent.kind for sent in world.sent if not sent.name.endswith(asked)} <= {"sum"}, "something was exchanged"
 
 
 def test_a_rank_in_another_step():
@@ -86,6 +93,10 @@ def test_a_rank_that_cannot_begin_tells_the_others_why(ranks, hosts):
     assert texts[1].startswith("ValueError: named_parameters must name every parameter")
     for text in texts[:1] + texts[2:]:
         assert text.startswith("LockstepError: rank 1 cannot use its quantizer: named_parameters must name")
+    texts, _ = said(ranks, hosts, {"named_parameters": [("other", other)]}, attach=True)
+    assert texts[1].startswith("ValueError: named_parameters must name every parameter")
+    for text in texts[:1] + texts[2:]:
+        assert text.startswith("LockstepError: rank 1 cannot attach its quantizer: ValueError: named_parameters must")
 
 
 def test_a_device_that_the_transport_cannot_send_from_is_refused_on_every_rank(monkeypatch):
@@ -134,7 +145,7 @@ def test_a_reduction_that_is_not_linear_is_refused_before_anything_is_sent(op):
             worker.backward(worker.noise(0))
         return str(caught.value)
 
-    texts, world = on_ranks(2, program, SIZES, 4, op=getattr(hvd, op))
+    texts, world = on_ranks(2, program, SIZES, 4, op=getattr(hvd, op), attach=False)
     assert all("works with op=hvd.Average and op=hvd.Sum, got op=" in text for text in texts) and not world.sent
 
 
@@ -159,9 +170,9 @@ def test_attach_wants_an_optimizer_that_compresses_with_this_quantizer():
         worker.quantizer.attach(worker.optimizer)
         return worker.step(worker.noise(0))
 
-    attached, _ = on_ranks(2, program, SIZES, 4)
-    found, _ = on_ranks(2, lambda worker: worker.step(worker.noise(0)), SIZES, 4)
-    assert all(torch.equal(attached[0][name], found[0][name]) for name in SIZES)
+    twice, _ = on_ranks(2, program, SIZES, 4)
+    once, _ = on_ranks(2, lambda worker: worker.step(worker.noise(0)), SIZES, 4)
+    assert all(torch.equal(twice[0][name], once[0][name]) for name in SIZES)
 
 
 def test_quantizers_of_twin_models_may_use_the_same_names():
@@ -203,7 +214,7 @@ def test_messages_that_are_too_long_are_refused_on_all_ranks(ranks, hosts, monke
     sizes = {"a": 130, "b": 500}
     texts, world = on_ranks(ranks, program, sizes, 16, hosts=hosts, bucket_bytes=1)
     assert len(set(texts)) == 1
-    assert all("handshake" in sent.name or sent.kind == "sum" for sent in world.sent)
+    assert all(sent.kind == "sum" or sent.name.endswith(("attach", "introduction")) for sent in world.sent)
     on_ranks(ranks, lambda worker: worker.step(worker.noise(0)), sizes, 4, hosts=hosts, bucket_bytes=1)
 
 
@@ -213,7 +224,7 @@ def test_a_rank_that_cannot_begin_beside_a_parameter_without_a_gradient(first):
 
     def program(transport) -> str:
         names = [("other", torch.nn.Parameter(torch.zeros(5)))] if transport.rank == 1 else None
-        worker = Worker(transport, SIZES, 4, named_parameters=names)
+        worker = Worker(transport, SIZES, 4, named_parameters=names, attach=False)
         used = ["a"] if first or transport.rank != 1 else []
         with pytest.raises((LockstepError, ValueError)) as caught:
             worker.step({name: noise(name, SIZES[name], transport.rank, 0) for name in used})

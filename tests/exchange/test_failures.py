@@ -11,8 +11,6 @@ from simulated import PLACES, RecordingWorld, mean_of, noise, phases
 from hvd_dyncomp import LockstepError
 from hvd_dyncomp.averaging import Averager
 from hvd_dyncomp.exchange import recipes
-from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.simulate import Deadlock, Ended
 
 SIZES = {"a": 650, "b": 200}
@@ -83,7 +81,7 @@ CASES = [(place, point) for place in HERE for point in POINTS if is_reached(poin
 @pytest.mark.parametrize(("place", "point"), CASES)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_an_error_on_any_rank_ends_all(place, point, steps, monkeypatch):
-    """In the first step, where nobody knows yet where the ranks are, and later, where messages are made in backward."""
+    """In the first step, and later."""
     ranks, hosts = PLACES[place]
     for victim in range(ranks):
         step_of_victim = []
@@ -199,23 +197,3 @@ def test_a_message_of_another_length_is_refused(phase, hosts, refused, change):
     errors = {rank: str(results[1]) for rank, results in enumerate(seen) if type(results[1]) is LockstepError}
     assert errors and refused >= set(errors), seen
     assert all("bytes arrived, expected" in text for text in errors.values()), errors
-
-
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_bucket_that_cannot_be_divided_on_one_rank(victim, monkeypatch):
-    """When it becomes known where the ranks are, there is no room for the residuals."""
-    real = Bucket.arrange
-
-    def arrange(bucket: Bucket, *arguments, **keywords) -> None:
-        with monkeypatch.context() as patch:
-            if bucket.rank == victim and keywords["by_host"]:
-                patch.setattr(Residuals, "arranged", lambda *arguments: 1 / 0)
-            real(bucket, *arguments, **keywords)
-
-    monkeypatch.setattr(Bucket, "arrange", arrange)
-    ranks, hosts = PLACES["2x2"]
-    for rank, [error] in enumerate(outcomes(ranks, hosts, 1)):
-        if rank == victim:
-            assert isinstance(error, ZeroDivisionError)
-        else:
-            assert f"rank {victim} has ended with ZeroDivisionError" in str(error)

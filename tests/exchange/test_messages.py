@@ -7,6 +7,7 @@ from simulated import WORLDS, Worker, on_ranks, phases
 
 from hvd_dyncomp.exchange.buckets import make_buckets
 from hvd_dyncomp.exchange.messages import Messages
+from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.exchange.wire import GREETING_BYTES, HEADER, Greeting, Phase
 from hvd_dyncomp.transport.alone import Alone
 
@@ -47,7 +48,13 @@ def messages_of(rank: int, step: int, number: int = 0, names: str = "ab") -> Mes
     """Of the first or the second bucket."""
     buckets, _ = make_buckets(
         [(name, torch.zeros(640)) for name in names],
-        **{"min_numel": 1, "bucket_bytes": 2560, "block_size": 64, "rank": rank, "world_size": 3},
+        **{
+            "min_numel": 1,
+            "bucket_bytes": 2560,
+            "block_size": 64,
+            "rank": rank,
+            "topology": Topology.one_rank_per_host(3),
+        },
         error_feedback=True,
     )
     assert len(buckets) == 2

@@ -33,10 +33,7 @@ def test_calls_in_backward_do_all_that_is_possible(ranks, hosts):
         assert all(is_delivered(worker, name, step) for name in SIZES)
         return seen
 
-    # In the first step it is not known yet where the ranks are.
-    results, _ = on_ranks(
-        ranks, lambda worker: program(worker, 0) and program(worker, 1), SIZES, 16, **ONE_EACH, hosts=hosts
-    )
+    results, _ = on_ranks(ranks, lambda worker: program(worker, 0), SIZES, 16, **ONE_EACH, hosts=hosts)
     # A gradient's message leaves with it, or with the next one where greetings are still under way. The next but one
     # finds that it has arrived; what takes more phases needs one more for each.
     late = 1 + len(phases(ranks, hosts))
@@ -46,8 +43,9 @@ def test_calls_in_backward_do_all_that_is_possible(ranks, hosts):
 
 
 @WORLDS
-def test_nothing_is_quantized_before_it_is_known_where_the_ranks_are(ranks, hosts, monkeypatch):
-    """From the second step on messages are made as buckets fill."""
+@pytest.mark.parametrize("attach", [False, True])
+def test_messages_are_made_as_buckets_fill_once_it_is_known_where_the_ranks_are(ranks, hosts, attach, monkeypatch):
+    """With `attach` from the first step on, without it from the second."""
     made: list[str] = []
 
     def seen(name):
@@ -73,8 +71,8 @@ def test_nothing_is_quantized_before_it_is_known_where_the_ranks_are(ranks, host
         assert all(is_delivered(worker, name, 1) for name in SIZES)
         return first, after - before
 
-    results, _ = on_ranks(ranks, program, SIZES, 16, **ONE_EACH, hosts=hosts)
-    assert results[0][0] == 0, "quantized by guess"
+    results, _ = on_ranks(ranks, program, SIZES, 16, **ONE_EACH, hosts=hosts, attach=attach)
+    assert all((first >= len(SIZES)) == attach for first, _ in results) and (attach or results[-1][0] == 0)
     assert all(later >= len(SIZES) for _, later in results)
 
 
@@ -107,8 +105,11 @@ def test_nothing_is_sent_before_it_is_known_that_all_do_the_same(ranks, hosts):
         worker.optimizer.step()
 
     _, world = on_ranks(ranks, program, SIZES, 4, **ONE_EACH, hosts=hosts)
-    first_of_rank_1 = next(i for i, sent in enumerate(world.sent) if sent.rank == 1 and "handshake" in sent.name)
-    before = {sent.kind for sent in world.sent[:first_of_rank_1]}
+    first, first_of_rank_1 = (
+        next(i for i, sent in enumerate(world.sent) if sent.rank in ranks_ and "handshake" in sent.name)
+        for ranks_ in (range(ranks), [1])
+    )
+    before = {sent.kind for sent in world.sent[first:first_of_rank_1]}
     assert before == {"sum"}, "an exchange has begun without rank 1"
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.buckets import make_buckets
+from hvd_dyncomp.exchange.topology import Topology
 
 SIZES = (700, 130, 2000)
 SIZE_CHANGES = [(1, 2), (2, 1), (2, 3), (3, 2), (3, 4), (4, 3), (3, 3)]
@@ -14,7 +15,7 @@ SIZE_CHANGES = [(1, 2), (2, 1), (2, 3), (3, 2), (3, 4), (4, 3), (3, 3)]
 
 def buckets_of(rank, size):
     parameters = [(f"p{i}", torch.zeros(numel)) for i, numel in enumerate(SIZES)]
-    common = {"block_size": 64, "rank": rank, "world_size": size, "error_feedback": True}
+    common = {"block_size": 64, "rank": rank, "topology": Topology.one_rank_per_host(size), "error_feedback": True}
     return make_buckets(parameters, min_numel=10, bucket_bytes=4000, **common)[0]
 
 

@@ -53,6 +53,7 @@ def test_a_run_that_resumes_ends_its_warm_up_where_it_would_have_ended(at):
         resumed = DynamicQuantizer(Controller(Static(2)), transport=worker.transport, **arguments)
         resumed.load_state_dict(state)
         worker.quantizer = worker.optimizer._compression = resumed
+        resumed.attach(worker.optimizer)
         return levels + [level_of_a_step(worker, step) for step in range(at, 6)]
 
     results, _ = on_ranks(2, program, SIZES, 2, warmup_steps=3, warmup_bits=8)

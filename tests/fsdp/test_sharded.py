@@ -109,8 +109,8 @@ class Rank(fsdp.Quantizer):
         self._units = list(self.units.values())
         Session.__init__(self, bits, transport, **{**SHAPE, **arguments})
         self._optimizer, self._unchecked, self._error, self._over = None, set(self._units), None, False
-        self._source = Shards(self._units, transport.for_exchanges(lambda hosts: {}))
-        self._plan = self._new_plan()
+        self._source = Shards(self._units, transport.for_exchanges({}))
+        self._plan = self._new_plan(transport.hosts())
 
     def noise(self, name: str, step: int) -> torch.Tensor:
         return torch.cat([noise(each, SIZES[each], self._source.rank, step) for each, _ in self.units[name].trained()])

@@ -83,13 +83,19 @@ def test_the_countdown_tells_what_backward_has_made(made):
     _, parameters, optimizer = made(backward_passes_per_step=2)
     first, _, last = parameters
     from_backward = horovod_optimizer.from_backward
-    assert not from_backward(optimizer, first) and not horovod_optimizer.any_from_backward(optimizer)
+    reduced_already = horovod_optimizer.reduced_already
+    assert not from_backward(optimizer, first) and not reduced_already(optimizer)
     for _ in range(2):
         first.sum().backward()
         assert from_backward(optimizer, first) and not from_backward(optimizer, last)
-        assert horovod_optimizer.any_from_backward(optimizer)
+        assert not reduced_already(optimizer)
     optimizer.synchronize()
-    assert not horovod_optimizer.any_from_backward(optimizer), "what was handed back was made by an earlier backward"
+    assert reduced_already(optimizer), "what was handed back was made by an earlier backward"
+    first.sum().backward()
+    assert not reduced_already(optimizer)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    assert not reduced_already(optimizer)
 
 
 def test_whether_horovod_reduces_in_groups(made):
@@ -127,14 +133,10 @@ def test_a_gradient_that_horovod_does_not_reduce(made):
         assert (None, "ours") in contexts and torch.equal(last.grad, torch.full((3,), 3.0))
         optimizer.zero_grad()
         spy.seen.clear()
-    (first.sum() + last.sum()).backward()
-    horovod_optimizer.take_back(optimizer)
-    optimizer.synchronize()
-    assert [ctx for _, ctx in contexts].count("ours") == 3, "still taken"
     undo()
     assert "_allreduce_grad_async" not in vars(optimizer)
     (first.sum() + last.sum()).backward()
-    assert len(spy.seen) == 3
+    assert len(spy.seen) == 2
 
 
 def test_the_gradient_that_horovod_would_hand_over(made):
@@ -158,24 +160,3 @@ def test_the_users_class_steps_within_horovods_step(made):
     parameters[0].sum().backward()
     optimizer.step()
     assert seen == [0, 2, "over", "over"]
-
-
-def test_whether_gradients_have_been_reduced_since_the_last_step(made):
-    """While they are reduced, too: in a second `synchronize` it is known that it is one."""
-    spy, parameters, optimizer = made()
-    seen = []
-    decompress = spy.decompress
-
-    def looking(tensor, ctx):
-        seen.append(horovod_optimizer.synchronized(optimizer))
-        return decompress(tensor, ctx)
-
-    spy.decompress = looking
-    for _ in range(2):
-        parameters[0].sum().backward()
-        optimizer.step()
-        assert not horovod_optimizer.synchronized(optimizer)
-    optimizer.synchronize()
-    assert horovod_optimizer.synchronized(optimizer)
-    optimizer.synchronize()
-    assert [any(two) for two in zip(seen[::2], seen[1::2], strict=True)] == [False, False, False, True]

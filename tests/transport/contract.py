@@ -26,6 +26,7 @@ def who_it_is(transport: Transport) -> None:
     everyone = gather_json(transport, [transport.rank, transport.host], "contract.who")
     assert [rank for rank, _ in everyone] == list(range(transport.size))
     assert everyone[transport.rank][1] == transport.host
+    assert list(transport.hosts()) == [host for _, host in everyone]
     assert transport.unsupported_reason(torch.device("cpu")) == ""
     assert copy.deepcopy([transport])[0] is transport
 
@@ -49,7 +50,7 @@ def alltoall_among_some(transport: Transport) -> None:
     rank = transport.rank
     ranks = [other for other in range(transport.size) if other % 2 == rank % 2]
     sent, arriving = [part(rank, other) for other in ranks], [part(other, rank).numel() for other in ranks]
-    exchange = transport.for_exchanges(lambda hosts: {"scatter": ranks})
+    exchange = transport.for_exchanges({"scatter": ranks})
     handle = exchange.alltoall(torch.cat(sent), ranks, list(map(len, sent)), arriving, "contract.some.scatter")
     assert torch.equal(exchange.wait(handle), torch.cat([part(other, rank) for other in ranks]))
     assert exchange.shared is transport.shared

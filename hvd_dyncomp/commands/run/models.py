@@ -133,7 +133,7 @@ class Models:
     def _compress(self, model: DistributedDataParallel) -> ReducingPasses | None:
         """Compress a model. Collective. Returns what the comparison waits for, if there is one."""
         if not self.compares:
-            self.add(ddp.compress(model, self.level).meter, Topology.of(ddp.transport(model.process_group).hosts))
+            self.add(ddp.compress(model, self.level).meter, Topology.of(ddp.transport(model.process_group).hosts()))
             return None
         comparison = self.comparison(ddp.transport(model.process_group))
         self.compare(ddp.compress(model, comparison).meter, comparison)

@@ -50,7 +50,7 @@ def part(thing: int, phase: str, sender: int, receiver: int) -> torch.Tensor:
 def test_later_phases_start_in_any_order(transport, rank, size):
     """Another one on each rank, among torch's own collectives in the same group."""
     phases = phases_of(rank, size)
-    made = transport.for_exchanges(lambda hosts: phases)
+    made = transport.for_exchanges(phases)
     assert made.shared is transport and made is not transport
     names, orders = list(phases), random.Random(rank)
 
@@ -90,8 +90,8 @@ def test_ranks_whose_phases_differ_all_say_so(transport, rank, size):
     with pytest.raises(
         LockstepError, match=f"rank 0 would exchange by scatter, rank {size - 1} by pair: give hierarch"
     ):
-        transport.for_exchanges(lambda hosts: mine)
-    made = transport.for_exchanges(lambda hosts: phases_of(rank, size))
+        transport.for_exchanges(mine)
+    made = transport.for_exchanges(phases_of(rank, size))
     assert made.wait(made.sum(torch.ones(1), "it")).item() == size
 
 
@@ -194,7 +194,7 @@ def test_nothing_of_it_is_left_and_the_next_ones_work(rank, size):
     for turn in range(3):
         made = ProcessGroupTransport()
         for _ in range(2):
-            model = made.for_exchanges(lambda hosts: phases_of(rank, size))
+            model = made.for_exchanges(phases_of(rank, size))
             assert model.wait(model.sum(torch.full((1,), float(turn)), "it")).item() == turn * size
             del model
         assert gather_json(made, [rank, turn], "who") == [[other, turn] for other in range(size)]
@@ -276,7 +276,7 @@ def descriptors() -> set[str]:
 def test_a_child_that_ends_leaves_the_connections(rank, size):
     """As Python ends it."""
     made = ProcessGroupTransport()
-    model = made.for_exchanges(lambda hosts: phases_of(rank, size))
+    model = made.for_exchanges(phases_of(rank, size))
 
     def ends() -> bool:
         weakref.finalize._exitfunc()

@@ -42,6 +42,13 @@ def float64_sum(array: np.ndarray, name: str) -> np.ndarray:
     return gathered.numpy().sum(axis=0)
 
 
+def attached(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Compressed from the first step on, if it is."""
+    if isinstance(optimizer._compression, DynamicQuantizer):
+        optimizer._compression.attach(optimizer)
+    return optimizer
+
+
 class Problem:
     """Parameters whose gradients are exactly what a check wants them to be: the loss is sum(parameter * wanted)."""
 
@@ -49,7 +56,14 @@ class Problem:
     LARGE = {"large": (50_000,)}
 
     def __init__(
-        self, *, dtype=torch.float32, names=None, prefix="", device: torch.device = DEVICE, **optimizer_arguments
+        self,
+        *,
+        dtype=torch.float32,
+        names=None,
+        prefix="",
+        device: torch.device = DEVICE,
+        attach: bool = True,
+        **optimizer_arguments,
     ) -> None:
         shapes = {name: {**self.SHAPES, **self.LARGE}[name] for name in names or self.SHAPES}
         self.parameters = {
@@ -60,6 +74,8 @@ class Problem:
             named_parameters=[(prefix + name, p) for name, p in self.parameters.items()],
             **optimizer_arguments,
         )
+        if attach:
+            attached(self.optimizer)
 
     def draw(self, seed: int, precision: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
         """Gaussian gradients, other ones on every rank, which a dtype of less precision can hold as well."""
@@ -101,7 +117,7 @@ def distribute(
 ) -> torch.optim.Optimizer:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     named = [(prefix + name, parameter) for name, parameter in model.named_parameters()]
-    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compress(), **arguments)
+    return attached(hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compress(), **arguments))
 
 
 def weights(*models: nn.Module) -> list[Tensor]:

@@ -15,7 +15,7 @@ CASES = {
     "four bits": (4, {}),
     "two bits": (2, {}),
     "one bit": (1, {}),
-    "skipped ones in groups": (8, {"skip": lambda name, parameter: name == "odd"}),
+    "skipped ones": (8, {"skip": lambda name, parameter: name == "odd"}),
 }
 
 
@@ -34,8 +34,7 @@ def gpu() -> torch.device:
 def reduced(device: torch.device, case: str, dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
     """The gradients of some steps."""
     bits, arguments = CASES[case]
-    groups = 2 if "groups" in case else None
-    problem = Problem(device=device, dtype=dtype, compression=ours(bits, **arguments)(), groups=groups)
+    problem = Problem(device=device, dtype=dtype, compression=ours(bits, **arguments)())
     return [
         {name: gradient.cpu() for name, gradient in problem.reduce(problem.draw(seed)).items()} for seed in range(10)
     ]
@@ -51,7 +50,7 @@ def assert_like_a_cpu(found: list[dict[str, torch.Tensor]], case: str, dtype: to
 
 
 def test_a_cpu_does_twice_the_same():
-    case = "skipped ones in groups"
+    case = "skipped ones"
     assert_like_a_cpu(reduced(torch.device("cpu"), case, torch.float32), case, torch.float32)
 
 

@@ -123,6 +123,7 @@ def test_another_model_on_one_rank(rank, request):
     problem = Problem(
         prefix=request.node.name,
         names=["bias", "long", "odd"] if rank != 1 else ["bias", "matrix"],
+        attach=False,
         compression=DynamicQuantizer(Controller(Static(4))),
     )
     with pytest.raises(LockstepError, match=r"parameter \S+long is float32 \(5000,\) on rank 0, not there on rank 1"):
@@ -142,6 +143,7 @@ def test_one_rank_cannot_begin(rank, request):
     problem = Problem(
         prefix=request.node.name,
         names=["long"],
+        attach=False,
         compression=DynamicQuantizer(Controller(Static(4)), named_parameters=named),
     )
     expected = (ValueError, "must name every") if rank == 1 else (LockstepError, "rank 1 cannot .* must name every")

@@ -45,15 +45,6 @@ def plain(compress):
 
 
 @scenario
-def groups_of_parameters(compress):
-    model = Linear()
-    optimizer = distribute(model, compress, groups=[[model.values[0], model.values[3]], [model.values[1]]])
-    model(1).backward()
-    optimizer.step()
-    return weights(model)
-
-
-@scenario
 def local_accumulation(compress):
     return two_steps(compress, passes=3, backward_passes_per_step=3)
 
