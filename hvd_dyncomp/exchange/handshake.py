@@ -10,7 +10,7 @@ import torch
 
 from hvd_dyncomp.errors import JOINED, LockstepError
 from hvd_dyncomp.exchange.task import Collectives, Task
-from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting, Phase
+from hvd_dyncomp.exchange.wire import GREETING_BYTES, WIRE_VERSION, Flag, Greeting
 from hvd_dyncomp.transport.base import Transport, gathered_json, start_gather_json
 
 
@@ -55,7 +55,7 @@ def refuse(transport: Transport, label: str, error: Exception, *, number: int, b
         transport, label: as in `Source`.
         number, bits: as in `Step`.
     """
-    greeting = Greeting(WIRE_VERSION, Phase.HANDSHAKE, bits, 0, number & 0xFFFFFFFF, Flag.FAILED)
+    greeting = Greeting(WIRE_VERSION, Flag.FAILED, bits, composition=0, step=number & 0xFFFFFFFF, values=0)
     about = {"error": str(error)}
     with contextlib.suppress(Exception):  # what the others raise; or they are gone, and need not hear of it
         Task(transport, handshake(transport, label, greeting, lambda: about)).outcome()

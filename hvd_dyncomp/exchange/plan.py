@@ -16,7 +16,7 @@ from hvd_dyncomp.exchange.coding import Span
 from hvd_dyncomp.exchange.settings import Settings, Skip
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
-from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, Phase, checksum
+from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport
@@ -118,14 +118,9 @@ class Plan:
             config: the step's number and level.
             to_agree_on: as in `Step`.
         """
-        return Greeting(
-            WIRE_VERSION,
-            Phase.HANDSHAKE,
-            config.bits,
-            checksum(f"{self.composition} {to_agree_on}") if any(to_agree_on.values()) else self.composition,
-            config.number & 0xFFFFFFFF,
-            flags=0,
-        )
+        varies = any(to_agree_on.values())
+        composition = checksum(f"{self.composition} {to_agree_on}") if varies else self.composition
+        return Greeting(WIRE_VERSION, 0, config.bits, composition, config.number & 0xFFFFFFFF, values=0)
 
     def _check_lengths(self, bits: float) -> None:
         """Check that every bucket's messages fit at this level.

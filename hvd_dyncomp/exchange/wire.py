@@ -21,22 +21,20 @@ WIRE_VERSION = 13
 # A message begins with the number of its step, little-endian. Marks of slots follow: `slots.marks_of`.
 HEADER = struct.Struct("<Q")
 HEADER_BYTES = HEADER.size
-# version, phase, level as `level_code` has it, composition, step, flags; little-endian
+# version, flags, level as `level_code` has it, composition, step, values; little-endian
 _GREETING = struct.Struct("<BBhIII")
 GREETING_BYTES = _GREETING.size
 
 
 class Phase(IntEnum):
-    """The purpose of a collective. Its name travels in that of the collective; of the numbers, a greeting's only.
+    """The purpose of a collective. Its name travels in that of the collective.
 
     SCATTER and GATHER are the halves of an exchange; PAIR is both in one, between two workers. A LOCAL_SCATTER has
-    values for a neighbour on the same host; LOCAL_GATHER passes messages on to neighbours unchanged. A HANDSHAKE begins
-    a step.
+    values for a neighbour on the same host; LOCAL_GATHER passes messages on to neighbours unchanged.
     """
 
     SCATTER = 0
     GATHER = 1
-    HANDSHAKE = 2
     PAIR = 3
     LOCAL_SCATTER = 4
     LOCAL_GATHER = 5
@@ -47,19 +45,19 @@ class Greeting(NamedTuple):
 
     Attributes:
         version: of the wire format.
-        phase: HANDSHAKE.
-        bits: level of the step; 32 means uncompressed.
-        composition: checksum of all parameters, settings and world size.
-        step: its number, modulo 2^32.
         flags: see `Flag`.
+        bits: level of the step; 32 means uncompressed.
+        composition: checksum of all parameters, settings and world size, and of what else must agree in this step.
+        step: its number, modulo 2^32.
+        values: checksum of the parameters' values; 0: they are not compared in this step.
     """
 
     version: int
-    phase: int
+    flags: int
     bits: float
     composition: int
     step: int
-    flags: int
+    values: int
 
     def to_bytes(self) -> bytes:
         return _GREETING.pack(*self._replace(bits=level_code(self.bits)))
@@ -73,7 +71,7 @@ class Greeting(NamedTuple):
 class Flag(IntFlag):
     """Flags of a greeting. FAILED: this rank cannot use its quantizer, and will say why."""
 
-    FAILED = 2
+    FAILED = 1
 
 
 def checksum(text: str) -> int:
