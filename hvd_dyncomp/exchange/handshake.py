@@ -57,7 +57,7 @@ def refuse(transport: Transport, label: str, error: Exception, *, number: int, b
         transport, label: as in `Source`.
         number, bits: as in `Step`.
     """
-    greeting = Greeting(WIRE_VERSION, 1, bits, 0, number & 0xFFFFFFFF, 0)
+    greeting = Greeting(WIRE_VERSION, 1, bits, composition=0, step=number & 0xFFFFFFFF, values=0)
     about = {"error": str(error)}
     with contextlib.suppress(Exception):  # what the others raise; or they are gone, and need not hear of it
         Task(transport, handshake(transport, label, greeting, lambda: about)).outcome()

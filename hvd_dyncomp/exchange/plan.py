@@ -120,14 +120,10 @@ class Plan:
             config: the step's number and level.
             to_agree_on, values: as in `Step`.
         """
-        return Greeting(
-            WIRE_VERSION,
-            0,
-            config.bits,
-            checksum(f"{self.composition} {to_agree_on}") if any(to_agree_on.values()) else self.composition,
-            config.number & 0xFFFFFFFF,
-            0 if values is None else checksum(json.dumps(values)) or 1,
-        )
+        varies = any(to_agree_on.values())
+        composition = checksum(f"{self.composition} {to_agree_on}") if varies else self.composition
+        compared = 0 if values is None else checksum(json.dumps(values)) or 1
+        return Greeting(WIRE_VERSION, 0, config.bits, composition, config.number & 0xFFFFFFFF, compared)
 
     def _check_lengths(self, bits: float) -> None:
         """Check that every bucket's messages fit at this level.

@@ -47,7 +47,7 @@ class Greeting(NamedTuple):
         version: of the wire format.
         failed: 1 if this rank cannot use its quantizer, and will say why; otherwise 0.
         bits: level of the step; 32 means uncompressed.
-        composition: checksum of all parameters, settings and world size.
+        composition: checksum of all parameters, settings and world size, and of what else must agree in this step.
         step: its number, modulo 2^32.
         values: checksum of the parameters' values; 0 if they are not compared in this step.
     """

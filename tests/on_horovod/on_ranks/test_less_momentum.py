@@ -12,7 +12,7 @@ from contextlib import suppress
 import horovod.torch as hvd
 import pytest
 import torch
-from problem import DEVICE, same_on_all_ranks
+from problem import DEVICE, attached, same_on_all_ranks
 from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 
@@ -44,6 +44,7 @@ class Training:
             compression=hvd.Compression.none if how == "stock" else self.quantizer,
             **arguments,
         )
+        attached(self.optimizer)
 
     def loss(self, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(100 * step + hvd.rank())

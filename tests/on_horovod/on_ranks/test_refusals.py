@@ -51,7 +51,7 @@ def test_adasum(rank, tmp_path):
 def test_a_second_optimizer():
     q = DynamicQuantizer(Controller(Static(4)))
     first = Problem(compression=q)
-    second = Problem(compression=q)
+    second = Problem(compression=q, attach=False)
     first.reduce(first.draw(seed=1))
     with pytest.raises(ValueError, match="one DynamicQuantizer per optimizer"):
         second.reduce(second.draw(seed=1))
@@ -69,16 +69,18 @@ def test_two_quantizers_may_share_a_controller():
 
 def test_a_parameter_without_a_name():
     named = torch.nn.Parameter(torch.zeros(2000))
-    problem = Problem(compression=DynamicQuantizer(named_parameters=[("other", named)]))
+    problem = Problem(compression=DynamicQuantizer(named_parameters=[("other", named)]), attach=False)
     with pytest.raises(ValueError, match="named_parameters"):
         problem.reduce(problem.draw(seed=1))
 
 
 @pytest.mark.parametrize("bits", [4, 32])
 @pytest.mark.parametrize("steps", [0, 2])
-def test_join(steps, bits, rank, size):
+@pytest.mark.parametrize("attach", [False, True])
+def test_join(attach, steps, bits, rank, size):
     """One rank has no more steps to make. The others say so, and send it nothing that Horovod could not answer."""
-    problem = Problem(prefix=f"joined.{steps}.{bits}.", compression=DynamicQuantizer(Controller(Static(bits))))
+    quantizer = DynamicQuantizer(Controller(Static(bits)))
+    problem = Problem(prefix=f"joined.{steps}.{bits}.{attach}.", compression=quantizer, attach=attach)
     for step in range(steps):
         problem.reduce(problem.draw(seed=step))
     if rank != size - 1:
