@@ -113,8 +113,8 @@ ROOMS = {
     "momentum": set(),
     "advice": set(),
     "ranges": set(),
-    "step_levels": set(),
-    "exchange": {"kernels", "meter", "ranges", "replicas", "step_levels", "transport"},
+    "step_levels": {"controller", "exchange"},
+    "exchange": {"kernels", "meter", "ranges", "replicas", "transport"},
     "replicas": {"transport"},
     "agreement": {"exchange", "replicas", "transport"},
     "autograd": set(),
@@ -126,7 +126,7 @@ ROOMS = {
     },
     "diagnostics": {"exchange", "session"},
     "all_ranks": {"exchange", "meter", "session", "transport"},
-    "per_rank": {"all_ranks", "session", "transport"},
+    "per_rank": {"agreement", "all_ranks", "session", "transport"},
     "averaging": {"agreement", "controller", "exchange", "policies", "session", "transport"},
     "ddp": {
         *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "session"),
@@ -134,7 +134,7 @@ ROOMS = {
     },
     "fsdp": {
         *("agreement", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
-        *("step_levels", "transport", "wrappers"),
+        *("transport", "wrappers"),
     },
     "on_horovod": {"advice", "controller", "exchange", "kernels", "momentum", "policies", "session", "transport"},
     "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
@@ -164,7 +164,7 @@ EXCHANGE = {
     "unused": {"buckets", "slots"},
     "bucket_exchange": {"buckets", "memory", "messages", "routes", "slots", "task", "unused"},
     "step": {
-        *("buckets", "handshake", "memory", "bucket_exchange", "plan", "slots", "streams", "sums"),
+        *("buckets", "handshake", "memory", "bucket_exchange", "plan", "settings", "slots", "streams", "sums"),
         *("task", "wire"),
     },
 }

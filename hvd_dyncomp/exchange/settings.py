@@ -1,10 +1,10 @@
-"""Settings of the exchange that must be the same on all ranks."""
+"""Settings of the exchange that must be the same on all ranks; and what a step is fixed to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -51,3 +51,17 @@ class Settings:
         if self.bucket_bytes is not None:
             return self.bucket_bytes
         return min(max(_BUCKET_BYTES, _BYTES_OF_RANK * world_size), _MOST_BUCKET_BYTES)
+
+
+class StepConfig(NamedTuple):
+    """What is fixed about a step when it begins.
+
+    Attributes:
+        number: of the step, the same on all ranks.
+        bits: its level.
+        epoch: of the step.
+    """
+
+    number: int
+    bits: float
+    epoch: int
