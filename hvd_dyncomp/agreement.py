@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hvd_dyncomp import replicas
 from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.exchange.wire import checksum
-from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.base import Transport, gather_json, gather_or_raise
 
 
 class Call(NamedTuple):
@@ -19,14 +19,14 @@ class Call(NamedTuple):
     Attributes:
         name: of the call.
         fails: what a rank with an error cannot do.
-        differs: what the ranks do if they differ.
+        differs: what the ranks do if they differ in what is compared.
         remedy: what to do then.
     """
 
     name: str
     fails: str
-    differs: str
-    remedy: str
+    differs: str = ""
+    remedy: str = ""
 
 
 COMPRESS = Call(
@@ -36,6 +36,7 @@ COMPRESS = Call(
     "compress models in the same order on every rank (iterate over a list, not over a set), and load checkpoints on "
     "every rank, or before DistributedDataParallel(...), which broadcasts the values of rank 0",
 )
+STATES = Call("per_rank", "cannot save or load its state")
 AVERAGER = Call(
     "averager",
     "cannot make its Averager",
@@ -83,15 +84,8 @@ def on_all_ranks(transport: Transport, call: Call = COMPRESS) -> Iterator[list[A
         yield mine
     except Exception as own:  # noqa: BLE001  # raised when the other ranks have heard of it
         error = own
-    number = checksum(json.dumps(mine))
-    report = {"model": number} if error is None else {"error": f"{type(error).__name__}: {error}"}
-    reports = gather_json(transport, report, f"hvd_dyncomp.{call.name}")
-    if error is not None:
-        raise error
-    for rank, theirs in enumerate(reports):
-        if "error" in theirs:
-            raise LockstepError(f"rank {rank} {call.fails}: {theirs['error']}")
-    if any(theirs != reports[0] for theirs in reports):
+    models = gather_or_raise(transport, checksum(json.dumps(mine)), error, f"hvd_dyncomp.{call.name}", call.fails)
+    if len(set(models)) > 1:
         everyone = gather_json(transport, mine, f"hvd_dyncomp.{call.name}.models")
         rank = next(rank for rank, theirs in enumerate(everyone) if theirs != everyone[0])
         raise LockstepError(

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from hvd_dyncomp.checks import comes_from, shown
-from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.transport.base import gather_json
+from hvd_dyncomp.transport.base import gather_or_raise
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +75,7 @@ class AllRanks:
             mine = packed(self.quantizer.state_dict())
         except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
             wrong = error
-        report: dict[str, Any] = {"bytes": mine.numel()}
-        if wrong is not None:
-            report = {"error": f"{type(wrong).__name__}: {wrong}", "in flight": isinstance(wrong, InFlight)}
-        reports = gather_json(transport, report, "hvd_dyncomp.all_ranks")
-        if wrong is not None:
-            raise wrong
-        for rank, theirs in enumerate(reports):
-            if "error" in theirs:
-                kind = InFlight if theirs["in flight"] else RuntimeError
-                raise kind(f"rank {rank} has no state: {theirs['error']}")
-        lengths = [theirs["bytes"] for theirs in reports]
+        lengths = gather_or_raise(transport, mine.numel(), wrong, "hvd_dyncomp.all_ranks", "has no state")
         if transport.size > 1:
             mine = transport.wait(transport.allgather(mine, "hvd_dyncomp.all_ranks.states", lengths))
         return {"ranks": list(mine.split(lengths)), "controller": self.quantizer.controller.state_dict()}

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
 import torch
 
+from hvd_dyncomp.agreement import STATES, on_all_ranks
 from hvd_dyncomp.all_ranks import AllRanks, packed
 from hvd_dyncomp.checks import comes_from, integer
-from hvd_dyncomp.errors import LockstepError
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.transport.base import gather_json
 from hvd_dyncomp.transport.launched import has_process_group
-
-Result = TypeVar("Result")
 
 
 class PerRank:
@@ -53,11 +49,13 @@ class PerRank:
         values. Do not save such a result.
 
         Raises:
-            RuntimeError: gradients are in flight, or wait to be averaged.
+            RuntimeError: gradients are in flight, here or on another rank, or wait to be averaged.
             ValueError: `ranks` was given, and the quantizer does not work among all ranks of the job.
-            LockstepError: another rank has an error. On all ranks that have none of their own.
+            LockstepError: another rank has another error. On all ranks that have none of their own.
         """
-        return self._together(self._state)
+        with on_all_ranks(self.quantizer.everyone, STATES):
+            state = self._state()
+        return state
 
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
         """Load this rank's state, and the controller's state. Collective: every rank calls it, between steps.
@@ -69,10 +67,12 @@ class PerRank:
         Raises:
             ValueError: `state` does not come from `PerRank.state_dict()`, was saved by another number of ranks, or is
                 that of another model; nothing has changed on this rank.
-            RuntimeError: gradients are in flight, or wait to be averaged, or an error has ended a step.
-            LockstepError: another rank has an error. On all ranks that have none of their own.
+            RuntimeError: gradients are in flight, here or on another rank, or wait to be averaged; or an error has ended
+                a step.
+            LockstepError: another rank has another error. On all ranks that have none of their own.
         """
-        self._together(lambda: self._load(state))
+        with on_all_ranks(self.quantizer.everyone, STATES):
+            self._load(state)
 
     def _state(self) -> dict[str, bytes]:
         if self.ranks is not None:
@@ -109,20 +109,3 @@ class PerRank:
                 f"got {self.ranks}: load its state with as many ranks as have saved it"
             )
         return [f"rank{rank}" for rank in range(self.ranks)]
-
-    def _together(self, work: Callable[[], Result]) -> Result:
-        """Do something; an error on one rank is one on all of them. Collective."""
-        wrong: Exception | None = None
-        done: Any = None
-        try:
-            done = work()
-        except Exception as error:  # noqa: BLE001  # raised when the other ranks have heard of it
-            wrong = error
-        text = "" if wrong is None else f"{type(wrong).__name__}: {wrong}"
-        everyone = gather_json(self.quantizer.everyone, text, "hvd_dyncomp.per_rank")
-        if wrong is not None:
-            raise wrong
-        for rank, text in enumerate(everyone):
-            if text:
-                raise LockstepError(f"rank {rank} cannot save or load its state: {text}")
-        return done

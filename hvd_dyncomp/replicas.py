@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from hvd_dyncomp.errors import LockstepError
-from hvd_dyncomp.transport.base import Transport, gather_json
+from hvd_dyncomp.transport.base import Transport, gather_or_raise
 
 Named = Sequence[tuple[str, torch.Tensor]]  # (name, parameter) pairs
 
@@ -38,18 +37,15 @@ def compare(transport: Transport, trained: Callable[[], Named], name: str) -> No
         name: of the collective.
 
     Raises:
-        LockstepError: on every rank: a parameter differs, or a rank cannot read its parameters.
+        LockstepError: a parameter differs, on every rank; or another rank cannot read its parameters.
+        Exception: this rank cannot.
     """
-    mine: dict[str, Any]
+    mine, error = None, None
     try:
-        mine = {"numbers": numbers(trained())}
-    except Exception as error:  # noqa: BLE001  # the other ranks wait
-        mine = {"error": f"{type(error).__name__}: {error}"}
-    everyone = gather_json(transport, mine, name)
-    for rank, theirs in enumerate(everyone):
-        if "error" in theirs:
-            raise LockstepError(f"rank {rank} cannot compare its parameters: {theirs['error']}")
-    found = difference([theirs["numbers"] for theirs in everyone])
+        mine = numbers(trained())
+    except Exception as own:  # noqa: BLE001  # raised when the other ranks have heard of it
+        error = own
+    found = difference(gather_or_raise(transport, mine, error, name, "cannot compare its parameters"))
     if found:
         raise LockstepError(found)
 

@@ -11,19 +11,19 @@ import torch
 
 from hvd_dyncomp import momentum, replicas
 from hvd_dyncomp.advice import GONE, INFERENCE, REWOUND, Advice
-from hvd_dyncomp.checks import comes_from, shown
+from hvd_dyncomp.checks import comes_from, integer, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.settings import Settings, Skip, StepConfig, with_residuals
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import Topology, phases
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.step_levels import StepConfig, StepLevels, with_residuals
+from hvd_dyncomp.step_levels import StepLevels
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class Session:
         self._check_failure()
         with comes_from("state_dict()", state):
             state = residual_state.checked(state)
-            StepLevels.check(state)
+            integer("steps", state["steps"], 0)
             Meter().load_state_dict(state["meter"])
         self._restore(state)
         self._levels.load_state_dict(state)

@@ -2,56 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from hvd_dyncomp.checks import integer
+from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
-
-logger = logging.getLogger(__name__)
-
-# Of the first step after a rise to 32 bits, which delivers what waits in residuals. It leaves 2^-16 of a block's
-# largest value, which is dropped.
-DELIVERY_BITS = 16
-
-
-class LevelSource(Protocol):
-    """Gives the number of bits: a `Controller`."""
-
-    @property
-    def bits(self) -> float:
-        """The level from the next step on, bits per value."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next step."""
-
-
-class StepConfig(NamedTuple):
-    """What is fixed about a step when it begins.
-
-    Attributes:
-        number: of the step, the same on all ranks.
-        bits: its level.
-        epoch: of the step.
-        delivers: whether it is the first one after a rise to 32 bits. Its residuals are dropped when it has ended.
-    """
-
-    number: int
-    bits: float
-    epoch: int
-    delivers: bool = False
-
-    def with_residuals(self, waiting: bool) -> StepConfig:
-        """The same for a step with residuals, if there are any; `waiting` must be the same on all ranks."""
-        bits = with_residuals(self.bits, waiting)
-        return self._replace(bits=bits, delivers=bits != self.bits)
-
-
-def with_residuals(bits: float, waiting: bool) -> float:
-    """The level of a step that has a level of `bits`, if residuals are waiting or not."""
-    return DELIVERY_BITS if waiting and bits == UNCOMPRESSED else bits
 
 
 class StepLevels:
@@ -69,7 +26,7 @@ class StepLevels:
         ValueError: an argument is out of range; the message names it.
     """
 
-    def __init__(self, source: LevelSource, *, warmup_steps: int, warmup_bits: float) -> None:
+    def __init__(self, source: Controller, *, warmup_steps: int, warmup_bits: float) -> None:
         self._source = source
         self._warmup_steps = integer("warmup_steps", warmup_steps, 0)
         self._warmup_bits = check_level("warmup_bits", warmup_bits)
@@ -96,16 +53,6 @@ class StepLevels:
         """Plain data."""
         return {"steps": self.steps}
 
-    @staticmethod
-    def check(state: Mapping[str, Any]) -> None:
-        """Check that `load_state_dict` can use a quantizer's state.
-
-        Raises:
-            KeyError, TypeError, ValueError: it cannot.
-        """
-        integer("steps", state["steps"], 0)
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned; raises what `check` does, and nothing has changed then."""
-        self.check(state)
+        """Take over what `state_dict` returned."""
         self.steps = integer("steps", state["steps"], 0)

@@ -113,8 +113,8 @@ ROOMS = {
     "momentum": set(),
     "advice": set(),
     "ranges": set(),
-    "step_levels": set(),
-    "exchange": {"kernels", "meter", "ranges", "replicas", "step_levels", "transport"},
+    "step_levels": {"controller", "exchange"},
+    "exchange": {"kernels", "meter", "ranges", "replicas", "transport"},
     "replicas": {"transport"},
     "agreement": {"exchange", "replicas", "transport"},
     "autograd": set(),
@@ -126,7 +126,7 @@ ROOMS = {
     },
     "diagnostics": {"exchange", "session"},
     "all_ranks": {"exchange", "meter", "session", "transport"},
-    "per_rank": {"all_ranks", "session", "transport"},
+    "per_rank": {"agreement", "all_ranks", "session", "transport"},
     "averaging": {"agreement", "controller", "exchange", "policies", "session", "transport"},
     "ddp": {
         *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "session"),
@@ -134,7 +134,7 @@ ROOMS = {
     },
     "fsdp": {
         *("agreement", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
-        *("step_levels", "transport", "wrappers"),
+        *("transport", "wrappers"),
     },
     "on_horovod": {
         *("advice", "agreement", "controller", "exchange", "momentum", "policies", "session", "step_levels"),
@@ -165,7 +165,7 @@ EXCHANGE = {
     "recipes": {"coding", "messages", "task", "topology", "wire"},
     "bucket_exchange": {"buckets", "memory", "messages", "recipes", "slots", "task"},
     "step": {
-        *("buckets", "handshake", "memory", "bucket_exchange", "plan", "slots", "streams", "sums"),
+        *("buckets", "handshake", "memory", "bucket_exchange", "plan", "settings", "slots", "streams", "sums"),
         *("task", "wire"),
     },
 }

@@ -13,12 +13,11 @@ import torch
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.buckets import Bucket, make_buckets
 from hvd_dyncomp.exchange.coding import Span
-from hvd_dyncomp.exchange.settings import Settings, Skip
+from hvd_dyncomp.exchange.settings import Settings, Skip, StepConfig
 from hvd_dyncomp.exchange.source import Source
 from hvd_dyncomp.exchange.topology import Topology, dtype_within_host
 from hvd_dyncomp.exchange.wire import WIRE_VERSION, Greeting, checksum
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)

@@ -1,17 +1,22 @@
-"""Settings of the exchange that must be the same on all ranks."""
+"""Settings of the exchange that must be the same on all ranks; and what a step is fixed to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from hvd_dyncomp.checks import boolean, integer, shown
+from hvd_dyncomp.levels import UNCOMPRESSED
 
 # An exchange divides a bucket among all ranks: with many, messages of a small one are nothing but latency.
 _BUCKET_BYTES, _MOST_BUCKET_BYTES, _BYTES_OF_RANK = 8 * 2**20, 128 * 2**20, 2**20
+
+# Of the first step after a rise to 32 bits, which delivers what waits in residuals. It leaves 2^-16 of a block's
+# largest value, which is dropped.
+DELIVERY_BITS = 16
 
 Skip = Callable[[str, torch.Tensor], bool]  # (name, parameter): whether it travels uncompressed
 
@@ -51,3 +56,29 @@ class Settings:
         if self.bucket_bytes is not None:
             return self.bucket_bytes
         return min(max(_BUCKET_BYTES, _BYTES_OF_RANK * world_size), _MOST_BUCKET_BYTES)
+
+
+class StepConfig(NamedTuple):
+    """What is fixed about a step when it begins.
+
+    Attributes:
+        number: of the step, the same on all ranks.
+        bits: its level.
+        epoch: of the step.
+        delivers: whether it is the first one after a rise to 32 bits. Its residuals are dropped when it has ended.
+    """
+
+    number: int
+    bits: float
+    epoch: int
+    delivers: bool = False
+
+    def with_residuals(self, waiting: bool) -> StepConfig:
+        """The same for a step with residuals, if there are any; `waiting` must be the same on all ranks."""
+        bits = with_residuals(self.bits, waiting)
+        return self._replace(bits=bits, delivers=bits != self.bits)
+
+
+def with_residuals(bits: float, waiting: bool) -> float:
+    """The level of a step that has a level of `bits`, if residuals are waiting or not."""
+    return DELIVERY_BITS if waiting and bits == UNCOMPRESSED else bits

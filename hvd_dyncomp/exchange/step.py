@@ -17,6 +17,7 @@ from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.handshake import handshake
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.streams import Streams
 from hvd_dyncomp.exchange.sums import Sums, wire_form
@@ -25,7 +26,6 @@ from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter, allreduce_bytes
 from hvd_dyncomp.ranges import marked
-from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import in_background
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,12 @@ from hvd_dyncomp.autograd import call_at_end
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight, LockstepError
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.fsdp.shards import ShardGradients, replica_group
 from hvd_dyncomp.fsdp.unit_steps import UnitSteps
 from hvd_dyncomp.fsdp.units import Unit, units_of
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.torch_distributed import transport
 

@@ -11,11 +11,11 @@ import torch
 from hvd_dyncomp import replicas
 from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.fsdp.units import Unit
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.step_levels import StepConfig
 
 
 class UnitSteps:

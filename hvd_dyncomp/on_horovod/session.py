@@ -17,6 +17,7 @@ from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
+from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.levels import UNCOMPRESSED
@@ -25,7 +26,6 @@ from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.step_gradients import StepGradients
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
-from hvd_dyncomp.step_levels import StepConfig
 from hvd_dyncomp.transport.base import Transport, gather_json, gathered_json, start_gather_json
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvd_dyncomp.errors import LockstepError
+from hvd_dyncomp.errors import InFlight, LockstepError
 
 One = TypeVar("One", bound="Transport")
 
@@ -211,6 +211,32 @@ def gather_json(transport: Transport, value: Any, name: str) -> list[Any]:
                 "calls in the same order"
             )
     return [value for _, value in everyone]
+
+
+def gather_or_raise(transport: Transport, value: Any, error: Exception | None, name: str, fails: str) -> list[Any]:
+    """Every rank's `value`, as `gather_json`; an error on one rank is one on all of them. Collective; blocks.
+
+    Args:
+        value: plain data.
+        error: why this rank has no value; None if it has one.
+        name: of the collective.
+        fails: what a rank with an error does not do, in words.
+
+    Raises:
+        Exception: this rank's own error, when the others have heard of it.
+        LockstepError: another rank has one; InFlight, if it is such a one.
+    """
+    report: dict[str, Any] = {"value": value}
+    if error is not None:
+        report = {"error": f"{type(error).__name__}: {error}", "in flight": isinstance(error, InFlight)}
+    everyone = gather_json(transport, report, name)
+    if error is not None:
+        raise error
+    for rank, theirs in enumerate(everyone):
+        if "error" in theirs:
+            kind = InFlight if theirs["in flight"] else LockstepError
+            raise kind(f"rank {rank} {fails}: {theirs['error']}")
+    return [theirs["value"] for theirs in everyone]
 
 
 def of_all(size: int, ranks: Sequence[int], lengths: Sequence[int]) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import re
 import sys
 import time
@@ -108,8 +107,6 @@ def main(args: argparse.Namespace) -> int:
 def _measure(args: argparse.Namespace) -> None:
     everyone = ranks.transport()
     device = _device(args.device)
-    # Its models are alike on purpose.
-    logging.getLogger("hvd_dyncomp.agreement").setLevel(logging.ERROR)
     shapes = evenly(args.values) if args.values else shapes_of(args.model)
     steppers = _steppers(shapes, args, device)
     bar = _Bar(args.seconds) if everyone.rank == 0 else None

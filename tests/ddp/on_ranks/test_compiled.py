@@ -86,7 +86,7 @@ def trained(make, backend, bits, rank) -> tuple[list[torch.Tensor], int]:
     assert same_on_all_ranks(parameters)
     assert {name.startswith("_orig_mod.") for name in quantizer.state_dict()["residuals"]} == {make is within}
     sent = quantizer.meter.total()
-    assert sent.steps == 3 and sent.saved_fraction > 0.8
+    assert sent.steps == 3 and sent.saved_fraction > 0.45
     return parameters, sent.sent_bytes
 
 
