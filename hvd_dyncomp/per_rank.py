@@ -67,8 +67,8 @@ class PerRank:
         Raises:
             ValueError: `state` does not come from `PerRank.state_dict()`, was saved by another number of ranks, or is
                 that of another model; nothing has changed on this rank.
-            RuntimeError: gradients are in flight, here or on another rank, or wait to be averaged; or an error has ended
-                a step.
+            RuntimeError: gradients are in flight, here or on another rank, or wait to be averaged; or an error has
+                ended a step.
             LockstepError: another rank has another error. On all ranks that have none of their own.
         """
         with on_all_ranks(self.quantizer.everyone, STATES):

@@ -15,9 +15,9 @@ from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, GROUPS, I
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.plan import Plan
+from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
-from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.exchange.topology import Topology
 from hvd_dyncomp.levels import UNCOMPRESSED
