@@ -31,7 +31,9 @@ def build():
     quantizer = DynamicQuantizer(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.04, momentum=0.9)
     named = model.named_parameters()
-    return model, quantizer, hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=quantizer)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=quantizer)
+    quantizer.attach(optimizer)  # compress from the first step on
+    return model, quantizer, optimizer
 
 
 def train_one_epoch(model, optimizer, controller):

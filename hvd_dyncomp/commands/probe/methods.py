@@ -97,7 +97,10 @@ def _with_horovod(name: str, model: nn.Module, optimizer: torch.optim.Optimizer)
         compression = DynamicQuantizer(bits, hierarchical=hierarchical)
     # Names of one's own: Horovod's cache of what was negotiated would be emptied at each change otherwise.
     named = [(f"{name}.{key}", parameter) for key, parameter in model.named_parameters()]
-    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+    distributed = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compression)
+    if isinstance(compression, DynamicQuantizer):
+        compression.attach(distributed)
+    return distributed
 
 
 def _distributed(name: str, model: nn.Module) -> tuple[nn.Module, Any]:

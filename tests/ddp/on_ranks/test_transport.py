@@ -29,8 +29,8 @@ def transport():
 
 def test_who_it_is(transport, rank, size):
     assert (transport.rank, transport.size) == (rank, size)
-    assert gather_json(transport, transport.host, "hosts") == transport.hosts
-    assert transport.local_size == transport.hosts.count(transport.host)
+    assert gather_json(transport, transport.host, "hosts") == list(transport.hosts())
+    assert transport.local_size == transport.hosts().count(transport.host)
     assert transport.unsupported_reason(torch.device("cpu")) == ""
 
 
