@@ -131,9 +131,9 @@ class Session:
         return self._ours
 
     @property
-    def share(self) -> tuple[list[int] | None, int]:
-        """Which shard of the parameters this rank has, if they are sharded; and how many ranks have the same."""
-        return None, self.everyone.size
+    def shard(self) -> list[int] | None:
+        """Which shard of the parameters this rank has, and how many there are; None if they are not sharded."""
+        return None
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """(name, parameter) of all that training changes as things are now, whether it is reduced or not.
@@ -191,6 +191,9 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that the same rank has saved, in a run with the same parameters.
 
+        On as many ranks, on the same hosts, a run then continues bit for bit. On another number of ranks, or if another
+        division of ranks among hosts changes the exchange, residuals begin at zero, and rank 0 logs a warning.
+
         Call it between steps, in the training thread. If you call it before the first gradient, the parameters in the
         state are checked only at the first gradient.
 
@@ -242,12 +245,12 @@ class Session:
         return self._plan is not None and any(bucket.residuals.carries for bucket in self._plan.buckets)
 
     def _residuals(self) -> Mapping[str, Any]:
-        """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
+        """Both residuals by parameter name (`residual_state.export`), with rank, world size and hosts."""
         if self._plan is not None:
             return self._plan.residuals()
         if self._saved is not None:
             return self._saved
-        return {"rank": None, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
+        return {"rank": None, "world_size": 1, "hosts": None, **residual_state.export([])}
 
     def _check_between_steps(self, what: str) -> None:
         if self._step is not None:

@@ -55,12 +55,10 @@ class Bucket:
         self.values = sum(slot.numel for slot in slots)
         self.blocks = -(-self.runs[-1].end // block_size)
         self.arrangement: Arrangement = flat(self.blocks, rank, Topology.one_rank_per_host(world_size))
-        own, summed = self._ranges
-        values = self.blocks * block_size
-        self.residuals = Residuals(values, own, summed, device, enabled=error_feedback)
+        self.residuals = Residuals(*self._ranges, device, enabled=error_feedback)
 
     def arrange(self, topology: Topology, *, by_host: bool) -> None:
-        """Divide the blocks by another topology, and move the residuals. Call it before a step quantizes or flushes.
+        """Divide the blocks by another topology; where they are divided otherwise, residuals begin at zero.
 
         Args:
             topology: which ranks share a host.
@@ -69,7 +67,7 @@ class Bucket:
         new = (hierarchical if by_host else flat)(self.blocks, self.rank, topology)
         same, self.arrangement = new[:2] == self.arrangement[:2], new
         if not same:
-            self.residuals = self.residuals.arranged(*self._ranges)
+            self.residuals = Residuals(*self._ranges, self.device, enabled=self.residuals.enabled)
 
     @property
     def section(self) -> Section:

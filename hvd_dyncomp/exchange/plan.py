@@ -86,7 +86,7 @@ class Plan:
         self.parts: dict[str, list[Bucket]] = {}
         for bucket in self.buckets if source.parts else ():
             self.parts.setdefault(source.parts[bucket.name], []).append(bucket)  # type: ignore[index]  # there are some
-        # Assume the topology of the saved state: if it is still the same, no residual has to move.
+        # Assume the topology of the saved state: if it is still the same, residuals stay.
         hosts = state.get("hosts") if state is not None and state["world_size"] == world_size else None
         host_of = {rank: number for number, host in enumerate(hosts or ()) for rank in host}
         self.topology = (
@@ -98,7 +98,7 @@ class Plan:
         self.arranged: Topology | None = None
         self.arrange({})
         if state is not None:
-            residual_state.restore(self.buckets, state, rank, world_size, self.source.factor)
+            residual_state.restore(self.buckets, state, rank, world_size, self.hosts)
         large = {slot.name for slot in self.slots.values() if not slot.small}
         waiting = [parameter for name, parameter in source.parameters() if name in large and settings.error_feedback]
         self.feedback_parameters = frozenset(waiting)
@@ -120,6 +120,12 @@ class Plan:
     def hierarchical(self) -> bool:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
+
+    @property
+    def hosts(self) -> list[list[int]] | None:
+        """The ranks of each host, if buckets are divided by host; None if among all ranks, wherever these are."""
+        by_host = self.arranged is not None and self.arranged.two_level and self.settings.hierarchical is None
+        return list(map(list, self.arranged.hosts)) if by_host else None  # type: ignore[union-attr]
 
     def greeting(self, config: StepConfig, to_agree_on: Mapping[str, Any], *, from_backward: bool) -> Greeting:
         """This rank's greeting for a step.
@@ -209,11 +215,14 @@ class Plan:
         if self.arranged == self.topology:  # in all steps but one, which must not wait for the streams
             return
         self.arranged = self.topology
+        carried = any(bucket.residuals.carries for bucket in self.buckets)
         with contextlib.ExitStack() as stack:
             for streams, origin in origins.items():  # in the stream of the messages that follow
                 stack.enter_context(streams.outgoing([origin]))
             for bucket in self.buckets:
                 bucket.arrange(self.topology, by_host=self.hierarchical)
+        if carried and not any(bucket.residuals.carries for bucket in self.buckets):
+            residual_state.warn_of_loss(self.source.rank)
 
     def _say(self) -> None:
         hosts = self.topology.hosts
@@ -239,12 +248,11 @@ class Plan:
             )
 
     def residuals(self) -> dict[str, Any]:
-        """All residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
+        """All residuals by parameter name (`residual_state.export`), with rank, world size and hosts."""
         return {
             "rank": self.source.rank,
             "world_size": self.source.world_size,
-            "factor": self.source.factor,
-            "hosts": list(map(list, self.arranged.hosts)) if self.arranged else None,
+            "hosts": self.hosts,
             **residual_state.export(self.buckets),
         }
 

@@ -103,15 +103,14 @@ class Hierarchical(Route):
         self._result_lengths = [reduction.result_bytes for reduction in self._reductions]
 
     def collectives(self, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
-        messages, joined = self._scatter(values)
-        del values
+        messages = self._scatter(values)
         yield Gate.SEND
         name = self._messages.name(Phase.LOCAL_SCATTER)
         handle = self._neighbours.alltoall(messages, self._lengths, self._arriving, name)
         del messages  # the transport has them
         received = yield handle
-        sums = self._add(joined, received)  # of this rank's section, over its host
-        del received, joined
+        sums = self._add(values, received)  # of this rank's section, over its host
+        del received, values
         between = self._own.collectives(self._peers, sums)
         del sums  # when they are quantized, nobody needs them any more
         result = yield from between
@@ -120,16 +119,14 @@ class Hierarchical(Route):
         return (yield self._neighbours.allgather(result, self._result_lengths, name))
 
     @marked("scatter_on_host")
-    def _scatter(self, values: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Messages with the neighbours' sections, and all values with what waits in residuals."""
+    def _scatter(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """Messages with the neighbours' sections."""
         messages, payloads, _ = self._messages.room(self._sizes(self._others))
-        values = self._bucket.residuals.add_all_pending(self._bucket.slots, values)
-        self._bucket.streams.keep(*values)
         for section, payload in zip(self._others, payloads, strict=True):
             message = payload.view(self._dtype)
             for _, places, part in self._parts(values, section):
                 message[places] = part
-        return messages, values
+        return messages
 
     @property
     def _others(self) -> list[Section]:

@@ -10,9 +10,9 @@ from simulated import PLACES, RecordingWorld, mean_of, noise, phases
 
 from hvd_dyncomp import LockstepError
 from hvd_dyncomp.averaging import Averager
+from hvd_dyncomp.exchange import buckets
 from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.reduction import PairReduction, ShardedReduction
-from hvd_dyncomp.exchange.residuals import Residuals
 from hvd_dyncomp.exchange.routes import Hierarchical
 from hvd_dyncomp.simulate import Deadlock, Ended
 
@@ -210,7 +210,7 @@ def test_a_bucket_that_cannot_be_divided_on_one_rank(victim, monkeypatch):
     def arrange(bucket: Bucket, *arguments, **keywords) -> None:
         with monkeypatch.context() as patch:
             if bucket.rank == victim and keywords["by_host"]:
-                patch.setattr(Residuals, "arranged", lambda *arguments: 1 / 0)
+                patch.setattr(buckets, "Residuals", lambda *arguments, **keywords: 1 / 0)
             real(bucket, *arguments, **keywords)
 
     monkeypatch.setattr(Bucket, "arrange", arrange)
