@@ -204,7 +204,7 @@ class OptimizerSession(Session):
         """
         self._reset()
         saved = self._residuals()
-        mine = {"stays": self._has_rank_of(saved), "waiting": residual_state.waiting(saved)}
+        mine: dict[str, Any] = {"stays": self._has_rank_of(saved), "waiting": residual_state.waiting(saved)}
         mine["levels"] = self._levels.state_dict()
         everyone = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")
         stay = all(each["stays"] for each in everyone)
