@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +13,6 @@ from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.base import gather_or_raise
-
-logger = logging.getLogger(__name__)
 
 
 class AllRanks:
@@ -83,9 +80,9 @@ class AllRanks:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load this rank's part of a state, and the controller's state. Every rank calls it, with the same state.
 
-        With the same number of ranks, a run then continues bit for bit. With another number, each rank gets an equal
-        part of the sum of all residuals, so that each residual is still delivered once. With FSDP, if models are now
-        sharded among another number of ranks, the residuals are dropped, and rank 0 logs a warning.
+        With the same number of ranks, on the same hosts, a run then continues bit for bit. With another number, or with
+        FSDP if models are now sharded among another number of ranks, residuals begin at zero, and rank 0 logs a
+        warning.
 
         Raises:
             ValueError: `state` does not come from `AllRanks.state_dict()`, or is that of another model; nothing has
@@ -104,22 +101,14 @@ class AllRanks:
             raise
 
     def _of_this_rank(self, packed: list[torch.Tensor]) -> Mapping[str, Any]:
-        everyone, (place, sharers) = self.quantizer.everyone, self.quantizer.share
+        everyone, shard = self.quantizer.everyone, self.quantizer.shard
         own = _unpacked(packed[min(everyone.rank, len(packed) - 1)])
-        if len(packed) == everyone.size and own.get("shard") == place:
+        if len(packed) == everyone.size and own.get("shard") == shard:
             return own
-        # One after the other: all of them may be many times the model.
-        fitting = (state for state in map(_unpacked, packed) if state.get("shard") == place)
-        residuals = residual_state.merged(fitting, sharers)
-        if residuals is None and everyone.rank == 0:
-            logger.warning(
-                "AllRanks: the state was saved on %d ranks, whose shards of the parameters differ from those of the %d "
-                "ranks now; the saved residuals are dropped, and residuals start at zero",
-                len(packed),
-                everyone.size,
-            )
+        if residual_state.waiting(own):
+            residual_state.warn_of_loss(everyone.rank)
         meter = own["meter"] if everyone.rank < len(packed) else Meter().state_dict()
-        return {**own, **(residuals or residual_state.NOTHING), "rank": None, "shard": place, "meter": meter}
+        return {**own, **residual_state.NOTHING, "rank": None, "shard": shard, "meter": meter}
 
 
 def packed(state: Mapping[str, Any]) -> torch.Tensor:

@@ -60,9 +60,9 @@ class PerRank:
     def load_state_dict(self, state: Mapping[str, bytes]) -> None:
         """Load this rank's state, and the controller's state. Collective: every rank calls it, between steps.
 
-        With the same number of ranks, a run then continues bit for bit. With another number, given as `ranks`, each
-        rank gets an equal part of the sum of all residuals, with FSDP of those of its shard, as with `AllRanks`. If the
-        model is now sharded among another number of ranks, residuals start at zero, and rank 0 logs a warning.
+        With the same number of ranks, on the same hosts, a run then continues bit for bit. With another number, given
+        as `ranks`, or if the model is now sharded among another number of ranks, residuals begin at zero, and rank 0
+        logs a warning.
 
         Raises:
             ValueError: `state` does not come from `PerRank.state_dict()`, was saved by another number of ranks, or is

@@ -121,9 +121,9 @@ class Session:
         return self._ours
 
     @property
-    def share(self) -> tuple[list[int] | None, int]:
-        """Which shard of the parameters this rank has, if they are sharded; and how many ranks have the same."""
-        return None, self.everyone.size
+    def shard(self) -> list[int] | None:
+        """Which shard of the parameters this rank has, and how many there are; None if they are not sharded."""
+        return None
 
     def trained(self) -> list[tuple[str, torch.Tensor]]:
         """(name, parameter) of all that training changes as things are now, whether it is reduced or not.
@@ -181,6 +181,9 @@ class Session:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that the same rank has saved, in a run with the same parameters.
 
+        On as many ranks, on the same hosts, a run then continues bit for bit. On another number of ranks, or if another
+        division of ranks among hosts changes the exchange, residuals begin at zero, and rank 0 logs a warning.
+
         Call it between steps, in the training thread.
 
         Raises:
@@ -236,7 +239,7 @@ class Session:
         return self._plan is not None and any(bucket.residuals.carries for bucket in self._plan.buckets)
 
     def _residuals(self) -> Mapping[str, Any]:
-        """Both residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
+        """Both residuals by parameter name (`residual_state.export`), with rank, world size and hosts."""
         return self._plan.residuals()  # type: ignore[union-attr]  # there is one
 
     def _restore(self, state: Mapping[str, Any]) -> None:

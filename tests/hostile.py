@@ -105,6 +105,11 @@ def floats(value: Any) -> bool:
     return dense and value.dtype == torch.float32
 
 
+def residuals(value: Any) -> bool:
+    dense = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return dense and value.dtype == torch.bfloat16 and bool(value.isfinite().all())
+
+
 def packed(state: Any) -> Tensor:
     """As a rank's part of what `AllRanks.state_dict` returns."""
     file = io.BytesIO()
@@ -148,7 +153,6 @@ TYPES: list[tuple[Takes, str]] = [
     (real(), "threshold_of_level kernels.factor"),
     (real(lambda x: True), "metric"),
     (real(lambda x: 0 <= x < 1), "threshold min_improvement"),
-    (real(lambda x: 0 < x < math.inf), "factor"),
     (real(lambda x: 0 < x < 1), "most"),
     (real(lambda x: 0 <= x < math.inf), " ".join(one.name for one in fields(Traffic) if one.type == "float")),
     (real(lambda x: 0 <= x < math.inf), "num_samples eta"),
@@ -165,8 +169,8 @@ TYPES: list[tuple[Takes, str]] = [
     (a(Tensor), "tensor"),
     (a(Tensor, str), "name_or_weight"),
     (floats, "values_of_tensor"),
-    (lambda v: floats(v) and bool(v.isfinite().all()), "residual_of_tensor"),
-    (lambda v: floats(v) and bool(v.isfinite().all()) and v.dim() == 1, "shard.values"),
+    (residuals, "residual_of_tensor"),
+    (lambda v: residuals(v) and v.dim() == 1, "shard.values"),
     (none_or(lambda v: a(Tensor)(v) and v.shape == (3,) and v.is_floating_point()), "mean"),
 ]
 MAY = {name: takes for takes, names in TYPES for name in names.split()}
@@ -181,10 +185,10 @@ OPTIONAL = {"hosts", "steps", "seconds", "metrics", "reason", "usable"}
 
 WEIGHT = torch.zeros(3)
 METER = {"records": [{"epoch": 0, "bits": 4, "steps": 1, "seconds": 0.5}]}
-SHARD = {"first": 2, "carries": True, "values": torch.ones(2), "slots": {"a": {"start": 0, "order": [0]}}}
-STATE = {"steps": 3, "rank": 0, "world_size": 2, "factor": 0.5, "hosts": [[0], [1]], "order": "logical"}
+SHARD = {"first": 2, "carries": True, "values": torch.ones(2).bfloat16(), "slots": {"a": {"start": 0, "order": [0]}}}
+STATE = {"steps": 3, "rank": 0, "world_size": 2, "hosts": [[0], [1]], "order": "logical"}
 STATE |= {"meter": METER}
-STATE |= {"residuals": {"a": torch.ones(3)}, "shard_residuals": {"bucket": SHARD}}
+STATE |= {"residuals": {"a": torch.ones(3).bfloat16()}, "shard_residuals": {"bucket": SHARD}}
 EPOCH = {"epoch": 0, "bits": 4, "metrics": {"a": 1.0}, "reason": "", "usable": True}
 DECIDED = {"bits": 4, "history": [EPOCH], "config": {}}
 MEASURED = dict.fromkeys(("val_accuracy", "train_loss", "val_loss", "gradient_norm", "waited"), 0.5)

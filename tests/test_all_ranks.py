@@ -1,4 +1,4 @@
-"""One state of all ranks: it goes on bit for bit on as many ranks, and without a loss on more or fewer."""
+"""One state of all ranks: it goes on bit for bit on as many ranks; on more or fewer, residuals begin at zero."""
 
 import io
 
@@ -65,66 +65,22 @@ def test_the_same_ranks_go_on_bit_for_bit(ranks, hosts, bits):
             assert torch.equal(residual, state_again["residuals"][name])
 
 
-@pytest.mark.parametrize("bits", [0.25, 1, 4])
-@pytest.mark.parametrize("then", [{}, {"bucket_bytes": 10**6}], ids=["buckets as before", "larger buckets"])
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("2", "3"), ("3", "2"), ("5", "2"), ("2", "5"), ("2x2", "2"), ("2x2", "3"), ("3", "2x2"), ("2", "2x3")],
-)
-def test_what_waited_arrives_once_whatever_the_number_of_ranks(before, after, then, bits):
-    """At 32 bits all residuals leave: with the same gradients, the same means. (More ranks have larger buckets.)"""
-
-    def world(text):
-        hosts, _, local = text.rpartition("x")
-        size = int(hosts or 1) * int(local)
-        return World(size, hosts=[rank // int(local) for rank in range(size)] if hosts else ())
-
-    def train(transport):
-        each = averager(transport, {0: bits, 1: 32})
-        trained(each, transport.rank)
-        each.controller.step({})
-        state = AllRanks(each).state_dict()
-        return state, delivered(each)
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1)])
+def test_on_another_number_of_ranks_residuals_begin_at_zero(before, after, caplog):
+    """With one warning. Steps and level go on."""
+    [state, *_] = World(before).run(state_of)
 
     def go_on(transport):
-        each = averager(transport, {0: bits, 1: 32}, **then)
-        AllRanks(each).load_state_dict(state)
-        assert each.state_dict()["steps"] == STEPS
-        return delivered(each)
-
-    def delivered(each):
-        ones = [torch.ones(shape) for shape in SHAPES.values()]
-        each.mean_(ones)
-        return [one - 1 for one in ones]
-
-    state, expected = world(before).run(train)[0]
-    assert all(float(each.abs().max()) > 1e-3 for each in expected[:2])
-    for got in world(after).run(go_on):
-        for one, other in zip(got, expected, strict=True):
-            assert (one - other).norm() <= 0.02 * other.norm() + 1e-6
-
-
-def test_what_no_rank_takes_is_not_lost_when_it_is_saved_again():
-    """A job of two ranks goes on as one, then as two: in between nothing is exchanged, and all of it waits."""
-
-    def residuals(state):
-        total = {name: torch.zeros(shape) for name, shape in SHAPES.items() if name != "small"}
-        for each in state["ranks"]:
-            one = torch.load(io.BytesIO(each.numpy().tobytes()), weights_only=True)
-            for name in total:
-                total[name] += one["factor"] * one["residuals"][name].float()
-        return total
-
-    first = World(2).run(lambda transport: state_of(transport))[0]
-
-    def alone(transport):
         each = averager(transport, {0: 4})
-        AllRanks(each).load_state_dict(first)
-        return AllRanks(each).state_dict()
+        AllRanks(each).load_state_dict(state)
+        own = each.state_dict()
+        assert own["steps"] == STEPS
+        assert not any(residual.any() for residual in own["residuals"].values())
+        return trained(each, transport.rank)
 
-    second = World(1).run(alone)[0]
-    for name, total in residuals(first).items():
-        assert torch.allclose(residuals(second)[name], total, rtol=0.02, atol=1e-3)
+    means = World(after).run(go_on)
+    assert all(map(torch.equal, means[0], means[-1]))
+    assert caplog.text.count("residuals begin at zero") == 1
 
 
 def state_of(transport, **arguments):
@@ -157,8 +113,7 @@ def test_other_parameters_are_refused_and_nothing_changes():
             AllRanks(each).load_state_dict({**state, "controller": {**state["controller"], "bits": 4}})
         assert each.bits == 8 and each.controller.history == []
 
-    for size in (2, 3):
-        World(size).run(program)
+    World(2).run(program)
 
 
 def test_without_error_feedback_there_is_nothing_to_take_over():

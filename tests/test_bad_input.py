@@ -183,7 +183,7 @@ def test_what_the_caller_changes_later_changes_nothing():
     state["history"].clear()
     assert other.state_dict() == controller.state_dict()
 
-    state = {**STATE, "residuals": {"a": torch.zeros(3)}}
+    state = {**STATE, "residuals": {"a": torch.zeros(3).bfloat16()}}
     quantizer = DynamicQuantizer()
     quantizer.load_state_dict(state)
     state["residuals"]["a"] += 1

@@ -56,9 +56,7 @@ class Bucket:
         self.values = sum(slot.numel for slot in slots)
         self.blocks = -(-self.runs[-1].end // block_size)
         self.arrangement: Arrangement = (hierarchical if by_host else flat)(self.blocks, rank, topology)
-        own, summed = self._ranges
-        values = self.blocks * block_size
-        self.residuals = Residuals(values, own, summed, device, enabled=error_feedback)
+        self.residuals = Residuals(*self._ranges, device, enabled=error_feedback)
 
     @property
     def section(self) -> Section:

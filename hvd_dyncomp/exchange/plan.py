@@ -110,6 +110,11 @@ class Plan:
         """Whether gradients travel within hosts first, then between hosts."""
         return self.settings.hierarchical is None and self.topology.two_level
 
+    @property
+    def hosts(self) -> list[list[int]] | None:
+        """The ranks of each host, if buckets are divided by host; None if among all ranks, wherever these are."""
+        return list(map(list, self.topology.hosts)) if self.hierarchical else None
+
     def greeting(
         self, config: StepConfig, to_agree_on: Mapping[str, Any], values: Mapping[str, int] | None
     ) -> Greeting:
@@ -180,15 +185,14 @@ class Plan:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Replace all residuals by those of a state. Raises what `check` does, and nothing has changed then."""
         with torch.inference_mode(False):  # steps will write them
-            residual_state.restore(self.buckets, state, self.source.rank, self.source.world_size, self.source.factor)
+            residual_state.restore(self.buckets, state, self.source.rank, self.source.world_size, self.hosts)
 
     def residuals(self) -> dict[str, Any]:
-        """All residuals by parameter name (`residual_state.export`), with rank, world size, factor and hosts."""
+        """All residuals by parameter name (`residual_state.export`), with rank, world size and hosts."""
         return {
             "rank": self.source.rank,
             "world_size": self.source.world_size,
-            "factor": self.source.factor,
-            "hosts": list(map(list, self.topology.hosts)),
+            "hosts": self.hosts,
             **residual_state.export(self.buckets),
         }
 

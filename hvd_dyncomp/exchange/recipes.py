@@ -124,7 +124,7 @@ def by_host(messages: Messages, arrangement: Arrangement, values: list[torch.Ten
     docs/design.md has the cost of the alternatives.
     """
     own, group = arrangement.sections[arrangement.own], messages.among(arrangement.host_ranks)
-    outgoing, lengths, values = values_for_neighbours(messages, arrangement, values)
+    outgoing, lengths = values_for_neighbours(messages, arrangement, values)
     yield Gate.SEND
     to_owner = messages.lengths(_value_sizes(messages, [own]))[0]
     arriving = [0 if rank == messages.bucket.rank else to_owner for rank in group.ranks]
@@ -205,18 +205,16 @@ def decode_section(
 @marked("scatter_on_host")
 def values_for_neighbours(
     messages: Messages, arrangement: Arrangement, values: list[torch.Tensor]
-) -> tuple[torch.Tensor, list[int], list[torch.Tensor]]:
-    """Messages with the neighbours' sections, their lengths (0 for this rank), and all values with what waits."""
-    bucket, own = messages.bucket, arrangement.own
+) -> tuple[torch.Tensor, list[int]]:
+    """Messages with the neighbours' sections, and their lengths, 0 for this rank."""
+    own = arrangement.own
     others = [section for number, section in enumerate(arrangement.sections) if number != own]
     outgoing, payloads, lengths = messages.room(_value_sizes(messages, others))
-    values = bucket.residuals.add_all_pending(bucket.slots, values)
-    bucket.streams.keep(*values)
     for section, payload in zip(others, payloads, strict=True):
         message = payload.view(dtype_within_host(messages.bits))
         for _, places, part in _parts(messages, section, values):
             message[places] = part
-    return outgoing, [*lengths[:own], 0, *lengths[own:]], values
+    return outgoing, [*lengths[:own], 0, *lengths[own:]]
 
 
 @marked("sum_on_host")

@@ -104,8 +104,8 @@ class Quantizer(Session):
         return self._transport
 
     @property
-    def share(self) -> tuple[list[int] | None, int]:
-        return list(self._source.place), self._source.world_size
+    def shard(self) -> list[int] | None:
+        return list(self._source.place)
 
     def state_dict(self) -> dict[str, Any]:
         """As `Session.state_dict`, of this rank's shards: save one per rank of the whole job.

@@ -18,7 +18,7 @@ import torch
 
 from hvd_dyncomp.checks import finite, shown
 from hvd_dyncomp.kernels import portable
-from hvd_dyncomp.kernels.reference import RESIDUAL_DTYPE, bounded, dither_from, rounded
+from hvd_dyncomp.kernels.reference import RESIDUAL_DTYPE, dither_from
 from hvd_dyncomp.kernels.scales import block_bytes, scales
 from hvd_dyncomp.levels import LEVELS, UNCOMPRESSED
 
@@ -40,12 +40,10 @@ __all__ = [
     "RESIDUAL_DTYPE",
     "backends",
     "block_bytes",
-    "bounded",
     "decode_into",
     "dither_from",
     "encode_into",
     "reduce_into",
-    "rounded",
     "scales",
 ]
 

@@ -196,31 +196,9 @@ def stored(residual: torch.Tensor, dither: int) -> torch.Tensor:
     return (bits >> 16).to(torch.int16).view(torch.bfloat16)
 
 
-def rounded(residual: torch.Tensor) -> torch.Tensor:
-    """`stored`, but to nearest: for what is rounded once, and not in every step."""
-    if residual.dtype is RESIDUAL_DTYPE:
-        return residual
-    return residual.clamp(-LARGEST_RESIDUAL, LARGEST_RESIDUAL).to(RESIDUAL_DTYPE)
-
-
 def dither_from(dither: int, first: int) -> int:
     """The dither of a call that begins with block `first` of those that `dither` is for."""
     return (dither + first * DITHERS * DITHER_STEP) & 0xFFFFFFFF
-
-
-def bounded(residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """What a residual may add to the gradient of a step, as one block: for code that adds without quantizing.
-
-    Args:
-        residual: float32, of any shape.
-        gradient: of the same shape and device, of any floating dtype.
-
-    Returns:
-        `residual`, or a copy scaled down to `RESIDUAL_BOUND` times the norm of `gradient`; zero, if that is zero.
-    """
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in (residual, gradient)]
-    most = RESIDUAL_BOUND * norms[1]
-    return residual * (most / norms[0]).to(torch.float32) if norms[0] > most else residual
 
 
 def decode(payload: torch.Tensor, *, bits: float, block_size: int, factor: float = 1.0) -> torch.Tensor:

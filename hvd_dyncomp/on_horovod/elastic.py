@@ -6,8 +6,7 @@
 workers that join to the level and the step of rank 0. Importing `hvd_dyncomp` registers both handlers; there is nothing
 to call.
 
-After a change of size the quantizer rebuilds its buckets by itself at the next gradient.
-`hvd_dyncomp.exchange.residual_state` has the rule for residuals.
+After a change of ranks the quantizer rebuilds its buckets by itself at the next gradient, and residuals begin at zero.
 """
 
 from __future__ import annotations
@@ -34,14 +33,11 @@ class ControllerHandler(horovod.StateHandler):
 
     def sync(self) -> None:
         self.value.sync()
+        self.save()  # as Horovod's own handlers do: what was saved before may belong to another rank
 
 
 class QuantizerHandler(ControllerHandler):
     """Keep a `DynamicQuantizer` in a `TorchState`."""
-
-    def save(self) -> None:
-        # The rank's number may differ when this is restored.
-        self._saved = {**self.value.state_dict(), "rank": None}
 
     def restore(self) -> None:
         self.value._reset()

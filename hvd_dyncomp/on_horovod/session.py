@@ -223,8 +223,19 @@ class OptimizerSession(Session):
         if self._plan is None or not self._plan.placed:
             return self._saved
         parameters = set(horovod_optimizer.reduced_parameters(optimizer))
-        same = parameters == {parameter for _, parameter in self._plan.source.named}
-        return {**self._residuals(), "rank": None} if same else None
+        if parameters != {parameter for _, parameter in self._plan.source.named}:
+            return None
+        state = self._residuals()
+        if self._has_rank_of(state):
+            return state
+        if residual_state.waiting(state):
+            residual_state.warn_of_loss(self._transport.rank)
+        return None
+
+    def _has_rank_of(self, state: Mapping[str, Any]) -> bool:
+        """Whether this process still has the rank with which it saved residuals, among as many."""
+        ranks = self._transport if self._source is None else self._source.transport
+        return (state["rank"], state["world_size"]) == (ranks.rank, ranks.size)
 
     def _ranks(self) -> tuple[Transport, str]:
         optimizer = self._optimizer()
@@ -252,13 +263,18 @@ class OptimizerSession(Session):
     def sync(self) -> None:
         """Take over rank 0's step count: for workers that join (`elastic`). Collective.
 
-        Residuals belong to each rank: a worker that joins has none.
+        Residuals stay if all ranks are the same as before. Otherwise they begin at zero on all of them.
         """
         self._reset()
-        # Ranks may have come or gone: residuals stay this process's own, whatever its rank.
-        self._saved, self._plan = {**self._residuals(), "rank": None}, None
-        [first, *_] = gather_json(self._transport, self._levels.state_dict(), "hvd_dyncomp.quantizer.sync")
-        self._levels.load_state_dict(first)
+        saved = self._residuals()
+        mine: dict[str, Any] = {"stays": self._has_rank_of(saved), "waiting": residual_state.waiting(saved)}
+        mine["levels"] = self._levels.state_dict()
+        everyone = gather_json(self._transport, mine, "hvd_dyncomp.quantizer.sync")
+        stay = all(each["stays"] for each in everyone)
+        if not stay and any(each["waiting"] for each in everyone):
+            residual_state.warn_of_loss(self._transport.rank)
+        self._saved, self._plan = saved if stay else None, None
+        self._levels.load_state_dict(everyone[0]["levels"])
 
     def _reset(self) -> None:
         """Forget a step in flight, and an error: what they were for is over, as elastic training forms the job anew."""

@@ -9,15 +9,6 @@ from hvd_dyncomp.simulate import World
 SIZES = {"a": 130, "b": 500}
 
 
-def owed(state: dict) -> torch.Tensor:
-    """What a rank's residuals will add to the result, by value of the bucket, in which "b" comes first."""
-    total = torch.zeros(640)
-    total[:630] = torch.cat([state["residuals"]["b"], state["residuals"]["a"]])
-    shard = state["shard_residuals"]["b"]
-    total[shard["first"] : shard["first"] + len(shard["values"])] += shard["values"]
-    return state["factor"] * total
-
-
 def regrouped(before: list[int], after: list[int], hosts: list[int]) -> list[tuple[dict, dict, dict]]:
     """Two steps on ranks of these hosts, then one of those in `after` alone, in that order and on these hosts.
 
@@ -63,32 +54,42 @@ APART, PAIRS = [0, 1, 2], [0, 0, 1, 1]
         ([0, 0, 1, 1, 2, 2], [5, 3, 1], APART),
     ],
 )
-def test_the_quantizer_sees_by_itself_that_ranks_are_others(before, after, hosts):
-    """And wherever they are: what each owes is neither more nor less."""
+def test_the_quantizer_sees_by_itself_that_ranks_are_others(before, after, hosts, caplog):
+    """And begins with residuals of zero."""
     results = regrouped(before, after, hosts)
     for rank, (old, bound, got) in enumerate(results):
-        assert (bound["rank"], bound["world_size"], bound["factor"]) == (rank, len(after), 1 / len(after))
-        torch.testing.assert_close(owed(bound), owed(old), rtol=2**-8, atol=1e-7)  # rounded once more
-        assert owed(old).abs().sum() > 1
+        assert (bound["rank"], bound["world_size"]) == (rank, len(after))
+        assert any(residual.any() for residual in residuals(old)) and not any(each.any() for each in residuals(bound))
         assert all(torch.equal(got[name], results[0][2][name]) for name in SIZES)
+    assert caplog.text.count("residuals begin at zero") == 1
+
+
+def residuals(state: dict) -> list[torch.Tensor]:
+    return [*state["residuals"].values(), *(shard["values"] for shard in state["shard_residuals"].values())]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_files_per_rank_of_more_ranks_lose_what_the_others_had(ranks, caplog):
+def test_files_of_another_number_of_ranks_bring_no_residuals(ranks, caplog):
     def a_step(worker: Worker) -> dict:
         worker.step(worker.noise(0))
         return worker.quantizer.state_dict()
 
     states, _ = on_ranks(3, a_step, SIZES, 2)
 
-    def loaded(worker: Worker) -> None:
+    def loaded(worker: Worker) -> dict:
         worker.quantizer.load_state_dict(states[worker.transport.rank])
-        worker.step(worker.noise(1))
+        worker.quantizer.attach(worker.optimizer)
+        return worker.quantizer.state_dict()
 
     caplog.clear()
-    on_ranks(ranks, loaded, SIZES, 2)
-    said = [record.args[:2] for record in caplog.records if "residuals of the ranks " in record.msg]
-    assert sorted(said) == ([(0, 3), (1, 3)] if ranks == 2 else [])
+    found, _ = on_ranks(ranks, loaded, SIZES, 2)
+    for mine, saved in zip(found, states, strict=False):
+        if ranks == 3:
+            assert all(map(torch.equal, residuals(mine), residuals(saved)))
+        else:
+            assert not any(each.any() for each in residuals(mine))
+        assert mine["steps"] == 1
+    assert caplog.text.count("residuals begin at zero") == (ranks == 2)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -109,14 +110,23 @@ def test_who_joins_begins_where_rank_0_is(loaded):
     assert results == [(41, 42)] * 2
 
 
-def test_after_sync_what_is_owed_is_the_process_own_whatever_its_rank():
+@pytest.mark.parametrize("changes", [False, True])
+def test_residuals_stay_through_a_sync_if_all_ranks_are_the_same(changes, caplog):
+    """Otherwise they begin at zero on all of them: here one rank has come anew."""
+
     def program(worker: Worker):
         worker.step(worker.noise(0))
         before = worker.quantizer.state_dict()
+        if changes and worker.transport.rank == 1:
+            worker.quantizer._saved = worker.quantizer._plan = None
         worker.quantizer.sync()
-        after = worker.quantizer.state_dict()
-        assert all(torch.equal(after["residuals"][name], before["residuals"][name]) for name in SIZES)
-        return before["rank"], after["rank"]
+        worker.quantizer.attach(worker.optimizer)
+        return before, worker.quantizer.state_dict()
 
     results, _ = on_ranks(2, program, SIZES, 4)
-    assert results == [(0, None), (1, None)]
+    for before, after in results:
+        if changes:
+            assert not any(each.any() for each in residuals(after))
+        else:
+            assert all(map(torch.equal, residuals(after), residuals(before)))
+    assert caplog.text.count("residuals begin at zero") == changes
