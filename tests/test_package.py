@@ -104,7 +104,7 @@ def test_without_lightning_one_sentence_says_how_to_get_it():
     assert last == "ImportError: hvd_dyncomp.integrations.lightning needs Lightning: run 'pip install lightning'"
 
 
-LEAVES = {"levels", "checks", "errors", "torch_names"}  # free to all
+LEAVES = {"levels", "checks", "errors", "options", "torch_names"}  # free to all
 ROOMS = {
     "policies": set(),
     "meter": set(),
