@@ -31,6 +31,7 @@ from hvd_dyncomp.policies import (
 )
 
 if TYPE_CHECKING:
+    from hvd_dyncomp import ddp, fsdp  # noqa: F401  # editors complete them
     from hvd_dyncomp.all_ranks import AllRanks
     from hvd_dyncomp.averaging import Averager
     from hvd_dyncomp.per_rank import PerRank
