@@ -91,8 +91,9 @@ audit: $(MAINTAIN)/stamp
 
 ## make docs        the site, in build/docs
 # Its only warning that is no error is one about the future of MkDocs.
-docs: $(MAINTAIN)/stamp
-	$(MAINTAIN)/bin/python docs/site/api.py && $(MAINTAIN)/bin/ruff format -q docs/api.md
+docs: $(MAINTAIN)/stamp $(DDP)/package.stamp
+	$(MAINTAIN)/bin/python docs/site/api.py && $(MAINTAIN)/bin/ruff format -q docs/api
+	$(DDP)/bin/python docs/site/commands.py
 	NO_MKDOCS_2_WARNING=1 $(MAINTAIN)/bin/mkdocs build --quiet --strict -f docs/site/mkdocs.yml $(ARGS)
 
 ## make dist        the source distribution and a wheel, checked, in dist/

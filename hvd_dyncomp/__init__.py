@@ -1,12 +1,13 @@
-"""Dynamic gradient compression for stock Horovod.
+"""Gradient compression for PyTorch's DistributedDataParallel and FSDP2, for Horovod, and for loops of your own.
 
-    optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer(4))
+    quantizer = hvd_dyncomp.ddp.compress(DistributedDataParallel(model), 4)
 
-`DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
-replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
-level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `LinkAware`, `Static` or
-`Schedule`. `less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has,
-`PerRank` for those of `torch.distributed.checkpoint`.
+sends gradients in 4 bits per value instead of 32. `fsdp.compress` compresses what replicas of a sharded model average,
+`DynamicQuantizer` the gradients of a Horovod optimizer, and an `Averager` whatever your own loop hands over.
+
+A constant level needs nothing else. `Controller` moves the level on all ranks at once, as a policy decides:
+`StepFunction`, `Plateau`, `CriticalRegime`, `LinkAware`, `Static` or `Schedule`. `less_momentum` is for few bits,
+`AllRanks` for checkpoints that keep what rank 0 has, `PerRank` for those of `torch.distributed.checkpoint`.
 """
 
 import importlib
@@ -30,6 +31,7 @@ from hvd_dyncomp.policies import (
 )
 
 if TYPE_CHECKING:
+    from hvd_dyncomp import ddp, fsdp  # noqa: F401  # editors complete them
     from hvd_dyncomp.all_ranks import AllRanks
     from hvd_dyncomp.averaging import Averager
     from hvd_dyncomp.per_rank import PerRank

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -23,6 +23,7 @@ from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.source import Source, checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
+from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import given_or_initialized
@@ -41,8 +42,14 @@ PARAMETERS = (
 class Averager(Session):
     """Average tensors over all ranks, compressed to the controller's number of bits, with error feedback.
 
-    Use it in training loops for which there is no hook. The tensors are gradients, or any other tensors of the
-    parameters' shapes, such as the changes of the parameters since the last average.
+        averager = Averager(model.named_parameters(), 4)
+        loss.backward()
+        averager.mean_([parameter.grad for parameter in model.parameters()])
+        optimizer.step()
+
+    Use it in training loops for which there is no hook: under `torchrun` after `init_process_group`, or under
+    `horovodrun` after `hvd.init`. The tensors are gradients, or any other tensors of the parameters' shapes, such as
+    the changes of the parameters since the last average.
 
     Args:
         named_parameters: (name, parameter) pairs, the same on all ranks. They define the names in `state_dict`, and the
@@ -51,8 +58,7 @@ class Averager(Session):
             controller is created.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
-        arguments: those of `DynamicQuantizer`: error_feedback, block_size, min_numel, skip,
-            bucket_bytes, hierarchical, warmup_steps, warmup_bits.
+        options: see `hvd_dyncomp.options.Options`.
 
     Creating an `Averager` is collective and blocks. Create it on every rank, and create several of them in the same
     order. The ranks compare the parameters' names and shapes and, unless the controller has `check_replicas=False`,
@@ -60,7 +66,7 @@ class Averager(Session):
 
     Attributes:
         controller: see above.
-        bits: level of the next step, as in `DynamicQuantizer`.
+        bits: level of the next step: that of the controller or of the warm-up.
         meter: the `Meter` of what this rank has sent.
 
     Raises:
@@ -88,7 +94,7 @@ class Averager(Session):
         controller: Controller | Policy | float | None = None,
         *,
         transport: Transport | None = None,
-        **arguments: Any,
+        **options: Unpack[Options],
     ) -> None:
         if transport is None and isinstance(controller, Controller):
             transport = controller.transport
@@ -96,7 +102,7 @@ class Averager(Session):
         label = ranks.new_label("averager")  # also of calls that fail: it must be the same on all ranks
         hosts = ranks.hosts()
         with on_all_ranks(ranks, AVERAGER) as mine:
-            self._prepare(named_parameters, controller, ranks, hosts, label, **arguments)
+            self._prepare(named_parameters, controller, ranks, hosts, label, **options)
             if ranks.size > 1:
                 mine += description(self._source.named, values=self.controller.check_replicas)
         self._connect(ranks)

@@ -105,7 +105,9 @@ class Controller:
 
     @property
     def transport(self) -> Transport:
-        """Connects the ranks that call `step`. The first use may be collective, and block: `ddp.transport`.
+        """What connects the ranks that call `step`: an object with their number, `size`, and this one's, `rank`.
+
+        `ddp.transport` makes one over a process group. The first use may be collective, and block.
 
         Raises:
             ValueError: neither Horovod nor torch's process group is initialized, though there are several processes.
@@ -148,6 +150,15 @@ class Controller:
             ControllerError: the policy failed on rank 0 (unless on_error="hold"), or a rank passed unusable metrics.
                 The message has the cause and the rank.
             LockstepError: the ranks passed different metric names or epochs, or differ in level or configuration.
+            ValueError: nothing connects the ranks; see `transport`.
+
+        Examples:
+            >>> from hvd_dyncomp import Schedule
+            >>> controller = Controller(Schedule({0: 8, 1: 4}))
+            >>> controller.step({"val_loss": 0.5}, num_samples=1000)
+            4
+            >>> controller.history
+            [Record(epoch=0, metrics={'val_loss': 0.5}, bits=4, reason='scheduled from epoch 1', usable=True)]
         """
         report = self._report(metrics, epoch, num_samples)
         with _warning_if_late(self.transport):
@@ -260,18 +271,32 @@ class Controller:
         return {**state, "check_replicas": self.check_replicas}
 
     def sync(self) -> None:
-        """Take over rank 0's history and level. Collective. For workers that join a run."""
+        """Take over rank 0's history and level, for workers that join a run. Collective: every rank calls it.
+
+        Raises:
+            LockstepError: another rank makes another collective call of this package.
+            TimeoutError, ConnectionError: over a process group: another rank does not call it in time, or has ended.
+            ValueError: nothing connects the ranks; see `transport`.
+        """
         states = gather_json(self.transport, self.state_dict(), "hvd_dyncomp.controller.sync")
         self.load_state_dict(states[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """History, level and configuration as plain data. `load_state_dict` compares the configuration."""
+        """Return history, level and configuration as plain data, the same on every rank.
+
+        Returns:
+            "bits": the level; "history": a list of one dict per `Record`, with its fields; "config": a dict with
+            `on_error`, `nan_patience` and what the policy's `config()` returns, which `load_state_dict` compares.
+        """
         config = {"on_error": self.on_error, "nan_patience": self.nan_patience, **self.policy.config()}
         return {"bits": self._bits, "history": [asdict(record) for record in self.history], "config": config}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the history and the level. This controller keeps its own configuration, and a warning names each
         difference from the saved one. If the policies differ, this policy decides the level from the loaded history.
+
+        Args:
+            state: what `state_dict` has returned, on any rank. It is plain data, so it may have been saved as JSON.
 
         Raises:
             ValueError: `state` does not come from `Controller.state_dict()`; nothing has changed.

@@ -34,6 +34,9 @@ def relative_errors(quantizer: Session, gradients: Mapping[str, torch.Tensor | N
             shapes; None for a parameter without one. Of a model wrapped by `DistributedDataParallel`: the names in
             `model.module`. DTensors stand for this rank's shard.
 
+    Returns:
+        Norm of the error divided by the norm of the averaged gradient, by parameter name.
+
     Raises:
         TypeError: `quantizer` is something else.
         ValueError: a gradient's name is none that the quantizer knows, such as one that begins with "module.".

@@ -26,6 +26,9 @@ def allreduce_bytes(nbytes: float, world_size: int) -> float:
 class Traffic:
     """What one rank sent; all byte counts are per rank.
 
+    Counts of bytes are floats: in some collectives a rank's share depends on the algorithm, and the mean over ranks is
+    counted, which may be no whole number.
+
     Attributes:
         sent_bytes: everything that this rank sent to other ranks: messages of exchanges, with scales and headers; what
             travels uncompressed; and the handshakes of steps.

@@ -40,9 +40,15 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 def less_momentum(optimizer: AnyOptimizer) -> AnyOptimizer:
     """Make an optimizer step with a momentum that suits gradients sent at 2 bits or less.
 
+        model = DistributedDataParallel(model)
+        quantizer = hvd_dyncomp.ddp.compress(model, 1)
+        optimizer = less_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+
+    With Horovod, call it before `hvd.DistributedOptimizer`:
+
         optimizer = less_momentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(),
-                                             compression=DynamicQuantizer(controller))
+                                             compression=DynamicQuantizer(1))
 
     At few bits, a part of a large value is delivered in later steps, which makes training with high momentum unstable.
 

@@ -42,7 +42,7 @@ class Session:
     Args:
         controller: gives the level: a controller, or a policy or a level for a new controller.
         transport: connects the ranks.
-        skip, warmup_steps, warmup_bits, settings: see `DynamicQuantizer`.
+        skip, warmup_steps, warmup_bits, settings: see `hvd_dyncomp.options.Options`.
 
     Attributes:
         controller: see above.
@@ -166,6 +166,13 @@ class Session:
         The state holds only tensors, numbers, strings, lists and dicts. Call this method between steps, in the training
         thread.
 
+        Returns:
+            "residuals": by parameter name, a bfloat16 tensor of the parameter's shape in main memory, which is 2 bytes
+            per value that is compressed; "shard_residuals": by bucket, what this rank keeps of the second quantization,
+            bfloat16 as well: with N > 2 workers about 2 / N bytes per value; "steps": number of steps, an int; "meter":
+            what `Meter.state_dict` returns; "rank" and "world_size": ints. Further keys say for which ranks and
+            parameters the state is.
+
         Raises:
             RuntimeError: gradients are in flight.
         """
@@ -185,6 +192,9 @@ class Session:
         division of ranks among hosts changes the exchange, residuals begin at zero, and rank 0 logs a warning.
 
         Call it between steps, in the training thread.
+
+        Args:
+            state: what `state_dict` has returned.
 
         Raises:
             ValueError: `state` is not a quantizer's, or belongs to another rank or other parameters; nothing has

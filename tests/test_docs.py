@@ -3,6 +3,7 @@
 import argparse
 import ast
 import configparser
+import dataclasses
 import importlib
 import inspect
 import json
@@ -14,13 +15,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import hvd_dyncomp
+from hvd_dyncomp import __main__ as cli
 from hvd_dyncomp.agreement import AVERAGER, COMPRESS
+from hvd_dyncomp.averaging import Averager
 from hvd_dyncomp.commands.report.runs import read_run
 from hvd_dyncomp.commands.run import command
 from hvd_dyncomp.exchange.coding import SMALL_BITS
+from hvd_dyncomp.exchange.settings import Settings
+from hvd_dyncomp.options import Options
+from hvd_dyncomp.session import Session
+from hvd_dyncomp.simulate import World
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -53,7 +61,8 @@ def anchors(page: Path) -> set[str]:
 def test_links_lead_somewhere(page: Path) -> None:
     for path, anchor in links(page):
         assert path.is_file(), f"{page.name} links to {path}, which is no file"
-        assert path == page or path.is_relative_to(DOCS), f"{page.name} links to {path}, which the site does not have"
+        sources = page.parent == DOCS / "api" and path.is_relative_to(ROOT / "hvd_dyncomp")  # hooks.py takes them along
+        assert path == page or path.is_relative_to(DOCS) or sources, f"{page.name}: the site does not have {path}"
         assert not anchor or anchor in anchors(path), f"{page.name} links to {path.name}#{anchor}, which is no heading"
 
 
@@ -66,20 +75,27 @@ def named(navigation: object) -> Iterator[str]:
 
 
 def test_the_site_has_every_page_once() -> None:
-    pages = [str(path.relative_to(DOCS)) for folder in (DOCS, DOCS / "tables") for path in folder.glob("*.md")]
+    folders = (DOCS, DOCS / "tables", DOCS / "api")
+    pages = [str(path.relative_to(DOCS)) for folder in folders for path in folder.glob("*.md")]
     assert sorted(named(SITE["nav"])) == sorted([*pages, "index.md"])
 
 
-API = (DOCS / "api.md").read_text(encoding="utf-8")
+API = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "api").glob("*.md") if path.stem != "commands"}
+ENTRIES = [
+    (page, *found)
+    for page, text in API.items()
+    for found in re.findall(r"^##(#?) `([\w.]+)`\n(.*?)(?=^##|\Z)", text, flags=re.DOTALL | re.MULTILINE)
+]
+OPTIONS = "options: see `hvd_dyncomp.options.Options`."
 
 
 def test_every_public_name_has_an_entry_in_the_api() -> None:
-    entries = re.findall(r"^### `(\w+)`$", API, flags=re.MULTILINE)
+    entries = [name for _, member, name, _ in ENTRIES if not member and "." not in name]
     assert sorted(entries) == sorted(hvd_dyncomp.__all__)
 
 
 def documented(name: str) -> object:
-    """What a heading of the API page is about."""
+    """What a heading of the API is about."""
     found: object = hvd_dyncomp
     path = "hvd_dyncomp"
     for part in name.replace("quantizer.", "session.Session.").split("."):
@@ -90,24 +106,113 @@ def documented(name: str) -> object:
     return found
 
 
-@pytest.mark.parametrize("name", re.findall(r"^###+ `([\w.]+)`$", API, flags=re.MULTILINE))
-def test_the_api_says_what_the_docstrings_say(name: str) -> None:
-    """Each line, and each argument; what a class has inherited is in its own entry or in that of its base."""
-    if name.startswith("integrations."):
-        pytest.importorskip(name.split(".")[1], exc_type=ImportError)
-    found = documented(name)
+def lines_of(found: object) -> list[str]:
+    """Of its docstring; what a class has inherited is in its own entry or in that of its base."""
     text = inspect.getdoc(found) if callable(found) or isinstance(found, property) else ""
     if isinstance(found, type) and not vars(found).get("__doc__"):
         text = ""
-    page = re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", API)  # without links
-    shown = {line.strip().removeprefix("- ") for line in page.splitlines()}
+    return [line.strip() for line in (text or "").splitlines() if line.strip()]
+
+
+def missing(lines: list[str], entry: str) -> list[str]:
+    """Which of the lines of a docstring an entry does not show."""
+    text = re.sub(r"\[([^][]*)\]\([^)]*\)", r"\1", entry)  # without links
+    shown = {line.strip().removeprefix("- ") for line in text.splitlines()}
     ends = {line.partition(" – ")[2] for line in shown}
-    for line in filter(None, map(str.strip, (text or "").splitlines())):
+    lacking = []
+    for line in lines:
         said = line.removeprefix("- ")
         told = {said, said.partition(": ")[2]} - {""}
-        assert told & (shown | ends) or re.fullmatch(r"(Args|Returns|Yields|Raises|Examples|Attributes):", said), line
-    if inspect.isfunction(found):
-        assert set(inspect.signature(found).parameters) - {"self", "cls"} <= set(re.findall(r"\w+", API)), name
+        if not told & (shown | ends) and not re.fullmatch(r"(Args|Returns|Raises|Examples|Attributes):", said):
+            lacking.append(line)
+    return lacking
+
+
+def skip_without_framework(name: str) -> None:
+    if name.startswith("integrations."):
+        pytest.importorskip(name.split(".")[1], exc_type=ImportError)
+
+
+@pytest.mark.parametrize(("name", "entry"), [each[2:] for each in ENTRIES], ids=[each[2] for each in ENTRIES])
+def test_the_api_says_what_the_docstrings_say(name: str, entry: str) -> None:
+    """Each line; each argument with its default; base classes; and the link leads to the file that has the name."""
+    skip_without_framework(name)
+    found = documented(name)
+    assert missing([line for line in lines_of(found) if line != OPTIONS], entry) == []
+    if isinstance(found, type) and issubclass(found, Exception):
+        assert f"Bases: `{found.__base__.__name__}`" in entry
+    source = re.search(r"^Source: \[(.*)\]\(\.\./\.\./\1\)$", entry, flags=re.MULTILINE)
+    if source and callable(found):
+        text = (ROOT / source[1]).read_text(encoding="utf-8")
+        assert re.search(rf"^(class|def) {found.__name__}\b", text, flags=re.MULTILINE)
+    signature = entry.partition("```python\n")[2].partition("\n```")[0]
+    if callable(found) and signature:
+        for argument in inspect.signature(found).parameters.values():
+            if argument.name not in ("self", "options"):
+                default = "" if argument.default is argument.empty else f" = {argument.default!r}"
+                default = default.replace("<factory>", "dict()")
+                assert f"{argument.name}: {argument.annotation}{default}".replace("'", '"') in signature
+
+
+TAKES_OPTIONS = ("ddp.compress", "fsdp.compress", "Averager", "DynamicQuantizer")
+CALLBACKS = tuple(f"integrations.{name}.CompressionCallback" for name in ("transformers", "lightning"))
+
+
+@pytest.mark.parametrize("name", [*TAKES_OPTIONS, *CALLBACKS])
+def test_the_api_spells_out_the_options(name: str) -> None:
+    [entry] = [text for _, _, each, text in ENTRIES if each == name]
+    described = lines_of(Options)
+    assert missing(described[described.index("Attributes:") :], entry) == []
+    signature = entry.partition("```python\n")[2].partition("\n```")[0]
+    for option in Options.__annotations__:
+        assert re.search(rf"^    {option}: .* = {defaults()[option]},$", signature, flags=re.MULTILINE)
+    skip_without_framework(name)
+    assert OPTIONS in lines_of(documented(name))
+    assert inspect.signature(documented(name)).parameters["options"].annotation == "Unpack[Options]"
+
+
+def defaults() -> dict[str, object]:
+    """Of all options, as the code has them."""
+    settings = {field.name: field.default for field in dataclasses.fields(Settings)}
+    parameters = inspect.signature(Session.__init__).parameters.values()
+    rest = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    return {**settings, **rest}
+
+
+def test_the_options_are_those_of_the_code_with_their_defaults() -> None:
+    text = " ".join(lines_of(Options))
+    assert set(Options.__annotations__) == set(defaults())
+    described = re.split(r" (?=(?:{}): )".format("|".join(Options.__annotations__)), text)[1:]
+    said = {each.partition(":")[0]: re.findall(r"Default: (\w+)", each) for each in described}
+    assert said == {name: [str(value)] for name, value in defaults().items()}
+
+
+def test_the_api_names_the_keys_of_a_state() -> None:
+    averagers = World(3).run(lambda transport: Averager([("a", torch.zeros(3000))], 4, transport=transport))
+    state = averagers[0].state_dict()
+    described = " ".join(lines_of(Session.state_dict)).partition("Returns: ")[2].partition("Raises:")[0]
+    keys = re.findall(r'"(\w+)"', described)
+    assert len(keys) == 6 and set(keys) <= set(state)
+    assert state["residuals"]["a"].shape == (3000,) and state["residuals"]["a"].dtype == torch.bfloat16
+    [shard] = state["shard_residuals"].values()
+    assert shard["values"].dtype == torch.bfloat16 and shard["values"].numel() == pytest.approx(3000 / 3, rel=0.1)
+
+
+def test_the_api_has_the_commands_and_their_flags() -> None:
+    """And for each flag its help, word for word, and its default."""
+    page = (DOCS / "api" / "commands.md").read_text(encoding="utf-8")
+    [commands] = [each for each in cli.commands()._actions if isinstance(each, argparse._SubParsersAction)]
+    entries = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^##|\Z)", page, flags=re.DOTALL | re.MULTILINE))
+    assert list(entries) == list(commands.choices)
+    for name, parser in commands.choices.items():
+        assert parser.description in entries[name]
+        shown = dict(re.findall(r"^- \*\*`(?:-h, )?([-\w]+).*?`\*\* – (.*)$", entries[name], flags=re.MULTILINE))
+        offered = [each for each in parser._actions if each.help != argparse.SUPPRESS]
+        assert list(shown) == [(each.option_strings or [each.metavar])[-1] for each in offered]
+        for each, text in zip(offered, shown.values(), strict=True):
+            assert text.startswith(parser._get_formatter()._expand_help(each))
+            if each.default and each.nargs != 0 and each.option_strings:
+                assert format(each.default, "g" if isinstance(each.default, float) else "") in text
 
 
 def test_one_version_everywhere() -> None:

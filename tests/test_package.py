@@ -82,6 +82,14 @@ def test_an_averager_is_imported_when_it_is_used():
     assert done.returncode == 0, done.stderr
 
 
+def test_editors_and_type_checkers_know_what_is_imported_late():
+    """Otherwise `hvd_dyncomp.ddp.compress` is Any to them, and its options are neither completed nor checked."""
+    tree = ast.parse(Path(hvd_dyncomp.__file__).read_text())
+    [declared] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    names = {alias.name for node in declared.body for alias in node.names}
+    assert names == {*hvd_dyncomp._LATE, *hvd_dyncomp._MODULES}
+
+
 def test_without_horovod_a_controller_works_among_ranks_that_do_not_need_it():
     done = without_horovod(
         "import warnings; warnings.simplefilter('ignore')\n"
@@ -104,7 +112,7 @@ def test_without_lightning_one_sentence_says_how_to_get_it():
     assert last == "ImportError: hvd_dyncomp.integrations.lightning needs Lightning: run 'pip install lightning'"
 
 
-LEAVES = {"levels", "checks", "errors", "torch_names"}  # free to all
+LEAVES = {"levels", "checks", "errors", "options", "torch_names"}  # free to all
 ROOMS = {
     "policies": set(),
     "meter": set(),

@@ -30,7 +30,7 @@ class Quantizer(Session):
 
     Attributes:
         controller: decides the level.
-        bits: level of the next step, as in `DynamicQuantizer`.
+        bits: level of the next step: that of the controller or of the warm-up.
         meter: the `Meter` of the bytes that this rank has sent. It does not count sparse gradients.
 
     `loss.backward()` raises, on every rank:

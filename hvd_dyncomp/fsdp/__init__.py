@@ -9,12 +9,13 @@ quantizer = hvd_dyncomp.fsdp.compress(model, 4)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.fsdp.quantizer import Quantizer
+from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
 
 __all__ = ["Quantizer", "compress"]
@@ -25,12 +26,13 @@ def compress(
     controller: Controller | Policy | float | None = None,
     *,
     replicas: Any = None,
-    **arguments: Any,
+    **options: Unpack[Options],
 ) -> Quantizer:
     """Average the gradients of a sharded model over its replicas, compressed. Call it on every rank of the job.
 
     FSDP reduces gradients within each replica, as always. Each rank's shard of the result is then averaged over the
-    ranks that have the same shard.
+    ranks that have the same shard. Numbers of values and bytes, as in `min_numel` and `bucket_bytes`, are those of this
+    rank's shards.
 
     Args:
         model: torch's `fully_shard` was applied to the model and to its submodules, with one mesh: either of replicas
@@ -40,8 +42,11 @@ def compress(
             creates a controller over all ranks of the job.
         replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group. Only
             needed if the model's mesh has shards only.
-        arguments: those of `DynamicQuantizer`: error_feedback, block_size, min_numel, skip,
-            bucket_bytes, hierarchical, warmup_steps, warmup_bits. Sizes are those of this rank's shards.
+        options: see `hvd_dyncomp.options.Options`.
+
+    Returns:
+        A `Quantizer`. Its `controller` has the level, its `meter` counts what this rank sends to other replicas, and
+        its `state_dict`, of which each rank of the job has its own, belongs in checkpoints.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model cannot be compressed.
@@ -49,5 +54,21 @@ def compress(
             their own.
         TimeoutError, ConnectionError: another rank does not call it in time, or has ended.
         RuntimeError: the FSDP2 of this version of torch lacks something that hvd_dyncomp needs.
+
+    Examples:
+        One rank of one, which sends nothing. With `torchrun`, call `init_process_group("gloo")` or
+        `init_process_group("nccl")`, and give the mesh the numbers of replicas and of shards.
+
+        >>> import torch, torch.distributed as dist, hvd_dyncomp
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+        >>> model = fully_shard(torch.nn.Linear(40, 30), mesh=mesh)
+        >>> quantizer = hvd_dyncomp.fsdp.compress(model, 4, warmup_steps=100, warmup_bits=8)
+        >>> model(torch.ones(3, 40)).sum().backward()  # with several replicas, gradients are means from here on
+        >>> quantizer.bits, quantizer.controller.bits, quantizer.meter.total().steps
+        (8, 4, 1)
+        >>> dist.destroy_process_group()
     """
-    return Quantizer(model, controller, replicas, **arguments)
+    return Quantizer(model, controller, replicas, **options)

@@ -35,7 +35,7 @@ class Quantizer(Session):
 
     Attributes:
         controller: decides the level.
-        bits: level of the next step, as in `DynamicQuantizer`.
+        bits: level of the next step: that of the controller or of the warm-up.
         meter: the `Meter` of the bytes that this rank has sent to other replicas.
 
     `loss.backward()` raises, on all ranks of a group of replicas:

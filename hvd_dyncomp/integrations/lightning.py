@@ -6,13 +6,14 @@ import contextlib
 import importlib
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from hvd_dyncomp import ddp
 from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight
+from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport.base import gather_json
@@ -48,7 +49,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         metrics: names of the metrics in `trainer.callback_metrics` that are passed to the controller, the same on every
             rank; default: the metrics that the validation has logged. A metric that training logs once per epoch is set
             only after validation, so the controller gets its value of the previous epoch, from the second epoch on.
-        arguments: those of `ddp.compress`.
+        options: see `hvd_dyncomp.options.Options`.
 
     Attributes:
         quantizer: what `ddp.compress` has returned, with `controller` and `meter`; None before `fit`.
@@ -67,7 +68,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         controller: Controller | Policy | float | None = None,
         *,
         metrics: Iterable[str] | None = None,
-        **arguments: Any,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
         if isinstance(metrics, (list, tuple)) and all(isinstance(name, str) for name in metrics):
@@ -75,7 +76,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         elif metrics is not None:
             raise TypeError(f"metrics must be a list or tuple of names, got {shown(metrics)}")
         self.quantizer: Session | None = None
-        self._controller, self._metrics, self._arguments = controller, metrics, arguments
+        self._controller, self._metrics, self._options = controller, metrics, options
         self._module: Any = None  # whose gradients the quantizer compresses
         self._loaded: Mapping[str, Any] | None = None  # a checkpoint's state, until there is a quantizer
         self._fitting = False  # with the quantizer
@@ -94,7 +95,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
             with contextlib.suppress(InFlight):  # after an error in backward
                 state = None if self._loaded else self.quantizer.state_dict()
         self.quantizer, self._module = None, pl_module  # the old one goes, with its connections, before there is a new
-        self.quantizer = ddp.compress(trainer.strategy.model, controller, **self._arguments)
+        self.quantizer = ddp.compress(trainer.strategy.model, controller, **self._options)
         if self._loaded:
             AllRanks(self.quantizer).load_state_dict(self._loaded)
         elif again:

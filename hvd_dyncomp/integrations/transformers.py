@@ -8,13 +8,14 @@ import os
 import zlib
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from hvd_dyncomp import ddp, replicas
 from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.controller import Controller
+from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy, Static, StepFunction
 from hvd_dyncomp.session import Session
 from hvd_dyncomp.transport import processes
@@ -61,7 +62,7 @@ class CompressionCallback(TrainerCallback):
         controller: a level, a policy or a `Controller`; default: constantly 4 bits. For a policy, Trainer must
             evaluate: `eval_strategy="epoch"`, and `logging_strategy="epoch"` for the training loss. `StepFunction()`
             needs an accuracy among the metrics (`compute_metrics`).
-        arguments: those of `hvd_dyncomp.ddp.compress`.
+        options: see `hvd_dyncomp.options.Options`.
 
     Attributes:
         quantizer: what `compress` has returned; None before training.
@@ -75,10 +76,12 @@ class CompressionCallback(TrainerCallback):
         TypeError: trainer must be a transformers.Trainer, got NoneType
     """
 
-    def __init__(self, trainer: Trainer, controller: Controller | Policy | float | None = None, **arguments: Any):
+    def __init__(
+        self, trainer: Trainer, controller: Controller | Policy | float | None = None, **options: Unpack[Options]
+    ) -> None:
         if not isinstance(trainer, Trainer):
             raise TypeError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
-        self.trainer, self._controller, self._arguments = trainer, controller, arguments
+        self.trainer, self._controller, self._options = trainer, controller, options
         self.quantizer: Session | None = None
         self._model: torch.nn.Module | None = None  # that is compressed
         self._trains = False
@@ -89,7 +92,7 @@ class CompressionCallback(TrainerCallback):
         if self.quantizer is None or model is not self._model:
             if processes() > 1 and model is self.trainer.model and not self.trainer.is_fsdp_enabled:
                 raise TypeError(UNWRAPPED)
-            self.quantizer = ddp.compress(model, self._controller, **self._arguments)
+            self.quantizer = ddp.compress(model, self._controller, **self._options)
             self._model = model
             if self.quantizer.everyone.rank == 0:
                 self._warn(args, self.quantizer.controller.policy)

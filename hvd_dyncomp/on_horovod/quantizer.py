@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch
 
@@ -16,12 +16,12 @@ from hvd_dyncomp.advice import FORGOTTEN, REDUCED_AGAIN, SPARSE
 from hvd_dyncomp.agreement import ATTACH, description, on_all_ranks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.session import OptimizerSession
 from hvd_dyncomp.on_horovod.step_gradients import Context
+from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
 from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport
@@ -41,40 +41,16 @@ class DynamicQuantizer(OptimizerSession, Compressor):
     (`hvd.allreduce(t, compression=...)`), it leaves the tensor uncompressed and warns once.
 
     Gradients may be float16, bfloat16, float32 or float64, of any shape and strides; quantization and sums are in
-    float32. docs/design.md describes the exchange. At 2 bits or less, high momentum may harm training: `less_momentum`
-    changes the optimizer's momentum in such steps.
+    float32. At 2 bits or less, high momentum may harm training: `less_momentum` changes the optimizer's momentum in
+    such steps.
 
     Args:
         controller: gives the number of bits. A policy or a level, such as 4, makes a new controller. Default:
             `Controller()`, the paper's `StepFunction()`, whose `step` needs an accuracy after each epoch.
         named_parameters: (name, parameter) pairs: the names in `state_dict`. For frameworks that make Horovod's
             optimizer without names.
-        error_feedback: add the error of a quantization to the gradient of the next step. With more
-            than two workers, a mean is quantized as well, and the error of that is kept, too. Without error feedback, a
-            small value that shares a scale with values a hundred times as large may never arrive. False saves the
-            residuals' 2 bytes per value; use False only at 8 bits or more.
-        block_size: number of values in a block, a power of two from 64 to 65536. Buckets are divided among the workers
-            in whole blocks. Below one bit, all values of a block share a scale, which costs 16 / block_size bits per
-            value. From one bit on, at most 128 values share a scale, which costs 0.125 bit per value. A block_size of
-            64 costs 0.25 bit per value; use it for gradients whose magnitudes differ much within 128 values.
-        min_numel: tensors with fewer values (biases, batch norm) are sent at 8 bits if the level is lower. Change it
-            for models with many small tensors.
-        skip: a function of a parameter's name and the parameter. If it returns True, the parameter is sent
-            uncompressed: `skip=lambda name, parameter: "embedding" in name`. It must return the same on all ranks. Use
-            it for parameters that compression harms.
-        bucket_bytes: size of a bucket, the gradients that are exchanged together, in bytes of float32. None: 8 MiB, or
-            with more than 8 workers 1 MiB per worker, at most 128 MiB. Smaller buckets are sent earlier in backward.
-            Larger buckets need fewer messages; use them on links with high latency.
-        hierarchical: whether gradients are exchanged within each host first and then between hosts, so that the bytes
-            that a host sends do not grow with its number of workers. None: yes, if there are several hosts with equally
-            many workers, more than one each. False: no, gradients are exchanged among all workers at once, which was
-            faster at 1 and 2 bits on two hosts of two workers and 1 Gbit/s.
-        warmup_steps: number of steps at the start of training that use at least `warmup_bits`, whatever the
-            controller's level. A warm-up does not protect a run at 2 bits or less: if the learning rate is large, the
-            switch to fewer bits can itself make the run diverge. The step count is part of `state_dict`, so a run that
-            resumes within its warm-up ends the warm-up at the same step.
-        warmup_bits: lowest level during the warm-up, bits per value; 32 means uncompressed.
         transport: connects the ranks; default: Horovod. Pass a transport only in tests and simulations.
+        options: see `hvd_dyncomp.options.Options`.
 
     Attributes:
         controller: see above.
@@ -102,29 +78,11 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         controller: Controller | Policy | float | None = None,
         *,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-        error_feedback: bool = True,
-        block_size: int = 512,
-        min_numel: int = 1024,
-        skip: Skip | None = None,
-        bucket_bytes: int | None = None,
-        hierarchical: Literal[False] | None = None,
-        warmup_steps: int = 0,
-        warmup_bits: float = UNCOMPRESSED,
         transport: Transport | None = None,
-        **unknown: Any,
+        **options: Unpack[Options],
     ) -> None:
-        arguments: dict[str, Any] = {
-            "error_feedback": error_feedback,
-            "block_size": block_size,
-            "min_numel": min_numel,
-            "skip": skip,
-            "bucket_bytes": bucket_bytes,
-            "hierarchical": hierarchical,
-            "warmup_steps": warmup_steps,
-            "warmup_bits": warmup_bits,
-        }
-        super().__init__(controller, given_or_horovod(transport), named_parameters, **arguments, **unknown)
-        self._arguments = {**arguments, "transport": transport}  # for a copy
+        super().__init__(controller, given_or_horovod(transport), named_parameters, **options)
+        self._arguments = {**options, "transport": transport}  # for a copy
         self._warned = False
         self._lock = threading.Lock()
         self._opaque = horovod_optimizer.opaque()

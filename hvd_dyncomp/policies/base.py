@@ -12,7 +12,11 @@ from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 
 
 class Decision(NamedTuple):
-    """The level of the next epoch in bits per value, and the reason, for people.
+    """What a policy decides: a named tuple.
+
+    Attributes:
+        bits: level of the next epoch, bits per value, one of `LEVELS`.
+        reason: why, for people; it appears in logs, in `Controller.history` and in reports.
 
     Examples:
         >>> Decision(4, "static").bits
@@ -27,7 +31,12 @@ class Decision(NamedTuple):
 class Record:
     """One finished epoch: its number, its metrics averaged over the ranks, and the decision after it.
 
-    `usable` is False if metrics were not finite or the policy failed: policies never see that epoch.
+    Attributes:
+        epoch: its number, from 0.
+        metrics: means over the ranks by name, sorted by name.
+        bits: the level decided after this epoch, which is that of the next one; bits per value.
+        reason: that of the `Decision`.
+        usable: False if metrics were not finite or the policy failed: policies never see that epoch.
 
     Raises:
         ValueError, TypeError: a field is out of range or of another type; the message names it and its value.

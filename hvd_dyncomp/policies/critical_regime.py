@@ -14,8 +14,8 @@ from hvd_dyncomp.policies.base import Decision, Policy, Record, check_history
 class CriticalRegime(Policy):
     """Two levels: `high` while the norm of the gradients changes fast, `low` otherwise.
 
-    The rule of Accordion (Agarwal et al., 2021): every `interval` epochs, compare the gradient norm G with the norm
-    `interval` epochs before. The next epochs are critical, at the high level, if
+    The rule of Accordion (Agarwal et al., 2021, https://arxiv.org/abs/2010.16248): every `interval` epochs, compare the
+    gradient norm G with the norm `interval` epochs before. The next epochs are critical, at the high level, if
 
         | G_before - G | >= eta * G_before
 

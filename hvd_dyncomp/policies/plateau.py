@@ -26,8 +26,8 @@ class Plateau(Policy):
 
     Arguments and defaults are torch's, but `levels` replace `factor` and `min_lr`. A factor on bits would give levels
     that do not exist (twice 5, half of 3), and would treat unequal steps alike (going from 8 to 16 bits gains almost
-    nothing, from 1 to 2 bits much). (DAdaQuant, Hoenig et al., 2022, raises levels in this way when the loss of
-    federated training stalls.)
+    nothing, from 1 to 2 bits much). DAdaQuant (Hönig et al., 2021, https://arxiv.org/abs/2111.00465) raises levels in
+    this way when the loss of federated training stalls.
 
     A plateau caused by the learning rate looks the same. If the learning rate falls on plateaus, too, give it the
     longer patience, so that the level moves first.

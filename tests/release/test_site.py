@@ -33,7 +33,8 @@ def pages(site: Path) -> list[Path]:
 
 def test_every_page_is_there(site: Path) -> None:
     docs = ROOT / "docs"
-    expected = {path.stem for folder in (docs, docs / "tables", docs / "dev") for path in folder.glob("*.md")}
+    folders = (docs, docs / "tables", docs / "dev", docs / "api")
+    expected = {path.stem for folder in folders for path in folder.glob("*.md")}
     expected |= {"index", "404"}
     assert {page.stem for page in pages(site)} == expected
 
@@ -60,7 +61,7 @@ def address(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no browser")
-@pytest.mark.parametrize("page", ["index", "api", "quickstart", "study"])
+@pytest.mark.parametrize("page", ["index", "api/ddp", "quickstart", "study"])
 def test_a_browser_has_no_complaint(page: str, address: str, tmp_path: Path) -> None:
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"]
     flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom"]

@@ -65,7 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--values", type=_values, metavar="N", help="so many values, such as 25.6M, in place of a model's"
     )
     add("--backward-ms", type=_positive, default=0.0, metavar="MS", help="backward takes so long beside the exchange")
-    add("--levels", type=levels_argument, default="8,4,1,0.25", metavar="BITS,...", help="default %(default)s")
+    add(
+        "--levels",
+        type=levels_argument,
+        default="8,4,1,0.25",
+        metavar="BITS,...",
+        help="levels to time; default %(default)s",
+    )
     add("--seconds", type=_positive, default=40.0, metavar="S", help="about so long in all; default 40")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: GPUs where every rank has one")
     add("--json", type=_new_file, metavar="FILE", help="write all that was measured")

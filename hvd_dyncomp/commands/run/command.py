@@ -27,13 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", type=level_argument, default=4, metavar="BITS", help="bits per value; default: 4")
     parser.add_argument("--compare", action="store_true", help="time steps at several levels, then stop")
     parser.add_argument(
-        "--levels", type=levels_argument, metavar="BITS,...", help="to compare; default: 32, --level and 0.25"
+        "--levels", type=levels_argument, metavar="BITS,...", help="levels to compare; default: 32, --level and 0.25"
     )
-    parser.add_argument("--steps", type=int, metavar="N", help=f"of the comparison; default: {STEPS}")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"steps of the comparison; default: {STEPS}")
     parser.add_argument("--then", type=_gone, help=argparse.SUPPRESS)
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as with python -m")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="of the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments of the program")
 
 
 def main(args: argparse.Namespace) -> int:
