@@ -12,6 +12,8 @@ from study.methods import AGAINST_RATE, BY_RATE, METHODS, Method
 from study.tasks import Task
 from study.workers import Workers
 
+pytestmark = pytest.mark.soak  # research: what it has found is on the pages
+
 SHAPES = [torch.Size((40, 30)), torch.Size((64, 32))]
 
 
