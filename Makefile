@@ -37,7 +37,7 @@ train-ddp: $(DDP)/package.stamp
 
 # What starts ranks, or times something, has the machine to itself; all else goes to two processes.
 STARTS_RANKS := ^from (launchers|torchrun|netlab|runs|common\.launcher)\b|^from common import launcher
-ALONE := tests/clusters tests/release tests/launch/test_checkpoint.py \
+ALONE := tests/clusters tests/release \
 	$(shell grep -rlE '$(STARTS_RANKS)' --include='test_*.py' tests/on_horovod tests/ddp tests/fsdp tests/launch)
 
 ## make test        the same set-up, then the tests; ARGS="-k meter": some of them

@@ -16,7 +16,7 @@ WORK = {"local_scatter": "sum_on_host", "scatter": "reduce"}
 
 @pytest.fixture
 def seen(monkeypatch) -> Counter[str]:
-    """Our ranges, of all threads; torch marks some itself. In tests/launch/test_profile.py a profiler sees them."""
+    """Our ranges, of all threads; torch marks some itself. In tests/launch/test_train.py a profiler sees them."""
     names: Counter[str] = Counter()
 
     def record(name: str) -> contextlib.nullcontext:

@@ -108,18 +108,6 @@ def test_a_value_that_is_missing_interrupts_its_line(tmp_path: Path) -> None:
     assert curves(drawn("Bytes so far", run))[0][1][1:4] == pytest.approx([8.001, 8.001, 16.004])
 
 
-def test_bytes_are_those_that_leave_hosts_where_there_are_several(folder: Path, tmp_path: Path, text: str) -> None:
-    hosts = {"hosts": 2, "bytes_leaving_host": 3e6, "bytes_float32_leaving_host": 24e6}
-    several = write(tmp_path / "two", [line(epoch, **hosts) for epoch in EPOCHS])
-    alone = report(several)
-    assert column(alone, "sent from each host in an epoch, MB") == ["3.000"] * 6
-    head, row = Page(alone).tables["summary"]
-    assert row[head.index("left each host, MB") :][:2] == ["18.00", "12.50"]
-    both = report(several, folder)
-    assert column(both, "sent per worker in an epoch, MB")[0] == "4.000"
-    assert "from each host" not in both and "left each host" not in text
-
-
 @pytest.mark.parametrize("values", [(0, 0), (1e99, -1e99), (1, 1 + 2**-52), (1e-300, 2e-300), (5, None)])
 def test_whatever_the_size_of_numbers_they_are_drawn(values: tuple, tmp_path: Path) -> None:
     epochs = (0, 2**53 - 1)

@@ -102,7 +102,7 @@ fi
 # Wheels whose checksums are listed, and nothing else: a build from source would fetch what it needs unchecked.
 install() { "$venv/bin/pip" --disable-pip-version-check install -qq --require-hashes --no-deps --only-binary :all: "$@"; }
 
-# What torch needs, what builds the package, bars, torchvision for ResNet-18, and of scikit-learn the digits, for which it
+# What torch needs, what builds the package, bars, torchvision for data sets and ResNet-18, and of scikit-learn the digits, for which it
 # need not work.
 without_horovod='torch==|triton==|cuda-|nvidia-|filelock|fsspec|jinja2|markupsafe|mpmath|networkx|sympy|typing-extensions'
 without_horovod+='|setuptools|numpy|scikit-learn|tqdm|torchvision|pillow'

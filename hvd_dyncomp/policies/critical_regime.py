@@ -26,7 +26,7 @@ class CriticalRegime(Policy):
     The norm is one of the metrics, so it costs no collective. As in the paper, it should be the norm of the gradients
     summed (or averaged) over the whole epoch: the norm of a single step is mostly noise. Sum the gradients after their
     exchange: then all ranks have the same sum, and the residuals of one step enter the sum in later steps.
-    `launch/train/gradients.py` does this in a few lines. If epochs differ in their number of steps, average.
+    `launch/train/metrics.py` does this in a few lines. If epochs differ in their number of steps, average.
 
     Args:
         low: level of ordinary epochs, bits per value.

@@ -29,7 +29,7 @@ from hvd_dyncomp.commands.probe.turns import interface
 from hvd_dyncomp.transport import ranks
 from hvd_dyncomp.transport.base import gather_json
 from netlab.shaping import INTERFACE
-from train.profiling import LEAST, Profile
+from train.profiling import LEAST, profile_of_steps
 
 WARM_UP = 10  # steps that do not count for the speed
 _NORM = 1.0  # that gradients are clipped to
@@ -76,15 +76,15 @@ def _profiled(stepper: Stepper, results: Path, name: str, device: torch.device) 
     if ranks.transport().rank == 0:
         folder = results.with_name(f"{results.stem}-{name}")
         folder.mkdir(parents=True, exist_ok=True)
-        profile = Profile(folder, device, LEAST)
-        profile.begin()
+        profile = profile_of_steps(folder, device, LEAST)
+        profile.start()
     for _ in range(LEAST):
         yield stepper.step()
         stepper.finish()
         if profile is not None:
             profile.step()
     if profile is not None:
-        profile.write()
+        profile.stop()
 
 
 def of_all(everyone: list[dict[str, Any]], values: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from common.launcher import TRAINER
 from common.markdown import DASH, markdown
 from common.values import at_least_zero, count, folder, model_name, names, positive
 from netlab.hosts import WITH_HOROVOD
-from train.metrics import METRICS, read_lines
+from train.metrics import read_lines
 
 TITLES = {
     "none": "Horovod",
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     flags += ["--limit-train", str(args.limit_train), "--batch-size", str(args.batch_size)]
     flags += ["--val-size", str(args.val_size)]
     flags += ["--lr", f"{args.lr:g}"]
-    flags += ["--seed", str(args.seed), "--progress", "lines", "--device", device]
+    flags += ["--seed", str(args.seed), "--device", device]
     results: dict[str, Any] = {
         "benchmark": "accuracy",
         "model": args.model,
@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
             print(f"{TITLES[name]}: training", file=sys.stderr, flush=True)
             start(there.command(program), environment, "train_resnet.py")
             sent = [now - then for now, then in zip(there.counters(), before, strict=True)]
-            results["runs"][name] = {"sent": sent, "epochs": [_epoch(line) for line in read_lines(output / METRICS)]}
+            results["runs"][name] = {"sent": sent, "epochs": [_epoch(line) for line in read_lines(output)]}
             save(path, results)
     print(table(results))
 

@@ -15,7 +15,7 @@ from common.values import accuracies, count, natural
 from study import paper_table
 from study.paper_table import RESULTS, TABLE
 from study.scenarios import SCENARIOS, Result, Study, measured_thresholds, shared_flags
-from train.datasets import DATASETS, best_present
+from train.data import DATASETS, best_present
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> None:
     """
     if args.dataset == "auto":
         args.dataset = best_present(Path(args.data_dir))
-    study = Study(Path(args.runs_dir), shared_flags(args), args.dataset)
+    study = Study(Path(args.runs_dir), shared_flags(args))
     results, thresholds = collect(args, study)
     if not results:
         raise RunError(f"no finished run in {args.runs_dir}")

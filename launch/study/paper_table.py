@@ -12,22 +12,20 @@ from common.docs import DATA, TABLES
 from common.files import replace_text
 from common.markdown import DASH, markdown
 from study.scenarios import PAPER_UNCOMPRESSED, SCENARIOS, Result, Scenario
-from train.carried import Carried, placement
 
 TABLE = Path(TABLES, "paper.md")
 RESULTS = Path(DATA, "study", "results.json")
-_ONE_HOST = {"hosts": 1, "bytes_float32_leaving_host": 0.0}  # what older summaries do not say
 
 Number = Callable[[Result], float]
 
 
 def sentence(result: Result) -> str:
     """One line about a finished run."""
-    summary, carried = result.summary, Carried.of(result.summary)
+    summary = result.summary
     return (
         f"{result.scenario.title}, seed {result.seed}: test accuracy {summary['test_accuracy']:.2%}, "
-        f"{summary['seconds'] / 60:.1f} minutes, {carried.sent / 1e6:.0f} MB sent {carried.whose} "
-        f"({carried.share:.1f} % of float32)"
+        f"{summary['seconds'] / 60:.1f} minutes, {summary['bytes_sent'] / 1e6:.0f} MB sent per worker "
+        f"({_share(result):.1f} % of float32)"
     )
 
 
@@ -64,8 +62,7 @@ def page(numbers: Mapping[str, Any]) -> str:
     """Markdown of the file of numbers."""
     scenarios = {scenario.name: scenario for scenario in SCENARIOS}
     results = [
-        Result(scenarios[run["scenario"]], run["seed"], _ONE_HOST | run["summary"], run["epochs"])
-        for run in numbers["runs"]
+        Result(scenarios[run["scenario"]], run["seed"], run["summary"], run["epochs"]) for run in numbers["runs"]
     ]
     return "\n\n".join(
         [
@@ -93,15 +90,10 @@ def by_scenario(results: Iterable[Result]) -> dict[Scenario, list[Result]]:
     return {scenario: runs for scenario, runs in rows.items() if runs}
 
 
-def whose_bytes(results: Iterable[Result]) -> str:
-    """Whose bytes the runs' figures are: "per worker" or "from each host", as `Carried` has it."""
-    return " or ".join(sorted({Carried.of(result.summary).whose for result in results}))
-
-
 def _main_table(results: list[Result]) -> str:
     head = (
         "Scenario", "Training accuracy, %", "(paper)", "Test accuracy, %", "(paper)",
-        "Minutes", "(paper)", f"MB sent {whose_bytes(results)}", "TB sent (paper)", "% of float32's bytes", "(paper)",
+        "Minutes", "(paper)", "MB sent per worker", "TB sent (paper)", "% of float32's bytes", "(paper)",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = []
     for scenario, runs in by_scenario(results).items():
@@ -115,7 +107,7 @@ def _main_table(results: list[Result]) -> str:
                 f"{paper.test_accuracy:.2f}" if paper else DASH,
                 _spread(runs, lambda run: run.summary["seconds"] / 60, ".1f"),
                 f"{paper.minutes:.2f}" if paper else DASH,
-                _spread(runs, lambda run: Carried.of(run.summary).sent / 1e6, ".0f"),
+                _spread(runs, lambda run: run.summary["bytes_sent"] / 1e6, ".0f"),
                 f"{paper.terabytes:.2f}" if paper else DASH,
                 _spread(runs, _share, ".1f"),
                 f"{100 * paper.terabytes / PAPER_UNCOMPRESSED.terabytes:.0f}" if paper else DASH,
@@ -161,16 +153,16 @@ def _levels(run: Result) -> str:
 
 def _caption(results: list[Result], command: str, thresholds: str | None) -> str:
     config = results[0].summary["config"]
-    where = placement(config["world_size"], results[0].summary["hosts"])
     seeds = sorted({run.seed for run in results})
     spread = "mean ± sample standard deviation over seeds" if len(seeds) > 1 else "seed"
     climbed = f" Thresholds of the dynamic runs: {thresholds.replace(',', ', ')}." if thresholds else ""
     return (
-        f"`{command}`: {config['model']} on {config['dataset']}, {config['epochs']} epochs, {where}; {spread} "
+        f"`{command}`: {config['model']} on {config['dataset']}, {config['epochs']} epochs, {config['world_size']} "
+        f"workers on one host; {spread} "
         f"{', '.join(map(str, seeds))}. Accuracies are those after the last epoch, training accuracy over the last "
         "epoch's augmented batches. Minutes are the sum of the epochs, with evaluation and whatever else the machine "
         "did meanwhile. Bytes are what was sent "
-        f"{whose_bytes(results)}, scales and headers included.{climbed} The paper: 70 epochs of a ResNet on CIFAR-10 "
+        f"per worker, scales and headers included.{climbed} The paper: 70 epochs of a ResNet on CIFAR-10 "
         "over two GPUs; its training accuracies are not known to us. Another model, data set and machine: compare the "
         "columns' pattern, not their values."
     )
@@ -178,14 +170,17 @@ def _caption(results: list[Result], command: str, thresholds: str | None) -> str
 
 def _share(run: Result) -> float:
     """Bytes sent, in % of what float32 would have sent."""
-    return Carried.of(run.summary).share
+    return _percent(run.summary["bytes_sent"], run.summary["bytes_float32"])
 
 
 def _share_without_released(run: Result) -> float:
     """The same over the epochs that were not released to 32 bits."""
     released = run.summary["released"]
-    rest = {key: value - released.get(key, 0.0) for key, value in run.summary.items() if key.startswith("bytes_")}
-    return Carried.of(rest).share
+    return _percent(*(run.summary[key] - released[key] for key in ("bytes_sent", "bytes_float32")))
+
+
+def _percent(part: float, whole: float) -> float:
+    return 100 * part / whole if whole else 0.0
 
 
 def _spread(runs: list[Result], number: Number, form: str) -> str:

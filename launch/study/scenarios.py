@@ -12,8 +12,7 @@ from typing import Any
 from common.errors import RunError
 from common.launcher import TRAINER, horovodrun, run
 from train import options
-from train.course import course, differences
-from train.metrics import METRICS, SUMMARY, read_lines
+from train.metrics import SUMMARY, read_lines
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Study:
-    """What all runs have in common; ``flags`` are train_resnet.py's, ``dataset`` is resolved (not "auto")."""
+    """What all runs have in common; ``flags`` are train_resnet.py's."""
 
     runs_dir: Path
     flags: tuple[str, ...]
-    dataset: str
 
     def folder(self, scenario: Scenario, seed: int) -> Path:
         return self.runs_dir / f"{scenario.name}-seed{seed}"
@@ -103,11 +101,11 @@ class Study:
         if not (folder / SUMMARY).exists():
             return None
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        wanted = course(options.parse(self.arguments(scenario, seed, thresholds)), self.dataset, _WORKERS)
-        differing = differences(summary["config"], wanted)
+        wanted = options.config(options.parse(self.arguments(scenario, seed, thresholds)))
+        differing = options.differences(summary["config"], {**wanted, "world_size": _WORKERS})
         if differing:
             raise RunError(f"{folder} holds a run with other arguments: {differing}; name another --runs-dir")
-        return Result(scenario, seed, summary, read_lines(folder / METRICS))
+        return Result(scenario, seed, summary, read_lines(folder))
 
     def train(self, scenario: Scenario, seed: int, thresholds: str | None, say: Callable[[str], None]) -> Result:
         """Train one run, from its last checkpoint if it has one.
@@ -118,12 +116,7 @@ class Study:
         """
         folder = self.folder(scenario, seed)
         folder.mkdir(parents=True, exist_ok=True)
-        arguments = self.arguments(scenario, seed, thresholds)
-        if any((folder / "checkpoints").glob("epoch-????.pt")):
-            arguments.append("--resume")
-        else:
-            # A run that ended within its first epoch: nothing to go on from, and nothing lost.
-            (folder / METRICS).unlink(missing_ok=True)
+        arguments = [*self.arguments(scenario, seed, thresholds), "--resume"]
         log = folder / "train.log"
         say(f"{scenario.title}, seed {seed}: running, see {log}")
         with open(log, "a", encoding="utf-8") as file:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from study import text
+from study.images import Data, TrainBatches, eval_batches, generator, load
 from study.transformer import Transformer
-from train.batches import TrainBatches, eval_batches
-from train.data import Data, generator, load
 from train.models import build_model
 
 Batch = tuple[Tensor, Tensor]
@@ -30,7 +29,7 @@ class Task:
     Attributes:
         name: stands in the table.
         model: a name that `train.models` knows, "mlp", "transformer" or "regression".
-        data: an image data set's name, or "docstrings"; a regression makes up its own.
+        data: "fashion-mnist", "digits" or "docstrings"; a regression makes up its own.
         limit: training images, or characters.
         half_size: images of half the height and width, a quarter of the time.
         augmented: images are shifted and mirrored.
@@ -201,7 +200,7 @@ def _score(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
 
 
 def _images(task: Task, data_dir: Path) -> Work:
-    data = load(task.data, data_dir, limit_train=task.limit)
+    data = load(task.data, data_dir, task.limit)
 
     def sized(batch: Batch) -> Batch:
         images = F.avg_pool2d(batch[0], 2) if task.half_size else batch[0]
@@ -216,7 +215,7 @@ def _images(task: Task, data_dir: Path) -> Work:
 
     def score(model: nn.Module, all_of_it: bool) -> tuple[float, float]:
         split = data.test if all_of_it else data.test.take(torch.arange(min(1000, len(data.test))))
-        return _score(model, map(sized, eval_batches(split, data, rank=0, size=1)))
+        return _score(model, map(sized, eval_batches(split, data)))
 
     return Work(functools.partial(_image_model, task, data), len(shard(0, 0)), epoch, cross_entropy, score)
 
@@ -226,9 +225,9 @@ def _image_model(task: Task, data: Data, seed: int) -> nn.Module:
         side = data.train.images.shape[-1] // (2 if task.half_size else 1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            layers = [nn.Linear(data.in_channels * side**2, 256), nn.Linear(256, 128), nn.Linear(128, data.num_classes)]
+            layers = [nn.Linear(side**2, 256), nn.Linear(256, 128), nn.Linear(128, 10)]
         return nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    built = build_model(task.model, in_channels=data.in_channels, num_classes=data.num_classes, seed=seed)
+    built = build_model(task.model, in_channels=1, num_classes=10, seed=seed)
     return cast(nn.Module, built.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 

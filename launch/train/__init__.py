@@ -1,1 +1,1 @@
-"""Training with compressed gradients: data, models, the loop, checkpoints."""
+"""What train_resnet.py is made of beside its loop: data, models, options, metrics, checkpoints, and the other ranks."""

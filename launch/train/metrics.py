@@ -1,207 +1,201 @@
-"""What a run says and leaves behind: progress on rank 0, metrics.jsonl, summary.json."""
+"""What a run says and leaves behind: a line an epoch, metrics.jsonl, summary.json, TensorBoard's scalars."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
 
 from common.errors import RunError
 from common.files import replace_text
 from common.lines import say
-from train.carried import Carried
+from hvd_dyncomp.meter import allreduce_bytes
+from train import options
+from train.job import Job
 
-try:
-    from tqdm import tqdm
-except ImportError:  # it only draws bars: `pip install .` and torchrun are enough to train
-    tqdm = None
-
-if TYPE_CHECKING:  # the study reads this file, too, and needs no Horovod
-    from train.engine import Score
-
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"  # in the output folder
+_SUMMED = ("bytes_sent", "bytes_float32", "seconds", "seconds_compute", "seconds_exchange")
+_LAST = ("train_accuracy", "val_accuracy", "test_accuracy", "train_loss", "test_loss", "hosts")
 
 
-class Progress:
-    """A bar over the steps of an epoch where it can be drawn again in its place, and one line after each epoch.
+@dataclass
+class Score:
+    """Sums over samples; `loss` is their cross entropy in nats."""
 
-    That is where stderr is a terminal. Under horovodrun and mpirun it is a pipe, and what comes out of it gets tags.
+    loss: float = 0.0
+    correct: float = 0.0
+    samples: float = 0.0
+
+    def add(self, logits: Tensor, labels: Tensor, mean_loss: float) -> None:
+        self.loss += mean_loss * len(labels)
+        self.correct += (logits.argmax(dim=1) == labels).sum().item()
+        self.samples += len(labels)
+
+    def over_ranks(self, job: Job, name: str) -> dict[str, float]:
+        """Loss and accuracy over the samples of all ranks. Collective."""
+        sums = torch.tensor([self.loss, self.correct, self.samples], dtype=torch.float64)
+        loss, correct, samples = job.mean(sums).tolist()
+        return {f"{name}_loss": loss / samples, f"{name}_accuracy": correct / samples}
+
+
+class GradientNorm:
+    """The norm of the mean over an epoch's steps of the reduced gradients, for `CriticalRegime`: the same on all ranks.
+
+    The norm of a few steps is mostly that of their noise; in the sum of all, what one step owes has arrived with
+    another.
     """
 
-    def __init__(self, mode: str, epochs: int, *, rank: int) -> None:
-        self._silent = rank != 0
-        self._bars = not self._silent and mode == "auto" and tqdm is not None and sys.stderr.isatty()
-        self._epochs = epochs
-        self._bar: Any = None
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._sums = [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._steps = 0
 
-    def say(self, text: str) -> None:
-        """Print a line on rank 0."""
-        if not self._silent and self._bar is not None:
-            tqdm.write(text, file=sys.stdout)
-        elif not self._silent:
-            say(text)
+    @torch.no_grad()
+    def add(self) -> None:
+        """To be called after each exchange, before the optimizer's step."""
+        self._steps += 1
+        for total, parameter in zip(self._sums, self._parameters, strict=True):
+            if parameter.grad is not None:
+                total += parameter.grad
 
-    def begin(self, epoch: int, steps: int) -> None:
-        if self._bars:
-            self._bar = tqdm(total=steps, desc=f"epoch {epoch + 1}/{self._epochs}", unit="step", leave=False)
-
-    def step(self, score: Score, level: float, saved: float) -> None:
-        """One step is done; ``saved`` is the meter's fraction of float32's bytes, over the epoch so far."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(
-                f"loss {score.mean_loss:.3f}, accuracy {score.accuracy:.1%}, {level} bits, {_saved(saved)}",
-                refresh=False,
-            )
-            self._bar.update()
-
-    def end(self, line: dict[str, Any]) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-        self.say(_sentence(line, self._epochs))
+    def take(self) -> float:
+        """The norm, of all parameters together; counting begins anew."""
+        norms = torch.stack([torch.linalg.vector_norm(total, dtype=torch.float64) for total in self._sums])
+        norm = float(norms.norm()) / max(self._steps, 1)
+        for total in self._sums:
+            total.zero_()
+        self._steps = 0
+        return norm
 
 
-def _sentence(line: dict[str, Any], epochs: int) -> str:
-    following = f" -> {line['next_level']} bits ({line['reason']})" if line["next_level"] != line["level"] else ""
-    sent = Carried.of(line).in_words(f" ({_saved(line['saved_fraction'])})")
-    steps = line["steps_by_level"]
-    tried = (
-        ", ".join(f"{count} at {bits}" for bits, count in steps.items()) if set(steps) != {str(line["level"])} else ""
-    )
-    return (
-        f"epoch {line['epoch'] + 1:>2}/{epochs}  {line['level']:>2} bits  loss {_text(line['train_loss'], '.3f')}  "
-        f"accuracy train {_text(line['train_accuracy'], '.1%')} val {_text(line['val_accuracy'], '.1%')} "
-        f"test {_text(line['test_accuracy'], '.1%')}  {sent}  {line['seconds']:.1f} s "
-        f"(compute {line['seconds_compute']:.1f}, exchange {line['seconds_exchange']:.1f})"
-        f"{f'  steps: {tried} bits' if tried else ''}{following}"
-    )
+def bytes_of_epoch(job: Job, model: nn.Module, quantizer: Any, bits: float, epoch: int, steps: int) -> dict[str, float]:
+    """What a worker has sent, and what it would have sent as float32: means over the workers. Collective."""
+    if quantizer is None:
+        float32 = steps * allreduce_bytes(sum(4 * value.numel() for value in model.parameters()), job.size)
+        sent = float32 * bits / 32
+    else:
+        traffic = quantizer.meter.epoch(epoch)
+        sent, float32 = traffic.sent_bytes, traffic.float32_bytes
+    sent, float32 = job.mean(torch.tensor([sent, float32], dtype=torch.float64)).tolist()
+    return {
+        "bytes_sent": sent,
+        "bytes_float32": float32,
+        "saved_fraction": 1 - sent / float32 if float32 else 0.0,
+    }
 
 
-def _saved(fraction: float) -> str:
-    """Whole percent. At 32 bits headers come on top: of a small model's bytes, several percent."""
-    percent = round(100 * fraction)
-    return f"{percent}% saved" if percent >= 0 else f"{-percent}% more than float32"
+def errors_over_ranks(job: Job, own: Mapping[str, float], model: nn.Module) -> dict[str, float]:
+    """Relative errors by tensor: means of squares over the ranks that can tell. Collective."""
+    everybody = job.gather(dict(own))
+    known = {name: [one[name] for one in everybody if name in one] for name, _ in model.named_parameters()}
+    return {name: math.hypot(*some) / math.sqrt(len(some)) for name, some in known.items() if some}
 
 
-def _text(value: float | None, form: str) -> str:
-    return "nan" if value is None else format(value, form)
+def without_nan(line: dict[str, Any]) -> dict[str, Any]:
+    """None for what JSON does not know."""
+    return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in line.items()}
 
 
-class Metrics:
-    """The file of JSON lines, one per epoch. On rank 0 only."""
+class Log:
+    """What rank 0 says and writes.
 
-    def __init__(self, output_dir: Path) -> None:
-        self.path = output_dir / METRICS
-        self.lines: list[dict[str, Any]] = []
-
-    def keep(self, epochs: int) -> None:
-        """Drop what lies beyond the first ``epochs`` epochs: a run that stopped between metrics and checkpoint.
-
-        Raises:
-            RunError: the file is missing or damaged, or epochs are not in it.
-        """
-        lines = read_lines(self.path)
-        for number, line in enumerate(lines, start=1):
-            missing = [key for key in _NEEDED if key not in line]
-            if missing:
-                raise RunError(f"{self.path}: line {number} lacks {', '.join(missing)}")
-            if line["epoch"] != number - 1:
-                raise RunError(f"{self.path}: line {number} is of epoch {line['epoch']}, and not of {number - 1}")
-        self.lines = lines[:epochs]
-        if len(self.lines) != epochs:
-            raise RunError(f"{self.path} has {len(self.lines)} of the {epochs} epochs that the checkpoint has seen")
-        replace_text(self.path, "".join(_encode(line) + "\n" for line in self.lines))
-
-    def forget(self) -> None:
-        """Begin anew: a run that stopped before its first checkpoint."""
-        self.path.unlink(missing_ok=True)
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Append a line; NaN and infinities, which JSON does not know, become null.
-
-        Raises:
-            RunError: it cannot be written.
-        """
-        self.lines.append(line)
-        try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(_encode(line) + "\n")
-        except OSError as error:
-            raise RunError(f"{self.path} cannot be written: {error.strerror}") from error
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file; a last line that was cut short is left out.
+    Attributes:
+        lines: of all epochs, those before a resumption included.
 
     Raises:
-        RunError: another line is no JSON object, or the file is missing.
+        RunError: --tensorboard is given, and TensorBoard is missing.
     """
-    try:
-        # Bytes that are no text are damage like any other, to one line only.
-        texts = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        raise RunError(f"{path} is missing") from None
-    lines = []
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if isinstance(line, dict):
-            lines.append(line)
-        elif number < len(texts):
-            raise RunError(f"{path}: line {number} is no JSON object")
-    return lines
+
+    def __init__(self, args: argparse.Namespace, job: Job) -> None:
+        self._folder, self._epochs = Path(args.output_dir), args.epochs
+        self._config, self._writes = {**options.config(args), "world_size": job.size}, job.rank == 0
+        self.lines: list[dict[str, Any]] = []
+        self._writer: Any = None
+        if args.tensorboard and self._writes:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise RunError(f"--tensorboard: needs TensorBoard: pip install tensorboard ({error})") from error
+            self._writer = SummaryWriter
+
+    def say(self, text: str) -> None:
+        if self._writes:
+            say(text)
+
+    def bar(self, batches: Any, epoch: int) -> Any:
+        """Batches with a bar, where stderr is a terminal: under horovodrun and mpirun it is a pipe."""
+        title = f"epoch {epoch + 1}/{self._epochs}"
+        return tqdm(batches, title, leave=False, disable=None if self._writes else True)
+
+    def write(self) -> None:
+        """Say what the last epoch has come to, and write it down."""
+        line = self.lines[-1]
+        say(_sentence(line, self._epochs))
+        replace_text(self._folder / METRICS, "".join(json.dumps(line) + "\n" for line in self.lines))
+        if self._writer is not None:
+            if isinstance(self._writer, type):  # what an interrupted run wrote beyond its checkpoint is forgotten
+                self._writer = self._writer(str(self._folder / "tensorboard"), purge_step=line["epoch"] + 1)
+            for name, value in scalars(line).items():
+                self._writer.add_scalar(name, value, line["epoch"] + 1)
+            self._writer.flush()
+
+    def end(self) -> None:
+        """Of a run that has all its epochs: write the summary."""
+        if not self._writes or len(self.lines) < self._epochs:
+            return
+        summary = summary_of(self._config, self.lines)
+        replace_text(self._folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        say(
+            f"test accuracy {summary['test_accuracy']:.2%}, sent {summary['bytes_sent'] / 1e6:.1f} MB per worker, of "
+            f"float32's {summary['bytes_float32'] / 1e6:.1f}, {summary['seconds'] / 60:.1f} minutes; {self._folder}"
+        )
 
 
-def write_summary(output_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Write summary.json: the arguments, the last epoch's accuracies, the sums of bytes and seconds.
-
-    Bytes are means as in metrics.jsonl (`train.traffic.over_ranks`). ``released`` holds the same sums over the
-    epochs at 32 bits of a run that compresses.
-    """
-    last = lines[-1]
-    released = [line for line in lines if line["level"] == 32 and config["compression"] in ("static", "dynamic")]
-    summary = {
+def summary_of(config: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last epoch's accuracies, and all epochs' sums; "released": of those at 32 bits of a run that compresses."""
+    released = [line for line in lines if line["level"] == 32 and config["compression"] != "none"]
+    return {
         "config": config,
         "epochs": len(lines),
-        **{key: last[key] for key in _LAST},
+        **{key: lines[-1][key] for key in _LAST},
         "levels": [line["level"] for line in lines],
         **_sums(lines),
         "released": {"epochs": len(released), **_sums(released)},
     }
-    replace_text(output_dir / SUMMARY, _encode(summary, indent=2) + "\n")
-    return summary
 
 
-_SUMMED = (
-    "bytes_sent",
-    "bytes_float32",
-    "bytes_leaving_host",
-    "bytes_staying_on_host",
-    "bytes_float32_leaving_host",
-    "seconds",
-    "seconds_compute",
-    "seconds_exchange",
-)
-_LAST = ("train_accuracy", "val_accuracy", "test_accuracy", "train_loss", "test_loss", "hosts")
-_NEEDED = ("epoch", "level", *_SUMMED, *_LAST)  # what a summary is made of
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """The epochs of a run."""
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
 
 
-def _sums(lines: list[dict[str, Any]]) -> dict[str, float]:
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line by the names that TensorBoard groups at the slash."""
+    tensor_errors = {f"tensor_errors/{name}": value for name, value in line["tensor_errors"].items()}
+    numbers = {name: value for name, value in line.items() if isinstance(value, float | int)}
+    return {f"{name.partition('_')[0]}/{name}": value for name, value in numbers.items()} | tensor_errors
+
+
+def _sums(lines: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {key: sum(line[key] for line in lines) for key in _SUMMED}
 
 
-def _encode(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_without_nan(value), indent=indent, allow_nan=False)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _sentence(line: Mapping[str, Any], epochs: int) -> str:
+    following = f" -> {line['next_level']} bits ({line['reason']})" if line["next_level"] != line["level"] else ""
+    loss = "nan" if line["train_loss"] is None else f"{line['train_loss']:.3f}"
+    saved = round(100 * line["saved_fraction"])
+    return (
+        f"epoch {line['epoch'] + 1:>2}/{epochs}  {line['level']:>2} bits  loss {loss}  "
+        f"accuracy train {line['train_accuracy']:.1%} val {line['val_accuracy']:.1%} test {line['test_accuracy']:.1%}  "
+        f"sent {line['bytes_sent'] / 1e6:.1f} MB per worker "
+        f"({f'{saved}% saved' if saved >= 0 else f'{-saved}% more than float32'})  {line['seconds']:.1f} s "
+        f"(compute {line['seconds_compute']:.1f}, exchange {line['seconds_exchange']:.1f}){following}"
+    )

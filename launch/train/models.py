@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 DEPTHS = (8, 14, 20, 32, 44, 56, 110)
 MODELS = tuple(f"resnet{depth}" for depth in DEPTHS) + ("resnet18",)
-SHORTCUTS = ("A", "B")
 
 
 class ZeroPadShortcut(nn.Module):
@@ -35,25 +34,19 @@ class ZeroPadShortcut(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut around them.
+    """Two 3x3 convolutions and a shortcut around them, of zeros where channels are missing (the paper's option A).
 
     Input (N, ``in_channels``, H, W), output (N, ``channels``, H / stride, W / stride).
     """
 
-    def __init__(self, in_channels: int, channels: int, stride: int, shortcut: str) -> None:
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        if stride == 1 and in_channels == channels:
-            self.shortcut: nn.Module = nn.Identity()
-        elif shortcut == "A":
-            self.shortcut = ZeroPadShortcut(in_channels, channels, stride)
-        else:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
+        same = stride == 1 and in_channels == channels
+        self.shortcut = nn.Identity() if same else ZeroPadShortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -68,35 +61,32 @@ class CifarResNet(nn.Module):
         depth: 8, 14, 20, 32, ... (6n + 2 with n >= 1).
         in_channels: channels of the image.
         num_classes: outputs.
-        shortcut: "A" (zero padding, no parameters; the paper's choice for CIFAR-10) or "B" (1x1 convolution).
 
     Input float32 (N, in_channels, H, W) with H, W >= 4; output float32 logits (N, num_classes).
 
     Raises:
-        ValueError: the depth is not of the form 6n + 2, or the shortcut is neither A nor B.
+        ValueError: the depth is not of the form 6n + 2.
     """
 
-    def __init__(self, depth: int = 20, in_channels: int = 3, num_classes: int = 10, shortcut: str = "A") -> None:
+    def __init__(self, depth: int = 20, in_channels: int = 3, num_classes: int = 10) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"depth must be 6n + 2 with n >= 1 (8, 14, 20, ...), got {depth}")
-        if shortcut not in SHORTCUTS:
-            raise ValueError(f"shortcut must be A or B, got {shortcut!r}")
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(in_channels, 16, 3, 1, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
-        self.stage1 = self._stage(16, 16, blocks, 1, shortcut)
-        self.stage2 = self._stage(16, 32, blocks, 2, shortcut)
-        self.stage3 = self._stage(32, 64, blocks, 2, shortcut)
+        self.stage1 = self._stage(16, 16, blocks, 1)
+        self.stage2 = self._stage(16, 32, blocks, 2)
+        self.stage3 = self._stage(32, 64, blocks, 2)
         self.fc = nn.Linear(64, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     @staticmethod
-    def _stage(in_channels: int, channels: int, blocks: int, stride: int, shortcut: str) -> nn.Sequential:
-        first = BasicBlock(in_channels, channels, stride, shortcut)
-        return nn.Sequential(first, *(BasicBlock(channels, channels, 1, shortcut) for _ in range(blocks - 1)))
+    def _stage(in_channels: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
+        first = BasicBlock(in_channels, channels, stride)
+        return nn.Sequential(first, *(BasicBlock(channels, channels, 1) for _ in range(blocks - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -108,14 +98,8 @@ def resnet18_cifar(in_channels: int = 3, num_classes: int = 10) -> nn.Module:
     """torchvision's ResNet-18, its 7x7 stride-2 convolution and max pooling replaced by one 3x3 convolution.
 
     Input float32 (N, in_channels, H, W); output float32 logits (N, num_classes).
-
-    Raises:
-        ImportError: torchvision is not installed.
     """
-    try:
-        import torchvision  # takes a second, and the other models do without
-    except ModuleNotFoundError as error:
-        raise ImportError(f"--model resnet18 needs torchvision ({error}): run 'pip install torchvision'") from error
+    import torchvision  # takes a second, and the other models do without
 
     model = torchvision.models.resnet18(num_classes=num_classes)
     model.conv1 = nn.Conv2d(in_channels, 64, 3, 1, padding=1, bias=False)
@@ -124,18 +108,16 @@ def resnet18_cifar(in_channels: int = 3, num_classes: int = 10) -> nn.Module:
     return model
 
 
-def build_model(name: str, *, in_channels: int, num_classes: int, shortcut: str = "A", seed: int = 0) -> nn.Module:
+def build_model(name: str, *, in_channels: int, num_classes: int, seed: int = 0) -> nn.Module:
     """Build the model called ``name`` with weights that depend on ``seed`` alone.
 
     Args:
         name: "resnet18", or "resnet<depth>" with a depth of 6n + 2.
         in_channels, num_classes: see ``CifarResNet``.
-        shortcut: "A" or "B"; ignored by "resnet18".
         seed: the global generator is seeded inside a fork, so the caller's random state is left as it was.
 
     Raises:
         ValueError: unknown name.
-        ImportError: "resnet18" without torchvision.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -144,4 +126,4 @@ def build_model(name: str, *, in_channels: int, num_classes: int, shortcut: str 
         depth = name.removeprefix("resnet")
         if not name.startswith("resnet") or not depth.isdigit():
             raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
-        return CifarResNet(int(depth), in_channels, num_classes, shortcut)
+        return CifarResNet(int(depth), in_channels, num_classes)

@@ -6,12 +6,13 @@ Nothing here needs Horovod or another rank.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from common.errors import RunError
 from common.values import (
     DEVICES,
-    Parser,
     accuracies,
     at_least_zero,
     bit_levels,
@@ -25,12 +26,15 @@ from common.values import (
     positive,
     power_of_two,
 )
-from train.datasets import DATASETS
-from train.models import MODELS, SHORTCUTS
+from hvd_dyncomp import CriticalRegime, Plateau, Policy, Schedule, Static, StepFunction
+from train.data import DATASETS
+from train.models import MODELS
 
 COMPRESSIONS = ("none", "fp16", "static", "dynamic")
 POLICIES = ("step", "plateau", "critical", "static", "schedule")
 _NOT_GIVEN = object()
+# Flags that a run may be resumed without; everything else must be the same.
+_FREE = ("output_dir", "data_dir", "download", "resume", "stop_after", "tensorboard", "profile", "device")
 
 # When flags mean something that do not always, in the words of the refusal. Those of policies name the policies.
 _DYNAMIC, _QUANTIZED = "--compression dynamic", "--compression static or dynamic"
@@ -44,8 +48,13 @@ EPILOG = """examples:
   horovodrun -np 2 python launch/train_resnet.py --resume --output-dir runs/low --levels 1,2,4
 
 The defaults train a ResNet-8 for 6 epochs: on two CPU cores and the 60,000 images of Fashion-MNIST that takes three
-to four minutes. ResNet-20 (--depth 20) takes two and a half times as long.
+to four minutes. ResNet-20 takes two and a half times as long.
 """
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RunError(message)
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -61,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of train_resnet.py, without the rules between flags that ``parse`` adds."""
     about = "Train a ResNet on several workers while a controller moves the bit-width of the gradients."
     look: dict[str, Any] = {"formatter_class": _Help, "allow_abbrev": False}
-    parser = Parser(prog="train_resnet.py", description=about, epilog=EPILOG, **look)
+    parser = _Parser(prog="train_resnet.py", description=about, epilog=EPILOG, **look)
     _add_task(_adder(parser, "model and data"))
     _add_training(_adder(parser, "training"))
     _add_compression(_adder(parser, "gradient compression"))
@@ -88,13 +97,11 @@ def _adder(parser: argparse.ArgumentParser, title: str) -> Add:
 
 def _add_task(add: Add) -> None:
     add("--model", type=model_name, default="resnet8", metavar="NAME", help=f"{', '.join(MODELS)}, or any resnet<6n+2>")
-    add("--depth", type=count, metavar="6n+2", help="the same as --model resnet<depth>")
-    add("--shortcut", choices=SHORTCUTS, default="A", help="A: zero padding, B: 1x1 convolution; not for resnet18")
     add("--dataset", choices=("auto", *DATASETS), default="auto", help="auto: the best that is there already")
     add("--data-dir", type=folder, default="data", metavar="DIR", help="where data sets lie and are downloaded to")
+    add("--download", action="store_true", help="download the data set if it is not there")
     add("--val-size", type=natural, default=0, metavar="N", help="images held out for the controller; 0: a twelfth")
     add("--limit-train", type=natural, default=0, metavar="N", help="train on N images only; 0: on all")
-    add("--no-augment", dest="augment", action="store_false", help="no random shifts and mirrored images")
 
 
 def _add_training(add: Add) -> None:
@@ -163,21 +170,22 @@ def _add_run(add: Add) -> None:
     where = "metrics and checkpoints, seen by all ranks (default: a new one in runs/)"
     add("--output-dir", type=folder, metavar="DIR", help=where)
     add("--device", choices=DEVICES, default="auto", help="auto: GPUs where all ranks can use one")
-    add("--resume", action="store_true", help="go on from the last epoch in --output-dir, with the flags it began with")
+    last = "go on from the last epoch in --output-dir, if there is one, with the flags it began with"
+    add("--resume", action="store_true", help=last)
     add("--stop-after", type=count, metavar="N", help="end after epoch N of the plan, as an interruption would")
     add("--tensorboard", action="store_true", help="scalars of every epoch in OUTPUT_DIR/tensorboard, too")
     add("--profile", action="store_true", help="some steps of the first epoch, as a trace: OUTPUT_DIR/profile.json.gz")
-    add("--progress", choices=("auto", "lines"), default="auto", help="auto: a bar, too, where stderr is a terminal")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse and check a command line; ``argv`` as in argparse.
 
     Returns:
-        One attribute per flag; ``model`` is final (``depth`` is folded into it) and ``stagnation`` is None for "none".
+        One attribute per flag; ``stagnation`` is None for "none".
 
     Raises:
-        SystemExit: status 2 after one line on stderr that names the flag and its value; 0 after ``--help``.
+        RunError: one line that names the flag and its value.
+        SystemExit: after ``--help``.
     """
     parser = build_parser()
     args = parser.parse_args(argv)
@@ -187,10 +195,63 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if "bits" in given and not {"compression", "policy"} & given.keys():
         args.compression = "static"
     _check(parser, args, given)
-    args.model = f"resnet{args.depth}" if args.depth else args.model
-    del args.depth
     args.stagnation = None if args.stagnation == "none" else args.stagnation
     return args
+
+
+def make_policy(args: argparse.Namespace) -> Policy | None:
+    """The policy that the flags describe; None for ``--compression none`` and ``fp16``."""
+    if args.compression in ("none", "fp16"):
+        return None
+    if args.compression == "static" or args.policy == "static":
+        return Static(args.bits)
+    if args.policy == "schedule":
+        return Schedule(args.schedule)
+    if args.policy == "plateau":
+        return Plateau(
+            args.levels,
+            monitor=args.monitor,
+            mode="max" if args.monitor == "val_accuracy" else "min",
+            patience=args.patience,
+            threshold=args.min_improvement,
+            cooldown=args.cooldown,
+        )
+    if args.policy == "critical":
+        low, high = args.levels
+        return CriticalRegime(low, high, eta=args.eta, interval=args.interval)
+    return StepFunction(
+        levels=args.levels,
+        thresholds=args.thresholds,
+        min_improvement=args.min_improvement,
+        loss_patience=args.loss_patience,
+        stagnation=args.stagnation,
+        stagnation_patience=args.stagnation_patience,
+        uncompressed_epochs=args.uncompressed_epochs,
+        cooldown=args.cooldown,
+        uncompressed_at_top=args.uncompressed_at_top,
+        total_epochs=args.epochs,
+    )
+
+
+def bits_of(args: argparse.Namespace) -> int:
+    """Bits a value where Horovod's or torch's own compression is chosen."""
+    return 16 if args.compression == "fp16" else 32
+
+
+def config(args: argparse.Namespace) -> dict[str, Any]:
+    """What decides the course of a run, as JSON returns it: all flags but those that it may be resumed without."""
+    chosen = {key: value for key, value in vars(args).items() if key not in _FREE}
+    if args.schedule is not None:
+        chosen["schedule"] = sorted(args.schedule.items())
+    return json.loads(json.dumps(chosen))
+
+
+def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
+    """Everything in which two configurations differ, with both values; an empty string where they are the same."""
+    keys = sorted(theirs.keys() | ours.keys())
+    return ", ".join(
+        f"{key} {theirs.get(key)} (now {ours.get(key)})" for key in keys if theirs.get(key) != ours.get(key)
+    )
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: dict[str, object]) -> None:
@@ -211,12 +272,6 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: dic
             value = given[action.dest]
             what = action.option_strings[0] + ("" if isinstance(value, bool) else f" {_as_typed(value)}")
             parser.error(f"{what}: only with {only}, not with {chosen}")
-    if "model" in given and "depth" in given:
-        parser.error(f"--depth {args.depth}: --model {args.model} is given too; choose one")
-    if args.depth and (args.depth < 8 or (args.depth - 2) % 6):
-        parser.error(f"--depth {args.depth}: must be 6n + 2 with n >= 1 (8, 14, 20, ...)")
-    if args.model == "resnet18" and "shortcut" in given:
-        parser.error(f"--shortcut {args.shortcut}: resnet18 has torchvision's own shortcuts")
     _check_policy(parser, args)
     if "level_warmup_bits" in given and not args.level_warmup_steps:
         parser.error(f"--level-warmup-bits {args.level_warmup_bits}: needs --level-warmup-steps, of at least 1")

@@ -21,11 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 import horovod.torch as hvd
 import torch
 
+import train_resnet
 from hvd_dyncomp import Controller, DynamicQuantizer
-from hvd_dyncomp.exchange import handshake, recipes
-from hvd_dyncomp.transport.group import Group
 from placed import place
-from train import checkpoint, program
+from train import checkpoint
 
 
 def die() -> None:
@@ -56,13 +55,12 @@ class Killer:
 
     def half_written(self) -> None:
         def write_half(function: Callable, arguments: tuple) -> None:
-            (state, file), whole = arguments[0], io.BytesIO()
-            function(state, whole)
-            file.write(whole.getvalue()[: whole.tell() // 2])
-            file.flush()
+            (args, state), whole = arguments[0], io.BytesIO()
+            torch.save(state, whole)
+            Path(args.output_dir, "checkpoint.tmp").write_bytes(whole.getvalue()[: whole.tell() // 2])
             die()
 
-        self._replace(torch, "save", write_half)
+        self._replace(checkpoint, "save", write_half)
 
     def _replace(self, owner: Any, name: str, deadly: Callable) -> None:
         function = getattr(owner, name)
@@ -77,18 +75,9 @@ class Killer:
 
 POINTS: dict[str, Callable[[Killer], None]] = {
     "before the exchange": lambda killer: killer.before(DynamicQuantizer, "compress"),
-    "before it has read the handshake": lambda killer: killer.before(handshake, "_greetings"),
-    "with its message on the way": lambda killer: killer.after(Group, "alltoall"),
     "after the exchange": lambda killer: killer.after(DynamicQuantizer, "decompress"),
-    "in Controller.step": lambda killer: killer.before(Controller, "_check_reports"),
+    "in Controller.step": lambda killer: killer.before(Controller, "step"),
     "while it writes a checkpoint": lambda killer: killer.half_written(),
-    "between the files of a checkpoint": lambda killer: killer.before(checkpoint, "alone"),
-    # Three ranks and more.
-    "before it has reduced its shard": lambda killer: killer.before(recipes, "reduce_shard"),
-    "before it has the gathered shards": lambda killer: killer.before(recipes, "decode_section"),
-    # Two hosts of two ranks.
-    "before it has its host's sum": lambda killer: killer.before(recipes, "sum_of_host"),
-    "before it has its neighbours' sections": lambda killer: killer.before(recipes, "decode"),
 }
 
 
@@ -99,7 +88,7 @@ def main() -> None:
         place(hosts[0])
     POINTS[point](Killer(int(rank), int(call)))
     sys.argv[1:] = sys.argv[separator + 1 :]
-    program.main()
+    train_resnet.main()
 
 
 if __name__ == "__main__":

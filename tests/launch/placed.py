@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "launch"))
 
 import horovod.torch as hvd
 
+import train_resnet
 from hvd_dyncomp.transport.horovod import HorovodTransport
-from train import program
 
 
 def place(hosts: str) -> None:
@@ -28,7 +28,7 @@ def main() -> None:
     assert separator == "--"
     place(hosts)
     sys.argv[1:] = flags
-    program.main()
+    train_resnet.main()
 
 
 if __name__ == "__main__":

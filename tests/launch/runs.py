@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+import train_resnet
 from common.launcher import TRAINER, horovodrun, run
-from train import program
 
 PROGRAM = str(TRAINER)
 PLACED = str(Path(__file__).with_name("placed.py"))
@@ -72,7 +72,7 @@ def main(*flags: str) -> tuple[object, list[str]]:
     sys.argv = [PROGRAM, *flags]
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-            program.main()
+            train_resnet.main()
         return 0, said.getvalue().splitlines()
     except SystemExit as ended:
         return ended.code, said.getvalue().splitlines()
@@ -92,20 +92,23 @@ def metrics(folder: Path) -> list[dict]:
     return [{key: value for key, value in line.items() if not key.startswith("seconds")} for line in lines]
 
 
+def checkpoint(folder: Path) -> dict:
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
+
+
 def same(a: object, b: object) -> bool:
-    """Equality of nested plain data with tensors in it, bit for bit; meters' seconds are left out."""
+    """Equality of nested plain data with tensors in it, bit for bit; seconds are left out."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.dtype == torch.uint8:  # a rank's state, as `AllRanks` packs it
+            return same(*(torch.load(io.BytesIO(one.numpy().tobytes()), weights_only=True) for one in (a, b)))
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(str(key).endswith("seconds") or same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all("seconds" in str(key) or same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return a == b
 
 
-def assert_same_checkpoints(a: Path, b: Path) -> None:
-    names, others = ({path.name for path in folder.glob("checkpoints/epoch-0008*.pt")} for folder in (a, b))
-    assert names == others and len(names) > 2  # what is shared, and two ranks or more
-    for name in names:
-        ours, theirs = (torch.load(folder / "checkpoints" / name, weights_only=True) for folder in (a, b))
-        assert same(ours, theirs), name
+def assert_same_runs(a: Path, b: Path) -> None:
+    assert metrics(a) == metrics(b)
+    assert same(checkpoint(a), checkpoint(b))

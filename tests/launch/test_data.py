@@ -1,5 +1,6 @@
-"""Splits, shards and augmentation."""
+"""The example's data: found, split, sharded, downloaded only when asked to."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -7,84 +8,85 @@ import torch
 
 from common.errors import RunError
 from train import data
-from train.batches import TrainBatches, augment, eval_batches
+from train.options import parse
 
 
-@pytest.fixture(scope="module")
-def digits() -> data.Data:
-    return data.load("digits", Path("nowhere"), val_size=101, seed=5)
+def load(line: str) -> data.Images:
+    args = parse(line.split())
+    return data.load(args)
 
 
-def rows(split: data.Split) -> set[bytes]:
-    return {image.numpy().tobytes() for image in split.images}
+def rows(part) -> set[bytes]:
+    return {image.numpy().tobytes() for image, _ in part}
 
 
-def test_held_out_images_are_not_trained_on(digits: data.Data) -> None:
-    assert len(digits.val) == 101
-    # scikit-learn's digits contain no image twice, so images can stand for their numbers.
-    assert len(rows(digits.train)) == len(digits.train)
-    assert not rows(digits.train) & rows(digits.val)
-    assert not (rows(digits.train) | rows(digits.val)) & rows(digits.test)
+class Rank:
+    """Of three."""
+
+    size = 3
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
 
-def test_splits_depend_on_the_seed_alone(digits: data.Data) -> None:
-    again = data.load("digits", Path("nowhere"), val_size=101, seed=5)
-    other = data.load("digits", Path("nowhere"), val_size=101, seed=6)
-    assert torch.equal(again.val.images, digits.val.images)
-    assert torch.equal(again.train.labels, digits.train.labels)
-    assert not torch.equal(other.val.images, digits.val.images)
-    # The test set is the same for everybody.
-    assert torch.equal(other.test.images, digits.test.images)
+def test_held_out_images_are_not_trained_on() -> None:
+    """scikit-learn's digits contain no image twice, so images can stand for their numbers."""
+    images = load("--dataset digits --val-size 101 --seed 5")
+    train, validation, test = map(rows, (images.train, images.validation, images.test))
+    assert (len(train), len(validation), len(test)) == (1438 - 101, 101, 359)
+    assert not train & validation and not (train | validation) & test
+    again, other = (load(f"--dataset digits --val-size 101 --seed {seed}") for seed in (5, 6))
+    assert rows(again.validation) == validation and rows(other.validation) != validation
+    assert rows(other.test) == test  # the same for everybody
 
 
-@pytest.mark.parametrize(("sizes", "named"), [({"val_size": 1438}, "--val-size 1438"), ({"limit_train": 1400}, "1400")])
-def test_sizes_beyond_the_data_set_are_refused(sizes: dict[str, int], named: str) -> None:
-    with pytest.raises(RunError, match=named):
-        data.load("digits", Path("nowhere"), **sizes)
+@pytest.mark.parametrize("flag", ["--val-size 1438", "--limit-train 1400"])
+def test_sizes_beyond_the_data_set_are_refused(flag: str) -> None:
+    with pytest.raises(RunError, match=flag):
+        load(f"--dataset digits {flag}")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_training_shards_cover_everything_with_equal_steps(digits: data.Data, size: int) -> None:
-    shards = [TrainBatches(digits, 16, rank=rank, size=size, seed=0) for rank in range(size)]
-    seen: list[int] = []
-    for shard in shards:
-        assert len(list(shard.epoch(3))) == len(shard) == len(shards[0])
-        seen += list(shard.sampler)
-    assert set(seen) == set(range(len(digits.train)))
-    # Padding to equal length repeats fewer images than there are ranks.
-    assert len(seen) - len(digits.train) < size
+def test_shards_cover_everything() -> None:
+    """Of training images with as many steps on all ranks; of others exactly."""
+    images, args = load("--dataset digits"), parse(["--batch-size", "16"])
+    shards = [images.training_batches(args, Rank(rank)) for rank in range(3)]
+    assert len({len(list(shard)) for shard in shards}) == 1
+    assert {number for shard in shards for number in shard.sampler} == set(range(len(images.train)))
+    labels = [y for rank in range(3) for _, y in images.evaluation_batches(images.test, Rank(rank))]
+    assert torch.equal(torch.cat(labels).bincount(), torch.tensor([y for _, y in images.test]).bincount())
 
 
-def test_evaluation_shards_are_exact(digits: data.Data) -> None:
-    labels = [y for rank in range(3) for _, y in eval_batches(digits.test, digits, rank=rank, size=3, batch_size=7)]
-    assert len(torch.cat(labels)) == len(digits.test)
-    assert torch.equal(torch.cat(labels).bincount(), digits.test.labels.bincount())
+def lay(folder: Path, *, packed: bool) -> None:
+    """Fashion-MNIST's files, with three images each."""
+    folder.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        for name, dims in (("images-idx3", (3, 28, 28)), ("labels-idx1", (3,))):
+            raw = (
+                bytes([0, 0, 8, len(dims)])
+                + b"".join(n.to_bytes(4, "big") for n in dims)
+                + bytes(torch.Size(dims).numel())
+            )
+            path = folder / f"{part}-{name}-ubyte"
+            path.with_suffix(".gz").write_bytes(gzip.compress(raw)) if packed else path.write_bytes(raw)
 
 
-def test_epochs_differ_and_can_be_repeated(digits: data.Data) -> None:
-    varied = data.Data(**{**digits.__dict__, "padding": 1, "flip": True})
-
-    def first_batch(epoch: int, rank: int) -> torch.Tensor:
-        return next(iter(TrainBatches(varied, 32, rank=rank, size=2, seed=0).epoch(epoch)))[0]
-
-    assert torch.equal(first_batch(4, 0), first_batch(4, 0))
-    assert not torch.equal(first_batch(4, 0), first_batch(5, 0))
-    assert not torch.equal(first_batch(4, 0), first_batch(4, 1))
-
-
-def test_batches_are_normalised(digits: data.Data) -> None:
-    images = torch.cat([x for x, _ in TrainBatches(digits, 64, rank=0, size=1, seed=0, augmented=False).epoch(0)])
-    assert images.mean().item() == pytest.approx(0, abs=1e-3)
-    assert images.std().item() == pytest.approx(1, abs=1e-3)
+@pytest.mark.parametrize("packed", [False, True])
+def test_fashion_mnist_is_found(packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torchvision has it, or packed where Debian has it."""
+    monkeypatch.setattr(data, "_DEBIAN", tmp_path / "debian")
+    lay(tmp_path / "debian" if packed else tmp_path / "data" / "FashionMNIST" / "raw", packed=packed)
+    assert data.best_present(tmp_path / "data") == "fashion-mnist"
+    images = load(f"--dataset fashion-mnist --val-size 1 --data-dir {tmp_path / 'data'}")
+    assert images.sizes == "2 training, 1 validation, 3 test images"
+    pixels, label = images.train[0]
+    assert pixels.shape == (1, 28, 28) and pixels.dtype == torch.float32 and label == 0
 
 
-def test_augmentation_is_a_shift_and_a_mirror() -> None:
-    image = torch.arange(1, 2 * 5 * 6 + 1, dtype=torch.uint8).view(1, 2, 5, 6)
-    padded = torch.nn.functional.pad(image, (2, 2, 2, 2))
-    windows = [padded[:, :, y : y + 5, x : x + 6] for y in range(5) for x in range(5)]
-    possible = {window.numpy().tobytes() for window in windows}
-    possible |= {window.flip(3).contiguous().numpy().tobytes() for window in windows}
-    shown = augment(image.repeat(2000, 1, 1, 1), padding=2, flip=True, rng=data.generator(0))
-    assert shown.dtype == torch.uint8
-    # With 2000 draws each of the 50 variants is all but certain to come up.
-    assert {view.numpy().tobytes() for view in shown} == possible
+@pytest.mark.parametrize("name", ["cifar10", "fashion-mnist"])
+def test_nothing_is_downloaded_without_being_asked_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "_DEBIAN", tmp_path / "debian")
+    assert data.best_present(tmp_path) == "digits"
+    with pytest.raises(RunError, match=f"--dataset {name}: .*add --download"):
+        load(f"--dataset {name} --data-dir {tmp_path}")

@@ -16,6 +16,8 @@ from study.methods import METHODS
 from study.parts import BASELINE, TUNING, Largest, Part, Tuned
 from study.tasks import TASKS, Task
 
+pytestmark = pytest.mark.soak  # research: what it has found is on the pages
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 COMMITTED = DOCS / study.RESULTS

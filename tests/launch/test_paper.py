@@ -11,8 +11,7 @@ from study import __main__ as program
 from study import paper, paper_table
 from study.scenarios import SCENARIOS, Result, Scenario, Study, measured_thresholds, passed_at
 from train import options
-from train.course import course
-from train.metrics import METRICS, write_summary
+from train.metrics import METRICS, SUMMARY, summary_of
 
 EPOCHS = 6
 LEVELS = {"none": [32] * 6, "static8": [8] * 6, "static4": [4] * 6}
@@ -29,9 +28,7 @@ def line(scenario: Scenario, epoch: int, seed: int) -> dict:
         "epoch": epoch, "level": level, "next_level": level, "reason": "made up",
         "train_loss": 2.0 - 0.3 * epoch, "val_loss": 2.0, "test_loss": 2.0,
         "train_accuracy": accuracy, "val_accuracy": accuracy, "test_accuracy": accuracy - 0.02,
-        "bytes_sent": bytes_sent, "bytes_float32": 1e6,
-        "hosts": 1, "bytes_leaving_host": 0.0, "bytes_staying_on_host": 2 * bytes_sent,
-        "bytes_float32_leaving_host": 0.0,
+        "bytes_sent": bytes_sent, "bytes_float32": 1e6, "hosts": 1,
         "saved_fraction": 1 - level / 32, "seconds": 30.0, "seconds_compute": 20.0, "seconds_exchange": 5.0, "lr": 0.1,
     }  # fmt: skip
 
@@ -42,13 +39,14 @@ def pretend(folder: Study, scenario: Scenario, seed: int) -> None:
     place.mkdir(parents=True)
     lines = [line(scenario, epoch, seed) for epoch in range(EPOCHS)]
     (place / METRICS).write_text("".join(json.dumps(item) + "\n" for item in lines))
-    write_summary(place, course(options.parse(folder.arguments(scenario, seed, THRESHOLDS)), "digits", 2), lines)
+    config = options.config(options.parse(folder.arguments(scenario, seed, THRESHOLDS)))
+    (place / SUMMARY).write_text(json.dumps(summary_of({**config, "world_size": 2}, lines)))
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Study]:
     args = program.parse(["paper", "--dataset", "digits", "--epochs", str(EPOCHS)])
-    yield Study(tmp_path / "runs", paper.shared_flags(args), "digits")
+    yield Study(tmp_path / "runs", paper.shared_flags(args))
 
 
 def finished(runs: Study, seeds: tuple[int, ...]) -> list[Result]:
@@ -84,7 +82,7 @@ def test_table_only_study_end_to_end(runs: Study, tmp_path: Path, capsys: pytest
 
 def test_runs_of_other_arguments_are_not_taken(runs: Study) -> None:
     pretend(runs, SCENARIOS[0], 0)
-    longer = Study(runs.runs_dir, (*runs.flags, "--epochs", "7"), "digits")
+    longer = Study(runs.runs_dir, (*runs.flags, "--epochs", "7"))
     with pytest.raises(RunError, match=r"epochs 6 \(now 7\)"):
         longer.result(SCENARIOS[0], 0, None)
 

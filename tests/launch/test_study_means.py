@@ -11,6 +11,8 @@ from study.aggregation import Small
 from study.methods import METHODS
 from study.workers import HEADER_BYTES, Workers
 
+pytestmark = pytest.mark.soak  # research: what it has found is on the pages
+
 SHAPES = [torch.Size((40, 30)), torch.Size((64, 32))]
 
 

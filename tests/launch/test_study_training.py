@@ -9,6 +9,8 @@ from study.methods import METHODS
 from study.tasks import Task, prepare
 from study.trainer import leave_momentum_out, optimizer, put_momentum_back, train
 
+pytestmark = pytest.mark.soak  # research: what it has found is on the pages
+
 
 def tiny(**more) -> Task:
     return Task("tiny", **{"model": "mlp", "data": "digits", "limit": 256, "half_size": False, "epochs": 2, **more})

@@ -30,14 +30,12 @@ class Quantity(NamedTuple):
 
 
 def quantities(runs: Sequence[Run]) -> list[Quantity]:
-    """All that at least one run has a value of. Bytes are from host to host if every run has several hosts."""
-    hosts = all(run.total("bytes_float32_leaving_host") for run in runs if run.epochs)
-    sent, whose = ("bytes_leaving_host", "from each host") if hosts else ("bytes_sent", "per worker")
+    """All that at least one run has a value of."""
     found = [Quantity(title, label, _scaled(runs, key, factor)) for title, label, key, factor in _BY_EPOCH]
-    megabytes = _scaled(runs, sent, 1e-6)
+    megabytes = _scaled(runs, "bytes_sent", 1e-6)
     so_far = [_sums(values) if any(values) else values for values in megabytes]
-    found.append(Quantity("Bytes by epoch", f"sent {whose} in an epoch, MB", megabytes))
-    found.append(Quantity("Bytes so far", f"sent {whose} so far, MB", so_far))
+    found.append(Quantity("Bytes by epoch", "sent per worker in an epoch, MB", megabytes))
+    found.append(Quantity("Bytes so far", "sent per worker so far, MB", so_far))
     return [one for one in found if any(value is not None for values in one.values for value in values)]
 
 
@@ -47,18 +45,13 @@ def _sums(values: list[float | None]) -> list[float | None]:
 
 def summary(runs: Sequence[Run]) -> tuple[list[str], Rows]:
     """The result of each run, one row each."""
-    counted = [("bytes_sent", "bytes_float32", "sent per worker, MB")]
-    if any(run.total("bytes_float32_leaving_host") for run in runs):
-        counted.append(("bytes_leaving_host", "bytes_float32_leaving_host", "left each host, MB"))
     head = ["run", "settings", "epochs", "levels, bits", "final test accuracy, %", "best (epoch)"]
-    head += [title for *_, words in counted for title in (words, "% of float32")]
-    head += ["minutes", "compute, minutes", "exchange, minutes"]
+    head += ["sent per worker, MB", "% of float32", "minutes", "compute, minutes", "exchange, minutes"]
     rows: Rows = []
     for index, run in enumerate(runs):
         rows.append([index, _settings(run), _epochs(run), _levels(run), *_accuracies(run)])
-        for part, whole in ((run.total(key), run.total(float32)) for key, float32, _ in counted):
-            share = None if part is None or not whole else 100 * part / whole
-            rows[-1] += [_number(part, 1e6), _number(share)]
+        sent, whole = run.total("bytes_sent"), run.total("bytes_float32")
+        rows[-1] += [_number(sent, 1e6), _number(None if sent is None or not whole else 100 * sent / whole)]
         rows[-1] += [_number(run.total(key), 60) for key in ("seconds", "seconds_compute", "seconds_exchange")]
     return head, rows
 
