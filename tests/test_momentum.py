@@ -762,14 +762,12 @@ def test_the_level_of_a_steps_own_gradients_decides_on_every_rank(without_batch)
     assert same(*found)
 
 
-def test_gradients_that_are_assigned_travel_uncompressed_which_is_said_once(caplog):
+def test_gradients_that_are_assigned_are_compressed_as_all_others(caplog):
     def program(worker: Worker) -> None:
         wrapped(worker)
         for number in range(4):
             worker.optimizer.zero_grad()
-            gradient, momentum = torch.full((300,), 1.0 + worker.transport.rank), torch.zeros(300)
-            if number:
-                momentum = 0.5 * worker.optimizer.state[worker.parameters["a"]]["momentum_buffer"]
+            gradient = torch.full((300,), 1.0 + worker.transport.rank)
             before = worker.parameters["a"].detach().clone()
             if number == 2:
                 worker.backward({"a": gradient})
@@ -777,14 +775,13 @@ def test_gradients_that_are_assigned_travel_uncompressed_which_is_said_once(capl
                 worker.parameters["a"].grad = gradient
             worker.optimizer.step()
             moved, reduced = before - worker.parameters["a"].detach(), worker.parameters["a"].grad
-            torch.testing.assert_close(moved, 2 * reduced if number == 2 else momentum + 1.5)
+            torch.testing.assert_close(moved, 2 * reduced)  # without momentum
         total = worker.quantizer.meter.total()
-        assert total.steps == 4 and 3 * 1200 < total.sent_bytes < 4 * 1200
+        assert total.steps == 4 and total.sent_bytes < 1200
 
     with caplog.at_level(logging.WARNING, logger="hvd_dyncomp"):
         on_ranks(2, program, {"a": 300}, 0.25)
-    [said] = [record.getMessage() for record in caplog.records]
-    assert "torch.autograd.grad" in said and "backward()" in said
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("arguments", [{}, {"error_feedback": False}])
