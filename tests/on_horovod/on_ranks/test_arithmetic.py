@@ -1,5 +1,6 @@
 """What arrives is the mean of what was sent, but for what the residuals hold."""
 
+import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
@@ -66,8 +67,8 @@ def test_what_did_not_arrive_is_in_the_residuals(bits, size):
 
 
 @pytest.mark.parametrize("bits", [0.125, 1, 3, 4, 16])
-def test_release_delivers_the_residuals(bits, size):
-    """After the first uncompressed step nothing is owed any more."""
+def test_a_rise_to_32_bits_delivers_the_residuals(bits, size):
+    """In a step at 16 bits. Then nothing is owed any more."""
     q = quantizer(bits, bucket_bytes=30_000)
     problem = Problem(compression=q)
     first, second = (problem.draw(seed=seed, precision=torch.bfloat16) for seed in (1, 2))
@@ -78,10 +79,12 @@ def test_release_delivers_the_residuals(bits, size):
     last = problem.reduce(second)
     for name in first:
         exact = float64_sum((first[name].double() + second[name].double()).numpy(), f"all.{name}") / size
+        # Each of two quantizations is off by half a code: of the largest value, with its residual.
+        most = owed[name] + hvd.allgather(second[name].abs().max().float().view(1), name=f"most.{name}").max().item()
         np.testing.assert_allclose(
             (delivered[name].double() + last[name].double()).numpy(),
             exact,
-            atol=1e-5 * np.abs(exact).max() + KEPT * owed[name],
+            atol=1e-5 * np.abs(exact).max() + KEPT * owed[name] + 2 * 2.0**-16 * most,
         )
     assert all(not r.any() for r in q.state_dict()["residuals"].values())
     third = problem.draw(seed=3)
