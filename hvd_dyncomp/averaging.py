@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.agreement import AVERAGER, description, on_all_ranks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.memory import overlapping
@@ -24,7 +23,8 @@ from hvd_dyncomp.exchange.source import Source, checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.agreement import AVERAGER, description, on_all_ranks
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport import given_or_initialized
 from hvd_dyncomp.transport.base import Transport
 

@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 import hvd_dyncomp
-from hvd_dyncomp.agreement import AVERAGER, COMPRESS
 from hvd_dyncomp.commands.report.runs import read_run
 from hvd_dyncomp.commands.run import command
 from hvd_dyncomp.exchange.coding import SMALL_BITS
+from hvd_dyncomp.sessions.agreement import AVERAGER, COMPRESS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -82,7 +82,7 @@ def documented(name: str) -> object:
     """What a heading of the API page is about."""
     found: object = hvd_dyncomp
     path = "hvd_dyncomp"
-    for part in name.replace("quantizer.", "session.Session.").split("."):
+    for part in name.replace("quantizer.", "sessions.session.Session.").split("."):
         path += f".{part}"
         if not hasattr(found, part):
             importlib.import_module(path)

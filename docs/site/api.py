@@ -25,7 +25,7 @@ SECTIONS = {
     "DistributedDataParallel": ["ddp.compress", "ddp.Quantizer", "ddp.transport"],
     "FSDP2": ["fsdp.compress", "fsdp.Quantizer"],
     COMMON: [
-        f"session.Session.{name}"
+        f"sessions.session.Session.{name}"
         for name in (
             *("bits", "state_dict", "load_state_dict", "drop_residuals"),
             "check_replicas",
@@ -76,7 +76,7 @@ LOOKS = ConfigDict(
 
 def title(name: str) -> str:
     """What a user writes."""
-    return re.sub(r"^session\.Session\.", "quantizer.", name)
+    return re.sub(r"^sessions\.session\.Session\.", "quantizer.", name)
 
 
 def plain(text: str, name: str) -> str:

@@ -16,7 +16,7 @@ from hvd_dyncomp.averaging import Averager
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.quantizer import Quantizer
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.alone import Alone
 from hvd_dyncomp.transport.launched import processes
 from hvd_dyncomp.transport.torch_distributed import transport

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hvd_dyncomp import ddp
-from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.all_ranks import AllRanks
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.base import gather_json
 
 logger = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import ddp, replicas
-from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.policies import Policy, Static, StepFunction
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.all_ranks import AllRanks
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport import processes
 from hvd_dyncomp.transport.base import gather_json
 

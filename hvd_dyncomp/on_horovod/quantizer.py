@@ -12,12 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from hvd_dyncomp.advice import (
-    ASSIGNED,
-    FORGOTTEN,
-    REDUCED_AGAIN,
-    SPARSE,
-)
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.settings import Skip
@@ -27,6 +21,12 @@ from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.session import OptimizerSession
 from hvd_dyncomp.on_horovod.step_gradients import Context
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.sessions.advice import (
+    ASSIGNED,
+    FORGOTTEN,
+    REDUCED_AGAIN,
+    SPARSE,
+)
 from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.horovod import Compressor

@@ -25,7 +25,7 @@ from hvd_dyncomp.transport import ranks
 from train.traffic import Sent
 
 if TYPE_CHECKING:
-    from hvd_dyncomp.session import Session
+    from hvd_dyncomp.sessions.session import Session
 
 
 class Baseline:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import torch
 
-from hvd_dyncomp.agreement import STATES, on_all_ranks
-from hvd_dyncomp.all_ranks import AllRanks, packed
 from hvd_dyncomp.checks import comes_from, integer
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.agreement import STATES, on_all_ranks
+from hvd_dyncomp.sessions.all_ranks import AllRanks, packed
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.launched import has_process_group
 
 
@@ -67,8 +67,8 @@ class PerRank:
         Raises:
             ValueError: `state` does not come from `PerRank.state_dict()`, was saved by another number of ranks, or is
                 that of another model; nothing has changed on this rank.
-            RuntimeError: gradients are in flight, here or on another rank, or wait to be averaged; or an error has ended a
-                step.
+            RuntimeError: gradients are in flight, here or on another rank, or wait to be averaged; or an error has
+                ended a step.
             LockstepError: another rank has another error. On all ranks that have none of their own.
         """
         with on_all_ranks(self.quantizer.everyone, STATES):
