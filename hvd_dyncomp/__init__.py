@@ -32,9 +32,9 @@ from hvd_dyncomp.policies import (
 
 if TYPE_CHECKING:
     from hvd_dyncomp import ddp, fsdp  # noqa: F401  # editors complete them
-    from hvd_dyncomp.all_ranks import AllRanks
     from hvd_dyncomp.averaging import Averager
-    from hvd_dyncomp.per_rank import PerRank
+    from hvd_dyncomp.sessions.all_ranks import AllRanks
+    from hvd_dyncomp.sessions.per_rank import PerRank
 
 __version__ = "0.1.0"
 
@@ -61,7 +61,7 @@ __all__ = [
     "less_momentum",
 ]
 
-_LATE = {"Averager": "averaging", "AllRanks": "all_ranks", "PerRank": "per_rank"}
+_LATE = {"Averager": "averaging", "AllRanks": "sessions.all_ranks", "PerRank": "sessions.per_rank"}
 _MODULES = ("ddp", "fsdp")
 
 # Without Horovod, `hvd_dyncomp.ddp`, `hvd_dyncomp.fsdp`, `Averager`, policies and kernels still work.

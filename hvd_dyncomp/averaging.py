@@ -16,16 +16,16 @@ from typing import Any, Unpack
 
 import torch
 
-from hvd_dyncomp.agreement import AVERAGER, description, on_all_ranks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.memory import overlapping
 from hvd_dyncomp.exchange.source import Source, checked_names
 from hvd_dyncomp.exchange.step import Step
 from hvd_dyncomp.levels import UNCOMPRESSED
-from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.agreement import AVERAGER, description, on_all_ranks
+from hvd_dyncomp.sessions.options import Options
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport import given_or_initialized
 from hvd_dyncomp.transport.base import Transport
 
@@ -58,7 +58,7 @@ class Averager(Session):
             controller is created.
         transport: sends the bytes. Default: the controller's, if one is given; Horovod, if it is initialized; or else
             torch's default process group (`hvd_dyncomp.ddp.transport()`).
-        options: see `hvd_dyncomp.options.Options`.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Creating an `Averager` is collective and blocks. Create it on every rank, and create several of them in the same
     order. The ranks compare the parameters' names and shapes and, unless the controller has `check_replicas=False`,

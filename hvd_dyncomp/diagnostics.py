@@ -9,7 +9,7 @@ import torch
 
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.exchange.buckets import Bucket
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.session import Session
 
 
 @torch.no_grad()

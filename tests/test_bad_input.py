@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import hvd_dyncomp
 from hvd_dyncomp import Controller, ControllerError, DynamicQuantizer, Record, Schedule, Static, StepFunction, kernels
-from hvd_dyncomp.advice import GONE
 from hvd_dyncomp.exchange.settings import Settings
+from hvd_dyncomp.sessions.advice import GONE
 
 pytestmark = pytest.mark.promise("Every public argument is checked where it is passed.")
 

@@ -20,14 +20,14 @@ import yaml
 
 import hvd_dyncomp
 from hvd_dyncomp import __main__ as cli
-from hvd_dyncomp.agreement import AVERAGER, COMPRESS
 from hvd_dyncomp.averaging import Averager
 from hvd_dyncomp.commands.report.runs import read_run
 from hvd_dyncomp.commands.run import command
 from hvd_dyncomp.exchange.coding import SMALL_BITS
 from hvd_dyncomp.exchange.settings import Settings
-from hvd_dyncomp.options import Options
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.agreement import AVERAGER, COMPRESS
+from hvd_dyncomp.sessions.options import Options
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.simulate import World
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ ENTRIES = [
     for page, text in API.items()
     for found in re.findall(r"^##(#?) `([\w.]+)`\n(.*?)(?=^##|\Z)", text, flags=re.DOTALL | re.MULTILINE)
 ]
-OPTIONS = "options: see `hvd_dyncomp.options.Options`."
+OPTIONS = "options: see `hvd_dyncomp.sessions.options.Options`."
 
 
 def test_every_public_name_has_an_entry_in_the_api() -> None:
@@ -98,7 +98,7 @@ def documented(name: str) -> object:
     """What a heading of the API is about."""
     found: object = hvd_dyncomp
     path = "hvd_dyncomp"
-    for part in name.replace("quantizer.", "session.Session.").split("."):
+    for part in name.replace("quantizer.", "sessions.session.Session.").split("."):
         path += f".{part}"
         if not hasattr(found, part):
             importlib.import_module(path)

@@ -76,7 +76,7 @@ def test_an_averager_is_imported_when_it_is_used():
     done = without_horovod(
         "import sys, hvd_dyncomp\n"
         "assert {'Averager', 'AllRanks', 'ddp', 'Controller'} <= set(dir(hvd_dyncomp))\n"
-        "assert not {'hvd_dyncomp.averaging', 'hvd_dyncomp.session'} & set(sys.modules)\n"
+        "assert not {'hvd_dyncomp.averaging', 'hvd_dyncomp.sessions'} & set(sys.modules)\n"
         "from hvd_dyncomp import Averager\n"
     )
     assert done.returncode == 0, done.stderr
@@ -112,46 +112,40 @@ def test_without_lightning_one_sentence_says_how_to_get_it():
     assert last == "ImportError: hvd_dyncomp.integrations.lightning needs Lightning: run 'pip install lightning'"
 
 
-LEAVES = {"levels", "checks", "errors", "options", "torch_names"}  # free to all
+LEAVES = {"levels", "checks", "errors", "torch_names"}  # free to all
 ROOMS = {
     "policies": set(),
     "meter": set(),
     "kernels": set(),
     "transport": set(),
     "momentum": set(),
-    "advice": set(),
     "ranges": set(),
-    "step_levels": {"controller", "exchange"},
-    "exchange": {"kernels", "meter", "ranges", "replicas", "transport"},
     "replicas": {"transport"},
-    "agreement": {"exchange", "replicas", "transport"},
+    "exchange": {"kernels", "meter", "ranges", "replicas", "transport"},
     "autograd": set(),
     "wrappers": set(),
     "controller": {"policies", "transport"},
-    "session": {
-        *("advice", "controller", "exchange", "meter", "momentum", "policies", "replicas", "step_levels"),
-        "transport",
-    },
-    "diagnostics": {"exchange", "session"},
-    "all_ranks": {"exchange", "meter", "session", "transport"},
-    "per_rank": {"agreement", "all_ranks", "session", "transport"},
-    "averaging": {"agreement", "controller", "exchange", "policies", "session", "transport"},
-    "ddp": {
-        *("advice", "agreement", "autograd", "averaging", "controller", "exchange", "policies", "session"),
-        *("transport", "wrappers"),
-    },
+    "sessions": {"controller", "exchange", "meter", "momentum", "policies", "replicas", "transport"},
+    "diagnostics": {"exchange", "sessions"},
+    "averaging": {"controller", "exchange", "policies", "sessions", "transport"},
+    "ddp": {"autograd", "averaging", "controller", "exchange", "policies", "sessions", "transport", "wrappers"},
     "fsdp": {
-        *("agreement", "autograd", "controller", "exchange", "meter", "policies", "replicas", "session"),
-        *("transport", "wrappers"),
+        *("autograd", "controller", "exchange", "meter", "policies", "replicas", "sessions", "transport", "wrappers"),
     },
-    "on_horovod": {
-        *("advice", "agreement", "controller", "exchange", "momentum", "policies", "session", "step_levels"),
-        "transport",
-    },
-    "integrations": {"all_ranks", "controller", "ddp", "policies", "replicas", "session", "transport"},
+    "on_horovod": {"controller", "exchange", "momentum", "policies", "sessions", "transport"},
+    "integrations": {"controller", "ddp", "policies", "replicas", "sessions", "transport"},
     "simulate": {"transport"},
     "commands": {"autograd", "controller", "ddp", "exchange", "kernels", "meter", "on_horovod", "transport"},
     "__main__": {"commands"},
+}
+SESSIONS = {
+    "advice": set(),
+    "options": set(),
+    "agreement": set(),
+    "step_levels": set(),
+    "session": {"advice", "step_levels"},
+    "all_ranks": {"session"},
+    "per_rank": {"agreement", "all_ranks", "session"},
 }
 EXCHANGE = {
     "wire": set(),
@@ -237,6 +231,7 @@ INSIDE = {
     ("exchange",): EXCHANGE,
     ("on_horovod",): ON_HOROVOD,
     ("fsdp",): FSDP,
+    ("sessions",): SESSIONS,
     ("commands", "probe"): PROBE,
     ("commands", "report"): REPORT,
     ("commands", "run"): RUN,

@@ -26,7 +26,7 @@ _MEMBERS = ("bits", "state_dict", "load_state_dict", "drop_residuals", "check_re
 SECTIONS = {
     "ddp": (
         "DistributedDataParallel",
-        ["ddp.compress", "ddp.Quantizer", "ddp.transport", *(f"session.Session.{name}" for name in _MEMBERS)],
+        ["ddp.compress", "ddp.Quantizer", "ddp.transport", *(f"sessions.session.Session.{name}" for name in _MEMBERS)],
     ),
     "fsdp": ("FSDP2", ["fsdp.compress", "fsdp.Quantizer"]),
     "averager": ("Loops of your own", ["Averager"]),
@@ -86,7 +86,7 @@ LOOKS = ConfigDict(
 
 def title(name: str) -> str:
     """What a user writes."""
-    return re.sub(r"^session\.Session\.", "quantizer.", name)
+    return re.sub(r"^sessions\.session\.Session\.", "quantizer.", name)
 
 
 def spell_out(owner: griffe.Class | griffe.Function, options: griffe.Class) -> None:
@@ -116,7 +116,7 @@ def entry(package: griffe.Module, name: str) -> str:
     found = package[name]
     found = found.final_target if found.is_alias else found
     if not found.is_attribute:
-        spell_out(found, package["options.Options"])
+        spell_out(found, package["sessions.options.Options"])
     if name in MADE_BY_COMPRESS:
         found.del_member("__init__")
     text = render_object_docs(found, LOOKS)
@@ -127,7 +127,7 @@ def entry(package: griffe.Module, name: str) -> str:
     text = re.sub(r"^Bases: .*Session\].*$", f"See also [what every quantizer has]({COMMON}).", text, flags=re.M)
     text = re.sub(r"^Bases: .*\*.*\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"^### `.*?(\w+)`$", rf"### `{name}.\1`", text, flags=re.MULTILINE)
-    if name.startswith("session."):
+    if name.startswith("sessions."):
         return re.sub(r"\A## .*", f"### `{title(name)}`", text.strip())
     file = found.relative_package_filepath
     return re.sub(r"\A## .*", f"## `{title(name)}`\n\nSource: [{file}](../../{file})", text.strip())

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_dyncomp.averaging import Averager
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.quantizer import Quantizer
-from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.sessions.options import Options
 from hvd_dyncomp.transport.alone import Alone
 from hvd_dyncomp.transport.launched import processes
 from hvd_dyncomp.transport.torch_distributed import transport
@@ -41,7 +41,7 @@ def compress(
             earlier; 8 is the size of the quantizer's own buckets. With only one process, any module is accepted.
         controller: gives the number of bits; default: a constant level of 4 bits. For a policy or a level, `compress`
             creates a controller over the model's process group.
-        options: see `hvd_dyncomp.options.Options`.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Returns:
         A `Quantizer`. Its `controller` has the level, its `meter` counts bytes, and its `state_dict` belongs in

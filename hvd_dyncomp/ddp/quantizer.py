@@ -12,15 +12,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_dyncomp.advice import CAPTURED
-from hvd_dyncomp.agreement import description, on_all_ranks
 from hvd_dyncomp.autograd import call_at_end, computes, current_pass
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.ddp.backward import Backward
 from hvd_dyncomp.ddp.model import ModelGradients, check_kind, check_model, register
 from hvd_dyncomp.exchange.settings import Skip
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.advice import CAPTURED
+from hvd_dyncomp.sessions.agreement import description, on_all_ranks
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.torch_distributed import transport
 from hvd_dyncomp.wrappers import unwrapped
 

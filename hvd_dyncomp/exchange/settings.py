@@ -23,7 +23,7 @@ Skip = Callable[[str, torch.Tensor], bool]  # (name, parameter): whether it trav
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings as plain Python values; `hvd_dyncomp.options.Options` documents each.
+    """Settings as plain Python values; `hvd_dyncomp.sessions.options.Options` documents each.
 
     Raises:
         ValueError: a setting is out of range or of another type; the message names it.

@@ -15,8 +15,8 @@ import torch
 
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.fsdp.quantizer import Quantizer
-from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.sessions.options import Options
 
 __all__ = ["Quantizer", "compress"]
 
@@ -42,7 +42,7 @@ def compress(
             creates a controller over all ranks of the job.
         replicas: connects the ranks that have the same shard: a `DeviceMesh` of one dimension or a process group. Only
             needed if the model's mesh has shards only.
-        options: see `hvd_dyncomp.options.Options`.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Returns:
         A `Quantizer`. Its `controller` has the level, its `meter` counts what this rank sends to other replicas, and

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_dyncomp.agreement import description, on_all_ranks
 from hvd_dyncomp.autograd import call_at_end
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight, LockstepError
@@ -19,7 +18,8 @@ from hvd_dyncomp.fsdp.shards import ShardGradients, replica_group
 from hvd_dyncomp.fsdp.unit_steps import UnitSteps
 from hvd_dyncomp.fsdp.units import Unit, units_of
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.agreement import description, on_all_ranks
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.base import Transport, gather_json
 from hvd_dyncomp.transport.torch_distributed import transport
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from hvd_dyncomp import ddp
-from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.errors import InFlight
-from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.all_ranks import AllRanks
+from hvd_dyncomp.sessions.options import Options
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.base import gather_json
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class CompressionCallback(*_bases):  # type: ignore[misc]  # mypy wants bases th
         metrics: names of the metrics in `trainer.callback_metrics` that are passed to the controller, the same on every
             rank; default: the metrics that the validation has logged. A metric that training logs once per epoch is set
             only after validation, so the controller gets its value of the previous epoch, from the second epoch on.
-        options: see `hvd_dyncomp.options.Options`.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Attributes:
         quantizer: what `ddp.compress` has returned, with `controller` and `meter`; None before `fit`.

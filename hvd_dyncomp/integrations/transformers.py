@@ -13,11 +13,11 @@ from typing import Any, Unpack
 import torch
 
 from hvd_dyncomp import ddp, replicas
-from hvd_dyncomp.all_ranks import AllRanks
 from hvd_dyncomp.controller import Controller
-from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy, Static, StepFunction
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.all_ranks import AllRanks
+from hvd_dyncomp.sessions.options import Options
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport import processes
 from hvd_dyncomp.transport.base import gather_json
 
@@ -62,7 +62,7 @@ class CompressionCallback(TrainerCallback):
         controller: a level, a policy or a `Controller`; default: constantly 4 bits. For a policy, Trainer must
             evaluate: `eval_strategy="epoch"`, and `logging_strategy="epoch"` for the training loss. `StepFunction()`
             needs an accuracy among the metrics (`compute_metrics`).
-        options: see `hvd_dyncomp.options.Options`.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Attributes:
         quantizer: what `compress` has returned; None before training.

@@ -12,8 +12,6 @@ from typing import Any, Unpack
 
 import torch
 
-from hvd_dyncomp.advice import FORGOTTEN, REDUCED_AGAIN, SPARSE
-from hvd_dyncomp.agreement import ATTACH, description, on_all_ranks
 from hvd_dyncomp.checks import shown
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange.step import Step
@@ -21,8 +19,10 @@ from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.session import OptimizerSession
 from hvd_dyncomp.on_horovod.step_gradients import Context
-from hvd_dyncomp.options import Options
 from hvd_dyncomp.policies import Policy
+from hvd_dyncomp.sessions.advice import FORGOTTEN, REDUCED_AGAIN, SPARSE
+from hvd_dyncomp.sessions.agreement import ATTACH, description, on_all_ranks
+from hvd_dyncomp.sessions.options import Options
 from hvd_dyncomp.transport import given_or_horovod
 from hvd_dyncomp.transport.base import Transport
 from hvd_dyncomp.transport.horovod import Compressor
@@ -50,7 +50,7 @@ class DynamicQuantizer(OptimizerSession, Compressor):
         named_parameters: (name, parameter) pairs: the names in `state_dict`. For frameworks that make Horovod's
             optimizer without names.
         transport: connects the ranks; default: Horovod. Pass a transport only in tests and simulations.
-        options: see `hvd_dyncomp.options.Options`.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Attributes:
         controller: see above.

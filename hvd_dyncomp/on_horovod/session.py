@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from hvd_dyncomp.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, GROUPS, IN_FLIGHT, INFERENCE
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.exchange.plan import Plan
@@ -25,7 +24,8 @@ from hvd_dyncomp.on_horovod import horovod_optimizer
 from hvd_dyncomp.on_horovod.gradients import OptimizerGradients
 from hvd_dyncomp.on_horovod.step_gradients import StepGradients
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.advice import ANOTHER_OPTIMIZER, CAPTURED, FORGOTTEN, GROUPS, IN_FLIGHT, INFERENCE
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.base import Transport, gather_json, gathered_json, start_gather_json
 
 

@@ -21,7 +21,7 @@ from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.fsdp import quantizer as module
 from hvd_dyncomp.fsdp.shards import ShardGradients
 from hvd_dyncomp.meter import allreduce_bytes
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.simulate import World
 
 # Sizes that are no multiples of a block; in one bucket with another unit's if buckets did not end with a unit. The

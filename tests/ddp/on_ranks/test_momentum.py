@@ -27,7 +27,7 @@ def test_momentum_at_few_bits_is_warned_of_once(momentum, bits, said, rank, capl
         other.step()
         model(seed).backward()
         optimizer.step()
-    records = [record.getMessage() for record in caplog.records if record.name == "hvd_dyncomp.advice"]
+    records = [record.getMessage() for record in caplog.records if record.name == "hvd_dyncomp.sessions.advice"]
     assert [said in record for record in records] == [True] * (rank == 0 and bool(said)), records
 
 

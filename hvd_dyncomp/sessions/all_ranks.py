@@ -11,7 +11,7 @@ import torch
 from hvd_dyncomp.checks import comes_from, shown
 from hvd_dyncomp.exchange import residual_state
 from hvd_dyncomp.meter import Meter
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.base import gather_or_raise
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import torch
 
-from hvd_dyncomp.agreement import STATES, on_all_ranks
-from hvd_dyncomp.all_ranks import AllRanks, packed
 from hvd_dyncomp.checks import comes_from, integer
-from hvd_dyncomp.session import Session
+from hvd_dyncomp.sessions.agreement import STATES, on_all_ranks
+from hvd_dyncomp.sessions.all_ranks import AllRanks, packed
+from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.transport.launched import has_process_group
 
 

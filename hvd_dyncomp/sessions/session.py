@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hvd_dyncomp import momentum, replicas
-from hvd_dyncomp.advice import GONE, INFERENCE, REWOUND, Advice
 from hvd_dyncomp.checks import comes_from, integer, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
@@ -23,7 +22,8 @@ from hvd_dyncomp.exchange.topology import Topology, phases
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.policies import Policy
-from hvd_dyncomp.step_levels import StepLevels
+from hvd_dyncomp.sessions.advice import GONE, INFERENCE, REWOUND, Advice
+from hvd_dyncomp.sessions.step_levels import StepLevels
 from hvd_dyncomp.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Session:
     Args:
         controller: gives the level: a controller, or a policy or a level for a new controller.
         transport: connects the ranks.
-        skip, warmup_steps, warmup_bits, settings: see `hvd_dyncomp.options.Options`.
+        skip, warmup_steps, warmup_bits, settings: see `hvd_dyncomp.sessions.options.Options`.
 
     Attributes:
         controller: see above.
