@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 # The order of a parameter's values in a saved state: as they are indexed, whatever the parameter's memory format.
 LOGICAL = "logical"
-# In a state: no residuals.
-NOTHING: dict[str, Any] = {"hosts": None, "residuals": {}, "shard_residuals": {}}
+# In a state: no residuals. "units" are FSDP2's, whose shapes are those of one shard.
+NOTHING: dict[str, Any] = {"hosts": None, "residuals": {}, "shard_residuals": {}, "units": {}}
 
 
 def export(buckets: list[Bucket]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def merged(states: Iterable[Mapping[str, Any]], ranks: int) -> dict[str, Any] | 
     own: dict[str, torch.Tensor] = {}
     shards: dict[str, list[dict[str, Any]]] = {}
     for state in states:
-        first = first or {key: state[key] for key in ("world_size", "factor", "order") if key in state}
+        first = first or {key: state[key] for key in ("world_size", "factor", "order", "units") if key in state}
         for name, values in state["residuals"].items():
             part = values.to(torch.float32) / ranks
             own[name] = own[name].add_(part) if name in own else part

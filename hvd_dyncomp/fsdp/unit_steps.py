@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from hvd_dyncomp import replicas
 from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.fsdp.units import Unit
+from hvd_dyncomp.fsdp.layout import Unit
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 from hvd_dyncomp.step_levels import StepConfig
@@ -27,7 +28,7 @@ class UnitSteps:
         plan: the buckets.
         config: of all its steps.
         meter: as in `Step`.
-        unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
+        unchecked: parameters whose values replicas have not compared yet, by name. They are taken out.
 
     Attributes:
         number, bits: of the config.
@@ -39,7 +40,7 @@ class UnitSteps:
         config: StepConfig,
         *,
         meter: Meter,
-        unchecked: set[Unit],
+        unchecked: dict[str, torch.Tensor],
     ) -> None:
         self._plan, self._config = plan, config
         self._meter = meter
@@ -51,29 +52,28 @@ class UnitSteps:
     def start(self) -> None:
         """As in `Step`; nothing is sent before there is a gradient."""
 
-    def on_unit(self, unit: Unit, flat: torch.Tensor, *, ends: bool) -> None:
-        """Take what a hook got. Its values are means when this returns, or after `collect`.
+    def on_unit(self, unit: Unit, flat: torch.Tensor, *, sums: bool, ends: bool) -> None:
+        """Take what FSDP wants averaged. Its values are means when this returns, or after `collect`.
 
         Args:
+            sums: whether they are to be sums instead.
             ends: whether `collect` will be called where autograd's backward pass ends.
 
         Raises:
-            ValueError, RuntimeError: the unit's settings or gradients do not fit.
             LockstepError: as in `Step.collect`.
         """
         began = time.perf_counter()
         if unit in self._in_flight:  # used twice by the loss: FSDP adds to what is not a mean yet
             self.collect()
+        source = self._plan.source
         try:
-            unit.check_settings()
-            if unit.divide_factor is not None:
-                flat.mul_(self._plan.source.world_size)  # whose mean is the sum
-            gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
+            fits = source.fits(unit, flat)
+            gradients = unit.gradients(flat, fits=fits)
+            stays = fits and ends and not sums and unit.stays(flat, source.by_name)
         except Exception as error:
-            source = self._plan.source
             refuse(source.transport, source.label, error, number=self.number, bits=self.bits)
             raise
-        step = self._begin(unit)
+        step = self._begin(unit, flat, gradients, sums=sums)
         self._in_flight[unit] = step, gradients if stays else {}
         slots = self._plan.slots if step.bits != UNCOMPRESSED else {}
         step.reduce(unit.name, {name: gradients[name] for name in gradients if name not in slots})
@@ -85,15 +85,21 @@ class UnitSteps:
         step.traffic.seconds += time.perf_counter() - began
         if not stays:
             self.collect()
+        if sums:
+            flat.mul_(source.world_size)
 
-    def _begin(self, unit: Unit) -> Step:
-        frozen = unit.frozen()
-        to_agree_on: dict[str, Any] = {"module": unit.name, "frozen parameters": frozen}
-        to_agree_on["gradient divide factor"] = unit.divide_factor
-        if unit in self._unchecked:
-            named = list(zip(unit.names, unit.parameters, strict=True))
-            to_agree_on |= {f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named).items()}
-            self._unchecked.discard(unit)
+    def _begin(self, unit: Unit, flat: torch.Tensor, gradients: Collection[str], *, sums: bool) -> Step:
+        frozen = sorted(unit.shapes.keys() - gradients)
+        to_agree_on: dict[str, Any] = {
+            "module": unit.name,
+            "number of gradients": flat.numel(),
+            "operation": "SUM" if sums else "AVG",
+            "type of gradients": str(flat.dtype),
+            "frozen parameters": frozen,
+        }
+        named = list(self._unchecked.items())
+        to_agree_on |= {f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named).items()}
+        self._unchecked.clear()
         step = Step(
             self._plan,
             config=self._config,
@@ -118,7 +124,7 @@ class UnitSteps:
         for unit, (step, gradients) in list(self._in_flight.items()):
             began = time.perf_counter()
             step.collect()
-            unit.check_place(gradients)
+            unit.check_place(gradients, self._plan.source.by_name)
             del self._in_flight[unit]
             step.traffic.seconds += time.perf_counter() - began
 
