@@ -56,6 +56,10 @@ class Unit:
             parameters[name].requires_grad for name in self.places if name in parameters
         )
 
+    def frozen(self, parameters: Mapping[str, torch.Tensor]) -> list[str]:
+        """Names of its parameters that do not require a gradient."""
+        return sorted(name for name in self.shapes if name in parameters and not parameters[name].requires_grad)
+
     def gradients(self, flat: torch.Tensor, *, fits: bool) -> dict[str, torch.Tensor]:
         """By name, views of a tensor; if it does not fit, of the whole one."""
         if not fits:

@@ -114,17 +114,17 @@ class Quantizer(Session):
             ValueError: also if it is of other shards; nothing has changed.
         """
         self._check_between_steps("load_state_dict")
+        if isinstance(state, Mapping) and state.get("shard") not in (None, list(self._source.place)):
+            raise ValueError(
+                f"state was saved for shard {state['shard']} ([index, number of shards]), but this rank has shard "
+                f"{list(self._source.place)}: save and load one state_dict per rank"
+            )
         with comes_from("state_dict()", state):
             units = self._source.units_in(state["units"], self._own)
             own = {name: shape for unit in units.values() for name, shape in unit.shapes.items()}
             for name, each in residual_state.checked(state)["residuals"].items():
                 if tuple(each.shape) != own[name]:
                     raise ValueError(f"the residual of {name} has shape {tuple(each.shape)} and not {own[name]}")
-        if state.get("shard") not in (None, list(self._source.place)):
-            raise ValueError(
-                f"state was saved for shard {state['shard']} ([index, number of shards]), but this rank has shard "
-                f"{list(self._source.place)}: save and load one state_dict per rank"
-            )
         residual_state.check([], state, self._source.rank, self._source.world_size)
         super().load_state_dict(state)
         self._source.load(units)
@@ -180,9 +180,9 @@ class Quantizer(Session):
         """Look where gradients lie that have come for the first time; the next step compresses them."""
         if not self._source.learn() or self._plan is None:
             return
-        saved, self._plan = self._plan.residuals(), None
-        zeros = {name: torch.zeros(each.shape, dtype=torch.bfloat16) for name, each in self._source.named}
-        self._saved = {**saved, "residuals": {**zeros, **saved["residuals"]}}
+        saved, self._saved = self._plan.residuals(), None
+        zeros = self._new_plan().residuals()["residuals"]
+        self._plan, self._saved = None, {**saved, "residuals": {**zeros, **saved["residuals"]}}
 
     def _raise(self) -> None:
         error, self._error = self._error, None

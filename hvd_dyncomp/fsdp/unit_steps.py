@@ -89,13 +89,12 @@ class UnitSteps:
             flat.mul_(source.world_size)
 
     def _begin(self, unit: Unit, flat: torch.Tensor, gradients: Collection[str], *, sums: bool) -> Step:
-        frozen = sorted(unit.shapes.keys() - gradients)
         to_agree_on: dict[str, Any] = {
+            "frozen parameters": unit.frozen(self._plan.source.by_name),
             "module": unit.name,
             "number of gradients": flat.numel(),
             "operation": "SUM" if sums else "AVG",
             "type of gradients": str(flat.dtype),
-            "frozen parameters": frozen,
         }
         named = list(self._unchecked.items())
         to_agree_on |= {f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named).items()}
@@ -105,7 +104,7 @@ class UnitSteps:
             config=self._config,
             from_backward=True,
             meter=self._meter,
-            absent=frozen,
+            absent=unit.shapes.keys() - gradients,
             to_agree_on=to_agree_on,
             buckets=self._plan.parts.get(unit.name, []),
             after=self._steps[-1] if self._steps else None,
