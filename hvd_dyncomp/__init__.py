@@ -2,7 +2,7 @@
 
     optimizer = hvd.DistributedOptimizer(optimizer, compression=DynamicQuantizer(4))
 
-`DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp.compress` what
+`DynamicQuantizer` compresses the gradients; `ddp.compress` those of DistributedDataParallel, `fsdp` what
 replicas of a sharded model average, and an `Averager` whatever a loop of your own hands over. `Controller` moves the
 level on all ranks at once, as a policy decides: `StepFunction`, `Plateau`, `CriticalRegime`, `LinkAware`, `Static` or
 `Schedule`. `less_momentum` is for few bits, `AllRanks` for checkpoints that keep what rank 0 has,

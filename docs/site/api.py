@@ -23,7 +23,7 @@ SECTIONS = {
     "Compressor, controller and optimizer": ["DynamicQuantizer", "Controller", "less_momentum"],
     "Checkpoints": ["AllRanks", "PerRank"],
     "DistributedDataParallel": ["ddp.compress", "ddp.Quantizer", "ddp.transport"],
-    "FSDP2": ["fsdp.compress", "fsdp.Quantizer"],
+    "FSDP2": ["fsdp.register_backend", "fsdp.attach", "fsdp.Quantizer"],
     COMMON: [
         f"session.Session.{name}"
         for name in (
@@ -47,7 +47,10 @@ SECTIONS = {
     ],
 }
 # What other modules and frameworks call, and users do not.
-INTERNAL = ("take", "broken", "everyone", "label", "share", "trained", "latest_exchange", "on_.*", "setup")
+INTERNAL = (
+    *("take", "broken", "everyone", "label", "share", "trained", "latest_exchange", "on_.*", "setup", "connect"),
+    "failed",
+)
 ELSEWHERE = {
     "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html",
     "torch.nn.Module": "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html",

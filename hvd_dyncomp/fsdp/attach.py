@@ -75,9 +75,10 @@ def attach(
     Args:
         model: torch's `fully_shard` or `replicate` was applied to the model, with a mesh whose axis of replicas has the
             backend "hvd_dyncomp".
-        controller, arguments: as in `register_backend`; default: what it was called with.
+        controller: as in `register_backend`; default: what it was called with.
         replicas: the group whose parameters are meant, if the model has several (experts with a mesh of their own):
             call `attach` for each.
+        arguments: as in `register_backend`; default: what it was called with.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model has no such mesh.
@@ -189,7 +190,7 @@ def _device_of(own: Own) -> torch.device:
 
 def _group_of(parameter: Any, replicas: Any) -> Replicas | None:
     """The group of the ranks that have the same shard of a parameter: `replicas`, unless that is None."""
-    mesh = getattr(parameter, "device_mesh", None)
+    mesh: Any = getattr(parameter, "device_mesh", None)
     for axis in range(mesh.ndim if mesh is not None else 0):
         ranks = tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
         found = replicas or latest.get(ranks)

@@ -137,11 +137,10 @@ class Replicas(dist.ProcessGroup):
             self._quantizer = quantizer
         return self._quantizer
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        """What `dist.all_reduce` calls."""
-        opts = dist.AllreduceOptions() if opts is None else opts
-        if self.size() == 1 or not _are_gradients(tensors, opts.reduceOp) or not call_at_end(self.attached.check):
-            return self._stock.allreduce(tensors, opts)
+    def allreduce(self, tensors: Any, opts: Any = None, **options: Any) -> Any:  # type: ignore[override]  # of three
+        """What `dist.all_reduce` calls, with a list and options."""
+        if self.size() == 1 or not _are_gradients(tensors, opts) or not call_at_end(self.attached.check):
+            return self._stock.allreduce(tensors, *([] if opts is None else [opts]), **options)
         [flat], sums = tensors, opts.reduceOp == dist.ReduceOp.SUM
         if self.attached.quantizers:
             self.attached.note(flat, sums)
@@ -150,9 +149,11 @@ class Replicas(dist.ProcessGroup):
         return _Done()
 
 
-def _are_gradients(tensors: Any, op: Any) -> bool:
+def _are_gradients(tensors: Any, opts: Any) -> bool:
     """Whether tensors are such that they may be a unit's gradients. FSDP averages, or sums and divides by itself."""
-    if len(tensors) != 1 or not (op == dist.ReduceOp.AVG or op == dist.ReduceOp.SUM):  # no hash, and == one way only
+    if not isinstance(opts, dist.AllreduceOptions) or len(tensors) != 1:
+        return False
+    if not (opts.reduceOp == dist.ReduceOp.AVG or opts.reduceOp == dist.ReduceOp.SUM):  # no hash, and == one way only
         return False
     return tensors[0].is_floating_point() and tensors[0].layout is torch.strided and tensors[0].is_contiguous()
 

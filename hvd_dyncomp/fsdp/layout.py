@@ -13,8 +13,8 @@ from hvd_dyncomp.checks import integer
 # What FSDP2 does not change any more once it is averaged: no division, no cast.
 _UNDIVIDED = (torch.float32, torch.bfloat16)
 MOVED = (
-    "the gradient of {} is not in the memory that FSDP gave to all_reduce, so it is not the mean over the replicas. Did "
-    "a hook change it in backward? Change gradients after loss.backward() instead. Or was the parameter replaced "
+    "the gradient of {} is not in the memory that FSDP gave to all_reduce, so it is not the mean over the replicas. "
+    "Did a hook change it in backward? Change gradients after loss.backward() instead. Or was the parameter replaced "
     "(to_empty, load_state_dict(assign=True))? Call attach after that"
 )
 
@@ -146,5 +146,5 @@ def _places(numel: int, own: Collection[str], parameters: Mapping[str, torch.Ten
         each.is_contiguous() for each in inside.values()
     ):
         return {}
-    places = {name: Place(each.storage_offset(), tuple(each.shape)) for name, each in inside.items()}
+    places = {name: Place(int(each.storage_offset()), tuple(each.shape)) for name, each in inside.items()}
     return dict(sorted(places.items(), key=lambda item: item[1].start))

@@ -43,6 +43,7 @@ class UnitSteps:
         unchecked: dict[str, torch.Tensor],
     ) -> None:
         self._plan, self._config = plan, config
+        self._source: Any = plan.source  # which is `ShardGradients`
         self._meter = meter
         self._unchecked = unchecked
         self.number, self.bits = config.number, config.bits
@@ -65,7 +66,7 @@ class UnitSteps:
         began = time.perf_counter()
         if unit in self._in_flight:  # used twice by the loss: FSDP adds to what is not a mean yet
             self.collect()
-        source = self._plan.source
+        source = self._source
         try:
             fits = source.fits(unit, flat)
             gradients = unit.gradients(flat, fits=fits)
@@ -90,7 +91,7 @@ class UnitSteps:
 
     def _begin(self, unit: Unit, flat: torch.Tensor, gradients: Collection[str], *, sums: bool) -> Step:
         to_agree_on: dict[str, Any] = {
-            "frozen parameters": unit.frozen(self._plan.source.by_name),
+            "frozen parameters": unit.frozen(self._source.by_name),
             "module": unit.name,
             "number of gradients": flat.numel(),
             "operation": "SUM" if sums else "AVG",
@@ -123,7 +124,7 @@ class UnitSteps:
         for unit, (step, gradients) in list(self._in_flight.items()):
             began = time.perf_counter()
             step.collect()
-            unit.check_place(gradients, self._plan.source.by_name)
+            unit.check_place(gradients, self._source.by_name)
             del self._in_flight[unit]
             step.traffic.seconds += time.perf_counter() - began
 

@@ -35,9 +35,11 @@ if kind == "ddp":
     model = DistributedDataParallel(Model())
     quantizer = ddp.compress(model, schedule)
 else:  # each host has all values, in shards
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-    model = fully_shard(Model(), mesh=mesh["shard"])
-    quantizer = fsdp.compress(model, schedule, replicas=mesh["replicate"])
+    fsdp.register_backend(schedule)
+    shape, override = (2, dist.get_world_size() // 2), {"replicate": "hvd_dyncomp"}
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"), backend_override=override)
+    model = fully_shard(Model(), mesh=mesh)
+    quantizer = fsdp.attach(model)
 wanted = torch.randn(VALUES, generator=torch.Generator().manual_seed(dist.get_rank()))
 
 

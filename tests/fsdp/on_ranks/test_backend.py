@@ -117,6 +117,8 @@ def test_replicate(attached, size):
 
 def test_experts_with_a_mesh_of_their_own(size):
     """Some modules are sharded among others than the rest: each group of replicas has a quantizer."""
+    if size != 4:
+        pytest.skip("needs shards")
     few, many = mesh_of(*replicas_and_shards(size)), mesh_of(size, 1)
     reference = whole()
     model = copy.deepcopy(reference)
@@ -229,7 +231,9 @@ def test_what_passes_through_within_backward(attached, size):
         generator = torch.Generator().manual_seed(1000 * seed + rank)
         inputs, weights = torch.randn(16, 31, generator=generator), torch.randn(16, 3, generator=generator)
         outputs = model(inputs)
-        return ((Sums.apply(outputs, axes.get_group("replicate")) if model is not reference else outputs) * weights).sum()
+        return (
+            (Sums.apply(outputs, axes.get_group("replicate")) if model is not reference else outputs) * weights
+        ).sum()
 
     for seed in range(2):
         a_step(model, seed, loss)

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from sharded import Blocks, WithUnused, a_step, compressed, loss_of, mesh, sharded
+from sharded import Blocks, a_step, compressed, loss_of, mesh, sharded
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -88,7 +88,11 @@ def on_meta() -> nn.Module:
         (without_backend, ValueError, r"whose axis of replicas has the backend hvd_dyncomp: call .*register_backend"),
         (of_other_axis, ValueError, "whose axis of replicas has the backend hvd_dyncomp"),
         (without_root, ValueError, "parameter first.weight is not sharded, so its gradient would not be averaged"),
-        (on_two_meshes, ValueError, r"\(the model\) and blocks.1 have replicas in different groups: call attach for each"),
+        (
+            on_two_meshes,
+            ValueError,
+            r"\(the model\) and blocks.1 have replicas in different groups: call attach for each",
+        ),
         (on_meta, ValueError, "is on the meta device; call attach after"),
     ],
 )

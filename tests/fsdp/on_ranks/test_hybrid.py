@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import Replicate, Shard
 
-from hvd_dyncomp import AllRanks, LockstepError, PerRank
-from hvd_dyncomp.errors import InFlight
+from hvd_dyncomp import LockstepError
 
 pytestmark = pytest.mark.promise("FSDP2: HSDP has the means of torch's own all-reduce, also after accumulation.")
 
