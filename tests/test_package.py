@@ -185,7 +185,7 @@ FSDP = {
     "unit_steps": {"layout"},
     "quantizer": {"source", "unit_steps"},
     "backend": {"quantizer"},
-    "attach": {"backend", "quantizer"},
+    "entry": {"backend", "quantizer"},
 }
 PROBE = {
     "findings": {"methods"},

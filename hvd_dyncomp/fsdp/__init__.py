@@ -11,7 +11,7 @@ quantizer = hvd_dyncomp.fsdp.attach(model)
 
 from __future__ import annotations
 
-from hvd_dyncomp.fsdp.attach import attach, register_backend
+from hvd_dyncomp.fsdp.entry import attach, register_backend
 from hvd_dyncomp.fsdp.quantizer import Quantizer
 
 __all__ = ["Quantizer", "attach", "register_backend"]
