@@ -6,7 +6,8 @@ from typing import Any
 
 REPLICATE = (
     "; it was made by torch's replicate, which hvd_dyncomp.ddp cannot reach: wrap the model in "
-    "DistributedDataParallel, or give replicate(module, mesh=) a mesh with the backend of hvd_dyncomp.fsdp.register_backend()"
+    "DistributedDataParallel, or give replicate(module, mesh=) a mesh with the backend of "
+    "hvd_dyncomp.fsdp.register_backend()"
 )
 
 # By the class's name, so that nothing is imported: the attribute that has the model.
