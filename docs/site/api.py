@@ -28,7 +28,7 @@ SECTIONS = {
         "DistributedDataParallel",
         ["ddp.compress", "ddp.Quantizer", "ddp.transport", *(f"sessions.session.Session.{name}" for name in _MEMBERS)],
     ),
-    "fsdp": ("FSDP2", ["fsdp.compress", "fsdp.Quantizer"]),
+    "fsdp": ("FSDP2", ["fsdp.register_backend", "fsdp.attach", "fsdp.Quantizer"]),
     "averager": ("Loops of your own", ["Averager"]),
     "horovod": ("Horovod", ["DynamicQuantizer"]),
     "controller": (
@@ -54,7 +54,7 @@ SECTIONS = {
 # What other modules and frameworks call, and users do not.
 INTERNAL = (
     *("take", "broken", "everyone", "label", "share", "trained", "latest_exchange", "on_.*", "setup"),
-    *("compress", "decompress"),
+    *("compress", "decompress", "connect", "failed"),
 )
 MADE_BY_COMPRESS = ("ddp.Quantizer", "fsdp.Quantizer")
 ELSEWHERE = {
