@@ -34,11 +34,12 @@ def register_backend(controller: Controller | Policy | float | None = None, **op
         mesh = init_device_mesh(..., backend_override={"replicate": "hvd_dyncomp"})
 
     Every later mesh with this `backend_override` takes these settings; a second call changes those of the next meshes.
+    Sizes, as in `min_numel` and `bucket_bytes`, are those of this rank's shards.
 
     Args:
         controller: gives the number of bits; default: a constant level of 4 bits. For a policy or a level, a new
             controller is created.
-        options: see `hvd_dyncomp.sessions.options.Options`. Sizes are those of this rank's shards.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value.
@@ -75,10 +76,10 @@ def attach(
     Args:
         model: torch's `fully_shard` or `replicate` was applied to the model, with a mesh whose axis of replicas has the
             backend "hvd_dyncomp".
-        controller: as in `register_backend`; default: what it was called with.
+        controller: as in `register_backend`. Without it, controller and options are those of that call.
         replicas: the group whose parameters are meant, if the model has several (experts with a mesh of their own):
             call `attach` for each.
-        options: as in `register_backend`; default: what it was called with.
+        options: see `hvd_dyncomp.sessions.options.Options`.
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or the model has no such mesh.
