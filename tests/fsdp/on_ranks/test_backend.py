@@ -136,6 +136,22 @@ def test_experts_with_a_mesh_of_their_own(size):
     assert quantizers[0].controller is not quantizers[1].controller
 
 
+def test_a_mesh_that_is_made_of_another(size):
+    """As torchtitan makes its meshes, by torch's own `_unflatten`."""
+    mesh()  # of the same ranks: the group that is made last has the settings
+    fsdp.register_backend(16)
+    world, names = init_device_mesh("cpu", (size,), mesh_dim_names=("world",)), ("dp_replicate", "fsdp")
+    override = {"dp_replicate": "hvd_dyncomp"}
+    axes = world._unflatten(0, replicas_and_shards(size), names, backend_override=override)
+    reference = whole()
+    model = sharded(reference, mesh=axes["dp_replicate", "fsdp"])
+    quantizer = fsdp.attach(model)
+    for seed in range(2):
+        a_step(model, seed)
+        assert_means(model, means(reference, seed), 16)
+    assert quantizer.meter.total().compressed_bytes > 0
+
+
 def test_several_modules_in_one_call():
     """As torchtitan shards norm and output: every parameter has its own place."""
     reference = whole()
