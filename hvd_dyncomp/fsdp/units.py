@@ -1,7 +1,7 @@
 """The only holder of what is known of FSDP2 beyond its documentation: how replicas are averaged, where gradients lie.
 
-Read from torch 2.8 to 2.13; docs/contributing.md has the versions that were run. `Unit` checks what it can where it is
-made, and in every step where the gradients have gone.
+Read from torch 2.8 to 2.13; docs/dev/contributing.md has the versions that were run. `Unit` checks what it can where it
+is made, and in every step where the gradients have gone.
 """
 
 from __future__ import annotations
