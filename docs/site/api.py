@@ -224,7 +224,7 @@ def written() -> Iterator[tuple[str, str]]:
     for page, (name, entries) in SECTIONS.items():
         parts = [f"# {name}"]
         for each in entries:
-            if each.startswith("session.") and parts[-1].startswith("## "):
+            if each.startswith("sessions.") and parts[-1].startswith("## "):
                 parts.append(f"## {COMMON}\n\n{INTRODUCTION}")
             parts.append(entry(package, each))
         pages[page] = "\n\n".join([*parts, FOOT])
