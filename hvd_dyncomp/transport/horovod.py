@@ -209,7 +209,7 @@ def _about_streams(devices: Iterable[torch.device]) -> str:
         return ""
     return (
         "gradients are made in the default stream, and Horovod waits for that stream before it sends; call "
-        "torch.cuda.set_stream(torch.cuda.Stream()) before you make model and optimizer (docs/gpus.md)"
+        "torch.cuda.set_stream(torch.cuda.Stream()) before you make model and optimizer (docs/horovod.md, GPUs)"
     )
 
 

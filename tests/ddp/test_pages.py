@@ -1,4 +1,4 @@
-"""The whole programs of docs/how_it_works.md and docs/dynamic_levels.md run, and do what the pages say."""
+"""The whole programs of docs/quickstart.md, how_it_works.md and dynamic_levels.md run, and do what the pages say."""
 
 import re
 from pathlib import Path
@@ -17,6 +17,16 @@ def printed(name: str, folder: Path, uses: str = "") -> tuple[str, str]:
     done = run_program(2, folder / "train.py")
     assert done.returncode == 0, done.stdout
     return page, done.stdout
+
+
+def test_the_program_of_the_quickstart(tmp_path: Path) -> None:
+    page, said = printed("quickstart.md", tmp_path)
+    line = r"epoch (\d): loss (\d\.\d+); (\d+)% of the bytes saved$"
+    epochs, shown = (re.findall(rf"^(?:    )?{line}", text, re.MULTILINE) for text in (said, page))
+    assert [(epoch, saved) for epoch, _, saved in epochs] == [(epoch, saved) for epoch, _, saved in shown]
+    assert len(epochs) == 3 and all(
+        abs(float(one[1]) - float(two[1])) < 0.1 for one, two in zip(epochs, shown, strict=True)
+    )
 
 
 def test_error_feedback_on_one_value(tmp_path: Path) -> None:
