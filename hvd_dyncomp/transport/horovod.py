@@ -171,9 +171,7 @@ class HorovodTransport(Transport):
         missing = [f"{name}={value}" for name, value in wanted.items() if name not in os.environ]
         if not missing:
             return ""
-        return (
-            f"steps are longer than necessary with Open MPI's defaults (docs/horovod.md); export {' '.join(missing)}"
-        )
+        return f"steps are longer than necessary with Open MPI's defaults (docs/horovod.md); export {' '.join(missing)}"
 
     def _request(self, start: Callable[..., int], *tensors: torch.Tensor, name: str) -> int:
         owners = [_owner(tensor) for tensor in tensors]
