@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[1] / "api" / "commands.md"
 HEAD = """# Commands
 
 `python -m hvd_dyncomp COMMAND`, which is also installed as `hvd-dyncomp COMMAND`. [Will it pay?](../will_it_pay.md)
-shows how to use `probe` and `run`, and [Runs and reports](../runs.md) has examples of `run` and `report`."""
+shows how to use `probe` and `run`, and [Monitoring](../runs.md) has examples of `run` and `report`."""
 FOOT = "*`make docs` writes this page from the commands' own help.*"
 
 

@@ -126,7 +126,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(program, how, tmp_path):
         tmp_path.mkdir()
     stopped(program, tmp_path, *changes)
     rest, said = runs(program, tmp_path, *changes)
-    assert list(rest["epochs"]) == ["2", "3"] and "begin anew" not in said
+    assert list(rest["epochs"]) == ["2", "3"] and "start empty" not in said
     assert rest["epochs"] == {epoch: whole["epochs"][epoch] for epoch in ("2", "3")}
     assert (rest["levels"], rest["metrics"], rest["steps"]) == (whole["levels"], whole["metrics"], whole["steps"])
 
@@ -139,7 +139,7 @@ def test_another_number_of_ranks_goes_on(program, tmp_path):
     for folder, ranks in ((tmp_path, 3), (tmp_path / "one", 1)):
         report, said = runs(program, folder, changes, ranks=ranks)
         assert len(report["levels"]) >= 4 and report["levels"][1] > 4  # Trainer counts epochs anew, by steps
-        assert "begin anew" not in said and "dropped" not in said
+        assert "start empty" not in said and "dropped" not in said
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -162,7 +162,7 @@ class TestTrainer:
         for path in (tmp_path / "run").glob("*/quantizer.pt"):
             path.unlink()
         report, said = runs(TRAINER, tmp_path)
-        assert len(report["epochs"]) == 2 == len(report["levels"]) and said.count("begin anew") == 1
+        assert len(report["epochs"]) == 2 == len(report["levels"]) and said.count("start empty") == 1
 
     def test_a_checkpoint_from_elsewhere(self, tmp_path):
         whole, _ = runs(TRAINER, tmp_path)
@@ -172,6 +172,6 @@ class TestTrainer:
         shutil.rmtree(tmp_path / "run")
         here = ('get_last_checkpoint("run") if os.path.isdir("run") else None', '"elsewhere"')
         report, said = runs(TRAINER, tmp_path, here)
-        assert said.count("begin anew") == 1 and len(report["levels"]) == 2
+        assert said.count("start empty") == 1 and len(report["levels"]) == 2
         report, said = runs(TRAINER, tmp_path, here, ('"run",', '"run", resume_from_checkpoint="elsewhere",'))
-        assert "begin anew" not in said and report["epochs"]["3"] == whole["epochs"]["3"]
+        assert "start empty" not in said and report["epochs"]["3"] == whole["epochs"]["3"]
