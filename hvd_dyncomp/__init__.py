@@ -2,7 +2,7 @@
 
     quantizer = hvd_dyncomp.ddp.compress(DistributedDataParallel(model), 4)
 
-sends gradients in 4 bits per value instead of 32. `fsdp.compress` compresses what replicas of a sharded model average,
+sends gradients in 4 bits per value instead of 32. `fsdp` compresses what replicas of a sharded model average,
 `DynamicQuantizer` the gradients of a Horovod optimizer, and an `Averager` whatever your own loop hands over.
 
 A constant level needs nothing else. `Controller` moves the level on all ranks at once, as a policy decides:

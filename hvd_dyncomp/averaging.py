@@ -240,7 +240,7 @@ def _check_fits(what: str, tensor: Any, parameter: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
         raise TypeError(f"{what} must be a dense tensor or None, got {shown(tensor)}")
     if hasattr(tensor, "to_local"):  # a DTensor: kernels would write to memory that it does not have
-        raise TypeError(f"{what} must not be a DTensor: give tensor.to_local(), or use hvd_dyncomp.fsdp.compress")
+        raise TypeError(f"{what} must not be a DTensor: give tensor.to_local(), or use hvd_dyncomp.fsdp")
     if tensor.is_inference():
         raise ValueError(
             f"{what} must not be made in inference mode, because it cannot be written; use torch.no_grad()"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 REPLICATE = (
-    "; it was made by torch's replicate, which calls no communication hook: wrap the model in DistributedDataParallel "
-    "and pass it to hvd_dyncomp.ddp.compress, or apply fully_shard with the second dimension of a mesh (N, 1) and pass "
-    "the model to hvd_dyncomp.fsdp.compress"
+    "; it was made by torch's replicate, which hvd_dyncomp.ddp cannot reach: wrap the model in "
+    "DistributedDataParallel, or give replicate(module, mesh=) a mesh with the backend of "
+    "hvd_dyncomp.fsdp.register_backend()"
 )
 
 # By the class's name, so that nothing is imported: the attribute that has the model.

@@ -216,19 +216,17 @@ def test_one_rank_changes_nothing_and_sends_nothing(bits):
 
 
 @EVERYWHERE
-@pytest.mark.parametrize("then", [4, 32])
-def test_none_on_all_ranks_keeps_what_waits(ranks, hosts, then):
-    """Also in blocks that it shares with others, and in a release. Nothing of the others changes."""
+def test_none_on_all_ranks_keeps_what_waits(ranks, hosts):
+    """Also in blocks that it shares with others. Nothing of the others changes."""
 
     def program(transport):
-        each = averager(transport, Controller(Schedule({0: 4, 1: then, 2: 32}), transport=transport))
+        each = averager(transport, Controller(Schedule({0: 4, 2: 32}), transport=transport))
         first = stepped(each, transport.rank, 0)[2]
         each.controller.step({})
         before = copy.deepcopy(each.state_dict()["residuals"]["odd"])
         tensors = gradients(transport.rank, 1)
         each.mean_([*tensors[:2], None, *tensors[3:]])
-        if then == 4 or ranks == 2:  # in a release, what waits of the sum over ranks moves there
-            assert before.any() and torch.equal(each.state_dict()["residuals"]["odd"], before)
+        assert before.any() and torch.equal(each.state_dict()["residuals"]["odd"], before)
         each.controller.step({})
         return tensors[:2], first, stepped(each, transport.rank, 2)[2]
 
@@ -453,7 +451,8 @@ def test_levels_follow_a_controller_that_several_averagers_share(ranks, hosts):
         pair = [averager(transport, controller) for _ in range(2)]
         seen = []
         for epoch, bits in enumerate((4, 16, 32)):
-            assert controller.epoch == epoch and [each.bits for each in pair] == [bits, bits]
+            announced = min(bits, 16)  # the first step after a rise to 32 bits delivers what waits, at 16
+            assert controller.epoch == epoch and [each.bits for each in pair] == [announced, announced]
             for each in pair:
                 got = stepped(each, transport.rank, epoch)
                 mean = means(ranks, epoch)[0]
@@ -461,7 +460,7 @@ def test_levels_follow_a_controller_that_several_averagers_share(ranks, hosts):
                 assert (got[0] - mean).norm() <= bound
                 seen += got
             controller.step({"loss": 1.0})
-        assert pair[0].meter.level(16).steps == pair[1].meter.epoch(1).steps == 1
+        assert pair[0].meter.level(16).steps == 2 and pair[1].meter.epoch(1).steps == 1
         return seen
 
     assert same_on_all(World(ranks, hosts=hosts).run(program))

@@ -154,7 +154,7 @@ def test_the_api_says_what_the_docstrings_say(name: str, entry: str) -> None:
                 assert f"{argument.name}: {argument.annotation}{default}".replace("'", '"') in signature
 
 
-TAKES_OPTIONS = ("ddp.compress", "fsdp.compress", "Averager", "DynamicQuantizer")
+TAKES_OPTIONS = ("ddp.compress", "fsdp.attach", "Averager", "DynamicQuantizer")
 CALLBACKS = tuple(f"integrations.{name}.CompressionCallback" for name in ("transformers", "lightning"))
 
 

@@ -180,11 +180,12 @@ ON_HOROVOD = {
     "elastic": {"quantizer"},
 }
 FSDP = {
-    "alone": set(),
-    "units": {"alone"},
-    "shards": {"units"},
-    "unit_steps": {"units"},
-    "quantizer": {"unit_steps", "shards", "units"},
+    "layout": set(),
+    "source": {"layout"},
+    "unit_steps": {"layout"},
+    "quantizer": {"source", "unit_steps"},
+    "backend": {"quantizer"},
+    "entry": {"backend", "quantizer"},
 }
 PROBE = {
     "findings": {"methods"},

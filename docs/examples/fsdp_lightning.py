@@ -22,10 +22,13 @@ class Classifier(L.LightningModule):
 
     def configure_model(self):
         if self.quantizer is None:  # Lightning may call it again
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))  # hosts, ranks of each host
+            hvd_dyncomp.fsdp.register_backend(4)
+            axes, ours = ("replicate", "shard"), {"replicate": "hvd_dyncomp"}
+            hosts = (2, 2)  # two, of two ranks each
+            mesh = init_device_mesh("cpu", hosts, mesh_dim_names=axes, backend_override=ours)
             for module in (self.layers[0], self.layers):
                 fully_shard(module, mesh=mesh)
-            self.quantizer = hvd_dyncomp.fsdp.compress(self.layers, 4)
+            self.quantizer = hvd_dyncomp.fsdp.attach(self.layers)
 
     def training_step(self, batch, index):
         last = (index + 1) % self.trainer.accumulate_grad_batches == 0 or self.trainer.is_last_batch

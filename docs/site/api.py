@@ -28,7 +28,7 @@ SECTIONS = {
         "DistributedDataParallel",
         ["ddp.compress", "ddp.Quantizer", "ddp.transport", *(f"sessions.session.Session.{name}" for name in _MEMBERS)],
     ),
-    "fsdp": ("FSDP2", ["fsdp.compress", "fsdp.Quantizer"]),
+    "fsdp": ("FSDP2", ["fsdp.register_backend", "fsdp.attach", "fsdp.Quantizer"]),
     "averager": ("Loops of your own", ["Averager"]),
     "horovod": ("Horovod", ["DynamicQuantizer"]),
     "controller": (
@@ -54,9 +54,9 @@ SECTIONS = {
 # What other modules and frameworks call, and users do not.
 INTERNAL = (
     *("take", "broken", "everyone", "label", "share", "trained", "latest_exchange", "on_.*", "setup"),
-    *("compress", "decompress"),
+    *("compress", "decompress", "connect", "failed"),
 )
-MADE_BY_COMPRESS = ("ddp.Quantizer", "fsdp.Quantizer")
+MADE_BY_CALLS = ("ddp.Quantizer", "fsdp.Quantizer")
 ELSEWHERE = {
     "torch.Tensor": "https://docs.pytorch.org/docs/stable/tensors.html",
     "torch.nn.Module": "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html",
@@ -115,10 +115,10 @@ def entry(package: griffe.Module, name: str) -> str:
     """Under the headings that users know, and with links of types reduced to those that lead somewhere."""
     found = package[name]
     found = found.final_target if found.is_alias else found
+    if name in MADE_BY_CALLS:
+        found.del_member("__init__")
     if not found.is_attribute:
         spell_out(found, package["sessions.options.Options"])
-    if name in MADE_BY_COMPRESS:
-        found.del_member("__init__")
     text = render_object_docs(found, LOOKS)
     text = re.sub(r"\[([^][]*)\]\(#([^)]*)\)", _type, text)
     text = re.sub(r"(?<=^```python\n)(.*?)(?=\n```$)", _signature, text, flags=re.DOTALL | re.MULTILINE)

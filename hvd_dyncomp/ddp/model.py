@@ -39,8 +39,8 @@ NOT_WRAPPED = (
     "; pass what the framework has wrapped: accelerator.prepare(model), trainer.model_wrapped of Transformers' Trainer "
     "in on_train_begin, trainer.strategy.model of Lightning's in on_fit_start"
 )
-FSDP1 = "; FSDP1 is not supported, use fully_shard (FSDP2) and hvd_dyncomp.fsdp.compress"
-FSDP2 = "; use hvd_dyncomp.fsdp.compress for models of fully_shard (FSDP2)"
+FSDP1 = "; FSDP1 is not supported, use fully_shard (FSDP2) and hvd_dyncomp.fsdp.attach"
+FSDP2 = "; use hvd_dyncomp.fsdp.attach for models of fully_shard (FSDP2)"
 
 
 def check_kind(model: Any) -> None:

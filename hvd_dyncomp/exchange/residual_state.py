@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 
 # The order of a parameter's values in a saved state: as they are indexed, whatever the parameter's memory format.
 LOGICAL = "logical"
-# In a state: no residuals.
-NOTHING: dict[str, Any] = {"hosts": None, "residuals": {}, "shard_residuals": {}}
+# In a state: no residuals. "units" are FSDP2's, whose shapes are those of one shard.
+NOTHING: dict[str, Any] = {"hosts": None, "residuals": {}, "shard_residuals": {}, "units": {}}
 
 
 def export(buckets: list[Bucket]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def restore(
         residuals.own.copy_(whole[residuals.own_range])
         shard = state["shard_residuals"].get(bucket.name)
         same = shard is not None and shard["slots"] == _places(bucket)
-        residuals.carries = shard["carries"] if same else True
+        residuals.carries = shard["carries"] if same else waiting(state)
         if same and (shard["first"], shard["values"].shape) == (residuals.shard_range.start, residuals.shard.shape):
             residuals.shard.copy_(shard["values"])
 

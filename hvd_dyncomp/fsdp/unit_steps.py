@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,15 +13,13 @@ from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.step import Step
-from hvd_dyncomp.fsdp.units import Unit
+from hvd_dyncomp.fsdp.layout import Unit
 from hvd_dyncomp.levels import UNCOMPRESSED
 from hvd_dyncomp.meter import Meter
 
 
 class UnitSteps:
     """The steps of one backward pass. They have one number and one level, and send in the order of their beginnings.
-
-    After a rise to 32 bits, a unit's first step is sent at 16, and delivers what waits in the unit's residuals.
 
     The ranks agree on each unit, before anything of it is sent: a replica that goes through other modules, or in
     another order, is an error in words.
@@ -30,8 +28,8 @@ class UnitSteps:
         plan: the buckets.
         config: of all its steps.
         meter: as in `Step`.
-        unchecked: units whose values replicas have not compared since they were compressed. They are taken out.
-        values: as in `Step`, of all units; the first one's greeting has them.
+        unchecked: parameters whose values replicas have not compared yet, by name. They are taken out.
+        values: as in `Step`, for the first of these.
 
     Attributes:
         number, bits: of the config.
@@ -43,10 +41,11 @@ class UnitSteps:
         config: StepConfig,
         *,
         meter: Meter,
-        unchecked: set[Unit],
-        values: Mapping[str, int] | None,
+        unchecked: dict[str, torch.Tensor],
+        values: Mapping[str, int] | None = None,
     ) -> None:
         self._plan, self._config = plan, config
+        self._source: Any = plan.source  # which is `ShardGradients`
         self._meter = meter
         self._unchecked, self._values = unchecked, values
         self.number, self.bits = config.number, config.bits
@@ -56,31 +55,28 @@ class UnitSteps:
     def start(self) -> None:
         """As in `Step`; nothing is sent before there is a gradient."""
 
-    def on_unit(self, unit: Unit, flat: torch.Tensor, *, ends: bool) -> None:
-        """Take what a hook got. Its values are means when this returns, or after `collect`.
+    def on_unit(self, unit: Unit, flat: torch.Tensor, *, sums: bool, ends: bool) -> None:
+        """Take what FSDP wants averaged. Its values are means when this returns, or after `collect`.
 
         Args:
+            sums: whether they are to be sums instead.
             ends: whether `collect` will be called where autograd's backward pass ends.
 
         Raises:
-            ValueError, RuntimeError: the unit's settings or gradients do not fit.
             LockstepError: as in `Step.collect`.
         """
         began = time.perf_counter()
         if unit in self._in_flight:  # used twice by the loss: FSDP adds to what is not a mean yet
             self.collect()
+        source = self._source
         try:
-            unit.check_settings()
-            if unit.divide_factor is not None:
-                flat.mul_(self._plan.source.world_size)  # whose mean is the sum
-            gradients, stays = unit.gradients(flat), ends and unit.stays(flat)
+            fits = source.fits(unit, flat)
+            gradients = unit.gradients(flat, fits=fits)
+            stays = fits and ends and not sums and unit.stays(flat, source.by_name)
         except Exception as error:
-            for step in self._steps:  # or the ranks would take the refusal for an earlier unit's greeting
-                step.await_agreement()
-            source = self._plan.source
             refuse(source.transport, source.label, error, number=self.number, bits=self.bits)
             raise
-        step = self._begin(unit)
+        step = self._begin(unit, flat, gradients, sums=sums)
         self._in_flight[unit] = step, gradients if stays else {}
         slots = self._plan.slots if step.bits != UNCOMPRESSED else {}
         step.reduce(unit.name, {name: gradients[name] for name in gradients if name not in slots})
@@ -90,21 +86,26 @@ class UnitSteps:
         step.traffic.seconds += time.perf_counter() - began
         if not stays:
             self.collect()
+        if sums:
+            flat.mul_(source.world_size)
 
-    def _begin(self, unit: Unit) -> Step:
-        frozen = unit.frozen()
-        to_agree_on: dict[str, Any] = {"module": unit.name, "frozen parameters": frozen}
-        to_agree_on["gradient divide factor"] = unit.divide_factor
-        if unit in self._unchecked:
-            named = list(zip(unit.names, unit.parameters, strict=True))
-            to_agree_on |= {f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named).items()}
-            self._unchecked.discard(unit)
+    def _begin(self, unit: Unit, flat: torch.Tensor, gradients: Collection[str], *, sums: bool) -> Step:
+        to_agree_on: dict[str, Any] = {
+            "frozen parameters": unit.frozen(self._source.by_name),
+            "module": unit.name,
+            "number of gradients": flat.numel(),
+            "operation": "SUM" if sums else "AVG",
+            "type of gradients": str(flat.dtype),
+        }
+        named = list(self._unchecked.items())
+        to_agree_on |= {f"values of {name}, as a checksum,": one for name, one in replicas.numbers(named).items()}
+        self._unchecked.clear()
         buckets = self._plan.parts.get(unit.name, [])
         step = Step(
             self._plan,
             config=self._config.with_residuals(any(bucket.residuals.carries for bucket in buckets)),
             meter=self._meter,
-            absent=frozen,
+            absent=unit.shapes.keys() - gradients,
             to_agree_on=to_agree_on,
             values=None if self._steps else self._values,
             buckets=buckets,
@@ -124,7 +125,7 @@ class UnitSteps:
         for unit, (step, gradients) in list(self._in_flight.items()):
             began = time.perf_counter()
             step.collect()
-            unit.check_place(gradients)
+            unit.check_place(gradients, self._source.by_name)
             del self._in_flight[unit]
             step.traffic.seconds += time.perf_counter() - began
 

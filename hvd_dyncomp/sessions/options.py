@@ -1,4 +1,4 @@
-"""The options that `ddp.compress`, `fsdp.compress`, `Averager` and `DynamicQuantizer` have in common."""
+"""The options that `ddp.compress`, `fsdp.attach`, `Averager` and `DynamicQuantizer` have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments of `ddp.compress`, `fsdp.compress`, `Averager`, `DynamicQuantizer` and of the callbacks.
+    """Keyword arguments of `ddp.compress`, `fsdp.attach`, `Averager`, `DynamicQuantizer` and of the callbacks.
 
     Attributes:
         error_feedback: add the error of a quantization to the gradient of the next step. With more than two workers, a

@@ -160,7 +160,7 @@ class HorovodTransport(Transport):
                     _advised.add(advice)
 
     def _about_mpi(self, devices: Iterable[torch.device]) -> str:
-        """The settings that this job's Open MPI lacks; docs/benchmarks.md has their cost."""
+        """The settings that this job's Open MPI lacks; docs/horovod.md has their effect."""
         if not hvd.mpi_enabled():
             return ""
         by_mpi = not hvd.nccl_built() or any(device.type == "cpu" for device in devices)
@@ -171,9 +171,7 @@ class HorovodTransport(Transport):
         missing = [f"{name}={value}" for name, value in wanted.items() if name not in os.environ]
         if not missing:
             return ""
-        return (
-            f"steps are longer than necessary with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
-        )
+        return f"steps are longer than necessary with Open MPI's defaults (docs/horovod.md); export {' '.join(missing)}"
 
     def _request(self, start: Callable[..., int], *tensors: torch.Tensor, name: str) -> int:
         owners = [_owner(tensor) for tensor in tensors]

@@ -117,7 +117,7 @@ class Groups:
         backends = [group._get_backend(device) for device in group._device_types]
         limits = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
         self.limit: timedelta = min(limits, default=timedelta(minutes=30))
-        self.nccl = "cuda:nccl" in dist.get_backend_config(group)
+        self.nccl = "cuda:nccl" in getattr(group, "config", dist.get_backend_config(group))  # `fsdp.backend`
         self.made: list[Any] = []
         self._communicators: dict[tuple[int, ...], Any] = {}
         _until_next.clear()

@@ -12,26 +12,37 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import random
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from bench import workloads
 from bench.results import SHARED_MEMORY, about, load, origin, save, typed
 from bench.start import environment_of, start, worker
-from bench.steps import add_shared_arguments, checked_rate
+from bench.steps import WARM_UP, add_shared_arguments, checked_rate
 from bench.tables import rate_title, title
 from common.launcher import TORCHRUN
 from common.markdown import markdown
 from common.values import count, listed, names
-from hvd_dyncomp.commands.probe.methods import DDP
+from hvd_dyncomp import LinkAware
+from hvd_dyncomp.commands.probe.methods import DDP, Loss, Stepper
+from hvd_dyncomp.commands.probe.turns import slowest
+from hvd_dyncomp.transport import ranks
 from netlab.hosts import hosts
+from netlab.shaping import shape
 
 LINK_AWARE = "LinkAware"
 PAUSES = "pauses"
 _CONSTANT = ("2bit-ddp", "4bit-ddp", "8bit-ddp", "16bit-ddp")
 _PHASES = "none:8,100mbit:12,none:10"
+_WIDTH, _FORWARD_SECONDS, _LAYER_SECONDS = 500, 0.025, 0.0125
 _SETTLED = 5  # the last epochs of a phase
 
 
@@ -73,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
     note = about(args.command, args.seed, environment, args.launcher)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, hosts() as lab:
         file = Path(folder, "phases.json")
-        program = worker("changing_worker", {**spec, "file": str(file)})
+        program = worker("changing", {**spec, "file": str(file)})
         try:
             start(lab.command(program, launcher=args.launcher), environment)
         finally:
@@ -119,3 +130,83 @@ def _levels(epochs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The levels in order, those of several epochs in a row once, with their number."""
     runs = [(bits, len(list(same))) for bits, same in itertools.groupby(epoch["bits"] for epoch in epochs)]
     return [f"{bits:g}" + (f" (x{times})" if times > 1 else "") for bits, times in runs]
+
+
+def work(spec: dict[str, Any], device: torch.device) -> None:
+    """What every rank does.
+
+    Args:
+        spec: model, methods, phases (pairs of a rate and a number of epochs), steps of an epoch, seed, and file, which
+            rank 0 writes after each phase.
+        device: the CPU.
+    """
+    seed = 1000 * spec["seed"] + ranks.transport().rank
+    workload = _pauses if spec["model"] == PAUSES else workloads.training(spec["model"], seed=seed)
+    steppers = {name: Stepper(name, *workload()) for name in spec["methods"]}
+    steppers[LINK_AWARE] = Stepper("8bit-ddp", *workload())
+    steppers[LINK_AWARE].quantizer.controller.policy = LinkAware()  # which begins with 8 bits, too
+    for stepper in steppers.values():
+        for _ in range(WARM_UP):
+            stepper.step()
+    phases: list[dict[str, Any]] = []
+    for rate, epochs in spec["phases"]:
+        if ranks.local_rank() == 0:
+            shape(rate)  # the others wait in the first barrier
+        phases.append({"rate": rate, "epochs": []})
+        for number in range(epochs):
+            phases[-1]["epochs"].append(_epoch(steppers, spec["steps"], seed=f"{spec['seed']} {rate} {number}"))
+        if ranks.transport().rank == 0:
+            Path(spec["file"]).write_text(json.dumps({"phases": phases}), encoding="utf-8")
+            print(f"changing {spec['model']}: {rate} measured", flush=True)
+
+
+class _Pause(torch.autograd.Function):
+    """Sleeps in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        time.sleep(_LAYER_SECONDS)
+        return gradient
+
+
+class _Layer(nn.Linear):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return _Pause.apply(super().forward(values))
+
+
+def _pauses() -> tuple[nn.Module, Loss]:
+    """A model that sleeps in place of computing, the same on all ranks, and its loss."""
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        time.sleep(_FORWARD_SECONDS)
+        return model(torch.ones(1, _WIDTH)).sum()
+
+    torch.manual_seed(0)
+    return nn.Sequential(*(_Layer(_WIDTH, _WIDTH) for _ in range(6))), loss
+
+
+def _epoch(steppers: Mapping[str, Stepper], steps: int, *, seed: str) -> dict[str, Any]:
+    """One epoch of each stepper. Collective.
+
+    Returns:
+        "seconds" of each on the slowest rank; "bits" and "waited", LinkAware's level and the share that it was told.
+    """
+    order = list(steppers)
+    random.Random(seed).shuffle(order)
+    seconds, quantizer = {}, steppers[LINK_AWARE].quantizer
+    bits = quantizer.bits
+    for name in order:
+        ranks.barrier()
+        quantizer.meter.waited()  # the others' time is not its
+        began = time.perf_counter()
+        for _ in range(steps):
+            steppers[name].step()
+        if name == LINK_AWARE:
+            quantizer.controller.step({"waited": quantizer.meter.waited()})
+        seconds[name] = slowest(time.perf_counter() - began, name)
+    waited = quantizer.controller.history[-1].metrics["waited"]
+    return {"seconds": seconds, "bits": bits, "waited": waited}

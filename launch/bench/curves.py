@@ -18,14 +18,19 @@ first worker: DIR/curves-MODEL-WORKERS-torchrun-METHOD/profile.json.gz. The last
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import statistics
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import gpus, steppers
-from bench.curves_worker import WARM_UP
+import torch
+from torch import Tensor
+
+from bench import gpus, steppers, workloads
 from bench.results import SHARED_MEMORY, about, load, origin, save, suffix, typed
 from bench.start import environment_of, place, start, worker
 from bench.steps import add_shared_arguments, checked_rate
@@ -35,9 +40,17 @@ from common.device import choose_for
 from common.errors import RunError
 from common.markdown import DASH, markdown
 from common.values import count, names
+from hvd_dyncomp import replicas
+from hvd_dyncomp.commands.probe.methods import Stepper
+from hvd_dyncomp.commands.probe.turns import interface
+from hvd_dyncomp.transport import ranks
+from hvd_dyncomp.transport.base import gather_json
 from netlab.hosts import WITH_HOROVOD
-from train.profiling import LEAST
+from netlab.shaping import INTERFACE
+from train.profiling import LEAST, profile_of_steps
 
+WARM_UP = 10  # steps that do not count for the speed
+_NORM = 1.0  # that gradients are clipped to
 _LAST = 10  # steps whose mean loss is shown
 
 
@@ -86,7 +99,7 @@ def run(args: argparse.Namespace) -> None:
             file = Path(folder, "curves.json")
             spec = {**shared, "model": model, "output": str(path.absolute()), "file": str(file)}
             try:
-                start(there.command(worker("curves_worker", spec)), {**environment, **there.environment})
+                start(there.command(worker("curves", spec)), {**environment, **there.environment})
             finally:
                 if file.exists():
                     save(path, {**what, **load(file)})
@@ -113,3 +126,93 @@ def _row(name: str, one: Mapping[str, Any]) -> tuple[str, ...]:
     sent = DASH if bits is None else f"{bits:.2f}"
     scores = (f"{losses[0]:.3f}", f"{statistics.fmean(losses[-_LAST:]):.3f}", f"{one['steps_per_second']:.2f}")
     return (title(name), *scores, peak, sent, "yes" if one["replicas_equal"] else "no")
+
+
+def train(name: str, workload: workloads.Workload, spec: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """All steps of a method; what this rank has to tell of them. Collective."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    model, loss = workload()
+    stepper = Stepper(name, model, loss, make_optimizer=workloads.optimizer_of(spec["model"]), norm=_NORM)
+    counted_until = spec["steps"] - (LEAST if spec["profile"] else 0)
+    losses = [stepper.step() for _ in range(WARM_UP)]
+    before, began = _sent(stepper, spec["counted"]), time.perf_counter()
+    losses += [stepper.step() for _ in range(WARM_UP, counted_until)]
+    stepper.finish()
+    steps, seconds = counted_until - WARM_UP, time.perf_counter() - began
+    after = _sent(stepper, spec["counted"])
+    if spec["profile"]:
+        losses += _profiled(stepper, Path(spec["output"]), name, device)
+    return {
+        "losses": torch.stack(losses).tolist(),
+        "seconds": seconds / steps,
+        "sent": None if before is None or after is None else (after - before) / steps,
+        "peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        "parameters": replicas.numbers(list(model.named_parameters())),
+    }
+
+
+def _sent(stepper: Stepper, counted: bool) -> float | None:
+    """Bytes that this rank has sent: by its host's interface, or by the meter of ours. At a moment at which all ranks
+    have done their steps.
+    """
+    stepper.finish()
+    ranks.barrier()
+    if counted:
+        return interface(INTERFACE)()
+    return None if stepper.quantizer is None else stepper.quantizer.meter.total().sent_bytes
+
+
+def _profiled(stepper: Stepper, results: Path, name: str, device: torch.device) -> Iterator[Tensor]:
+    """The last steps; rank 0 writes what torch sees of two of them, beside the results."""
+    profile = None
+    if ranks.transport().rank == 0:
+        folder = results.with_name(f"{results.stem}-{name}")
+        folder.mkdir(parents=True, exist_ok=True)
+        profile = profile_of_steps(folder, device, LEAST)
+        profile.start()
+    for _ in range(LEAST):
+        yield stepper.step()
+        stepper.finish()
+        if profile is not None:
+            profile.step()
+    if profile is not None:
+        profile.stop()
+
+
+def of_all(everyone: list[dict[str, Any]], values: int) -> dict[str, Any]:
+    """What `train` has returned on all ranks, as it is kept."""
+    sent = [one["sent"] for one in everyone if one["sent"] is not None]
+    peaks = [one["peak"] for one in everyone]
+    return {
+        "losses": [statistics.fmean(losses) for losses in zip(*(one["losses"] for one in everyone), strict=True)],
+        "steps_per_second": 1 / max(one["seconds"] for one in everyone),
+        "peak_bytes": None if None in peaks else peaks,
+        "bits_per_value": 8 * statistics.fmean(sent) / values if sent else None,
+        "replicas_equal": all(one["parameters"] == everyone[0]["parameters"] for one in everyone),
+    }
+
+
+def work(spec: dict[str, Any], device: torch.device) -> None:
+    """What every rank does: trains with one method after the other.
+
+    Args:
+        spec: model, methods, steps, batch_size (None: the model's), seed, profile, autocast, counted (whether hosts
+            have interfaces to count by), output (the results' file, beside which profiles lie), and file, which rank 0
+            writes after each method.
+        device: this rank's.
+    """
+    rank, size = ranks.transport().rank, workloads.size(spec["model"])
+    batch_size = spec["batch_size"] or workloads.CURVE_MODELS[spec["model"]]
+    about = {**{key: spec[key] for key in ("model", "device", "steps", "autocast")}, **size, "batch_size": batch_size}
+    workload = workloads.curve(
+        spec["model"], batch_size, seed=spec["seed"], rank=rank, device=device, autocast=spec["autocast"]
+    )
+    methods: dict[str, Any] = {}
+    for name in spec["methods"]:
+        everyone = gather_json(ranks.transport(), train(name, workload, spec, device), f"curves.{name}")
+        methods[name] = of_all(everyone, size["values"])
+        gc.collect()  # the model is gone before the next one's memory is measured
+        if rank == 0:
+            Path(spec["file"]).write_text(json.dumps({**about, "methods": methods}), encoding="utf-8")
+            print(f"curves {spec['model']}: {name} trained", flush=True)

@@ -14,14 +14,18 @@ it as Markdown. With --launcher torchrun no Horovod is needed, and the default m
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import resource
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from bench import gpus, steppers
-from bench.memory_worker import STEPS, TENSOR
 from bench.results import about, load, origin, save, suffix, typed
 from bench.start import environment_of, place, start, worker
 from bench.steps import add_shared_arguments
@@ -29,8 +33,15 @@ from bench.tables import title
 from common.device import choose_for
 from common.markdown import DASH, markdown
 from common.values import count, names
+from hvd_dyncomp.commands.probe.methods import ALONE, Stepper
+from hvd_dyncomp.commands.probe.tensors import Tensors
+from hvd_dyncomp.transport import ranks
+from hvd_dyncomp.transport.base import gather_json
 from netlab.hosts import WITH_HOROVOD
 
+TENSOR = 2**22  # values of each but the last
+STEPS = 3
+_FEW = 4096
 _METHODS = ("none", "fp16", "0.25bit", "1bit", "4bit", "8bit")
 _NAMES = (*steppers.HOROVOD, *steppers.OURS, *steppers.ONE_LEVEL.values(), *steppers.DDP)
 # glibc keeps blocks that were freed for later, more or fewer as it happens: up to 4 bytes a value of ours. From so many
@@ -89,9 +100,9 @@ def run(args: argparse.Namespace) -> None:
         with place(hosts, workers, args.launcher) as there, tempfile.TemporaryDirectory(prefix="bench-") as folder:
             for name in args.methods:
                 file = Path(folder, f"{name}.json")
-                spec = {"method": name, "values": args.values, "seed": args.seed, "device": device}
+                spec = {"methods": [name], "values": args.values, "seed": args.seed, "device": device}
                 spec |= {"ddp": found.get("ddp", "gloo"), "file": str(file)}
-                start(there.command(worker("memory_worker", spec)), {**environment, **there.environment})
+                start(there.command(worker("memory", spec)), {**environment, **there.environment})
                 own["contenders"][name] = load(file)
                 save(path, results)
     print(report(results))
@@ -135,3 +146,50 @@ def title_of(layout: Mapping[str, Any]) -> str:
     """How many workers, and where."""
     hosts, workers = layout["hosts"], layout["workers_per_host"]
     return f"{workers} workers" if hosts == 1 else f"{hosts} hosts of {workers}"
+
+
+def peaks(device: torch.device) -> dict[str, int]:
+    """Bytes that this process has held at most until now: of the host's memory, and of its GPU's."""
+    found = {"host": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+    if device.type == "cuda":
+        found["gpu"] = torch.cuda.max_memory_allocated(device)
+    return found
+
+
+def take(steps: int, name: str, parameters: list[Tensor], gradient: Tensor) -> None:
+    """Steps of a stepper, each of which hands over the same gradient for all parameters."""
+    model = Tensors(parameters, [gradient[: parameter.numel()] for parameter in parameters])
+    stepper = Stepper(name, model, lambda model: model())
+    for _ in range(steps):
+        stepper.step()
+    stepper.finish()
+
+
+def measure(spec: dict[str, Any], name: str, device: torch.device) -> dict[str, int]:
+    """Collective."""
+    values = spec["values"]
+    generator = torch.Generator().manual_seed(1000 * spec["seed"] + ranks.transport().rank)
+    gradient = torch.randn(min(values, TENSOR), generator=generator).to(device)
+    parameters = [torch.zeros(TENSOR, device=device) for _ in range(values // TENSOR)]
+    if values % TENSOR:
+        parameters.append(torch.zeros(values % TENSOR, device=device))
+    # Code, kernels and threads are there before, and do not pass for bytes of values.
+    take(1, name, [torch.zeros(_FEW, device=device)], gradient[:_FEW])
+    take(STEPS, ALONE, parameters, gradient)
+    before = peaks(device)
+    take(STEPS, name, parameters, gradient)
+    return {name: peak - before[name] for name, peak in peaks(device).items()}
+
+
+def work(spec: dict[str, Any], device: torch.device) -> None:
+    """What every rank does, for one method in processes of its own.
+
+    Args:
+        spec: methods (a single one), values, seed, and file. Rank 0 writes that: for each rank the bytes by which the
+            peak of its memory is higher than that of the same steps without an exchange.
+        device: this rank's.
+    """
+    [name] = spec["methods"]
+    everybody = gather_json(ranks.transport(), measure(spec, name, device), "memory.measured")
+    if ranks.transport().rank == 0:
+        Path(spec["file"]).write_text(json.dumps(everybody), encoding="utf-8")

@@ -6,6 +6,7 @@ hsdp-bf16, whose gradients are bfloat16 within the host as well.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -33,6 +34,17 @@ def mesh(device: torch.device, hosts: int, workers: int) -> DeviceMesh:
     return init_device_mesh(device.type, (hosts, workers), mesh_dim_names=("replicate", "shard"))
 
 
+@functools.cache
+def _with_backend(mesh: DeviceMesh) -> DeviceMesh:
+    """A mesh of the same ranks whose replicas exchange gradients by this package. Collective."""
+    from hvd_dyncomp import fsdp
+
+    fsdp.register_backend()
+    override: dict[Any, Any] = {"replicate": "hvd_dyncomp"}
+    names = mesh.mesh_dim_names
+    return init_device_mesh(mesh.device_type, tuple(mesh.shape), mesh_dim_names=names, backend_override=override)
+
+
 def shard(name: str, model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard a model within each host, in place, and average its gradients between hosts. Collective.
 
@@ -45,7 +57,8 @@ def shard(name: str, model: nn.Module, mesh: DeviceMesh) -> None:
 
     # It warns of every model that ends in a linear layer. Nothing here changes the output in place.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-    options: dict[str, Any] = {"mesh": mesh if name in NATIVE else mesh["shard"]}
+    meshes = {**dict.fromkeys(NATIVE, lambda: mesh), **dict.fromkeys(OURS_SHARDED, lambda: _with_backend(mesh))}
+    options: dict[str, Any] = {"mesh": meshes.get(name, lambda: mesh["shard"])()}
     if name == "hsdp-bf16":
         options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
     for module in model.modules():
@@ -55,4 +68,4 @@ def shard(name: str, model: nn.Module, mesh: DeviceMesh) -> None:
     if name in OURS_SHARDED:
         from hvd_dyncomp import fsdp
 
-        fsdp.compress(model, float(name.partition("bit")[0]), replicas=mesh["replicate"])
+        fsdp.attach(model, float(name.partition("bit")[0]))

@@ -38,10 +38,10 @@ def environment_of(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def worker(module: str, spec: Mapping[str, Any]) -> list[str]:
-    """The command line of a module of this folder that is told what to do in JSON."""
+def worker(part: str, spec: Mapping[str, Any]) -> list[str]:
+    """The command line of a rank of a part, which is told what to do in JSON."""
     # -P: the package that is installed, not the source tree that this may be called from.
-    return [sys.executable, "-P", "-m", f"bench.{module}", json.dumps(spec)]
+    return [sys.executable, "-P", "-m", "bench.worker", part, json.dumps(spec)]
 
 
 def on_this_host(program: Sequence[str], workers: int, by: str) -> list[str]:

@@ -1,28 +1,35 @@
 """The parts that time steps: the exchange alone, on hosts of one worker or several, and real training steps.
 
-All methods take turns in one process group, which `worker.py` is on every rank, over links of several rates and over
-shared memory.
+All methods take turns in one process group, over links of several rates and over shared memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench import gpus, steppers, tables, workloads
 from bench.results import FOLDER, SHARED_MEMORY, about, load, save, suffix
-from bench.sharded import SHARDED
+from bench.sharded import SHARDED, mesh
 from bench.start import environment_of, for_torch, on_this_host, start, worker
 from common.device import choose_for
 from common.errors import RunError
 from common.values import DEVICES, at_least_zero, count, layout, listed, names, natural
+from hvd_dyncomp.commands.probe.methods import POWERSGD_START, Stepper
+from hvd_dyncomp.commands.probe.turns import interface, measure
+from hvd_dyncomp.transport import ranks
 from netlab import link_rate
 from netlab.hosts import LAUNCHERS, WITH_HOROVOD, hosts
-from netlab.shaping import bits_per_second
+from netlab.shaping import INTERFACE, bits_per_second, shape
 
+# Negotiation, buckets that DDP builds again after the first step, PowerSGD's plain steps: over after so many.
+WARM_UP = POWERSGD_START + 2
 _DEVICE = "auto: GPUs where all workers can use one; their results have files of their own, -cuda.json (default cpu)"
 _BITS = ("1bit", "2bit", "4bit", "8bit")
 _ON_HOSTS = ("none", "fp16", *_BITS, *(steppers.ONE_LEVEL[name] for name in _BITS), "ddp", "ddp-fp16", "powersgd1")
@@ -185,12 +192,12 @@ def _over_links(spec: dict[str, Any], args: argparse.Namespace, environment: dic
         lab.set_rate("none")
         over_nccl = gpus.OVER_LINKS_ONLY if args.workers_per_host == 1 else gpus.OVER_LINKS
         nccl = over_nccl if spec["device"] == "cuda" else {}
-        start(lab.command(worker("worker", spec), launcher=args.launcher), environment | for_torch(lab) | nccl)
+        start(lab.command(worker("steps", spec), launcher=args.launcher), environment | for_torch(lab) | nccl)
     return reached
 
 
 def _shared_memory(spec: dict[str, Any], args: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
-    start(on_this_host(worker("worker", spec), args.workers, args.launcher), environment | for_torch())
+    start(on_this_host(worker("steps", spec), args.workers, args.launcher), environment | for_torch())
     return {}
 
 
@@ -210,3 +217,38 @@ def _describe(path: Path, rates: Sequence[str], note: dict[str, Any], reached: d
     for rate in rates:
         results["rates"][rate]["about"] = {**note, "payload_mbit": reached.get(rate)}
     save(path, results)
+
+
+def build(spec: dict[str, Any], device: torch.device) -> dict[str, Stepper]:
+    """The steppers, warmed up. Collective."""
+    kind = {"exchange": workloads.exchange, "training": workloads.training}[spec["kind"]]
+    workload = kind(spec["model"], seed=1000 * spec["seed"] + ranks.transport().rank, device=device)
+    groups = None
+    if any(name in SHARDED for name in spec["methods"]):
+        groups = mesh(device, ranks.transport().size // spec["workers_per_host"], spec["workers_per_host"])
+    make = workloads.tiny_steps_of(spec["model"])
+    found = {name: steppers.stepper_of(name, *workload(), groups, make_optimizer=make) for name in spec["methods"]}
+    for stepper in found.values():
+        for _ in range(WARM_UP):
+            stepper.step()
+    return found
+
+
+def work(spec: dict[str, Any], device: torch.device) -> None:
+    """What every rank does: all methods take turns, at one rate after the other.
+
+    Args:
+        spec: kind, model, methods, rates, seconds, rounds, seed, workers_per_host, and folder, into which rank 0 writes
+            a file RATE.json as soon as a rate is finished.
+        device: this rank's.
+    """
+    taking_turns = build(spec, device)
+    for rate in spec["rates"]:
+        if rate != SHARED_MEMORY and ranks.local_rank() == 0:
+            shape(rate)  # the others wait in the first barrier of what is measured
+        limits = {key: spec[key] for key in ("seconds", "rounds", "seed")}
+        measured = measure(taking_turns, **limits, counter=interface(INTERFACE) if rate != SHARED_MEMORY else None)
+        if ranks.transport().rank == 0:
+            result = {**workloads.size(spec["model"]), "contenders": measured}
+            Path(spec["folder"], f"{rate}.json").write_text(json.dumps(result), encoding="utf-8")
+            print(f"{spec['kind']} {spec['model']}: {rate} measured", flush=True)

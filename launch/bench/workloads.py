@@ -94,6 +94,13 @@ def build(name: str) -> nn.Module:
     return build_model(name, in_channels=3 if name == "resnet18" else 1, num_classes=10)
 
 
+def size(name: str) -> dict[str, int]:
+    """How many values and tensors a network has."""
+    with torch.device("meta"):
+        sizes = [parameter.numel() for parameter in build(name).parameters()]
+    return {"values": sum(sizes), "tensors": len(sizes)}
+
+
 def exchange(name: str, *, seed: int, device: torch.device = _CPU) -> Workload:
     """Steps that do nothing but exchange: gradients of Gaussian noise in the shapes of a model's parameters.
 

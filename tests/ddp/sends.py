@@ -38,9 +38,11 @@ if kind == "ddp":
     quantizer = ddp.compress(model, schedule)
     rank, topology = dist.get_rank(), Topology.of(ddp.transport().hosts)
 else:  # each host has all values, in shards
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-    model = fully_shard(Model(), mesh=mesh["shard"])
-    quantizer = fsdp.compress(model, schedule, replicas=mesh["replicate"])
+    fsdp.register_backend(schedule)
+    shape, override = (2, dist.get_world_size() // 2), {"replicate": "hvd_dyncomp"}
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"), backend_override=override)
+    model = fully_shard(Model(), mesh=mesh)
+    quantizer = fsdp.attach(model)
     rank, topology = mesh["replicate"].get_local_rank(), Topology.one_rank_per_host(2)
 wanted = torch.randn(VALUES, generator=torch.Generator().manual_seed(dist.get_rank()))
 

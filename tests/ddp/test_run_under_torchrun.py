@@ -79,7 +79,9 @@ def test_it_ends_as_without_and_says_what_was_saved(does, tmp_path):
 
 
 @pytest.mark.timeout(3 * SECONDS)
-@pytest.mark.parametrize(("does", "why"), [("hook", "given it a communication hook"), ("fully-shard", "fsdp.compress")])
+@pytest.mark.parametrize(
+    ("does", "why"), [("hook", "given it a communication hook"), ("fully-shard", "fsdp.register_backend")]
+)
 def test_what_cannot_be_compressed_is_left_alone(does, why, tmp_path):
     status, output = trained(tmp_path, does)
     assert status == 0 and not saved(output), output

@@ -22,14 +22,15 @@ from hvd_dyncomp import Schedule, less_momentum
 how, folder, recipe, *ranks = sys.argv[1:]
 dist.init_process_group("gloo")
 rank, replicas = dist.get_rank(), 2
-mesh = init_device_mesh("cpu", (replicas, dist.get_world_size() // replicas), mesh_dim_names=("replicate", "shard"))
+hvd_dyncomp.fsdp.register_backend(Schedule({0: 1, 3: 4}), min_numel=300)
+shape, override = (replicas, dist.get_world_size() // replicas), {"replicate": "hvd_dyncomp"}
+mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"), backend_override=override)
 torch.manual_seed(0 if how == "save" else 1)  # what is loaded replaces all
 model = nn.Sequential(nn.Linear(31, 65), nn.Sequential(nn.Linear(65, 257), nn.Tanh()), nn.Linear(257, 3))
 for module in (model[1], model):
     fully_shard(module, mesh=mesh)
 optimizer = less_momentum(torch.optim.AdamW(model.parameters(), lr=0.01))
-levels = Schedule({0: 1, 3: 4})
-quantizer = hvd_dyncomp.fsdp.compress(model, levels, min_numel=300)
+quantizer = hvd_dyncomp.fsdp.attach(model)
 exec(Path(recipe).read_text(encoding="utf-8"))  # noqa: S102
 
 

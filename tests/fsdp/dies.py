@@ -20,12 +20,14 @@ def dies(*arguments) -> None:
 
 dist.init_process_group("gloo")
 rank, last = dist.get_rank(), dist.get_world_size() - 1
-mesh = init_device_mesh("cpu", (2, (last + 1) // 2), mesh_dim_names=("replicate", "shard"))
+fsdp.register_backend(4)
+shape, override = (2, (last + 1) // 2), {"replicate": "hvd_dyncomp"}
+mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"), backend_override=override)
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3)))
 for module in (*model, model):
     fully_shard(module, mesh=mesh)
-fsdp.compress(model, 4)
+fsdp.attach(model)
 for step in range(100):
     if step == 3 and rank == last:
         model[1].register_full_backward_hook(dies)

@@ -7,8 +7,8 @@ from torchrun import run_bodies
 
 BODIES = Path(__file__).parent / "on_ranks"
 JOBS = {
-    "3x1": (3, ["exchange", "per_rank"], {}),  # replicas of one shard
-    "2x2": (4, ["exchange", "per_rank", "errors"], {}),
+    "3x1": (3, ["backend", "exchange", "per_rank"], {}),  # replicas of one shard
+    "2x2": (4, ["backend", "exchange", "per_rank", "errors"], {}),
     "2x2 as NCCL": (4, ["hybrid", "errors"], {"HVD_DYNCOMP_TEST_BACKEND": "as-nccl"}),
 }
 SECONDS = 300

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
@@ -19,7 +20,8 @@ from simulated import RecordingWorld, mean_of, noise, places
 from hvd_dyncomp import Controller, LockstepError, Schedule, fsdp
 from hvd_dyncomp.exchange.wire import GREETING_BYTES
 from hvd_dyncomp.fsdp import quantizer as module
-from hvd_dyncomp.fsdp.shards import ShardGradients
+from hvd_dyncomp.fsdp.layout import Place, Unit
+from hvd_dyncomp.fsdp.source import ShardGradients
 from hvd_dyncomp.meter import allreduce_bytes
 from hvd_dyncomp.sessions.session import Session
 from hvd_dyncomp.simulate import World
@@ -50,77 +52,57 @@ def made_up_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "call_at_end", call_at_end)
 
 
-class Unit:
-    """As `units.Unit`. `keeps`: whether FSDP makes a gradient of what a hook gets, or a copy of it, at once."""
-
-    hooked = waits = False
-    divide_factor = None
+class MadeUp(Unit):
+    """A unit with a layout. `keeps`: whether FSDP makes a gradient of what is averaged, or a copy of it, at once."""
 
     def __init__(self, name: str, keeps: bool) -> None:
-        self.name, self.keeps, self.names = name, keeps, list(MODEL[name])
-        self.parameters = [torch.nn.Parameter(torch.zeros(SIZES[each])) for each in self.names]
+        super().__init__(name, {each: torch.nn.Parameter(torch.zeros(size)) for each, size in MODEL[name].items()})
+        self.keeps, start = keeps, 0
+        for each, parameter in self.own.items():
+            self.places[each] = Place(start, tuple(parameter.shape))
+            start += parameter.numel()
+        self.numel, self.shapes = start, {each: place.shape for each, place in self.places.items()}
 
-    def trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        named = zip(self.names, self.parameters, strict=True)
-        return ((name, parameter) for name, parameter in named if parameter.requires_grad)
+    def trained(self) -> dict[str, torch.Tensor]:
+        return {name: parameter for name, parameter in self.own.items() if parameter.requires_grad}
 
-    def frozen(self) -> list[str]:
-        return [name for name, each in zip(self.names, self.parameters, strict=True) if not each.requires_grad]
-
-    def gradients(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        trained = list(self.trained())
-        return dict(zip([name for name, _ in trained], flat.split([each.numel() for _, each in trained]), strict=True))
-
-    def stays(self, flat: torch.Tensor) -> bool:
-        return self.keeps and all(each.grad is None for _, each in self.trained())
-
-    def check_settings(self) -> None:
-        pass
-
-    def check_place(self, gradients: dict[str, torch.Tensor]) -> None:
-        for name, each in self.trained():
-            if name in gradients and (each.grad is None or each.grad.data_ptr() != gradients[name].data_ptr()):
-                raise RuntimeError(f"the gradient of {name} is not where it was")
+    def stays(self, flat: torch.Tensor, parameters) -> bool:
+        return self.keeps and super().stays(flat, parameters)
 
     def receive(self, flat: torch.Tensor) -> None:
-        """What FSDP does when the hook has returned."""
-        gradients = self.gradients(flat if self.keeps else flat.clone())
-        for name, parameter in self.trained():
+        """What FSDP does when the all-reduce has returned."""
+        flat, trained = flat if self.keeps else flat.clone(), self.trained()
+        parts = flat.split([parameter.numel() for parameter in trained.values()])
+        for parameter, part in zip(trained.values(), parts, strict=True):
             if parameter.grad is None:
-                parameter.grad = gradients[name]
+                parameter.grad = part
             else:
-                parameter.grad += gradients[name]
-
-
-class Shards(ShardGradients):
-    def __init__(self, units: Sequence[Unit], among) -> None:
-        self.transport, self.rank, self.world_size = among, among.rank, among.size
-        self.factor, self.label, self.place = 1 / among.size, "fsdp1", (0, 1)
-        self._units = units
-        self.named = [pair for unit in units for pair in zip(unit.names, unit.parameters, strict=True)]
-        self.parts = {name: unit.name for unit in units for name in unit.names}
+                parameter.grad += part
 
 
 class Rank(fsdp.Quantizer):
     """One rank that trains the model; those of `copied` are units whose gradients FSDP copies."""
 
     def __init__(self, transport, bits=16, copied: Iterable[str] = (), **arguments) -> None:
-        self.units = {name: Unit(name, name not in copied) for name in MODEL}
-        self._units = list(self.units.values())
+        self.units = {name: MadeUp(name, name not in copied) for name in MODEL}
         Session.__init__(self, bits, transport, **{**SHAPE, **arguments})
-        self._optimizer, self._unchecked, self._error, self._over = None, set(self._units), None, False
-        self._source = Shards(self._units, transport.for_exchanges({}))
-        self._plan = self._new_plan(transport.hosts())
+        self._own, self._calls, self._error = {name: each.own for name, each in self.units.items()}, Counter(), None
+        parameters = {name: each for unit in self._own.values() for name, each in unit.items()}
+        among = transport.for_exchanges({})
+        self._source = ShardGradients(among, "fsdp1", (0, 1), parameters, torch.device("cpu"))
+        self._source.load(dict(self.units))
+        self._unchecked = dict(parameters)
+        self._hosts, self._saved = transport.hosts(), None
+        self._plan = self._new_plan(self._hosts)
 
     def noise(self, name: str, step: int) -> torch.Tensor:
-        return torch.cat([noise(each, SIZES[each], self._source.rank, step) for each, _ in self.units[name].trained()])
+        return torch.cat([noise(each, SIZES[each], self._source.rank, step) for each in self.units[name].trained()])
 
     def backward(self, order: Iterable[str], step: int) -> dict[str, torch.Tensor]:
         """A pass through units in an order; a unit's second gradient is that of 100 steps later. Returns means."""
         ends.calls, seen = [], set()
-        for unit in self._units:
-            for parameter in unit.parameters:
-                parameter.grad = None
+        for parameter in self._source.by_name.values():
+            parameter.grad = None
         for name in order:
             flat = self.noise(name, step + 100 * (name in seen))
             seen.add(name)
@@ -134,7 +116,7 @@ class Rank(fsdp.Quantizer):
         return {name: each.grad.clone() for name, each in self._source.trained() if each.grad is not None}
 
     def hand_over(self, unit: Unit, flat: torch.Tensor) -> None:
-        self._on_unit(unit, flat)
+        self.on_unit(unit.name, flat, sums=False)
 
 
 class Whole(Rank):
@@ -147,7 +129,7 @@ class Whole(Rank):
         if not ends.calls:
             ends.calls.append(lambda: self._end(step))
         slots = self._plan.slots if step.bits != 32 else {}
-        gradients = unit.gradients(flat)
+        gradients = unit.gradients(flat, fits=True)
         step.reduce(unit.name, {name: gradients[name] for name in gradients if name not in slots})
         for name in reversed(list(gradients)):
             if name in slots:
@@ -218,9 +200,8 @@ def test_units_that_are_used_twice_or_not_at_all_or_are_frozen(ranks, hosts, bit
     def program(transport):
         rank, seen = Rank(transport, bits, copied), []
         for step, order in enumerate(used):
-            for unit in rank._units:
-                for name, parameter in zip(unit.names, unit.parameters, strict=True):
-                    parameter.requires_grad_(name not in frozen[step])
+            for name, parameter in rank._source.by_name.items():
+                parameter.requires_grad_(name not in frozen[step])
             seen.append(rank.backward(order, step))
         return seen
 
@@ -302,7 +283,7 @@ def test_who_waits_for_a_slow_replica_is_blocked_and_the_slow_one_is_not(copied)
 WRONG = {
     "another order": (lambda rank: None, ["head", "stem", "body"], r"rank 0 has module (body|stem), rank . has"),
     "a frozen parameter": (
-        lambda rank: rank.units["body"].parameters[1].requires_grad_(False),
+        lambda rank: rank.units["body"].own["body.b"].requires_grad_(False),
         ["head", "body", "stem"],
         r"rank 0 has frozen parameters \[('body.b')?\], rank . has",
     ),
@@ -341,37 +322,32 @@ def test_ranks_that_disagree_on_the_second_of_three_units(ranks, hosts, bits, wr
 @settings(max_examples=15, deadline=None)
 @given(choices=CHOICES, odd=st.integers(0, 1))
 def test_replicas_that_begin_unequal(ranks, hosts, choices, odd):
-    """Each unit is compared when it is first used, also after a state was loaded; and then no more."""
+    """All parameters are compared in the first step, also after a state was loaded; and then no more."""
 
     def program(transport):
-        rank = Rank(transport)
-        rank.backward(["head", "body"], 0)
-        with torch.no_grad():
-            rank.units["body"].parameters[1][7] = transport.rank == odd
-        rank.backward(["head", "body"], 1)
-        other = Rank(transport)
+        rank, other = Rank(transport), Rank(transport)
         other._source.label = "fsdp2"
-        other.backward(["head", "body"], 0)
-        with torch.no_grad():
-            other.units["body"].parameters[1][7] = transport.rank == odd
-        other.load_state_dict(other.state_dict())
-        with torch.no_grad():
-            rank.units["stem"].parameters[1][7] = transport.rank == odd
-        for each, unit, name in ((rank, "stem", "stem.b"), (other, "body", "body.b")):
-            with pytest.raises(LockstepError, match=f"has values of {name}, as a checksum, .*load the same checkpoint"):
-                each.backward(["head", unit], 2)
+        rank.backward(["head", "body"], 0)
+        for each in (rank, other):
+            with torch.no_grad():
+                each.units["stem"].own["stem.b"][7] = transport.rank == odd
+        rank.backward(["head", "stem"], 1)
+        rank.load_state_dict(rank.state_dict())
+        for each in (rank, other):
+            with pytest.raises(LockstepError, match="has values of stem.b, as a checksum, .*load the same checkpoint"):
+                each.backward(["head"], 2)
 
     World(ranks, choices, hosts).run(program)
 
 
 class FailingGradients(dict):
-    """Those of a unit; looked through, within a step, they raise an error."""
+    """Those of a unit; asked for one, within a step, they raise an error."""
 
     def __init__(self, gradients, error: BaseException) -> None:
         super().__init__(gradients)
         self._error = error
 
-    def __iter__(self):
+    def __getitem__(self, name: str):
         raise self._error
 
 
@@ -379,19 +355,19 @@ class FailingGradients(dict):
 def failing(rank: Rank, unit: str, error: BaseException, within: bool) -> Iterator[None]:
     """In that unit's hook: before its step begins, or within the step."""
 
-    def fails():
+    def fails(*arguments):
         raise error
 
     its = rank.units[unit]
-    gradients, check = its.gradients, its.check_settings
+    gradients, stays = its.gradients, its.stays
     if within:
-        its.gradients = lambda flat: FailingGradients(gradients(flat), error)
+        its.gradients = lambda flat, **how: FailingGradients(gradients(flat, **how), error)
     else:
-        its.check_settings = fails
+        its.stays = fails
     try:
         yield
     finally:
-        its.gradients, its.check_settings = gradients, check
+        its.gradients, its.stays = gradients, stays
 
 
 @EVERYWHERE

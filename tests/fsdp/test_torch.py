@@ -1,94 +1,101 @@
-"""torch's FSDP2 is still the one that fsdp/units.py has been read from: its names, the hook, and the version."""
+"""torch still has the doors that the backend uses, and nothing of FSDP2's own is named."""
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from hvd_dyncomp.fsdp import units
-from hvd_dyncomp.fsdp.alone import Alone
+import hvd_dyncomp
+from hvd_dyncomp import fsdp
+from hvd_dyncomp.fsdp.backend import Replicas
 
 pytestmark = pytest.mark.promise("Changes in Horovod's optimizer or in FSDP2 are detected.")
 
 PAGE = Path(__file__).parents[2] / "docs" / "fsdp.md"
+SOURCES = Path(hvd_dyncomp.__file__).parent
 
 
 @pytest.fixture
 def alone():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+    fsdp.register_backend(4)
+    names, override = ("replicate", "shard"), {"replicate": "hvd_dyncomp"}
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=names, backend_override=override)
     dist.destroy_process_group()
 
 
 def test_the_page_names_the_version_that_is_tested():
     [named] = re.findall(r"Written for torch (\S+),", PAGE.read_text(encoding="utf-8"))
-    assert torch.__version__.startswith(f"{named}."), "read FSDP2's source, then units.py and the page"
+    assert torch.__version__.startswith(f"{named}."), "read FSDP2's source, then the page"
 
 
 def test_the_hook_takes_one_tensor():
     assert list(inspect.signature(FSDPModule.set_all_reduce_hook).parameters) == ["self", "hook", "stream"]
 
 
-def test_every_name_that_is_read_exists(alone):
-    """Also those which only some models or settings lead to, or whose absence would count as a value."""
-    text = inspect.getsource(units)
-    module = fully_shard(nn.Linear(2, 2), mesh=alone)
-    [unit] = units.units_of(module)
-    group = unit._group
-    info = group.mesh_info
-    of_group = set(re.findall(r"\bgroup\.(\w+)", text)) | set(re.findall(r"\b_group\.(\w+)", text))
-    of_parameter = set(re.findall(r"\beach\.(\w+)", text))
-    of_mesh = set(re.findall(r"\b(?:info|mesh_info)\.(\w+)", text))
-    assert len(of_group) > 5 and len(of_parameter) > 5 and len(of_mesh) == 4
-    assert of_group <= {*units._OF_GROUP} and of_parameter <= {*units._OF_PARAMETER}
-    assert of_mesh == {*units._OF_MESH, *units._OF_SHARDS, *units._OF_REPLICAS}
-    for owner, names in ((group, of_group), (group.fsdp_params[0], of_parameter), (info, of_mesh)):
-        assert {name for name in names if not hasattr(owner, name)} == set()
-    assert group.fsdp_params[0].sharded_state.name == "SHARDED"
-    module(torch.ones(1, 2))
-    assert group.fsdp_params[0]._unsharded_param.grad is None  # read where it exists
+def test_no_private_name_of_fsdp2_is_used():
+    """Which its next version may lack: what FSDP2's modules and their states have, but for names that others have."""
+    private = re.compile(r"_get_fsdp_state|_fsdp_|fsdp_params|mesh_info|_all_reduce_hook\b|_unsharded|_sharded_param")
+    for path in (SOURCES / "fsdp").glob("*.py"):
+        found = {match for match in private.findall(path.read_text(encoding="utf-8")) if match != "_all_reduce_hook"}
+        assert not found, path
 
 
-def test_fsdp_takes_an_equal_mesh_for_its_own(alone):
-    """Or it would gather parameters among other ranks after forward."""
-    module = fully_shard(nn.Linear(2, 2), mesh=alone)
-    [unit] = units.units_of(module)
-    before, group = unit._group.mesh_info, unit._group
-    unit.average_by(lambda flat: None)
-    assert group.mesh_info is not before and group.mesh_info == before == group.post_forward_mesh_info
-    assert type(group._all_reduce_process_group) is Alone and before.replicate_process_group == unit.replica_group
+def test_a_mesh_has_the_group(alone):
+    group = alone.get_group("replicate")
+    assert type(group) is Replicas and type(alone.get_group("shard")) is not Replicas
+    for module in (fully_shard(nn.Linear(2, 2), mesh=alone), replicate(nn.Linear(2, 2), mesh=alone["replicate"])):
+        assert isinstance(module, FSDPModule)
+        quantizer = fsdp.attach(module)
+        module(torch.ones(1, 2)).sum().backward()  # of one rank: nothing is sent
+        assert quantizer.meter.total().steps == 0 and module.bias.grad.full_tensor().tolist() == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("state", "groups"),
-    [
-        (SimpleNamespace(_fsdp_param_groups=["one", "another"], _fsdp_param_group="one"), ["one", "another"]),
-        (SimpleNamespace(_fsdp_param_group="one"), ["one"]),  # up to torch 2.11
-        (SimpleNamespace(_fsdp_param_group=None), []),
-    ],
-)
-def test_parameter_groups_by_both_of_their_names(state, groups):
-    assert units._groups(SimpleNamespace(_get_fsdp_state=lambda: state)) == groups
+def test_all_that_exchanges_something_passes_through():
+    """What torch's groups have: a name that is new would go by the class whose sums may hang."""
+    own = {name for name in vars(dist.ProcessGroup) if not name.startswith("__")}
+    others = {
+        *("BackendType", "CUSTOM", "GLOO", "MPI", "NCCL", "UCC", "UNDEFINED", "XCCL", "_backend_id", "_device_types"),
+        *("_enable_collectives_timing", "_get_backend", "_get_backend_name", "_get_sequence_number_for_group"),
+        *("_has_hooks", "_id", "_pybind11_conduit_v1_", "_register_backend", "_register_on_completion_hook"),
+        *("_set_default_backend", "_set_group_desc", "_set_group_name", "_set_sequence_number_for_group"),
+        *(
+            "_wait_for_pending_works",
+            "abort",
+            "bound_device_id",
+            "boxed",
+            "get_group_store",
+            "group_desc",
+            "group_name",
+        ),
+        *("merge_remote_group", "name", "rank", "set_timeout", "shutdown", "size", "split_group", "unbox"),
+        "use_pg_for_symm_mem_rendezvous",
+    }
+    assert own - others == own & vars(Replicas).keys()
 
 
-def test_a_name_that_is_gone_is_an_error_with_the_version(alone, monkeypatch):
-    """Before a step reads it, where it would be an error in a hook."""
-    module = fully_shard(nn.Linear(2, 2), mesh=alone)
-    monkeypatch.setattr(units, "_OF_GROUP", (*units._OF_GROUP, "reduce_scatter_gone"))
-    with pytest.raises(RuntimeError, match=rf"of torch {re.escape(torch.__version__)} has no '.*_gone'"):
-        units.units_of(module)
-
-
-def test_a_torch_without_fsdp2_is_named(alone, monkeypatch):
+def test_a_torch_without_fsdp2_is_named(monkeypatch):
     """Before 2.6 fully_shard was elsewhere; its modules are none that anybody could name."""
-    module = fully_shard(nn.Linear(2, 2), mesh=alone)
     monkeypatch.delattr(torch.distributed.fsdp, "FSDPModule")
     with pytest.raises(RuntimeError, match=rf"fsdp of torch {re.escape(torch.__version__)} has no 'FSDPModule'"):
-        units.units_of(module)
+        fsdp.register_backend(4)
+
+
+def test_a_mesh_that_is_made_too_early():
+    """torch says that it does not know the backend. In a process of its own: others may have registered it."""
+    program = (
+        "import torch.distributed as dist; from torch.distributed.device_mesh import init_device_mesh;"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1);"
+        "init_device_mesh('cpu', (1,), mesh_dim_names=('replicate',), backend_override={'replicate': 'hvd_dyncomp'})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode and "Unknown backend type hvd_dyncomp" in done.stderr

@@ -11,7 +11,7 @@ import torch
 
 from bench import __main__ as program
 from bench import curves, workloads
-from bench.curves_worker import of_all
+from bench.curves import of_all
 from common.launcher import run
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")

@@ -38,10 +38,12 @@ def with_fsdp(module: nn.Module, levels: Any) -> tuple[nn.Module, Any, Callable[
         from torch.distributed.fsdp import fully_shard
     except ImportError:  # before torch 2.6
         from torch.distributed._composable.fsdp import fully_shard
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    hvd_dyncomp.fsdp.register_backend(levels)
+    shape, override = (2, dist.get_world_size() // 2), {"replicate": "hvd_dyncomp"}
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"), backend_override=override)
     for part in (module[0], module):
         fully_shard(part, mesh=mesh)
-    return module, hvd_dyncomp.fsdp.compress(module, levels), lambda: None
+    return module, hvd_dyncomp.fsdp.attach(module), lambda: None
 
 
 FRONT_ENDS = {"ddp": with_ddp, "averager": with_averager, "fsdp": with_fsdp}

@@ -19,7 +19,7 @@ from hvd_dyncomp.exchange.topology import Topology
 
 FSDP = (
     "a model of fully_shard (FSDP2) is left as it is: only a line in the program can say when the model is complete; "
-    "call hvd_dyncomp.fsdp.compress(model) after the last fully_shard (docs/fsdp.md)"
+    "call hvd_dyncomp.fsdp.register_backend() and make its mesh with that backend (docs/fsdp.md)"
 )
 LEFT = "an hvd.DistributedOptimizer is left as it is: {}"
 PASSED = "the program has passed compression="

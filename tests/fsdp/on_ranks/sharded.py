@@ -60,11 +60,14 @@ class WithUnused(Blocks):
 
 
 @functools.cache  # its groups have threads of their own
-def mesh() -> DeviceMesh:
-    """Two shards in each replica where there are four ranks, or else one."""
+def mesh(*, backend: str | None = "hvd_dyncomp") -> DeviceMesh:
+    """Two shards in each replica where there are four ranks, or else one. `backend`: of replicas; None: torch's."""
+    fsdp.register_backend(4)
     size = dist.get_world_size()
     shards = 2 if size == 4 else 1
-    return init_device_mesh(DEVICE, (size // shards, shards), mesh_dim_names=("replicate", "shard"))
+    override = {"replicate": backend} if backend else None
+    names = ("replicate", "shard")
+    return init_device_mesh(DEVICE, (size // shards, shards), mesh_dim_names=names, backend_override=override)
 
 
 def sharded(whole: nn.Module, *, nested: bool = False, **arguments: Any) -> Any:
@@ -72,25 +75,21 @@ def sharded(whole: nn.Module, *, nested: bool = False, **arguments: Any) -> Any:
     model = copy.deepcopy(whole)
     if DEVICE != "cpu":  # models on "meta" cannot be moved
         model = model.to(DEVICE)
-    arguments = {"mesh": mesh()["shard"], **arguments}
+    arguments = {"mesh": mesh(), **arguments}
     for block in model.blocks:
         for module in [block[0], block] if nested else [block]:
             fully_shard(module, **arguments)
     return fully_shard(model, **arguments)
 
 
-def compressed(
-    bits: Any = 4, *, whole: nn.Module | None = None, sharding: Any = None, hybrid: bool = False, **arguments: Any
-):
-    """A whole model, its sharded copy, and that one's quantizer. `hybrid`: of one mesh of replicas and shards."""
+def compressed(bits: Any = 4, *, whole: nn.Module | None = None, sharding: Any = None, **arguments: Any):
+    """A whole model, its sharded copy, and that one's quantizer."""
     if whole is None:
         torch.manual_seed(0)
         whole = Blocks()
-    model = sharded(whole, **{"mesh": mesh() if hybrid else mesh()["shard"], **(sharding or {})})
+    model = sharded(whole, **(sharding or {}))
     arguments = {"block_size": 64, "bucket_bytes": 40_000, "min_numel": 300, **arguments}
-    if not hybrid:
-        arguments["replicas"] = mesh()["replicate"]
-    return whole, model, fsdp.compress(model, bits, **arguments)
+    return whole, model, fsdp.attach(model, bits, **arguments)
 
 
 def loss_of(model: nn.Module, seed: int, rank: int, **arguments: Any) -> Tensor:
