@@ -46,6 +46,7 @@ def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> N
     assert [epoch[0] for epoch in epochs] == [epoch[0] for epoch in shown]
     levels = [int(epoch[2]) for epoch in epochs]
     assert levels == sorted(levels) and set(levels) == {4, 8, 16}
+    assert {epoch[2:4] for epoch in epochs} == {epoch[2:4] for epoch in shown}  # the bytes of each level
     # The level rises after the epoch whose accuracy has reached a threshold.
     for (_, accuracy, level, _, reason), after in zip(epochs, levels[1:], strict=False):
         reached = 16 if float(accuracy) >= 0.88 else 8 if float(accuracy) >= 0.80 else 4
@@ -53,8 +54,10 @@ def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> N
     assert float(epochs[0][3]) < 0.2 and float(epochs[-1][1]) > 0.85
 
 
-def test_a_loop_that_follows_the_link(tmp_path: Path) -> None:
-    _, said = printed("dynamic_levels.md", tmp_path, "LinkAware")
+def test_a_loop_that_follows_the_link() -> None:
+    done = run_program(2, DOCS / "examples" / "ddp_link_aware.py")
+    assert done.returncode == 0, done.stdout
+    said = done.stdout
     epochs = re.findall(r"^epoch (\d): waited (\S+?),?:? .*; next: (\d+) bits$", said, re.MULTILINE)
     assert [int(epoch) for epoch, _, _ in epochs] == list(range(6)), said
     assert all(0 <= float(share) <= 1 and int(level) in (4, 8, 16, 32) for _, share, level in epochs)
