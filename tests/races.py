@@ -277,7 +277,7 @@ class WorldOfMachines(RecordingWorld):
         with self.machine.place(off=True):
             super().block(rank, collective)
         self.machine.host_waits(self._handed_over[rank, id(collective)])
-        if collective.received is not None and collective.kind != "sum" and rank not in collective.rooms:
+        if collective.received is not None and collective.kind != "sum" and rank not in collective.outs:
             self.machine.arrived(collective.received[rank])
 
 
@@ -286,9 +286,9 @@ class InOrderTransport(InProcessTransport):
 
     in_order = True
 
-    def alltoall(self, tensor, ranks, splits, arriving, name, room=None):
+    def alltoall(self, tensor, ranks, splits, arriving, name, out=None):
         works = CollectiveHandle(name, tensor, lambda: None, in_order=True)
-        works.start(lambda: self._queued(tensor, ranks, splits, arriving, name, room))
+        works.start(lambda: self._queued(tensor, ranks, splits, arriving, name, out))
         return works
 
     def allgather(self, tensor, name, arriving=None):
@@ -296,8 +296,8 @@ class InOrderTransport(InProcessTransport):
             return super().allgather(tensor, name)
         return self.alltoall(tensor.repeat(self.size), range(self.size), [len(tensor)] * self.size, arriving, name)
 
-    def _queued(self, tensor, ranks, splits, arriving, name, room):
-        received = tensor.new_empty(sum(arriving)) if room is None else room
+    def _queued(self, tensor, ranks, splits, arriving, name, out):
+        received = tensor.new_empty(sum(arriving)) if out is None else out
         end = self._world.machine.sends(tensor, received)
         self._world.order[self.rank].append(name)
         with self._world.machine.place(off=True):

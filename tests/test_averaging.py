@@ -375,7 +375,7 @@ def test_ranks_at_other_levels_start_no_sum(ranks, hosts):
 
 def test_what_is_done_in_the_background_makes_no_graph(monkeypatch):
     """In a thread, where `mean_` has not switched that off."""
-    advance, seen = Step._advance, []
+    advance, seen = Step._poll, []
 
     def watched(self):
         seen.append(torch.is_grad_enabled())
@@ -388,7 +388,7 @@ def test_what_is_done_in_the_background_makes_no_graph(monkeypatch):
             step._in_background()
         each._fail(RuntimeError())
 
-    monkeypatch.setattr(Step, "_advance", watched)
+    monkeypatch.setattr(Step, "_poll", watched)
     World(2).run(program)
     assert seen and not any(seen)
 

@@ -54,7 +54,7 @@ class BucketExchange(Task[None]):
         transport: Transport,
         own_memory: bool,
     ) -> None:
-        super().__init__(transport, self._all_of_it())
+        super().__init__(transport, self._run())
         self.bucket, self._factor, self._streams = bucket, factor, bucket.streams
         self._messages = Messages(bucket, bits, step, transport)
         self.gradients: list[torch.Tensor | None] = [None] * len(bucket.slots)
@@ -158,10 +158,10 @@ class BucketExchange(Task[None]):
             self._sole_owners = are_sole_owners(self.gradients)
         return self._may_write or bool(self._sole_owners)
 
-    def _all_of_it(self) -> Collectives[None]:
+    def _run(self) -> Collectives[None]:
         result = yield from recipes.summed(self._messages, self._floats())
         yield Gate.WRITE
-        values = self._room()
+        values = self._outputs()
         recipes.decode(self._messages, result, values, self._factor)
         for gradient, value in zip(self.gradients, values, strict=True):
             if gradient is not None and gradient.dtype is torch.float16:  # whose codes may stand for more than it has
@@ -187,14 +187,14 @@ class BucketExchange(Task[None]):
         self._streams.keep(*values)
         return values
 
-    def _room(self) -> list[torch.Tensor]:
+    def _outputs(self) -> list[torch.Tensor]:
         """Contiguous float32 tensors for all means: the gradients themselves where possible."""
-        room = [
+        outputs = [
             gradient
             # Kernels write float32 to contiguous memory.
             if gradient is not None and gradient.dtype is torch.float32 and gradient.is_contiguous()
             else torch.empty(slot.numel, dtype=torch.float32, device=self.bucket.device)
             for slot, gradient in zip(self.bucket.slots, self.gradients, strict=True)
         ]
-        self._streams.keep(*room)
-        return room
+        self._streams.keep(*outputs)
+        return outputs

@@ -47,7 +47,7 @@ class Messages:
         """Bytes of messages, from those of their payloads."""
         return [HEADER_BYTES + size for size in sizes]
 
-    def room(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
+    def allocate(self, sizes: Sequence[int]) -> tuple[torch.Tensor, list[torch.Tensor], list[int]]:
         """Memory for messages, with their headers written.
 
         Args:
@@ -64,12 +64,12 @@ class Messages:
             payloads.append(message[len(header) :])
         return buffer, payloads, lengths
 
-    def around(self, codes: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    def wrap(self, codes: torch.Tensor, sizes: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
         """Messages from codes that exist already.
 
         Args:
             codes: the payloads of all messages, one after the other.
-            sizes: as in `room`.
+            sizes: as in `allocate`.
 
         Returns:
             All messages as one uint8 vector, their lengths.
@@ -87,7 +87,7 @@ class Messages:
 
         Args:
             received: (bytes,) uint8, the messages one after the other.
-            sizes: as in `room`.
+            sizes: as in `allocate`.
             senders: the rank that sent each.
 
         Raises:

@@ -145,7 +145,7 @@ def by_host(messages: Messages, arrangement: Arrangement, values: list[torch.Ten
 @marked("encode")
 def encode_whole(messages: Messages, section: Section, values: Values, place: int) -> tuple[torch.Tensor, list[int]]:
     """Room for a message of each of two ranks, with this rank's own, number `place`, written; and their lengths."""
-    both, payloads, lengths = messages.room(_result_sizes(messages, section))  # the other's overwrites one
+    both, payloads, lengths = messages.allocate(_result_sizes(messages, section))  # the other's overwrites one
     residuals, dither = messages.bucket.residuals, messages.dither(Phase.PAIR)
     messages.coding.encode(payloads[place], section.span, values, residuals.section(), dither=dither)
     residuals.quantized()
@@ -163,14 +163,14 @@ def encode_shards(messages: Messages, section: Section, values: Values) -> tuple
         codes = torch.empty(sum(sizes), dtype=torch.uint8, device=bucket.device)
         parts = [(section.span, codes)]
     else:
-        outgoing, payloads, lengths = messages.room(sizes)
+        outgoing, payloads, lengths = messages.allocate(sizes)
         parts = list(zip(section.shards, payloads, strict=True))
     for shard, payload in parts:
         first, size = shard.first * bucket.block_size - begin, shard.blocks * bucket.block_size
         residual = bucket.residuals.section(slice(first, first + size))
         coding.encode(payload, shard, values, residual, dither=dither)
     if bucket.streams.late:
-        outgoing, lengths = messages.around(codes, sizes)
+        outgoing, lengths = messages.wrap(codes, sizes)
     bucket.residuals.quantized()
     return outgoing, lengths
 
@@ -180,7 +180,7 @@ def reduce_shard(messages: Messages, section: Section, shard: Span, received: to
     """The message with the sum of all ranks' versions of this rank's shard."""
     size, residuals = messages.coding.nbytes(shard), messages.bucket.residuals
     versions = messages.payloads(received, [size] * len(section.ranks), section.ranks)
-    message, [payload], _ = messages.room([size])
+    message, [payload], _ = messages.allocate([size])
     dither = messages.dither(Phase.GATHER)
     messages.coding.reduce(payload, shard, versions, residuals.of_shard(), dither=dither)
     return message
@@ -209,7 +209,7 @@ def values_for_neighbours(
     """Messages with the neighbours' sections, and their lengths, 0 for this rank."""
     own = arrangement.own
     others = [section for number, section in enumerate(arrangement.sections) if number != own]
-    outgoing, payloads, lengths = messages.room(_value_sizes(messages, others))
+    outgoing, payloads, lengths = messages.allocate(_value_sizes(messages, others))
     for section, payload in zip(others, payloads, strict=True):
         message = payload.view(dtype_within_host(messages.bits))
         for _, places, part in _parts(messages, section, values):

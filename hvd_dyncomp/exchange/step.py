@@ -56,7 +56,7 @@ class Step:
         relocated: means that were written to memory of their own, because the gradient's memory holds the mean of
             another parameter; by `id` of the gradient. Valid after `collect`.
         over: whether all gradients are means.
-        started: whether all ranks agree and every added gradient is in flight.
+        in_flight: whether all ranks agree and every added gradient is in flight.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Step:
         self._plan = plan
         self._absent, self._to_agree_on, self._values = absent, to_agree_on or {}, values
         self._buckets = plan.buckets if buckets is None else buckets
-        self._after, self.started = after, False
+        self._after, self.in_flight = after, False
         self.number, self.bits = config.number, config.bits
         self._delivers = config.delivers
         self.traffic = meter.at(config.epoch, config.bits)
@@ -128,17 +128,17 @@ class Step:
         exchange = self._exchange_of[slot.bucket]
         exchange.add(slot, gradient)
         if exchange.complete:
-            self._go_on(exchange)
+            self._on_bucket_complete(exchange)
             # After the last bucket the program is about to wait anyway, and with a GPU the core is idle.
             if not (gradient.is_cuda or all(exchange.complete for exchange in self._exchanges)):
                 self._plan.transport.yield_cpu()
 
-    def _go_on(self, exchange: BucketExchange) -> None:
+    def _on_bucket_complete(self, exchange: BucketExchange) -> None:
         with self._lock:
             self._under_way.append(exchange)
             exchange.prepare()
             self._keep_order()
-            self._advance()
+            self._poll()
 
     def _keep_order(self) -> None:
         """Wait for the greetings, if collectives match by their order: they arrive at another time on each rank.
@@ -176,7 +176,7 @@ class Step:
         with self._lock:
             self._sums.add(place, wires, gradients)
             self._keep_order()
-            self._advance()
+            self._poll()
 
     def await_agreement(self) -> None:
         """Block until all ranks have agreed on this step.
@@ -186,7 +186,7 @@ class Step:
         """
         with self._lock:
             self._agree_now()
-            self._advance()  # the caller may wait for something else next
+            self._poll()  # the caller may wait for something else next
 
     def collect(self) -> None:
         """Block until all gradients are means. Call it when every gradient has been added, so that every wait ends.
@@ -199,7 +199,7 @@ class Step:
                 clocks = [clock for streams in self._streams if (clock := streams.behind()) is not None]
                 # First of all: ranks that disagree wait for exchanges that never come.
                 self._agree_now()
-                self._finish()
+                self._complete()
                 self.traffic.waited_seconds += self._waited(clocks)
                 self.over = True
             finally:
@@ -244,7 +244,7 @@ class Step:
     def _agree_now(self) -> None:
         self._agreement.outcome()
 
-    def _advance(self) -> None:
+    def _poll(self) -> None:
         if self._is_first() and self._agreement.advance() and self._agreement.error is None:
             under_way = []
             for exchange in self._under_way:
@@ -255,11 +255,11 @@ class Step:
             for task in self._sums.tasks:
                 task.advance()
                 task.raise_error()
-            self.started = True
+            self.in_flight = True
 
     def _is_first(self) -> bool:
         """Whether every earlier step has been agreed on and sent."""
-        if self._after is not None and self._after.started:
+        if self._after is not None and self._after.in_flight:
             self._after = None  # a reference would keep the whole chain of earlier steps alive
         return self._after is None
 
@@ -271,13 +271,13 @@ class Step:
             # The task keeps an error, and the program's thread raises it. As there, autograd records nothing.
             with contextlib.suppress(Exception), torch.no_grad():
                 if not (self.over or self._abandoned):
-                    self._advance()
+                    self._poll()
             return self.over or self._abandoned
         finally:
             self._lock.release()
 
-    def _finish(self) -> None:
-        self._exchange()
+    def _complete(self) -> None:
+        self._drain()
         for task in self._sums.tasks:
             task.start()
         for task in self._sums.tasks:
@@ -292,7 +292,7 @@ class Step:
             for bucket in self._buckets:
                 bucket.residuals.drop()
 
-    def _start_all(self) -> None:
+    def _launch_rest(self) -> None:
         """Start complete exchanges in order, then the others, with zeros for missing gradients."""
         self._under_way = list(dict.fromkeys([*self._under_way, *self._exchanges]))
         for exchange in self._under_way:
@@ -300,17 +300,17 @@ class Step:
             if self._in_order:
                 exchange.advance()
             exchange.raise_error()
-        self.started = True
+        self.in_flight = True
 
-    def _exchange(self) -> None:
-        self._start_all()
+    def _drain(self) -> None:
+        self._launch_rest()
         # Every rank waits for the least advanced exchange first. So no two ranks wait for each other, and one bucket is
         # summed while another one is in transit.
         while under_way := [exchange for exchange in self._exchanges if not exchange.received]:
             first = min(under_way, key=lambda exchange: exchange.collectives)
             first.wait()
             first.raise_error()
-            self._advance()
+            self._poll()
         self._relocate_shared()
         for exchange in self._exchanges:
             exchange.write()

@@ -34,7 +34,7 @@ class Sum(Task[None]):
         gradients: Sequence[torch.Tensor],
         factor: float,
     ) -> None:
-        super().__init__(transport, self._all_of_it())
+        super().__init__(transport, self._run())
         self.name, self._gradients, self._factor = name, gradients, factor
         self._sparse = wires[0].is_sparse
         if self._sparse:
@@ -66,7 +66,7 @@ class Sum(Task[None]):
             super().wait()
 
     @torch.no_grad()
-    def _all_of_it(self) -> Collectives[None]:
+    def _run(self) -> Collectives[None]:
         yield self._transport.sum(self._flat, self.name)
         if self._sparse:
             self._flat *= self._factor

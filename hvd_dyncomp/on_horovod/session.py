@@ -64,8 +64,8 @@ class OptimizerSession(Session):
         self._entered = 0.0  # when Horovod last went on to wait for gradients
 
     @property
-    def _ours(self) -> Transport:
-        return super()._ours if self._plan is not None or self._optimizer() is None else self._ranks()[0]
+    def _control_transport(self) -> Transport:
+        return super()._control_transport if self._plan is not None or self._optimizer() is None else self._ranks()[0]
 
     @abstractmethod
     def _on_gradient(self, parameter: torch.Tensor) -> tuple[Callable, Any] | None:
@@ -245,7 +245,7 @@ class OptimizerSession(Session):
     def _residuals(self) -> Mapping[str, Any]:
         if self._plan is not None and self._plan.placed:
             return self._plan.residuals()
-        nothing = {"rank": None, "world_size": 1, "factor": 1.0, "hosts": None, **residual_state.export([])}
+        nothing = {"rank": None, "world_size": 1, "hosts": None, **residual_state.export([])}
         return nothing if self._saved is None else self._saved
 
     def _restore(self, state: Mapping[str, Any]) -> None:

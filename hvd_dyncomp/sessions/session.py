@@ -111,14 +111,14 @@ class Session:
         return with_residuals(self._levels.bits, self._waiting)
 
     @property
-    def _ours(self) -> Transport:
+    def _control_transport(self) -> Transport:
         """Connects the ranks that it averages over: apart from exchanges, in which another rank may be."""
         return (self._transport if self._plan is None else self._plan.transport).shared
 
     @property
     def everyone(self) -> Transport:
         """Connects all ranks whose states belong together; likewise."""
-        return self._ours
+        return self._control_transport
 
     @property
     def shard(self) -> list[int] | None:
@@ -145,8 +145,8 @@ class Session:
         Raises:
             LockstepError: a parameter differs, or a rank has not trained yet; on every rank.
         """
-        if self._ours.size > 1:
-            replicas.compare(self._ours, self.trained, "hvd_dyncomp.quantizer.replicas")
+        if self._control_transport.size > 1:
+            replicas.compare(self._control_transport, self.trained, "hvd_dyncomp.quantizer.replicas")
 
     def drop_residuals(self) -> None:
         """Set all residuals to zero, for a new training run, such as another fold of a cross-validation.
@@ -295,7 +295,7 @@ class Session:
     def _values(self, epoch: int) -> Mapping[str, int] | None:
         """What a step that begins is to compare, as in `Step`: values, in the first one after `Controller.step`."""
         before, self._epoch = self._epoch, epoch
-        goes_on = before in (None, epoch) or not self.controller.check_replicas or self._ours.size == 1
+        goes_on = before in (None, epoch) or not self.controller.check_replicas or self._control_transport.size == 1
         return None if goes_on else replicas.numbers(self.trained())
 
     def _new_step(

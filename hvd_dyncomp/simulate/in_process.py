@@ -72,12 +72,12 @@ class InProcessTransport(Transport):
         splits: list[int],
         arriving: list[int],
         name: str,
-        room: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> Collective:
         splits, arriving = of_all(self.size, ranks, splits), of_all(self.size, ranks, arriving)
         collective = self._start("alltoall", tensor.clone(), splits, name, arriving)
-        if room is not None:
-            collective.rooms[self._rank] = room
+        if out is not None:
+            collective.outs[self._rank] = out
         return collective
 
     def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> Collective:

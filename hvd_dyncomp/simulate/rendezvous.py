@@ -17,7 +17,7 @@ class Collective:
         sent: what each rank has sent: a tensor, by rank how much of it goes there, and how much comes from there (None:
             that is not known).
         received: the result of each rank, when all have sent.
-        rooms: by rank, where it is to be, if that is anywhere else.
+        outs: by rank, where it is to be, if that is anywhere else.
         error: why there is no result.
     """
 
@@ -25,7 +25,7 @@ class Collective:
         self.kind, self.name, self.size = kind, name, size
         self.sent: dict[int, tuple[torch.Tensor, list[int], list[int] | None]] = {}
         self.received: list[torch.Tensor] | None = None
-        self.rooms: dict[int, torch.Tensor] = {}
+        self.outs: dict[int, torch.Tensor] = {}
         self.error: Exception | None = None
 
     def add(self, rank: int, tensor: torch.Tensor, splits: list[int], arriving: list[int] | None) -> None:
@@ -35,9 +35,9 @@ class Collective:
 
     def place(self, rank: int) -> None:
         """Put what a rank has received where it is to be, if it is as long."""
-        room = self.rooms.get(rank)
-        if room is not None and self.received is not None and len(room) == len(self.received[rank]):
-            self.received[rank] = room.copy_(self.received[rank])
+        out = self.outs.get(rank)
+        if out is not None and self.received is not None and len(out) == len(self.received[rank]):
+            self.received[rank] = out.copy_(self.received[rank])
 
     @property
     def over(self) -> bool:

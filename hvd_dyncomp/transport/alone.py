@@ -26,9 +26,9 @@ class Alone(Transport):
         splits: list[int],
         arriving: list[int],
         name: str,
-        room: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return tensor.clone() if room is None else room.copy_(tensor)
+        return tensor.clone() if out is None else out.copy_(tensor)
 
     def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> torch.Tensor:
         return tensor

@@ -98,7 +98,7 @@ class Transport(ABC):
         splits: list[int],
         arriving: list[int],
         name: str,
-        room: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> Any:
         """Start sending `splits[i]` bytes of the uint8 vector `tensor` to the i-th rank of some; return a handle.
 
@@ -107,7 +107,7 @@ class Transport(ABC):
         Args:
             ranks: the ranks that take part with this one, ascending; equal on all of them.
             arriving: the bytes that each of them sends to this rank, as in its `splits`.
-            room: receives the data: a uint8 vector of exactly that length. None: the transport makes one.
+            out: receives the data: a uint8 vector of exactly that length. None: the transport makes one.
         """
 
     @abstractmethod

@@ -33,14 +33,14 @@ class Group:
         lengths: list[int],
         arriving: list[int],
         name: str,
-        room: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> Any:
         """Start sending `lengths[i]` bytes of a uint8 vector to the i-th rank, of which `arriving[i]` bytes come.
 
-        The result is in the order of the ranks, and in `room` if there is any.
+        The result is in the order of the ranks, and in `out` if there is any.
         """
         self._count(lengths)
-        return self._transport.alltoall(messages, self.ranks, lengths, arriving, name, room)
+        return self._transport.alltoall(messages, self.ranks, lengths, arriving, name, out)
 
     def allgather(self, message: torch.Tensor, arriving: list[int], name: str) -> Any:
         """Start gathering the ranks' uint8 vectors, of `arriving[i]` bytes each, in the order of the ranks."""

@@ -111,11 +111,11 @@ class HorovodTransport(Transport):
         splits: list[int],
         arriving: list[int],
         name: str,
-        room: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> int:
         # It needs no process set: nothing is sent to ranks that get 0 bytes.
         lengths = torch.tensor(of_all(self.size, ranks, splits), dtype=torch.int32, device="cpu")
-        received = tensor.new_empty(sum(arriving)) if room is None else room
+        received = tensor.new_empty(sum(arriving)) if out is None else out
         return self._request(_alltoall_async, tensor, lengths, received, lengths.new_empty(0), name=name)
 
     def allgather(self, tensor: torch.Tensor, name: str, arriving: list[int] | None = None) -> int:

@@ -37,7 +37,7 @@ class PhaseGroup(NamedTuple):
     nccl: Any = None
 
     def alltoall(
-        self, tensor: torch.Tensor, splits: Sequence[int], arriving: Sequence[int], room: torch.Tensor | None = None
+        self, tensor: torch.Tensor, splits: Sequence[int], arriving: Sequence[int], out: torch.Tensor | None = None
     ) -> tuple[list[Any], torch.Tensor]:
         """Start sending `splits[i]` bytes of a uint8 vector to the i-th rank, and receiving `arriving[i]` from it.
 
@@ -46,15 +46,15 @@ class PhaseGroup(NamedTuple):
         other, although the link could carry both messages at once.
 
         Returns:
-            torch's works, and the vector that receives: `room` if it is given.
+            torch's works, and the vector that receives: `out` if it is given.
         """
-        received = tensor.new_empty(sum(arriving)) if room is None else room
+        received = tensor.new_empty(sum(arriving)) if out is None else out
         if len(self.groups) == 1 or self._for(tensor) is self.nccl:
             return [self._for(tensor).alltoall_base(received, tensor, list(arriving), list(splits))], received
         other = 1 - self.place
-        rooms, parts = received.split(list(arriving)), tensor.split(list(splits))
-        rooms[self.place].copy_(parts[self.place])
-        both = ((other, rooms[other]), (self.place, parts[other]))
+        outs, parts = received.split(list(arriving)), tensor.split(list(splits))
+        outs[self.place].copy_(parts[self.place])
+        both = ((other, outs[other]), (self.place, parts[other]))
         return [self.groups[root].broadcast(part, root) for root, part in both if len(part)], received
 
     def sum(self, tensor: torch.Tensor) -> Any:

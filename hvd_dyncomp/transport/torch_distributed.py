@@ -149,12 +149,12 @@ class ProcessGroupTransport(base.Transport):
         splits: list[int],
         arriving: list[int],
         name: str,
-        room: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> CollectiveHandle:
         bucket, _, phase = name.rpartition(".")
         groups = self._phase_groups.get(phase)
         if groups is None:
-            return self._begun(name, tensor, lambda: self._all.alltoall(tensor, splits, arriving, room))
+            return self._begun(name, tensor, lambda: self._all.alltoall(tensor, splits, arriving, out))
         handle = self._new(name, tensor)
         # The call that starts the bucket before it may start it, on behalf of another GPU.
         here = (
@@ -163,7 +163,7 @@ class ProcessGroupTransport(base.Transport):
 
         def start() -> tuple[list[Any], torch.Tensor]:
             with here:
-                return groups.alltoall(tensor, splits, arriving, room)
+                return groups.alltoall(tensor, splits, arriving, out)
 
         self._launcher.enqueue(bucket, phase, lambda: handle.start(start))
         return handle

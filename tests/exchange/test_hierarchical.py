@@ -109,7 +109,7 @@ def test_buckets_of_fewer_blocks_than_workers(ranks, hosts, size):
 def test_messages_and_sums_are_let_go_before_the_step_ends(ranks, hosts, monkeypatch):
     """Of many buckets, those that are over hold nothing: a model's worth of memory otherwise."""
     kept, made = [], []  # messages of buckets, and all that has been received or encoded
-    real_init, real_room, real_wait = Messages.__init__, Messages.room, InProcessTransport.wait
+    real_init, real_room, real_wait = Messages.__init__, Messages.allocate, InProcessTransport.wait
 
     def init(self, *arguments):
         kept.append(self)
@@ -126,7 +126,7 @@ def test_messages_and_sums_are_let_go_before_the_step_ends(ranks, hosts, monkeyp
         return received
 
     monkeypatch.setattr(Messages, "__init__", init)
-    monkeypatch.setattr(Messages, "room", room)
+    monkeypatch.setattr(Messages, "allocate", room)
     monkeypatch.setattr(InProcessTransport, "wait", wait)
     gc.collect()
     gc.disable()

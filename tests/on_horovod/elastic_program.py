@@ -109,11 +109,8 @@ def squares(*tensors: torch.Tensor) -> torch.Tensor:
 
 
 def held(quantizer: dict) -> torch.Tensor:
-    """All values of a rank's residuals. There is one bucket; what lies behind its last value is padding."""
-    values = sum(residual.numel() for residual in quantizer["residuals"].values())
-    shards = {
-        name: shard["values"][: max(0, values - shard["first"])] for name, shard in quantizer["shard_residuals"].items()
-    }
+    """All values of a rank's residuals. Padding has none."""
+    shards = {name: shard["values"] for name, shard in quantizer["shard_residuals"].items()}
     return torch.cat([flat(quantizer["residuals"]), flat(shards)])
 
 

@@ -24,7 +24,7 @@ def test_an_optimizer_is_compressed():
     status, output = trained("--level", "8", "PROGRAM")
     assert status == 0 and output.count("same weights: True") == 1, output
     [(steps, level, less)] = re.findall(SAVED, output)
-    assert (steps, level) == ("30", "8") and float(less) > 65
+    assert (steps, level) == ("30", "32, 8") and float(less) > 65  # the first step is Horovod's
 
 
 @pytest.mark.timeout(150)
