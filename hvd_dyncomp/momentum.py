@@ -1,4 +1,4 @@
-"""Optimizer steps with less momentum, or Nesterov's, as few bits deliver large values late (docs/math.md).
+"""Optimizer steps with less momentum, or Nesterov's, as few bits deliver large values late (docs/dev/experiments.md).
 
 The optimizer's own step does the arithmetic, but on a view: an object that shares every attribute with the optimizer
 except the groups. So the optimizer itself never changes within a step, and there is nothing to restore.

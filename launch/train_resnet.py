@@ -76,7 +76,7 @@ def main() -> None:
     hosts = len(set(job.gather(platform.node())))
     log.say(
         f"{args.dataset}: {images.sizes}; {args.model}, {sum(one.numel() for one in model.parameters())} parameters; "
-        f"workers: {job.size}, hosts: {hosts}, compression {args.compression}; {args.output_dir}"
+        f"workers: {job.size}, hosts: {hosts}, {options.compression_of(args)}; {args.output_dir}"
     )
     with job.together():
         profile = profile_of_steps(Path(args.output_dir), device, len(batches)) if args.profile else None

@@ -242,7 +242,7 @@ INSIDE = {
 
 
 def test_imports_go_one_way():
-    """The layout of docs/design.md: who may know whom, among folders and, in some of them, among files."""
+    """The layout of docs/dev/design.md: who may know whom, among folders and, in some of them, among files."""
     package = Path(hvd_dyncomp.__file__).parent
     seen = set()
     for path in package.rglob("*.py"):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs tests/release/works.py with several versions of torch: each in an environment of its own, with the wheel in dist/,
-# deleted afterwards. Prints a table, for docs/contributing.md. Status 1: with one of them it did not end, or failed.
+# deleted afterwards. Prints a table, for docs/dev/contributing.md. Status 1: with one of them it did not end, or failed.
 #
 #     tools/versions.sh                # the newest release of each minor version from 2.3 on that pip finds
 #     tools/versions.sh 2.8.0 2.13.0   # these

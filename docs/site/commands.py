@@ -12,8 +12,9 @@ from hvd_dyncomp import __main__
 PAGE = Path(__file__).parents[1] / "api" / "commands.md"
 HEAD = """# Commands
 
-`python -m hvd_dyncomp COMMAND`, which is also installed as `hvd-dyncomp COMMAND`. [Will it pay?](../will_it_pay.md)
-shows how to use `probe` and `run`, and [Runs and reports](../runs.md) has examples of `run` and `report`."""
+`python -m hvd_dyncomp COMMAND`, which is also installed as `hvd-dyncomp COMMAND`.
+[Will it speed up my job?](../will_it_pay.md) shows how to use `probe` and `run`, and [Monitoring](../runs.md) has
+examples of `run` and `report`."""
 FOOT = "*`make docs` writes this page from the commands' own help.*"
 
 

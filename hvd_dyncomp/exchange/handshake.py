@@ -78,7 +78,7 @@ def _agree(greetings: Sequence[Greeting]) -> bool:
 
 
 _HINTS = {
-    "attached": "has attach(optimizer) been called on some ranks only, or a quantizer been made anew?",
+    "attached": "has attach(optimizer) been called on some ranks only, or a new quantizer been made?",
     "step": "was the quantizer's state loaded on every rank?",
     "bits": "have all controllers seen the same epochs?",
     "tensors that are None": "give zeros where only some ranks have a tensor",

@@ -112,7 +112,7 @@ def sharded(messages: Messages, section: Section, values: Values) -> Collectives
 
 
 def by_host(messages: Messages, arrangement: Arrangement, values: list[torch.Tensor]) -> Collectives[torch.Tensor]:
-    """On hosts of several workers: within hosts, between hosts, within hosts (docs/math.md, equation 9).
+    """On hosts of several workers: within hosts, between hosts, within hosts (docs/math.md, equation 6).
 
     1. Every rank sends each neighbour on its host the values of that neighbour's section; the owner sums them.
     2. The owner reduces its section of the host's sum with the owners of the same section on other hosts, as all ranks
@@ -121,7 +121,7 @@ def by_host(messages: Messages, arrangement: Arrangement, values: list[torch.Ten
 
     So what leaves a host does not grow with its workers, and a worker quantizes only its section. Within a host, values
     travel as bfloat16 at levels up to 7 bits, where its rounding is small in comparison, and as float32 above;
-    docs/design.md has the cost of the alternatives.
+    docs/dev/decisions.md has the cost of the alternatives.
     """
     own, group = arrangement.sections[arrangement.own], messages.among(arrangement.host_ranks)
     outgoing, lengths = values_for_neighbours(messages, arrangement, values)

@@ -167,5 +167,5 @@ def warn_of_loss(rank: int) -> None:
     if rank == 0:
         logger.warning(
             "the number of ranks has changed since the residuals were saved, or the hosts on which they are: residuals "
-            "begin at zero, and what earlier steps have not delivered is lost (docs/training.md#checkpoints)"
+            "begin at zero, and what earlier steps have not delivered is lost (docs/checkpoints.md#checkpoints)"
         )

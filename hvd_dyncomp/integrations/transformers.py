@@ -52,7 +52,7 @@ class CompressionCallback(TrainerCallback):
     - After each evaluation it steps the controller, with the metrics and `train_loss`, the latest that was logged.
       An evaluation within `train` counts if the model has trained since the one before.
     - Each checkpoint gets a file `quantizer.pt` with the state of all ranks (see `AllRanks` for its size). If training
-      is resumed without this file, a warning is logged, and the residuals and the controller begin anew.
+      is resumed without this file, a warning is logged, and the residuals and the controller start empty.
     - With one process, nothing is compressed, and a warning says so.
     - A second `train()` continues with the same quantizer, or creates another one if `model_init` has made another
       model. For cross-validation, create one `Trainer` and one callback per fold.
@@ -152,7 +152,7 @@ class CompressionCallback(TrainerCallback):
             AllRanks(quantizer).load_state_dict(saved)
         elif quantizer.everyone.rank == 0:
             logger.warning(
-                "%s cannot be used on all ranks (%s), so the residuals and the controller begin anew. A checkpoint "
+                "%s cannot be used on all ranks (%s), so the residuals and the controller start empty. A checkpoint "
                 "saved with save_only_model=True does not contain this file; if the checkpoint is in another folder, "
                 "pass that folder to TrainingArguments(resume_from_checkpoint=...), too",
                 path,

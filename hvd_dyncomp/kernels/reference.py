@@ -23,7 +23,7 @@ from hvd_dyncomp.kernels.packing import pack, unpack
 from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SCALE_BYTES, SMALLEST_SCALE, block_bytes, rounded_up, tree_sum
 
 # What a residual adds to a block has at most this many times the norm of the block's gradient (equation 1a), from one
-# bit on; below one bit see `residual_bound`. docs/math.md says how the number was found.
+# bit on; below one bit see `residual_bound`. docs/dev/experiments.md says how it was found.
 RESIDUAL_BOUND = 2.0
 
 # How residuals are rounded (`stored`): the values of a block take turns with so many dithers. Each dither is the one
@@ -62,9 +62,9 @@ class Placement(NamedTuple):
 ENOUGH = 0.5
 
 # With error feedback it is the largest values of a block that must arrive at once, whatever that costs the others; and
-# with few codes, the small values want them: docs/math.md says why. At 2 bits the sign of a scale says that a block has
-# three codes: zeros stay zeros there. At 4 bits the places are those of the number format
-# E2M1. One bit has its own rule; levels below one bit have `sparse.MAGNITUDES`.
+# with few codes, the small values want them: docs/dev/experiments.md says why. At 2 bits the sign of a scale says that
+# a block has three codes: zeros stay zeros there. At 4 bits the places are those of the number format E2M1. One bit has
+# its own rule; levels below one bit have `sparse.MAGNITUDES`.
 PLACEMENTS = {
     1: Placement(1, mid_rise=True, reach=0.0),
     2: Placement(0, reach=0.7, outer=4),

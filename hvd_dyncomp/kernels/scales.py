@@ -12,7 +12,7 @@ SMALLEST_SCALE = 2.0**-100
 LARGEST_VALUE = 2.0**127
 # On the wire a scale is a little-endian bfloat16.
 SCALE_BYTES = 2
-# From one bit on no more values than these share a scale. docs/math.md says why.
+# From one bit on no more values than these share a scale. docs/dev/experiments.md says why.
 VALUES_PER_SCALE = 128
 
 

@@ -17,7 +17,7 @@ from hvd_dyncomp.kernels.scales import LARGEST_VALUE, SMALLEST_SCALE, tree_sum
 
 
 class Magnitudes(NamedTuple):
-    """The magnitudes that a level can send (equations 2c and 3e).
+    """The magnitudes that a level can send (equations 2c and 3d).
 
     Attributes:
         most: they are 0 to `most` times the scale.
@@ -30,7 +30,7 @@ class Magnitudes(NamedTuple):
     maximum: float
 
 
-# docs/math.md says how the constants were found.
+# docs/dev/experiments.md says how the constants were found.
 MAGNITUDES = {0.5: Magnitudes(7, 0.22, 0.03), 0.25: Magnitudes(3, 0.40, 0.05), 0.125: Magnitudes(1, 0.80, 0.10)}
 
 

@@ -59,7 +59,7 @@ SPARSE = (
 GONE = {
     "auto_level": "pass the policy LinkAware, which moves the level after an epoch by the time that was spent waiting "
     "for exchanges, or a level that 'python -m hvd_dyncomp probe' finds fast",
-    "discardable": "leave it out: an exchange cannot be taken back ('Throw a step away' in docs/training.md)",
+    "discardable": "leave it out: an exchange cannot be taken back ('Discard a step' in docs/training.md)",
     "rounding": "leave it out: values are rounded to nearest, and error feedback delivers what that loses",
     "fp16_skipped": "leave it out: skipped parameters are sent in their own dtype",
 }

@@ -149,7 +149,7 @@ class Session:
             replicas.compare(self._control_transport, self.trained, "hvd_dyncomp.quantizer.replicas")
 
     def drop_residuals(self) -> None:
-        """Set all residuals to zero, for a training run that starts anew, such as another fold of a cross-validation.
+        """Set all residuals to zero, for a new training run, such as another fold of a cross-validation.
 
         Call it on every rank, between steps, in the training thread.
 

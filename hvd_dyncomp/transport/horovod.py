@@ -45,7 +45,7 @@ _advised: set[str] = set()
 _labels: Counter[int] = Counter()
 _owners: dict[int, list[torch.Tensor]] = {}  # of tensors that Horovod has, by handle
 _BACKGROUND_SECONDS = 0.02  # between two calls of what goes on in the background
-_WAY_SECONDS = 2e-4  # a bucket; longer gains no more (docs/benchmarks.md)
+_WAY_SECONDS = 2e-4  # a bucket; longer gained no more
 # With either, by its source, Horovod reports a GPU's collective as over when it has only begun, and makes the default
 # stream wait for it. None of our streams is the default one.
 _EARLY = ("HOROVOD_ENABLE_ASYNC_COMPLETION", "HOROVOD_ENABLE_XLA_OPS")
@@ -160,7 +160,7 @@ class HorovodTransport(Transport):
                     _advised.add(advice)
 
     def _about_mpi(self, devices: Iterable[torch.device]) -> str:
-        """The settings that this job's Open MPI lacks; docs/benchmarks.md has their cost."""
+        """The settings that this job's Open MPI lacks; docs/horovod.md has their cost."""
         if not hvd.mpi_enabled():
             return ""
         by_mpi = not hvd.nccl_built() or any(device.type == "cpu" for device in devices)
@@ -171,9 +171,7 @@ class HorovodTransport(Transport):
         missing = [f"{name}={value}" for name, value in wanted.items() if name not in os.environ]
         if not missing:
             return ""
-        return (
-            f"steps are longer than necessary with Open MPI's defaults (docs/benchmarks.md); export {' '.join(missing)}"
-        )
+        return f"steps are longer than necessary with Open MPI's defaults (docs/horovod.md); export {' '.join(missing)}"
 
     def _request(self, start: Callable[..., int], *tensors: torch.Tensor, name: str) -> int:
         owners = [_owner(tensor) for tensor in tensors]
@@ -209,7 +207,7 @@ def _about_streams(devices: Iterable[torch.device]) -> str:
         return ""
     return (
         "gradients are made in the default stream, and Horovod waits for that stream before it sends; call "
-        "torch.cuda.set_stream(torch.cuda.Stream()) before you make model and optimizer (docs/gpus.md)"
+        "torch.cuda.set_stream(torch.cuda.Stream()) before you make model and optimizer (docs/horovod.md, GPUs)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Recommended settings of Open MPI. MPI_Init reads them from the environment (docs/benchmarks.md, "Open MPI")."""
+"""Recommended settings of Open MPI. MPI_Init reads them from the environment (docs/horovod.md, "Open MPI")."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from bench import gpu_kernels
-from bench.results import FOLDER, about, save, suffix
+from bench.results import FOLDER, about, origin, save, suffix
 from common.device import choose_alone
 from common.markdown import markdown
 from common.values import DEVICES, count, natural
@@ -115,6 +115,7 @@ def report(found: Mapping[str, Any]) -> str:
         f"{found['values']} values, medians of {len(times[ADD])} rounds, instruction set {found['instructions']}; ns "
         f"per value (in brackets: speed against {ADD}, {statistics.median(times[ADD]):.2f} ns)\n\n{table(times)}\n\n"
         f"4 bits, encode: {faster(times, '4 encode', REFERENCE):.1f} times as fast as the reference kernels."
+        f"{origin([found.get('about', {})])}"
     )
 
 
@@ -146,8 +147,8 @@ def run(args: argparse.Namespace) -> None:
     device = choose_alone(args.device)
     values = args.values or _VALUES[device]
     torch.set_num_threads(1)
+    note = about(args.command, args.seed, {})
     if device == "cuda":
-        note = about(args.command, args.seed, {})
         found = {"about": note, **gpu_kernels.run(device, values, BLOCK_SIZE, args.rounds, args.seed)}
         save(args.output_dir / GPU_FILE, found)
         print(gpu_kernels.report(found))
@@ -155,6 +156,6 @@ def run(args: argparse.Namespace) -> None:
     times = measure(values, args.rounds, args.seed)
     variant = native.variants()[0] if native else "none: reference kernels"
     machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__, "seed": args.seed}
-    found = {**machine, "values": values, "instructions": variant, "nanoseconds": times}
+    found = {"about": note, **machine, "values": values, "instructions": variant, "nanoseconds": times}
     save(args.output_dir / FILE, found)
     print(report(found))

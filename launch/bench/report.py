@@ -11,7 +11,7 @@ from typing import Any
 
 from bench import changing, gpu_kernels, kernels, memory, plots, ratios, tables, time_to_accuracy
 from bench.gpus import on_gpus
-from bench.results import FOLDER, load
+from bench.results import FOLDER, Summary, load, origin
 from bench.tables import rate_title
 from common.docs import DATA, FIGURES, TABLES
 from common.errors import RunError
@@ -144,6 +144,12 @@ def report(folder: Path, figures: Path) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _stamped(table: str, files: _Files) -> str:
+    """With when it was measured, and with which versions."""
+    notes = (found.get("about", {}) for one in files for found in one["rates"].values())
+    return f"{table}\n\n{origin(notes).strip()}".strip()
+
+
 def shown(folder: Path) -> dict[str, str]:
     """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
     exchanges, training, accuracies, memories = _read(
@@ -154,14 +160,14 @@ def shown(folder: Path) -> dict[str, str]:
     two = [one for one in exchanges if tables.hosts_of(one) == (2, 1)]
     named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
     named |= {f"{one['model']}, frameworks": ratios.by_framework(one) for one in two}
-    named |= {f"{one['model']}, shards": ratios.by_sharding(one) for one in sharded}
+    named |= {f"{one['model']}, shards": _stamped(ratios.by_sharding(one), [one]) for one in sharded}
     for one in accuracies:
         table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"
         named[f"{time_to_accuracy.title(one)}, accuracy"] = table
     several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
-    named |= {"models": ratios.by_model(training), "hosts": ratios.by_layout(several)}
+    named |= {"models": _stamped(ratios.by_model(training), training), "hosts": ratios.by_layout(several)}
     for one in map(load, sorted(folder.glob(f"training-*-{TORCHRUN}.json"))):
-        named[f"{one['model']}, DDP"] = f"{tables.times(one)}\n\n{tables.caption(one)}"
+        named[f"{one['model']}, DDP"] = f"{tables.times(one, Summary.middle)}\n\n{tables.caption(one, 'median')}"
     named["changing links"] = "\n\n".join(map(changing.report, _changing(folder)))
     return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 

@@ -19,12 +19,13 @@ import psutil
 from common.docs import DATA, DOCS
 from common.files import replace_text
 from common.launcher import TORCHRUN
+from hvd_dyncomp.exchange.wire import WIRE_VERSION
 from netlab.hosts import WITH_HOROVOD
 
 FOLDER = DOCS / DATA / "bench"
 SHARED_MEMORY = "shm"  # in place of a link's rate: all workers are on one host
 # Of the versions in a file, those that are shown.
-_NAMES = {"hvd_dyncomp": "hvd_dyncomp", "torch": "torch", "horovod": "Horovod"}
+_NAMES = {"hvd_dyncomp": "hvd_dyncomp", "wire": "wire version", "torch": "torch", "horovod": "Horovod"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,12 @@ class Summary:
     steps: int
     bits: float | None
 
+    def middle(self) -> str:
+        """The median alone."""
+        return f"{self.median:{_form(self.median)}}"
+
     def __str__(self) -> str:
-        return f"{self.median:{_form(self.median)}} ({self.low:{_form(self.low)}}–{self.high:{_form(self.high)}})"
+        return f"{self.middle()} ({self.low:{_form(self.low)}}–{self.high:{_form(self.high)}})"
 
 
 def _form(number: float) -> str:
@@ -89,6 +94,7 @@ def about(command: str, seed: int, environment: Mapping[str, str], by: str = "")
         "versions": {
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("torch", *horovod, "hvd_dyncomp")},
+            "wire": WIRE_VERSION,
             **({"mpi": _first_line(["mpirun", "--version"])} if horovod else {}),
         },
         **({"launcher": by} if by else {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench import gpus
@@ -77,11 +77,11 @@ def methods_of(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for found in rates.values() for name in found))
 
 
-def times(results: Mapping[str, Any]) -> str:
-    """One row per method: median and quartiles of a step at every rate."""
+def times(results: Mapping[str, Any], shown: Callable[[Summary], str] = str) -> str:
+    """One row per method: median and quartiles of a step at every rate, or what else is to be shown of them."""
     rates = summaries(results)
     rows = [
-        (title(name), *(str(found[name]) if name in found else DASH for found in rates.values()))
+        (title(name), *(shown(found[name]) if name in found else DASH for found in rates.values()))
         for name in methods_of(rates)
     ]
     return markdown(("ms per step", *map(rate_title, rates)), rows)
@@ -137,8 +137,8 @@ def bits(results: Mapping[str, Any]) -> str:
     return markdown((f"bits per value and {sender}", "goal", *map(rate_title, rates)), rows) if rates else ""
 
 
-def caption(results: Mapping[str, Any]) -> str:
-    """What was measured, how often, and with what."""
+def caption(results: Mapping[str, Any], cells: str = "median (quartiles)") -> str:
+    """What was measured, how often, and with what; `cells`: what the table has of the steps."""
     rates = summaries(results)
     steps = [s.steps for found in rates.values() for s in found.values()]
     # A run that was cut off has rates without a description.
@@ -151,7 +151,7 @@ def caption(results: Mapping[str, Any]) -> str:
     busy = f" The machine was busy with something else ({busiest:.0f} %)." if busiest > _BUSY else ""
     return (
         f"{', '.join(commands)}: {results['model']}, {results['tensors']} tensors, "
-        f"{results['values'] / 1e6:.1f} million values, {layout_title(results)}; median (quartiles) of "
+        f"{results['values'] / 1e6:.1f} million values, {layout_title(results)}; {cells} of "
         f"{min(steps)} to {max(steps)} steps, the slowest worker's time counting."
         f"{f' HOROVOD_CYCLE_TIME {cycles} ms for all.' if cycles else ''}{origin(notes)}{devices}{busy}"
     )

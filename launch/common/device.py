@@ -98,7 +98,7 @@ def crowded(workers: int, gpus: int) -> str:
         return ""
     return (
         f"{workers} workers would share {gpus} GPU{'' if gpus == 1 else 's'}, and NCCL, which Horovod was built with, "
-        "takes one worker a GPU: start fewer, or build Horovod with HOROVOD_GPU=CUDA (docs/gpus.md)"
+        "takes one worker a GPU: start fewer, or build Horovod with HOROVOD_GPU=CUDA (docs/horovod.md, GPUs)"
     )
 
 

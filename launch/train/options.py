@@ -233,6 +233,14 @@ def make_policy(args: argparse.Namespace) -> Policy | None:
     )
 
 
+def compression_of(args: argparse.Namespace) -> str:
+    """Which compression a run shows, for its first line."""
+    if args.compression == "dynamic" and args.policy == "step":
+        levels = "-".join(f"{level:g}" for level in args.levels)
+        return f"the paper's scheme, {levels} bits by validation accuracy (constant 4 bits, as advised: --bits 4)"
+    return f"compression {args.compression}" + (f", {args.bits:g} bits" if args.compression == "static" else "")
+
+
 def bits_of(args: argparse.Namespace) -> int:
     """Bits a value where Horovod's or torch's own compression is chosen."""
     return 16 if args.compression == "fp16" else 32

@@ -1,4 +1,4 @@
-"""The programs of docs/frameworks.md for DistributedDataParallel run as they stand there, and resume bit for bit."""
+"""The programs of docs/examples for DDP in torch, Trainer and Accelerate run as they are, and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from recipes import EXAMPLES, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
-PAGE = (EXAMPLES.parent / "frameworks.md").read_text(encoding="utf-8")
-TRAINER, ACCELERATE, TORCH = SECTIONS = ("Transformers' Trainer", "Accelerate", "Plain torch")
+TRAINER, ACCELERATE, TORCH = PROGRAMS = ("ddp_trainer.py", "ddp_accelerate.py", "ddp_torch.py")
 NEEDED = {TRAINER: ["transformers", "accelerate"], ACCELERATE: ["accelerate"], TORCH: []}
 
 
-def at(section: str, levels: str) -> tuple[str, str]:
-    """What takes the place of what in a section's program."""
-    model = "trainer" if section == TRAINER else "model"
+def at(program: str, levels: str) -> tuple[str, str]:
+    """What takes the place of what in a program."""
+    model = "trainer" if program == TRAINER else "model"
     return f"({model}, 4)", f"({model}, {levels})"
 
 
@@ -70,20 +69,19 @@ print("REPORT" + json.dumps({
 """
 
 
-def runs(section: str, folder: Path, *changes: tuple[str, str], ranks: int = 2) -> tuple[dict, str]:
-    """Runs a section's program; what rank 0 reports, with whom all others agree, and all that was said.
+def runs(program: str, folder: Path, *changes: tuple[str, str], ranks: int = 2) -> tuple[dict, str]:
+    """Runs a program; what rank 0 reports, with whom all others agree, and all that was said.
 
     Args:
         changes: what takes the place of what in the program.
         ranks: 0 starts it without torchrun.
     """
-    need(*NEEDED[section])
-    text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    [program] = re.findall(r"^```python\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    need(*NEEDED[program])
+    text = (EXAMPLES / program).read_text(encoding="utf-8")
     for old, new in changes:
-        assert program.count(old) == 1, old
-        program = program.replace(old, new)
-    (folder / "train.py").write_text(BEFORE + program + AFTER, encoding="utf-8")
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / "train.py").write_text(BEFORE + text + AFTER, encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
     said = said_by([sys.executable, *launcher, "train.py"], 150, cwd=folder)
     reports = [json.loads(line) for line in re.findall(r"REPORT(\{.*?\})END", said)]
@@ -93,64 +91,64 @@ def runs(section: str, folder: Path, *changes: tuple[str, str], ranks: int = 2) 
     return reports[0], said
 
 
-def stopped(section: str, folder: Path, *changes: tuple[str, str]) -> None:
+def stopped(program: str, folder: Path, *changes: tuple[str, str]) -> None:
     """Leaves what a run that was stopped after two of four epochs leaves."""
-    if section != TRAINER:  # whose schedule depends on the number of epochs
-        report, _ = runs(section, folder, *changes, STOP)
+    if program != TRAINER:  # whose schedule depends on the number of epochs
+        report, _ = runs(program, folder, *changes, STOP)
         assert len(report["epochs"]) == 2
         return
     if not (folder / "run").exists():
-        runs(section, folder, *changes)
+        runs(program, folder, *changes)
     for checkpoint in sorted((folder / "run").iterdir(), key=lambda path: int(path.name.split("-")[1]))[2:]:
         shutil.rmtree(checkpoint)
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_as_it_stands(section, tmp_path):
-    report, _ = runs(section, tmp_path)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_as_it_stands(program, tmp_path):
+    report, _ = runs(program, tmp_path)
     assert len(report["epochs"]) == 4 and report["steps"] == 4 * 512 / (2 * 16 * 2)
     assert 0.12 < report["sent"] < 0.6 and report["levels"] == sorted(report["levels"])
     assert max(next(v for k, v in each.items() if "accuracy" in k) for each in report["metrics"]) > 0.75
     assert all("train_loss" in each and not any("second" in name for name in each) for each in report["metrics"])
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("how", ["4 bits", "climbs", "bf16"])
-def test_a_resumed_run_is_the_uninterrupted_one(section, how, tmp_path):
-    changes = [*([CLIMBS[section]] if how != "4 bits" else []), *([BF16[section]] if how == "bf16" else [])]
-    whole, _ = runs(section, tmp_path, *changes)
+def test_a_resumed_run_is_the_uninterrupted_one(program, how, tmp_path):
+    changes = [*([CLIMBS[program]] if how != "4 bits" else []), *([BF16[program]] if how == "bf16" else [])]
+    whole, _ = runs(program, tmp_path, *changes)
     if how == "4 bits":
         assert 0.12 < whole["sent"] < 0.2 and set(whole["levels"]) == {4}
     elif how == "climbs":
         assert whole["levels"][1] < whole["levels"][3] and whole["levels"][1] > 4
-    if section != TRAINER:
+    if program != TRAINER:
         tmp_path = tmp_path / "again"
         tmp_path.mkdir()
-    stopped(section, tmp_path, *changes)
-    rest, said = runs(section, tmp_path, *changes)
-    assert list(rest["epochs"]) == ["2", "3"] and "begin anew" not in said
+    stopped(program, tmp_path, *changes)
+    rest, said = runs(program, tmp_path, *changes)
+    assert list(rest["epochs"]) == ["2", "3"] and "start empty" not in said
     assert rest["epochs"] == {epoch: whole["epochs"][epoch] for epoch in ("2", "3")}
     assert (rest["levels"], rest["metrics"], rest["steps"]) == (whole["levels"], whole["metrics"], whole["steps"])
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_another_number_of_ranks_goes_on(section, tmp_path):
-    changes = CLIMBS[section]
-    stopped(section, tmp_path, changes)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_another_number_of_ranks_goes_on(program, tmp_path):
+    changes = CLIMBS[program]
+    stopped(program, tmp_path, changes)
     shutil.copytree(tmp_path, tmp_path / "one")
     for folder, ranks in ((tmp_path, 3), (tmp_path / "one", 1)):
-        report, said = runs(section, folder, changes, ranks=ranks)
+        report, said = runs(program, folder, changes, ranks=ranks)
         assert len(report["levels"]) >= 4 and report["levels"][1] > 4  # Trainer counts epochs anew, by steps
-        assert "begin anew" not in said and "dropped" not in said
+        assert "start empty" not in said and "dropped" not in said
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_momentum_is_left_out_where_the_program_says_so(section, tmp_path):
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_momentum_is_left_out_where_the_program_says_so(program, tmp_path):
     said, found = [], set()
     for number, instead in enumerate(["# hvd_dyncomp.less_momentum", "hvd_dyncomp.less_momentum"]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        report, words = runs(section, folder, at(section, "0.25"), ("# hvd_dyncomp.less_momentum", instead))
+        report, words = runs(program, folder, at(program, "0.25"), ("# hvd_dyncomp.less_momentum", instead))
         said.append("delivered late" in words)
         found.add(report["epochs"]["3"])
     assert said == [True, False] and len(found) == 2
@@ -164,7 +162,7 @@ class TestTrainer:
         for path in (tmp_path / "run").glob("*/quantizer.pt"):
             path.unlink()
         report, said = runs(TRAINER, tmp_path)
-        assert len(report["epochs"]) == 2 == len(report["levels"]) and said.count("begin anew") == 1
+        assert len(report["epochs"]) == 2 == len(report["levels"]) and said.count("start empty") == 1
 
     def test_a_checkpoint_from_elsewhere(self, tmp_path):
         whole, _ = runs(TRAINER, tmp_path)
@@ -174,6 +172,6 @@ class TestTrainer:
         shutil.rmtree(tmp_path / "run")
         here = ('get_last_checkpoint("run") if os.path.isdir("run") else None', '"elsewhere"')
         report, said = runs(TRAINER, tmp_path, here)
-        assert said.count("begin anew") == 1 and len(report["levels"]) == 2
+        assert said.count("start empty") == 1 and len(report["levels"]) == 2
         report, said = runs(TRAINER, tmp_path, here, ('"run",', '"run", resume_from_checkpoint="elsewhere",'))
-        assert "begin anew" not in said and report["epochs"]["3"] == whole["epochs"]["3"]
+        assert "start empty" not in said and report["epochs"]["3"] == whole["epochs"]["3"]

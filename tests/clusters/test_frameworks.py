@@ -1,4 +1,4 @@
-"""The examples for Horovod, of docs/training.md and ignite, run as they stand there; all ranks have the same model."""
+"""The examples for Horovod, of docs/horovod.md and ignite, run as they stand there; all ranks have the same model."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from recipes import EXAMPLES, check_reports, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(400)]
 
-PAGE = EXAMPLES.parent / "training.md"
+PAGE = EXAMPLES.parent / "horovod.md"
 
 # What the page takes for granted. `clips` are the norms that are left by each clipping.
 GIVEN = """

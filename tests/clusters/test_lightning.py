@@ -1,4 +1,4 @@
-"""Programs of docs/frameworks.md for Lightning and Fabric run word for word; stopped and started again, bit for bit."""
+"""The programs of docs/examples for Lightning and Fabric run as they are; stopped and started again, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from recipes import EXAMPLES, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(600)]
 
-PAGE = EXAMPLES.parent / "frameworks.md"
 BODY = Path(__file__).parent / "on_ranks" / "test_lightning_hooks.py"
 SECONDS = 150
 
@@ -50,11 +49,9 @@ sys.stdout.write(json.dumps(report) + "\\n")
 """
 
 
-def program(heading: str, *changes: tuple[str, str]) -> str:
-    """The section's program, with changes."""
-    found = re.search(rf"^## {heading}\n.*?^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.S | re.M)
-    assert found is not None
-    text = found[1]
+def program(name: str, *changes: tuple[str, str]) -> str:
+    """The program for Lightning or Fabric, with changes."""
+    text = (EXAMPLES / f"ddp_{name.lower()}.py").read_text(encoding="utf-8")
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -1,4 +1,4 @@
-"""The program of docs/frameworks.md for a model in shards runs as it stands there, and resumes bit for bit."""
+"""The program of docs/examples for Lightning and a model in shards runs as it is, and resumes bit for bit."""
 
 import re
 import sys
@@ -10,17 +10,15 @@ from recipes import EXAMPLES, need, said_by
 
 pytestmark = [pytest.mark.clusters, pytest.mark.timeout(500)]
 
-PAGE = (EXAMPLES.parent / "frameworks.md").read_text(encoding="utf-8")
+PROGRAM = (EXAMPLES / "fsdp_lightning.py").read_text(encoding="utf-8")
 RANKS = 4
 
 
 def trained(folder: Path, epochs: int) -> tuple[int, str]:
     """The share of bytes that were saved, in percent, and a checksum of the parameters."""
-    section = PAGE.split("\n## Lightning, models in shards\n")[1].split("\n## ")[0]
-    [program] = re.findall(r"^```python\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
-    assert program.count("max_epochs=4") == 1
+    assert PROGRAM.count("max_epochs=4") == 1
     folder.mkdir(exist_ok=True)
-    (folder / "train.py").write_text(program.replace("max_epochs=4", f"max_epochs={epochs}"), encoding="utf-8")
+    (folder / "train.py").write_text(PROGRAM.replace("max_epochs=4", f"max_epochs={epochs}"), encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     said = said_by([sys.executable, *launcher, "train.py"], 150, cwd=folder)
     [(saved, digest)] = re.findall(r"(\d+)% of the bytes saved; parameters (\w{16})", said)

@@ -1,4 +1,4 @@
-"""The examples of docs/training.md and averager.md run under torchrun as they stand there; docs/examples trains."""
+"""The examples of docs/training.md, checkpoints.md and averager.md run as they stand there; docs/examples trains."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_example(tmp_path: Path) -> None:
 def test_the_whole_program_for_ddp() -> None:
     """It is on the page as it is in the file, learns, and prints what the page shows."""
     example = DOCS / "examples" / "train_ddp.py"
-    assert fences("training.md")[0] == example.read_text(encoding="utf-8")
+    assert fences("training.md")[1] == example.read_text(encoding="utf-8")
     done = run_program(2, example)
     assert done.returncode == 0, done.stdout
     losses = re.findall(r"^epoch (\d): validation loss (\S+), accuracy (\S+)$", done.stdout, re.MULTILINE)
@@ -73,9 +73,9 @@ dist.destroy_process_group()
 
 
 def test_the_lines_for_ddp_and_checkpoints(tmp_path: Path) -> None:
-    """All of the page that is neither for Horovod nor a whole program, in one script."""
-    others = [each for each in fences("training.md") if each.startswith("# Horovod\n") or "init_process_group" in each]
-    parts = "\n".join(each for each in fences("training.md") if each not in others)
+    """All of the two pages that is no whole program, in one script."""
+    lines = [each for page in ("training.md", "checkpoints.md") for each in fences(page)]
+    parts = "\n".join(each for each in lines if "init_process_group" not in each)
     read = "hvd_dyncomp.AllRanks(quantizer).load_state_dict("
     assert parts.count("\n# DDP\n") >= 1 and parts.count(read) == 1
     assert share_of("\n".join([BEFORE, parts.replace(read, f"dist.barrier()\n{read}"), AFTER]), tmp_path) < 0.2

@@ -1,4 +1,4 @@
-"""The whole programs of docs/how_it_works.md and docs/dynamic_levels.md run, and do what the pages say."""
+"""The whole programs of docs/quickstart.md, how_it_works.md and dynamic_levels.md run, and do what the pages say."""
 
 import re
 from pathlib import Path
@@ -19,6 +19,16 @@ def printed(name: str, folder: Path, uses: str = "") -> tuple[str, str]:
     return page, done.stdout
 
 
+def test_the_program_of_the_quickstart(tmp_path: Path) -> None:
+    page, said = printed("quickstart.md", tmp_path)
+    line = r"epoch (\d): loss (\d\.\d+); (\d+)% of the bytes saved$"
+    epochs, shown = (re.findall(rf"^(?:    )?{line}", text, re.MULTILINE) for text in (said, page))
+    assert [(epoch, saved) for epoch, _, saved in epochs] == [(epoch, saved) for epoch, _, saved in shown]
+    assert len(epochs) == 3 and all(
+        abs(float(one[1]) - float(two[1])) < 0.1 for one, two in zip(epochs, shown, strict=True)
+    )
+
+
 def test_error_feedback_on_one_value(tmp_path: Path) -> None:
     page, said = printed("how_it_works.md", tmp_path)
     steps = re.findall(r"^step (\d): sent ([\d.]+), residual ([+-][\d.]+)$", said, re.MULTILINE)
@@ -36,6 +46,7 @@ def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> N
     assert [epoch[0] for epoch in epochs] == [epoch[0] for epoch in shown]
     levels = [int(epoch[2]) for epoch in epochs]
     assert levels == sorted(levels) and set(levels) == {4, 8, 16}
+    assert {epoch[2:4] for epoch in epochs} == {epoch[2:4] for epoch in shown}  # the bytes of each level
     # The level rises after the epoch whose accuracy has reached a threshold.
     for (_, accuracy, level, _, reason), after in zip(epochs, levels[1:], strict=False):
         reached = 16 if float(accuracy) >= 0.88 else 8 if float(accuracy) >= 0.80 else 4
@@ -43,8 +54,10 @@ def test_a_loop_that_moves_the_level_by_validation_accuracy(tmp_path: Path) -> N
     assert float(epochs[0][3]) < 0.2 and float(epochs[-1][1]) > 0.85
 
 
-def test_a_loop_that_follows_the_link(tmp_path: Path) -> None:
-    _, said = printed("dynamic_levels.md", tmp_path, "LinkAware")
+def test_a_loop_that_follows_the_link() -> None:
+    done = run_program(2, DOCS / "examples" / "ddp_link_aware.py")
+    assert done.returncode == 0, done.stdout
+    said = done.stdout
     epochs = re.findall(r"^epoch (\d): waited (\S+?),?:? .*; next: (\d+) bits$", said, re.MULTILINE)
     assert [int(epoch) for epoch, _, _ in epochs] == list(range(6)), said
     assert all(0 <= float(share) <= 1 and int(level) in (4, 8, 16, 32) for _, share, level in epochs)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvd_dyncomp import LEVELS
 from hvd_dyncomp.kernels.packing import pack, unpack
 from hvd_dyncomp.kernels.reference import decode, decode_sum, encode, residual_bound, stored
-from hvd_dyncomp.kernels.scales import block_bytes, scales
+from hvd_dyncomp.kernels.scales import block_bytes, scales, values_per_scale
 
 COMPRESSED = [bits for bits in LEVELS if bits < 32]
 each_level = pytest.mark.parametrize("bits", COMPRESSED)
@@ -182,7 +182,7 @@ def test_the_sign_and_the_largest_value_survive(bits):
 @pytest.mark.parametrize("bits", [2, 3, 4])
 @pytest.mark.parametrize("distribution", ["gauss", "laplace", "student-t3"])
 def test_the_largest_values_of_a_block_arrive_at_once(bits, distribution):
-    """What is delivered late in the directions of large gradients is what momentum does not stand: docs/math.md."""
+    """Momentum amplifies what is delivered late in the directions of large gradients: docs/dev/experiments.md."""
     x = values(distribution, 32 * B).view(-1, B)
     decoded = round_trip(x.view(-1), bits).view_as(x)
     largest = x.abs().topk(4).indices
@@ -211,20 +211,20 @@ def relative_error(bits: float, steps: list[list[torch.Tensor]]) -> float:
     Args:
         steps: the gradients of all workers, by step.
     """
-    count = steps[0][0].numel()
+    count, block = steps[0][0].numel(), values_per_scale(bits, B)
     residuals = [residual_of(count) for _ in range(len(steps[0]) + 1)]
     delivered, exact = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.float64)
     for step, gradients in enumerate(steps):
-        shape = {"bits": bits, "block_size": B, "dither": dither(step)}
+        shape = {"bits": bits, "block_size": block, "dither": dither(step)}
         exact += sum(g.double() for g in gradients)
         versions = [encode(g, r, **shape) for g, r in zip(gradients, residuals, strict=False)]
-        total = decode_sum(torch.stack(versions), bits=bits, block_size=B)
-        delivered += decode(encode(total, residuals[-1], **shape), bits=bits, block_size=B)
+        total = decode_sum(torch.stack(versions), bits=bits, block_size=block)
+        delivered += decode(encode(total, residuals[-1], **shape), bits=bits, block_size=block)
     return ((delivered - exact).norm() / exact.norm()).item()
 
 
 # What the design asks for; docs/math.md has the figures that are reached.
-LIMITS = {0.125: 0.76, 0.25: 0.59, 0.5: 0.42, 1: 0.20, 2: 0.14, 3: 0.095, 4: 0.037, 8: 0.0025, 16: 1e-5}
+LIMITS = {0.125: 0.76, 0.25: 0.59, 0.5: 0.42, 1: 0.20, 2: 0.12, 3: 0.07, 4: 0.031, 8: 0.002, 16: 1e-5}
 
 
 @pytest.mark.parametrize("distribution", ["gauss", "laplace", "student-t3"])

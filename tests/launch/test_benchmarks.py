@@ -77,7 +77,7 @@ def test_torchrun_does_without_horovod(without_horovod, tmp_path):
     levels = [f"{bits}bit-ddp" for bits in (0.25, 1, 2, 4, 8, 16, 32)]
     assert list(measured) == ["alone", "ddp", "ddp-fp16", *levels, "powersgd1", "powersgd4"]
     assert all(len(found["ms"]) == 2 and min(found["ms"]) > 0 for found in measured.values())
-    assert about["launcher"] == "torchrun" and about["versions"].keys() == {"python", "torch", "hvd_dyncomp"}
+    assert about["launcher"] == "torchrun" and about["versions"].keys() == {"python", "torch", "hvd_dyncomp", "wire"}
 
 
 def test_what_needs_horovod_is_refused_without_it(capsys):

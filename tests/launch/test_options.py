@@ -4,7 +4,7 @@ import pytest
 
 from common.errors import RunError
 from hvd_dyncomp import CriticalRegime, Plateau, Policy, StepFunction
-from train.options import config, differences, make_policy, parse
+from train.options import compression_of, config, differences, make_policy, parse
 
 BAD = [
     ("--model vgg16", ["--model", "'vgg16'"]),
@@ -54,6 +54,12 @@ def test_bad_flags(line: str, named: list[str]) -> None:
         parse(line.split())
     said = str(caught.value)
     assert "\n" not in said and all(part in said for part in named), said
+
+
+def test_the_first_line_says_whether_it_shows_the_papers_scheme() -> None:
+    assert compression_of(parse([])).startswith("the paper's scheme, 4-8-16 bits by validation accuracy")
+    assert compression_of(parse(["--bits", "0.25"])) == "compression static, 0.25 bits"
+    assert compression_of(parse(["--compression", "none"])) == "compression none"
 
 
 def test_bits_alone_are_a_constant_level() -> None:

@@ -8,7 +8,7 @@ from launchers import BODIES, run_body, run_limited
 
 from netlab import hosts as netlab
 
-pytestmark = pytest.mark.promise("Elastic Horovod: workers may come and go, and uncommitted steps leave no trace.")
+pytestmark = pytest.mark.promise("Elastic Horovod: workers may join and leave, and uncommitted steps leave no trace.")
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
 

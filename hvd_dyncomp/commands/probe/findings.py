@@ -134,7 +134,7 @@ def _no_gain(words: str, row: Row, plain_title: str, plain: Row) -> str:
 
 
 def _needs(level: float) -> str:
-    """What a training needs at a level, as docs/levels.md has it; "" for nothing."""
+    """What a run needs at a level, as docs/levels.md has it; "" for nothing."""
     if level >= _WHOLE_MOMENTUM:
         return ""
     verb = "need" if level > 1 else "needs"

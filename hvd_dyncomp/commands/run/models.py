@@ -40,7 +40,7 @@ AFTERWARDS = (
     "do not use what it has trained or saved, because its steps had different levels. To train, start again with: {}"
 )
 TIME_ONLY = (
-    f"levels below {LEAST_BITS} bits were compared in time only: a training at one of them needs other settings of the "
+    f"levels below {LEAST_BITS} bits were compared in time only: a run at one of them needs other settings of the "
     "optimizer (docs/levels.md, Slow links)"
 )
 

@@ -68,7 +68,7 @@ def test_step_synchronizes_a_second_time(bits):
 # One step whose gradients are far too large, and which has no right to be remembered.
 
 AT, STEPS, SPIKE = 3, 10, 1e4
-# Steps after the spike from which on it must not be seen any more, by quantizations of a value (docs/math.md).
+# Steps after which the spike must not be seen any more, by quantizations of a value (docs/dev/experiments.md).
 RECOVERED = {1: 4, 2: 6}
 # How many times as large an update may be meanwhile: what a residual adds has at most twice the norm of what it is
 # added to, and so has what the second quantization's adds to that.

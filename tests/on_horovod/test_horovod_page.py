@@ -1,4 +1,4 @@
-"""The whole script of docs/quickstart.md runs as it stands there, and the example of docs/averager.md with Horovod."""
+"""The whole program of docs/horovod.md runs as it stands there, and the example of docs/averager.md with Horovod."""
 
 import re
 import sys
@@ -7,12 +7,11 @@ from pathlib import Path
 from launchers import LAUNCHERS, run_limited
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-QUICKSTART = DOCS / "quickstart.md"
 
 
-def test_the_whole_script(tmp_path):
-    page = QUICKSTART.read_text(encoding="utf-8")
-    [script] = re.findall(r"^##+ A whole script\n.*?^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+def test_the_whole_program(tmp_path):
+    page = (DOCS / "horovod.md").read_text(encoding="utf-8")
+    [script] = re.findall(r"^##+ A whole program\n.*?^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     program = tmp_path / "whole.py"
     program.write_text(script, encoding="utf-8")
     done = run_limited([*LAUNCHERS["horovodrun"], "-np", "2", sys.executable, "-P", str(program)], 120)
