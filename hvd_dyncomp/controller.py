@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import threading
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from numbers import Real
 from typing import Any
@@ -18,6 +17,7 @@ from hvd_dyncomp.errors import ControllerError, LockstepError
 from hvd_dyncomp.levels import UNCOMPRESSED, check_level
 from hvd_dyncomp.policies import Decision, Policy, Record, Static, StepFunction
 from hvd_dyncomp.policies.base import check_history, check_metrics
+from hvd_dyncomp.policies.metrics import not_finite, of_all_ranks
 from hvd_dyncomp.transport import given, given_or_initialized
 from hvd_dyncomp.transport.base import Transport, gather_json
 
@@ -169,7 +169,7 @@ class Controller:
             logger.warning("Controller.step: epoch %d was stepped before; nothing changes", finished)
             self._check_lockstep()
             return self._bits
-        answer = self._decide(finished, _of_all_ranks(reports, self.policy.least)) if self.transport.rank == 0 else None
+        answer = self._decide(finished, of_all_ranks(reports, self.policy.least)) if self.transport.rank == 0 else None
         answer = gather_json(self.transport, answer, "hvd_dyncomp.controller.decision")[0]
         if "error" in answer:
             raise ControllerError(answer["error"])
@@ -227,13 +227,13 @@ class Controller:
 
     def _choose(self, epoch: int, metrics: dict[str, float]) -> tuple[Decision, bool]:
         """The next decision, and whether policies may see this epoch later."""
-        bad = _not_finite(metrics)
+        bad = not_finite(metrics)
         if not bad:
             usable = [replace(record) for record in self.history if record.usable]  # the policy's to keep
             return _checked("the policy's decision", self.policy.decide([*usable, Record(epoch, metrics)])), True
         in_a_row = 1
         for record in reversed(self.history):
-            if not _not_finite(record.metrics):
+            if not not_finite(record.metrics):
                 break
             in_a_row += 1
         over = in_a_row >= self.nan_patience
@@ -363,10 +363,6 @@ def _first_difference(mine: dict[str, Any], theirs: dict[str, Any]) -> tuple[str
     return None
 
 
-def _not_finite(metrics: Mapping[str, float]) -> list[str]:
-    return sorted(key for key, value in metrics.items() if not math.isfinite(value))
-
-
 def _check_config(policy: Policy) -> None:
     """Refuse a configuration that is not JSON: ranks and checkpoints compare configurations."""
     config = policy.config()
@@ -389,32 +385,6 @@ def _checked(what: str, decision: Any) -> Decision:
     if not isinstance(decision[1], str):
         raise TypeError(f"{what} must have a string as its reason, got {shown(decision[1])}")
     return Decision(check_level(f"bits of {what}", decision[0]), decision[1])
-
-
-def _of_all_ranks(reports: list[dict[str, Any]], least: Collection[str]) -> dict[str, float]:
-    """The weighted means, and of some metrics the least value of all ranks."""
-    found = _weighted_means(reports)
-    for key in found:
-        if key in least:
-            every = [report["metrics"][key] for report in reports]
-            found[key] = math.nan if any(map(math.isnan, every)) else min(every)
-    return found
-
-
-def _weighted_means(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """Sample-weighted means over the ranks, by sorted name. Each mean lies between its values."""
-    # A rank without samples may have NaN as its metrics; 0 * NaN must not spoil the others'.
-    used = [report for report in reports if report["weight"] > 0]
-    # Scaled by a power of two, which changes no digit: weights near the largest float would sum to infinity.
-    exponent = math.frexp(max(report["weight"] for report in used))[1]
-    weights = [math.ldexp(report["weight"], -exponent) for report in used]
-    means = {}
-    for key in reports[0]["metrics"]:
-        values = [report["metrics"][key] for report in used]
-        mean = sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-        # If all ranks have 0.7, the mean reaches a threshold of 0.7, whatever was rounded. (A NaN passes both.)
-        means[key] = min(max(mean, min(values)), max(values))
-    return means
 
 
 def controller_from(given: Controller | Policy | float | None, transport: Transport | None) -> Controller:

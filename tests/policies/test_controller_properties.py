@@ -21,7 +21,7 @@ from hvd_dyncomp import (
     Static,
     StepFunction,
 )
-from hvd_dyncomp.controller import _weighted_means
+from hvd_dyncomp.policies.metrics import weighted_means
 
 pytestmark = pytest.mark.promise("Codec, policies and controller keep their invariants for any input.")
 
@@ -234,7 +234,7 @@ def test_a_mean_lies_between_its_values(reports):
     used = [value for value, weight in reports if weight > 0]
     if not used:
         return
-    mean = _weighted_means([{"metrics": {"a": value}, "weight": weight} for value, weight in reports])["a"]
+    mean = weighted_means([{"metrics": {"a": value}, "weight": weight} for value, weight in reports])["a"]
     if all(map(math.isfinite, used)):
         assert min(used) <= mean <= max(used)
     else:
@@ -247,14 +247,14 @@ def test_a_mean_counts_every_sample_once(reports):
     total = sum(weight for _, weight in reports)
     if total:
         expected = sum(value * weight for value, weight in reports) / total
-        means = _weighted_means([{"metrics": {"a": value}, "weight": weight} for value, weight in reports])
+        means = weighted_means([{"metrics": {"a": value}, "weight": weight} for value, weight in reports])
         assert means["a"] == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("nothing", [math.nan, math.inf, 7.0])
 def test_a_rank_without_samples_does_not_count(nothing):
     reports = [{"metrics": {"a": value}, "weight": weight} for value, weight in ((nothing, 0), (0.5, 3), (1.0, 1))]
-    assert _weighted_means(reports) == {"a": 0.625}
+    assert weighted_means(reports) == {"a": 0.625}
 
 
 @ORDINARY
