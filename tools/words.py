@@ -24,6 +24,8 @@ AVOIDED = {
     r"ladders?": "schedule",
     r"(release[sd]?|releasing) (compression|the level)|epochs? of release": "uncompressed epochs",
     r"one[- ]level": "flat",
+    r"anew": "again",
+    r"comes? and go(es)?": "join and leave",
     r"tickets?|greetings?|intakes?|tall(y|ies)": "(only in docs/dev/)",
 }
 MEANT = {
