@@ -36,7 +36,7 @@ schedule = Schedule(dict(enumerate(levels)))
 if kind == "ddp":
     model = DistributedDataParallel(Model())
     quantizer = ddp.compress(model, schedule)
-    rank, topology = dist.get_rank(), Topology.of(ddp.transport().hosts)
+    rank, topology = dist.get_rank(), Topology.of(ddp.transport().hosts())
 else:  # each host has all values, in shards
     fsdp.register_backend(schedule)
     shape, override = (2, dist.get_world_size() // 2), {"replicate": "hvd_dyncomp"}
