@@ -91,8 +91,8 @@ class Messages:
             senders: the rank that sent each.
 
         Raises:
-            LockstepError: a message is not as expected; the text names the rank and what differs. For messages on a
-                GPU, `read` raises it instead.
+            LockstepError: a message is not as expected; the text says what differs, and whose header it is.
+                For messages on a GPU, `read` raises it instead.
         """
         lengths = self.lengths(sizes)
         if received.numel() != sum(lengths):

@@ -79,11 +79,11 @@ class Quantizer(Session):
         place = ranks[0], everyone.size // len(ranks)
         parameters = {name: each for unit in own.values() for name, each in unit.items()}
         self._source = ShardGradients(self._transport, label, place, parameters, device)
+        self._hosts = self._transport.hosts()
         with on_all_ranks(self._transport) as mine:
+            self._plan = self._new_plan(self._hosts)
             mine += description(list(parameters.items()), values=False)
         self._unchecked = dict(parameters)
-        self._hosts = self._transport.hosts()
-        self._plan = self._new_plan(self._hosts)
         self._connect(self._transport)
 
     def _plan_of_step(self) -> Plan:

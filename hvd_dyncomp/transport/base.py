@@ -5,7 +5,9 @@ rank's end of a group of ranks: `horovod.HorovodTransport`, `torch_distributed.P
 `alone.Alone` for one process, or `hvd_dyncomp.simulate.World`, where all ranks live in one process.
 
 Collectives are matched by name. A name must be equal on all ranks, and must not depend on the order of calls or on the
-type of the data.
+type of the data. Exchanges of a bucket are called `<bucket>.<phase>`, with a phase of `exchange.topology.Phase`, and
+sums of gradients `….uncompressed`: a transport that matches by order, as `ProcessGroupTransport` does, keeps an order
+for each phase.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ class Transport(ABC):
         `work` must be quick, and must neither block nor raise.
         """
 
-    def abort(self) -> None:  # noqa: B027  # likewise
+    def abort(self) -> None:  # noqa: B027  # some cannot
         """Exchange nothing more for one model (`for_exchanges`), whatever is in flight: this rank has an error.
 
         Ranks that wait for this one get an error when its process ends.
