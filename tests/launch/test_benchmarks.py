@@ -159,7 +159,7 @@ def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
     assert "| shared memory | s to" in said and "fp16" not in said
     results = json.loads((folder / "accuracy-resnet8-shm-gloo.json").read_text())
     assert (results["rate"], results["about"]["launcher"], list(results["runs"])) == ("shm", "gloo", ["none"])
-    assert "2 workers on 1 host" in said and all(run["sent"] == [] for run in results["runs"].values())
+    assert "workers: 2, hosts: 1" in said and all(run["sent"] == [] for run in results["runs"].values())
     assert "| Horovod |" in said and "| — | 32 |" in said  # nothing was counted
     save(folder / "accuracy-resnet8.json", {**results, "rate": "100mbit", "about": {"command": "x", "commit": "y"}})
     drawn = report.report(folder, figures)
