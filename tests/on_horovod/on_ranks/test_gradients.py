@@ -87,7 +87,8 @@ def test_a_tensor_that_is_averaged_within_step_is_none_of_the_optimizers(where):
         with optimizer.skip_synchronize():
             optimizer.step(closure)
         q.state_dict()
-    assert q.meter.total().saved_fraction > 0.8 and q.meter.total().steps == 3
+    assert q.meter.total().saved_fraction > 0.5  # on two hosts, bfloat16 travels within each
+    assert q.meter.total().steps == 3
 
 
 def test_the_level_is_fixed_while_gradients_are_in_flight():

@@ -249,7 +249,7 @@ def test_as_without_compression(name, bits):
 
 
 def test_scalars_and_small_tensors_can_be_compressed_as_well():
-    model = Linear((1, 3, 700))
+    model = Linear((1, 3, 7000))
     model.scalar = nn.Parameter(torch.tensor(0.0, device=DEVICE))
     quantizer = DynamicQuantizer(Controller(Static(16)), min_numel=1)
     optimizer = distribute(model, lambda: quantizer)
