@@ -131,6 +131,22 @@ def test_bad_arguments(arguments, kind, text, rank):
             fsdp.register_backend(**arguments)
 
 
+@pytest.mark.promise("If `compress` fails on one rank, every rank raises an error.")
+def test_a_plan_that_one_rank_cannot_make(rank, size, monkeypatch):
+    """The replicas of its shard hear of it; the others have no part in it."""
+
+    def refused(*_):
+        raise ValueError("these parameters cannot be sent")
+
+    model, odd = sharded(blocks()), rank == size - 1
+    if odd:
+        monkeypatch.setattr(fsdp.quantizer.Quantizer, "_new_plan", refused)
+    hears = rank not in of_first_shard(size) or size != 4
+    expected = pytest.raises(ValueError if odd else LockstepError, match="these parameters cannot be sent")
+    with expected if hears else contextlib.nullcontext():
+        fsdp.attach(model, 4)
+
+
 def of_first_shard(size: int) -> set[int]:
     """The ranks that have it."""
     return {0, 2} if size == 4 else set(range(size))
