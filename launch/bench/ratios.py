@@ -10,10 +10,8 @@ from bench.results import Summary
 from bench.sharded import NATIVE, OURS_SHARDED, SHARDS_ALONE
 from bench.tables import rate_title, summaries, title
 from common.markdown import DASH, markdown
-from hvd_dyncomp.commands.probe.methods import ONE_LEVEL, OURS_IN_DDP
 
 _OTHERS = ("none", "fp16", "powersgd1")
-_IN_DDP = ("ddp", "ddp-fp16", "powersgd1", "powersgd4")
 _LEVELS = ("4bit", "0.25bit")  # where there is room for two only
 
 
@@ -24,18 +22,6 @@ def ratio(found: Mapping[str, Summary], name: str, other: str) -> str:
     times = found[other].median / found[name].median
     text = f"{times:.1f}" if times >= 10 else f"{times:.2f}"
     return f"**{text}**" if float(text) < 1 else text
-
-
-def by_level(results: Mapping[str, Any]) -> str:
-    """One row per other and rate, one column per level of ours."""
-    rates = summaries(results)
-    levels = [name for name in tables.methods_of(rates) if tables.bits_of(name) is not None]
-    rows = [
-        (title(other), rate_title(rate), *(ratio(found, name, other) for name in levels))
-        for other in _OTHERS
-        for rate, found in rates.items()
-    ]
-    return markdown(("against", "link", *(title(name).removeprefix("ours, ") for name in levels)), rows)
 
 
 def by_sharding(results: Mapping[str, Any]) -> str:
@@ -63,28 +49,3 @@ def by_model(files: Sequence[Mapping[str, Any]]) -> str:
 
 def _model(results: Mapping[str, Any]) -> str:
     return f"{results['model']}, {results['values'] / 1e6:.1f} million values"
-
-
-def by_layout(files: Sequence[Mapping[str, Any]], name: str = "4bit") -> str:
-    """One row per layout and rate, one column per other, the flat exchange among them."""
-    others = (*_OTHERS, ONE_LEVEL[name])
-    rows = []
-    for results in files:
-        hosts, workers = tables.hosts_of(results)
-        for rate, found in summaries(results).items():
-            place = f"{hosts} x {workers}"
-            rows.append((place, rate_title(rate), *(ratio(found, name, other) for other in others)))
-    head = [title(other).removeprefix("ours, ") for other in others]
-    return markdown(("hosts x workers", "link", *head), rows)
-
-
-def by_framework(results: Mapping[str, Any]) -> str:
-    """One row per level and rate: our exchange under `DistributedDataParallel` against its other hooks, and Horovod."""
-    rates = summaries(results)
-    rows = [
-        (title(name), rate_title(rate), *(ratio(found, name, other) for other in (*_IN_DDP, with_horovod)))
-        for with_horovod, name in OURS_IN_DDP.items()
-        for rate, found in rates.items()
-        if name in found
-    ]
-    return markdown(("level", "link", *map(title, _IN_DDP), "the same with Horovod"), rows)

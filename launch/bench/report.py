@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import changing, gpu_kernels, kernels, memory, plots, ratios, tables, time_to_accuracy
+from bench import changing, gpu_kernels, kernels, memory, plots, ratios, tables
 from bench.gpus import on_gpus
 from bench.results import FOLDER, Summary, load, origin
 from bench.tables import rate_title
@@ -24,10 +24,9 @@ _HEAD = (
     "# Benchmarks: all tables\n\nWritten by `make bench`. [Benchmarks](../benchmarks.md) has the summary, the "
     "machines and the settings."
 )
-_FIGURES = f"../{FIGURES}"  # seen from docs/tables/
 _Files = list[dict[str, Any]]
 _WITHOUT_MPI = {"gloo": "Gloo", TORCHRUN: "torchrun"}
-_KINDS = ("exchange-", "training-", "accuracy-", "memory")  # what the names of files begin with
+_KINDS = ("exchange-", "training-", "memory")  # what the names of files begin with
 
 
 def links(results: Mapping[str, Any]) -> str:
@@ -55,20 +54,9 @@ def _heading(results: Mapping[str, Any], text: str) -> str:
     return f"## {where}{text}" if where else f"## {text[0].upper()}{text[1:]}"
 
 
-def exchange_section(results: Mapping[str, Any], figures: Path) -> list[str]:
-    by = _by(results["rates"].values())
-    name = f"exchange-{results['model']}-{results['workers']}{by.replace(', ', '-').lower()}"
-    where = f"{results['model']}, {tables.layout_title(results)}{by}"
-    parts = [_heading(results, f"the exchange alone: {where}")]
-    hosts, per_host = tables.hosts_of(results)
-    if hosts > 2 or per_host > 1 or on_gpus(results):
-        parts += [tables.times(results), tables.gains(results)]
-    elif hosts == 2:
-        plots.step_times([results], figures / f"{name}-time.png")
-        plots.speed_ups(results, figures / f"{name}-speedup.png")
-        parts.append(tables.times(results))
-        parts.append(f"![Time per step against link rate]({_FIGURES}/{name}-time.png)")
-        parts.append(f"![Speed-up against bits per value]({_FIGURES}/{name}-speedup.png)")
+def exchange_section(results: Mapping[str, Any]) -> list[str]:
+    where = f"{results['model']}, {tables.layout_title(results)}{_by_launcher(results)}"
+    parts = [_heading(results, f"the exchange alone: {where}"), tables.times(results), tables.gains(results)]
     return [*parts, tables.bits(results), tables.caption(results), links(results)]
 
 
@@ -76,12 +64,9 @@ def training_section(files: _Files, figures: Path) -> list[str]:
     by = _by_launcher(files[0])
     parts = [_heading(files[0], f"training steps{by}")]
     ending = by.replace(", ", "-").lower()
-    if not on_gpus(files[0]):
-        plots.step_times(files, figures / f"training-time{ending}.png")
-        parts.append(f"![Time per training step]({_FIGURES}/training-time{ending}.png)")
     for results in files:
         if results["model"] == "resnet18" and not on_gpus(results):
-            plots.by_link(results, figures / f"steps-resnet18{ending}.png")
+            plots.steps_by_link(results, figures / f"steps-resnet18{ending}.png")
         parts += [tables.times(results), tables.caption(results)]
     return parts
 
@@ -91,22 +76,12 @@ def sharded_section(results: Mapping[str, Any]) -> list[str]:
     return [*parts, tables.bits(results), tables.caption(results), links(results)]
 
 
-def accuracy_section(results: Mapping[str, Any], figures: Path) -> list[str]:
-    parts = [_heading(results, f"time to accuracy: {time_to_accuracy.title(results)}")]
-    parts += [time_to_accuracy.table(results), time_to_accuracy.caption(results)]
-    if not on_gpus(results):
-        figure = figures / time_to_accuracy.figure_name(results)
-        plots.accuracies(results, figure)
-        parts.append(f"![Test accuracy against time]({_FIGURES}/{figure.name})")
-    return parts
-
-
 def _by_hosts(results: Mapping[str, Any]) -> tuple[int, int]:
     return tables.hosts_of(results)[1], results["workers"]
 
 
 def _read(folder: Path, keep: Callable[[Mapping[str, Any]], bool]) -> list[_Files]:
-    """The files that are to be kept: of the exchange, of training, of accuracy, of memory."""
+    """The files that are to be kept: of the exchange, of training, of memory."""
     found = [[load(path) for path in sorted(folder.glob(f"{kind}*.json"))] for kind in _KINDS]
     exchanges, *others = ([one for one in files if keep(one)] for files in found)
     return [sorted(exchanges, key=_by_hosts), *others]
@@ -124,22 +99,20 @@ def report(folder: Path, figures: Path) -> str:
     for gpus in (False, True):
         if gpus and (arithmetic := load(folder / kernels.GPU_FILE)):
             parts += ["## On GPUs, arithmetic", gpu_kernels.report(arithmetic)]
-        exchanges, training, accuracies, memories = _read(folder, lambda one, gpus=gpus: on_gpus(one) == gpus)  # type: ignore[misc]
+        exchanges, training, memories = _read(folder, lambda one, gpus=gpus: on_gpus(one) == gpus)  # type: ignore[misc]
         for results in exchanges:
-            parts += exchange_section(results, figures)
+            parts += exchange_section(results)
         one_worker = [one for one in training if tables.hosts_of(one)[1] == 1]
         for by in dict.fromkeys(map(_by_launcher, one_worker)):
             parts += training_section([one for one in one_worker if _by_launcher(one) == by], figures)
         for results in training:
             if results not in one_worker:
                 parts += sharded_section(results)
-        for results in accuracies:
-            parts += accuracy_section(results, figures)
         if not gpus and (moving := _changing(folder)):
             parts += ["## Links that change", *map(changing.report, moving)]
         for results in memories:
             parts += [_heading(results, f"memory{_by([results])}"), memory.report(results)]
-            if not gpus:
+            if not gpus and not _by([results]):
                 plots.memories(results, figures / "memory.png")
     return "\n\n".join(part for part in parts if part)
 
@@ -152,20 +125,13 @@ def _stamped(table: str, files: _Files) -> str:
 
 def shown(folder: Path) -> dict[str, str]:
     """The tables of docs/benchmarks.md by name, of what was measured on CPUs over MPI."""
-    exchanges, training, accuracies, memories = _read(
+    _, training, memories = _read(
         folder, lambda one: not on_gpus(one) and not _by(one.get("rates", {"": one}).values())
     )
     sharded = [one for one in training if tables.hosts_of(one)[1] > 1]
     training = sorted((one for one in training if one not in sharded), key=lambda one: -one["values"])
-    two = [one for one in exchanges if tables.hosts_of(one) == (2, 1)]
-    named = {f"{one['model']}, training": ratios.by_level(one) for one in training}
-    named |= {f"{one['model']}, frameworks": ratios.by_framework(one) for one in two}
-    named |= {f"{one['model']}, shards": _stamped(ratios.by_sharding(one), [one]) for one in sharded}
-    for one in accuracies:
-        table = f"{time_to_accuracy.table(one)}\n\n{time_to_accuracy.caption(one)}"
-        named[f"{time_to_accuracy.title(one)}, accuracy"] = table
-    several = [one for one in exchanges if tables.hosts_of(one)[1] > 1]
-    named |= {"models": _stamped(ratios.by_model(training), training), "hosts": ratios.by_layout(several)}
+    named = {f"{one['model']}, shards": _stamped(ratios.by_sharding(one), [one]) for one in sharded}
+    named["models"] = _stamped(ratios.by_model(training), training)
     for one in map(load, sorted(folder.glob(f"training-*-{TORCHRUN}.json"))):
         named[f"{one['model']}, DDP"] = f"{tables.times(one, Summary.middle)}\n\n{tables.caption(one, 'median')}"
     named["changing links"] = "\n\n".join(map(changing.report, _changing(folder)))

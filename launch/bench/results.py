@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -51,14 +51,15 @@ def _form(number: float) -> str:
     return ".0f" if number >= 100 else ".1f"
 
 
-def summarize(measured: Mapping[str, Any], values: int) -> Summary:
-    """Median and quartiles of a method's steps.
+def summarize(measured: Mapping[str, Any], values: int, batches: int = 1) -> Summary:
+    """Median and quartiles of a method's steps, or of their batches; bits are those of a step.
 
     Args:
         measured: "ms" and "sent" as `hvd_dyncomp.commands.probe.turns.measure` returns them.
         values: of the model.
+        batches: of a step.
     """
-    times = measured["ms"]
+    times = [ms / batches for ms in measured["ms"]]
     low, median, high = quartiles(times)
     # The mean over hosts: Open MPI's reductions for an odd number of them load one more than the others.
     sent = [8 * statistics.fmean(step) / values for step in measured["sent"]]
@@ -104,6 +105,21 @@ def about(command: str, seed: int, environment: Mapping[str, str], by: str = "")
 def today() -> str:
     """The date, as files have it; older ones have none."""
     return datetime.now(UTC).date().isoformat()
+
+
+def is_current(results: Mapping[str, Any]) -> bool:
+    """Whether all that a file holds was measured with the code's wire version; an empty one holds nothing."""
+    found = list(_notes(results))
+    return bool(found) and all(note.get("versions", {}).get("wire") == WIRE_VERSION for note in found)
+
+
+def _notes(results: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What `about` has put into a file: one for all, or one for each rate (none yet where it was cut off)."""
+    if "rates" in results:
+        for found in results["rates"].values():
+            yield found.get("about", {})
+    elif results:
+        yield results.get("about", {})
 
 
 def origin(notes: Iterable[Mapping[str, Any]]) -> str:

@@ -14,6 +14,8 @@ hsdp, hsdp-bf16        torch's FSDP2, parameters sharded within each host: its o
                        and with reduce_dtype=bfloat16
 1bit-fsdp ...          the same with hvd_dyncomp.fsdp between hosts
 shards-alone           the same without any exchange between hosts
+ddp-fp16-x4,           the same as without -x4, but with four batches a step, of which three are under no_sync(); times
+4bit-ddp-x4 ...        in tables are per batch
 alone                  no exchange at all: what forward, backward and update take by themselves
 
 --launcher torchrun does without Horovod: it has alone, and all methods of DDP and FSDP2. There the default of --methods
@@ -26,7 +28,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from bench.sharded import SHARDED, shard
@@ -43,10 +45,13 @@ from hvd_dyncomp.commands.probe.methods import (
 )
 from hvd_dyncomp.transport.ranks import transport, under_torchrun
 
-WITHOUT_HOROVOD = (ALONE, *DDP, *SHARDED)
+BATCHES = 4  # of a step that accumulates
+ACCUMULATES = f"-x{BATCHES}"  # what the names of such methods end with
 # What stands in for those that need it.
 _IN_PLACE_OF = {"none": "ddp", "fp16": "ddp-fp16", **OURS_IN_DDP}
-NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP, *SHARDED)
+ACCUMULATED = tuple(f"{name}{ACCUMULATES}" for name in ("ddp", "ddp-fp16", *OURS_IN_DDP.values()))
+NAMES = (ALONE, *HOROVOD, *OURS, *ONE_LEVEL.values(), *DDP, *ACCUMULATED, *SHARDED)
+WITHOUT_HOROVOD = (ALONE, *DDP, *ACCUMULATED, *SHARDED)
 _MAIN = ("0.25bit", "1bit", "4bit", "8bit")
 _IN_DDP = (*TORCHS, *(OURS_IN_DDP[name] for name in _MAIN))
 DEFAULT = (ALONE, *HOROVOD, "0.25bit", "1bit", "2bit", "4bit", "8bit", "16bit", "32bit", *_IN_DDP)
@@ -58,6 +63,16 @@ def without_horovod(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in found if name in WITHOUT_HOROVOD)
 
 
+class _Accumulating(Stepper):
+    """A method of DDP whose step has several batches, and exchanges their sum once."""
+
+    def step(self) -> Tensor:
+        with self._model.no_sync():
+            for _ in range(BATCHES - 1):
+                self._loss(self._model).backward()
+        return super().step()
+
+
 def stepper_of(name: str, model: nn.Module, loss: Loss, mesh: DeviceMesh | None = None, **arguments: Any) -> Stepper:
     """The stepper of any method.
 
@@ -66,6 +81,8 @@ def stepper_of(name: str, model: nn.Module, loss: Loss, mesh: DeviceMesh | None 
         mesh: for those of FSDP2, that of `sharded.mesh`.
         model, loss, arguments: as in `Stepper`.
     """
+    if name in ACCUMULATED:
+        return _Accumulating(name.removesuffix(ACCUMULATES), model, loss, **arguments)
     if name not in SHARDED:
         return Stepper(name, model, loss, **arguments)
     if mesh is None:
@@ -81,6 +98,6 @@ def start_torch(backend: str, methods: Iterable[str]) -> None:
         backend: "gloo", or "nccl" where every rank has chosen a GPU, and NCCL takes those.
         methods: of `NAMES`.
     """
-    if not under_torchrun() and any(name in (*DDP, *SHARDED) for name in methods):
+    if not under_torchrun() and any(name in (*DDP, *ACCUMULATED, *SHARDED) for name in methods):
         everybody = transport()
         torch.distributed.init_process_group(backend, rank=everybody.rank, world_size=everybody.size)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench import gpus, steppers, tables, workloads
-from bench.results import FOLDER, SHARED_MEMORY, about, load, save, suffix
+from bench.results import FOLDER, SHARED_MEMORY, about, is_current, load, save, suffix
 from bench.sharded import SHARDED, mesh
 from bench.start import environment_of, for_torch, on_this_host, start, worker
 from common.device import choose_for
@@ -32,7 +32,7 @@ from netlab.shaping import INTERFACE, bits_per_second, shape
 WARM_UP = POWERSGD_START + 2
 _DEVICE = "auto: GPUs where all workers can use one; their results have files of their own, -cuda.json (default cpu)"
 _BITS = ("1bit", "2bit", "4bit", "8bit")
-_ON_HOSTS = ("none", "fp16", *_BITS, *(steppers.ONE_LEVEL[name] for name in _BITS), "ddp", "ddp-fp16", "powersgd1")
+_ON_HOSTS = ("none", "fp16", "0.25bit", "1bit", "4bit", "1bit-flat", "4bit-flat")
 _IN_TRAINING = ("alone", "none", "fp16", "0.25bit", *_BITS, "ddp", "ddp-fp16", "powersgd1")
 
 
@@ -55,8 +55,9 @@ def on_hosts(parser: argparse.ArgumentParser) -> None:
     as in the part "exchange". Writes DIR/exchange-MODEL-LAYOUT.json.
     """
     _add_model(parser)
-    parser.add_argument("--layouts", type=listed(layout), default="2x2,2x4", metavar="HxL,...", help="default 2x2,2x4")
-    _add_steps(parser, _ON_HOSTS, "100mbit,1gbit", 60)
+    every = "2x2,2x4,4x2"
+    parser.add_argument("--layouts", type=listed(layout), default=every, metavar="HxL,...", help=f"default {every}")
+    _add_steps(parser, _ON_HOSTS, "100mbit,1gbit,10gbit", 60)
     parser.set_defaults(run=_run_layouts)
 
 
@@ -202,8 +203,9 @@ def _shared_memory(spec: dict[str, Any], args: argparse.Namespace, environment: 
 
 
 def _keep(path: Path, folder: Path, rates: Sequence[str], what: dict[str, Any]) -> None:
-    """Put what the workers have written into the benchmark's file, beside the rates that it has already."""
+    """Put what the workers have written into the benchmark's file, beside its other rates of this wire version."""
     results = load(path) or {**what, "rates": {}}
+    results["rates"] = {rate: found for rate, found in results["rates"].items() if is_current(found)}
     for rate in rates:
         measured = load(folder / f"{rate}.json")
         if measured:

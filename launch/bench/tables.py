@@ -7,6 +7,7 @@ from typing import Any
 
 from bench import gpus
 from bench.results import SHARED_MEMORY, Summary, origin, summarize, typed
+from bench.steppers import ACCUMULATED, ACCUMULATES, BATCHES
 from common.markdown import DASH, markdown
 from hvd_dyncomp.commands.probe.methods import ONE_LEVEL
 from netlab.shaping import bits_per_second
@@ -36,6 +37,8 @@ def title(method: str) -> str:
     """How a method is called in tables and plots."""
     if method in TITLES:
         return TITLES[method]
+    if method in ACCUMULATED:
+        return f"{title(method.removesuffix(ACCUMULATES))}, every {BATCHES}th batch"
     bits, _, kind = method.partition("bit")
     return f"ours, {bits} {'bit' if float(bits) <= 1 else 'bits'}{_KINDS[kind]}"
 
@@ -65,7 +68,7 @@ def summaries(results: Mapping[str, Any]) -> dict[str, dict[str, Summary]]:
     """Rate, from slow to fast, to method to figures."""
     return {
         rate: {
-            name: summarize(measured, results["values"])
+            name: summarize(measured, results["values"], BATCHES if name in ACCUMULATED else 1)
             for name, measured in results["rates"][rate]["contenders"].items()
         }
         for rate in sorted(results["rates"], key=by_rate)
