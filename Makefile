@@ -7,7 +7,7 @@ PACKAGE_FILES := setup.cfg setup.py pyproject.toml $(shell find hvd_dyncomp -nam
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train train-ddp test soak mutants faults lint lock audit docs dist versions study bench gpu-pack gpu clean
+.PHONY: help setup train train-ddp test soak mutants faults lint lock audit docs dist versions study bench figures gpu-pack gpu clean
 
 help:
 	@sed -n 's/^## //p' $(firstword $(MAKEFILE_LIST))
@@ -126,6 +126,17 @@ study: setup
 # As root: the links are network namespaces.
 bench: setup
 	python launch/bench $(ARGS)
+
+## make figures     what the pages show and the record lacks, or has of another wire version; ARGS=missing: say what
+# As root. Hours of it: both programs go on where they were interrupted.
+figures: setup
+ifeq ($(ARGS),missing)
+	python launch/bench missing
+	python launch/study --missing
+else
+	python launch/bench
+	python launch/study
+endif
 
 # What a machine with a GPU and no network is to be brought: tools/gpu-pack.
 gpu-pack: setup dist

@@ -1,4 +1,4 @@
-"""The extension module. Metadata is in setup.cfg."""
+"""The extension module. Metadata is in pyproject.toml."""
 
 from pathlib import Path
 

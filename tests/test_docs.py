@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import configparser
 import dataclasses
 import importlib
 import inspect
@@ -11,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -385,13 +385,12 @@ def test_the_limits_of_the_readme_are_those_of_the_benchmarks() -> None:
 
 def test_the_readme_names_versions_and_commands_that_there_are() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     versions = r"Python ([\d.]+) or newer, torch ([\d.]+) .*?pip accepts ([\d.]+) or newer.*? and Horovod ([\d.]+) if"
     said = re.search(versions, text)
-    assert said and setup["options"]["python_requires"] == f">={said[1]}"
+    assert said and project["requires-python"] == f">={said[1]}"
     assert f"\ntorch=={said[2]}." in (ROOT / "tools" / "requirements.in").read_text(encoding="utf-8")
-    assert f"torch>={said[3]}" in setup["options"]["install_requires"].split()
+    assert f"torch>={said[3]}" in project["dependencies"]
     assert f"horovod=={said[4]} " in (ROOT / "tools" / "horovod.txt").read_text(encoding="utf-8")
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     for page in (ROOT / "README.md", *DOCS.glob("*.md")):

@@ -96,9 +96,9 @@ class Quantizer(Session):
     def _waiting(self) -> bool:
         return False  # each unit's step sees to its own
 
-    def _new_step(self, plan: Plan, config: StepConfig, **arguments: Any) -> Any:
-        values = arguments["values"]
-        return UnitSteps(plan, config, meter=self.meter, unchecked=self._unchecked, values=values)
+    def _new_step(self, plan: Plan, config: StepConfig, *, values: Mapping[str, int] | None, **arguments: Any) -> Any:
+        agreed = self._to_agree_on()
+        return UnitSteps(plan, config, meter=self.meter, unchecked=self._unchecked, to_agree_on=agreed, values=values)
 
     @property
     def failed(self) -> bool:

@@ -29,6 +29,7 @@ class UnitSteps:
         config: of all its steps.
         meter: as in `Step`.
         unchecked: parameters whose values replicas have not compared yet, by name. They are taken out.
+        to_agree_on: as in `Step`, for each of these.
         values: as in `Step`, for the first of these.
 
     Attributes:
@@ -42,12 +43,13 @@ class UnitSteps:
         *,
         meter: Meter,
         unchecked: dict[str, torch.Tensor],
-        values: Mapping[str, int] | None = None,
+        to_agree_on: Mapping[str, Any],
+        values: Mapping[str, int] | None,
     ) -> None:
         self._plan, self._config = plan, config
         self._source: Any = plan.source  # which is `ShardGradients`
         self._meter = meter
-        self._unchecked, self._values = unchecked, values
+        self._unchecked, self._to_agree_on, self._values = unchecked, to_agree_on, values
         self.number, self.bits = config.number, config.bits
         self._steps: list[Step] = []
         self._in_flight: dict[Unit, tuple[Step, dict[str, torch.Tensor]]] = {}  # without means yet
@@ -91,6 +93,7 @@ class UnitSteps:
 
     def _begin(self, unit: Unit, flat: torch.Tensor, gradients: Collection[str], *, sums: bool) -> Step:
         to_agree_on: dict[str, Any] = {
+            **self._to_agree_on,
             "frozen parameters": unit.frozen(self._source.by_name),
             "module": unit.name,
             "number of gradients": flat.numel(),

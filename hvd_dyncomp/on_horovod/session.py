@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 
 from hvd_dyncomp.controller import Controller
 from hvd_dyncomp.exchange import residual_state
+from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.plan import Plan
-from hvd_dyncomp.exchange.settings import StepConfig
 from hvd_dyncomp.exchange.slots import Slot
 from hvd_dyncomp.exchange.source import checked_names
 from hvd_dyncomp.exchange.step import Step
@@ -89,17 +89,15 @@ class OptimizerSession(Session):
 
     def _open(self, optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
         """Begin a step, unless there is one, with a gradient of (or as) `tensor`. Raises what `_searched` does."""
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(CAPTURED)
         self._meet(optimizer)
         if self._step is None:
-            self._first(optimizer)
+            captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+            self._first(optimizer, RuntimeError(CAPTURED) if captured else None)
 
     def _searched(self, gradient: torch.Tensor, caller: FrameType) -> str | None:
         """The name of this gradient's parameter, in the step that it begins or belongs to; None for any other tensor.
 
         Raises:
-            RuntimeError: a CUDA graph is being captured.
             ValueError: another optimizer still exists, or this optimizer's op is neither Average nor Sum. All ranks
                 raise it.
             Exception: no step can be begun; the other ranks have been told.
@@ -125,11 +123,15 @@ class OptimizerSession(Session):
         self._saved, self._plan = self._carried(optimizer), None
         self._optimizer = weakref.ref(optimizer)
 
-    def _first(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin a step; if it is not known yet where the ranks are, begin to gather that, too."""
+    def _first(self, optimizer: torch.optim.Optimizer, wrong: Exception | None) -> None:
+        """Begin a step; if it is not known yet where the ranks are, begin to gather that, too.
+
+        Args:
+            wrong: as in `_begin`.
+        """
         self._pending = horovod_optimizer.pending_of(optimizer)
         self._again = horovod_optimizer.reduced_already(optimizer)
-        step = self._begin()
+        step = self._begin(wrong=wrong)
         source: Any = self._source
         self._step_gradients = StepGradients(step, source)
         if not self._plan.placed:  # type: ignore[union-attr]  # the step's
@@ -161,18 +163,11 @@ class OptimizerSession(Session):
     def _waiting(self) -> bool:
         return super()._waiting and not self._aside
 
-    def _new_step(
-        self, plan: Plan, config: StepConfig, *, absent: Collection[str], values: Mapping[str, int] | None
-    ) -> Step:
-        return Step(
-            plan,
-            config=config,
-            meter=self.meter,
-            absent=absent,
-            to_agree_on={"attached": plan.placed},
-            values=values,
-            buckets=() if self._aside else None,
-        )
+    def _taking_part(self) -> Sequence[Bucket] | None:
+        return () if self._aside else None
+
+    def _to_agree_on(self) -> dict[str, Any]:
+        return {**super()._to_agree_on(), "attached": self._plan.placed}  # type: ignore[union-attr]  # there is one
 
     def _end(self, step: Step) -> None:
         super()._end(step)

@@ -14,6 +14,7 @@ from hvd_dyncomp.checks import comes_from, integer, shown
 from hvd_dyncomp.controller import Controller, controller_from
 from hvd_dyncomp.errors import InFlight
 from hvd_dyncomp.exchange import residual_state
+from hvd_dyncomp.exchange.buckets import Bucket
 from hvd_dyncomp.exchange.handshake import refuse
 from hvd_dyncomp.exchange.plan import Plan
 from hvd_dyncomp.exchange.settings import Settings, Skip, StepConfig, with_residuals
@@ -309,7 +310,12 @@ class Session:
             absent=absent,
             to_agree_on={"tensors that are None": sorted(absent), **self._to_agree_on()},
             values=values,
+            buckets=self._taking_part(),
         )
+
+    def _taking_part(self) -> Sequence[Bucket] | None:
+        """The buckets of the step that begins, as in `Step`."""
+        return None
 
     def _to_agree_on(self) -> dict[str, Any]:
         """What else than plan and config must be the same on all ranks in a step; as in `Step`."""

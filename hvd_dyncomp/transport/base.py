@@ -108,7 +108,8 @@ class Transport(ABC):
 
         Args:
             ranks: the ranks that take part with this one, ascending; equal on all of them.
-            arriving: the bytes that each of them sends to this rank, as in its `splits`.
+            arriving: the bytes that each of them sends to this rank, as in its `splits`. No transport needs to check
+                that: where they might differ, ranks have disagreed in their greetings.
             out: receives the data: a uint8 vector of exactly that length. None: the transport makes one.
         """
 
@@ -139,7 +140,12 @@ class Transport(ABC):
 
     @abstractmethod
     def wait(self, handle: Any) -> torch.Tensor:
-        """Block until the collective is over; return the received tensor."""
+        """Block until the collective is over; return the received tensor.
+
+        Raises:
+            Exception: it never will be, because another rank has ended or the transport's time limit is over. Which
+                one, and when, is the transport's own: `ConnectionError` and `TimeoutError` where it can tell.
+        """
 
     @abstractmethod
     def in_background(self, work: Callable[[], bool]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,10 @@ import torch.distributed as dist
 
 from hvd_dyncomp.torch_names import check_names
 
+logger = logging.getLogger(__name__)
+
 _POLL_SECONDS = 0.01
+_LIMIT = timedelta(minutes=30)
 
 
 class PhaseGroup(NamedTuple):
@@ -93,6 +97,23 @@ class OrderedLauncher:
                 due()
 
 
+def time_limit(backends: Iterable[Any], *, says: bool) -> timedelta:
+    """The shortest time limit of some of torch's backends. Where none tells one, torch's own default.
+
+    Args:
+        says: whether to log a warning then.
+    """
+    options = [getattr(backend, "options", None) for backend in backends]
+    limits = [each._timeout for each in options if hasattr(each, "_timeout")]
+    if not limits and says:
+        logger.warning(
+            "this version of torch does not say which time limit the process group has, so a rank waits for the others "
+            "for %d minutes",
+            _LIMIT.total_seconds() // 60,
+        )
+    return min(limits, default=_LIMIT)
+
+
 class Groups:
     """Makes groups of some ranks of a process group. Every call is collective among these ranks, and blocks.
 
@@ -114,10 +135,13 @@ class Groups:
         check_names(group, ("_get_backend", "_device_types"))
         check_names(dist.distributed_c10d, ("_get_default_store",))
         self._rank, self.name = dist.get_rank(group), name
-        backends = [group._get_backend(device) for device in group._device_types]
-        limits = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
-        self.limit: timedelta = min(limits, default=timedelta(minutes=30))
+        self.limit = time_limit(
+            [group._get_backend(device) for device in group._device_types], says=dist.get_rank() == 0
+        )
         self.nccl = "cuda:nccl" in getattr(group, "config", dist.get_backend_config(group))  # `fsdp.backend`
+        if self.nccl:
+            check_names(dist, ("ProcessGroupNCCL",))
+            check_names(dist.ProcessGroupNCCL.Options(), ("_timeout",))
         self.made: list[Any] = []
         self._communicators: dict[tuple[int, ...], Any] = {}
         _until_next.clear()

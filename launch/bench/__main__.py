@@ -25,7 +25,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # whose folders know each other by name
 
-from bench import changing, curves, kernels, memory, steps
+from bench import changing, curves, growth, kernels, memory, said, steps
 from bench.results import FOLDER, is_current, load
 from bench.steppers import WITHOUT_HOROVOD, without_horovod
 from common.docs import DOCS
@@ -62,7 +62,7 @@ _DDP = {
     **{"launcher": TORCHRUN, "models": "resnet18,transformer,resnet20", "rates": "100mbit,1gbit,10gbit,none,shm"},
     "methods": "alone,ddp,ddp-fp16,powersgd1,powersgd4,4bit-ddp,1bit-ddp,0.25bit-ddp,ddp-fp16-x4,4bit-ddp-x4,"
     "ddp-defaults,4bit-ddp-defaults",
-    "seconds": "60",
+    "seconds": "40",
 }
 _ADAMW = {
     **{"launcher": TORCHRUN, "models": "transformer-adamw", "rates": "1gbit,10gbit", "seconds": "35"},
@@ -133,6 +133,13 @@ PARTS = {
         writes=("memory.json",),
         minutes=5,
     ),
+    "growth": Part(
+        growth.add_arguments,
+        quick={"layouts": "2x1,8x1,2x8", "values": str(2**20)},
+        writes=(growth.FILE,),
+        minutes=2,
+    ),
+    "probe": Part(said.add_arguments, writes=(said.FILE,), minutes=2),
     "memory-ddp": Part(memory.add_arguments, {"launcher": TORCHRUN}, writes=("memory-torchrun.json",), minutes=5),
 }
 

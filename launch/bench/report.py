@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import changing, gpu_kernels, kernels, memory, plots, ratios, tables
+from bench import changing, gpu_kernels, growth, kernels, memory, plots, ratios, said, tables
 from bench.gpus import on_gpus
 from bench.results import FOLDER, Summary, load, origin
 from bench.tables import rate_title
@@ -20,6 +20,7 @@ from common.launcher import TORCHRUN
 from common.markdown import filled
 
 PAGE = "benchmarks.md"
+FILLED = (PAGE, "will_it_pay.md")  # pages with tables between marks
 _HEAD = (
     "# Benchmarks: all tables\n\nWritten by `make bench`. [Benchmarks](../benchmarks.md) has the summary, the "
     "machines and the settings."
@@ -108,6 +109,8 @@ def report(folder: Path, figures: Path) -> str:
         for results in training:
             if results not in one_worker:
                 parts += sharded_section(results)
+        if not gpus and (grown := load(folder / growth.FILE)):
+            parts += ["## More workers", growth.report(grown)]
         if not gpus and (moving := _changing(folder)):
             parts += ["## Links that change", *map(changing.report, moving)]
         for results in memories:
@@ -135,12 +138,16 @@ def shown(folder: Path) -> dict[str, str]:
     for one in map(load, sorted(folder.glob(f"training-*-{TORCHRUN}.json"))):
         named[f"{one['model']}, DDP"] = f"{tables.times(one, Summary.middle)}\n\n{tables.caption(one, 'median')}"
     named["changing links"] = "\n\n".join(map(changing.report, _changing(folder)))
+    if grown := load(folder / growth.FILE):
+        named["growth"] = growth.report(grown)
+    if probe := load(folder / said.FILE):
+        named["what probe says"] = said.report(probe)
     return {**named, "memory": "\n\n".join(map(memory.report, memories))}
 
 
 def draw(docs: Path) -> None:
     """Draw the figures of the JSON files in a documentation's folder, write the page of tables, and fill in those of
-    benchmarks.md, if that is there.
+    other pages that are there.
 
     Raises:
         RunError: there are no results.
@@ -152,7 +159,8 @@ def draw(docs: Path) -> None:
     if not text:
         raise RunError(f"no results in {data}")
     replace_text(docs / TABLES / PAGE, f"{_HEAD}\n\n{text}\n")
-    page = docs / PAGE
-    if page.exists():
-        replace_text(page, filled(page.read_text(encoding="utf-8"), shown(data), "make bench"))
-    print(f"wrote {page}, and what is in {docs / TABLES} and {figures}")
+    found = shown(data)
+    for page in (docs / name for name in FILLED):
+        if page.exists():
+            replace_text(page, filled(page.read_text(encoding="utf-8"), found, "make bench"))
+    print(f"wrote {', '.join(FILLED)}, and what is in {docs / TABLES} and {figures}")

@@ -123,10 +123,15 @@ def _notes(results: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def origin(notes: Iterable[Mapping[str, Any]]) -> str:
-    """When it was measured, and with which versions, in a sentence that begins with a space; "" where nobody said."""
+    """When and where it was measured, and with which versions, in a sentence that begins with a space; "" where nobody
+    said.
+    """
     said: dict[str, None] = {}
     for note in notes:
         date = f" on {note['date']}" if "date" in note else ""
+        machine = note.get("machine")
+        if isinstance(machine, Mapping):
+            date += f" on {machine['cores']} cores of {machine['processor']}"
         named = [
             f"{shown} {note['versions'][name]}" for name, shown in _NAMES.items() if name in note.get("versions", {})
         ]

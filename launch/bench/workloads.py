@@ -29,7 +29,7 @@ TRAINING_MODELS = ("resnet20", "resnet18", "mlp", "transformer", "transformer-ad
 _CPU = torch.device("cpu")
 _VOCABULARY, _CONTEXT = 256, 128  # bytes
 # Images (or texts) per worker and step: steps of well under a second on one core.
-_BATCH = {"resnet20": 32, "resnet18": 4, "mlp": 32, "transformer": 4, "transformer-short": 2, "tiny": 4}
+_BATCH = {"resnet20": 32, "resnet18": 1, "mlp": 32, "transformer": 1, "transformer-short": 2, "tiny": 4}
 _BATCH["transformer-adamw"] = _BATCH["transformer"]
 # FSDP2 cannot exchange without computing: a step of few tokens is the next best to see the exchange in.
 _LENGTH = {"transformer": _CONTEXT, "transformer-adamw": _CONTEXT, "transformer-short": 16, "transformer-50m": _CONTEXT}

@@ -18,8 +18,7 @@ from netlab.hosts import why_not
 
 BENCH = str(Path(__file__).parents[2] / "launch" / "bench")
 SHORT = ("--seconds", "0", "--rounds", "2")
-TRAINED = ("--dataset", "digits", "--model", "resnet8", "--epochs", "1", "--limit-train", "64", "--val-size", "64")
-EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,ddp-bf16,powersgd1"
+EVERYBODY = "alone,none,fp16,1bit,4bit,32bit,ddp,ddp-fp16,ddp-bf16,powersgd1,4bit-ddp-x4"
 
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "namespaces can be made")
 
@@ -36,7 +35,9 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("docs") / "data" / "bench"
     place = ("--rates", "shm", "--output-dir", str(folder))
     said = launched("exchange", "--model", "tiny", "--methods", EVERYBODY, *SHORT, *place)
-    assert "| Horovod fp16 |" in said and "| ours, 4 bits |" in said
+    assert (
+        "| Horovod fp16 |" in said and "| ours, 4 bits |" in said and "| ours, 4 bits, DDP, every 4th batch |" in said
+    )
     measured = json.loads((folder / "exchange-tiny-2.json").read_text())
     save(folder / "training-tiny-2.json", {**measured, "benchmark": "training"})
     return folder
@@ -90,10 +91,9 @@ def test_what_needs_horovod_is_refused_without_it(capsys):
         assert f"--methods {wrong}: " in said and "there are " in said
         assert ("hsdp" in said.partition("there are ")[2]) == (part == "exchange")
         assert not re.search(r"\b(none|4bit|1bit-flat)[,\n]", said.partition("there are ")[2])
-    for part, launcher in (("accuracy", "torchrun"), ("changing", "mpirun")):
-        with pytest.raises(SystemExit):
-            program.parse([part, "--launcher", launcher])
-        assert f"'{launcher}'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        program.parse(["changing", "--launcher", "mpirun"])
+    assert "'mpirun'" in capsys.readouterr().err
 
 
 @needs_namespaces
@@ -151,36 +151,16 @@ def test_shards_stay_within_a_host_and_only_their_gradients_means_leave_it(folde
     assert 4 < bits["4bit-fsdp"] < 7
 
 
-def test_time_to_accuracy_without_links_beside_that_over_links(tmp_path):
-    folder, figures = tmp_path / "data" / "bench", tmp_path / "figures"
-    figures.mkdir()
-    chosen = ("--rate", "shm", "--launcher", "gloo", "--methods", "none")
-    said = launched("accuracy", *TRAINED, *chosen, "--output-dir", str(folder))
-    assert "| shared memory | s to" in said and "fp16" not in said
-    results = json.loads((folder / "accuracy-resnet8-shm-gloo.json").read_text())
-    assert (results["rate"], results["about"]["launcher"], list(results["runs"])) == ("shm", "gloo", ["none"])
-    assert "workers: 2, hosts: 1" in said and all(run["sent"] == [] for run in results["runs"].values())
-    assert "| Horovod |" in said and "| — | 32 |" in said  # nothing was counted
-    save(folder / "accuracy-resnet8.json", {**results, "rate": "100mbit", "about": {"command": "x", "commit": "y"}})
-    drawn = report.report(folder, figures)
-    assert "## Time to accuracy: resnet8\n" in drawn
-    assert "## Time to accuracy: resnet8, shared memory, Gloo\n" in drawn
-    for figure in ("accuracy-resnet8.png", "accuracy-resnet8-shm-gloo.png"):
-        assert f"(../figures/{figure})" in drawn and (figures / figure).exists()
-
-
 def test_the_report_keeps_the_rest_of_the_page(folder):
     docs = folder.parents[1]
     page, written = docs / "benchmarks.md", docs / "tables" / "benchmarks.md"
-    marks = "<!-- table tiny, training: written by make bench -->\n{}<!-- end of table -->\n"
+    marks = "<!-- table models: written by make bench -->\n{}<!-- end of table -->\n"
     page.write_text(f"# Benchmarks\n\nbefore\n\n{marks.format('old')}\nafter\n")
     report.draw(docs)
     text, tables_text = page.read_text(), written.read_text()
     assert "before" in text and "after" in text and "old" not in text
-    assert "| against | link | 1 bit | 4 bits | 32 bits |" in text and "| Horovod | shared memory |" in text
+    assert "| model | link | 4 bits: Horovod |" in text and "million values | shared memory |" in text
     assert "## The exchange alone: tiny, 2 workers" in tables_text and "## Training steps" in tables_text
-    for figure in ("exchange-tiny-2-time.png", "exchange-tiny-2-speedup.png", "training-time.png"):
-        assert f"(../figures/{figure})" in tables_text and (docs / "figures" / figure).stat().st_size > 1000
     report.draw(docs)
     assert (page.read_text(), written.read_text()) == (text, tables_text)
 
@@ -188,13 +168,20 @@ def test_the_report_keeps_the_rest_of_the_page(folder):
 def test_the_committed_tables_are_those_of_the_committed_figures(monkeypatch, tmp_path):
     docs = Path(BENCH).parents[1] / "docs"
     shutil.copytree(docs / "data" / "bench", tmp_path / "data" / "bench")
-    shutil.copy(docs / "benchmarks.md", tmp_path)
-    monkeypatch.setattr(plots, "_finish", lambda figure, *_: plots.plt.close(figure))
+    for name in report.FILLED:
+        shutil.copy(docs / name, tmp_path)
+    for drawn in ("steps_by_link", "memories"):
+        monkeypatch.setattr(plots, drawn, lambda *_: None)
     report.draw(tmp_path)
-    for name in ("benchmarks.md", "tables/benchmarks.md"):
+    shown = report.shown(docs / "data" / "bench").keys()
+    for name in (*report.FILLED, "tables/benchmarks.md"):
         assert (tmp_path / name).read_text() == (docs / name).read_text(), f"python launch/bench draw: {name}"
-    marked = set(re.findall("<!-- table (.+): ", (docs / "benchmarks.md").read_text()))
-    assert marked <= report.shown(docs / "data" / "bench").keys()
+        assert set(re.findall("<!-- table (.+): ", (docs / name).read_text())) <= shown
+
+
+def test_what_the_pages_show_is_of_this_wire_version():
+    """All that `launch/bench` measures without a GPU."""
+    assert not program.missing()
 
 
 def test_link_aware_is_compared_with_the_level_that_was_best_in_all_and_at_the_end():
@@ -234,6 +221,7 @@ def test_long_steps_get_fewer_turns_evenly_spread():
 def test_bits_are_a_workers_mean_and_the_median_of_steps():
     measured = {"ms": [3.0, 1.0, 2.0], "sent": [[100, 300], [200, 200], [9000, 9000]]}
     assert summarize(measured, 800) == Summary(2.0, 1.5, 2.5, 3, 2.0)
+    assert summarize(measured, 800, batches=4) == Summary(0.5, 0.375, 0.625, 3, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -252,11 +240,11 @@ def test_quick_is_a_little_of_everything_and_draws_nothing(monkeypatch, capsys):
     monkeypatch.setattr(program, "run", lambda args: ran.setdefault(args.part, args) is not None)
     monkeypatch.setattr(program, "come_down_on_signals", lambda: None)
     program.main(["--quick"])
-    assert {"kernels", "exchange", "hosts", "training", "accuracy", "memory"} <= ran.keys() and "draw" not in ran
+    assert {"kernels", "exchange", "hosts", "training", "growth", "memory"} <= ran.keys() and "draw" not in ran
     assert {args.output_dir for args in ran.values()} == {program.QUICK_DIR}
     whole = program.parse(["exchange"])
     assert ran["exchange"].seconds < whole.seconds and len(ran["exchange"].rates) < len(whole.rates)
-    for flags in (["--quick", "draw"], ["--quick", "exchange", "--model", "tiny"]):
+    for flags in (["--quick", "draw"], ["--all", "exchange", "--model", "tiny"]):
         with pytest.raises(SystemExit):
             program.main(flags)
         assert capsys.readouterr().err.count("\n") == 1

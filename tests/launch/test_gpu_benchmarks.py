@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench import __main__ as program
-from bench import gpus, steps, tables, time_to_accuracy, workloads
+from bench import gpus, steps, tables, workloads
 from bench.results import save
 from common import launcher
 from hvd_dyncomp.commands.probe import turns
@@ -56,7 +56,7 @@ def bench(part: str, *flags: str) -> bool:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("part", ["exchange", "hosts", "training", "accuracy", "kernels", "memory"])
+@pytest.mark.parametrize("part", ["exchange", "hosts", "training", "kernels", "memory"])
 def test_without_a_gpu_one_line_says_so(part, tmp_path, capsys, started):
     assert not bench(part, "--device", "cuda", "--output-dir", str(tmp_path))
     said = capsys.readouterr().err
@@ -82,10 +82,6 @@ def test_figures_of_gpus_and_cpus_are_kept_apart(tmp_path, started, two_gpus):
     found = [about(tmp_path / name) for name in names]
     assert ["gpus" in one for one in found] == [True, True, True, False]
     assert ["horovod" in one for one in found] == [True, True, False, False]
-    name = time_to_accuracy.file_name
-    assert name("resnet20") == "accuracy-resnet20.json"
-    assert name("resnet20", device="cuda") == "accuracy-resnet20-cuda.json"
-    assert name("resnet20", "shm", "gloo", "cuda") == "accuracy-resnet20-shm-gloo-cuda.json"
 
 
 @pytest.mark.parametrize(("workers", "takes", "ddp"), [(2, False, "nccl"), (3, False, "gloo"), (3, True, "nccl")])

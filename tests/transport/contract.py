@@ -116,7 +116,19 @@ def labels(transport: Transport) -> None:
     assert gather_json(transport, mine, "contract.labels") == [mine] * transport.size
 
 
+def abort(transport: Transport) -> None:
+    """It ends the exchanges of one model, and of nothing else."""
+    everyone, rank = range(transport.size), transport.rank
+    given_up, other = (transport.for_exchanges({"scatter": everyone}) for _ in range(2))
+    gather_json(transport, None, "contract.abort.made")  # all ranks have: what is torn down is nobody's way to meet
+    given_up.abort()
+    sent, arriving = [part(rank, to) for to in everyone], [part(of, rank).numel() for of in everyone]
+    handle = other.alltoall(torch.cat(sent), everyone, list(map(len, sent)), arriving, "contract.abort.scatter")
+    assert torch.equal(other.wait(handle), torch.cat([part(of, rank) for of in everyone]))
+    assert gather_json(given_up.shared, rank, "contract.abort.shared") == list(everyone)
+
+
 CHECKS: list[Callable[[Transport], None]] = [
     *(who_it_is, alltoall_among_all, alltoall_among_some, allgather, sums, several_in_flight, polling),
-    *(background, labels),
+    *(background, labels, abort),
 ]

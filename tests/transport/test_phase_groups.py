@@ -3,6 +3,8 @@
 import threading
 import time
 from concurrent.futures import Future
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from hvd_dyncomp.transport import torch_distributed
 from hvd_dyncomp.transport.collective_handle import CollectiveHandle
-from hvd_dyncomp.transport.phase_groups import OrderedLauncher, PhaseGroup
+from hvd_dyncomp.transport.phase_groups import OrderedLauncher, PhaseGroup, time_limit
 
 pytestmark = pytest.mark.promise("DDP: all ranks start collectives in the same order.")
 
@@ -160,6 +162,22 @@ def test_a_second_part_starts_when_somebody_sees_the_end_of_the_first(handle):
     assert not handle.over and not handle.wait(0) and len(given) == 1
     second.ends()
     assert handle.over and handle.result() is SENT and len(given) == 1
+
+
+class Backend:
+    """As torch's, whose options may tell a time limit, may tell none, or may not be there."""
+
+    def __init__(self, minutes: float | None) -> None:
+        if minutes is not None:
+            self.options = SimpleNamespace(**({"_timeout": timedelta(minutes=minutes)} if minutes else {}))
+
+
+def test_the_shortest_time_limit_holds_and_none_is_said(caplog):
+    assert time_limit([Backend(5), Backend(2), Backend(0), Backend(None)], says=True) == timedelta(minutes=2)
+    assert time_limit([Backend(0), Backend(None)], says=False) == timedelta(minutes=30)
+    assert not caplog.text
+    assert time_limit([Backend(0), Backend(None)], says=True) == timedelta(minutes=30)
+    assert "for 30 minutes" in caplog.text
 
 
 def broken():
